@@ -153,3 +153,13 @@ def weak_texts(page: Page) -> list[str]:
     """Return each text with less contrast to its background than WCAG 2 asks for."""
     weak: list[str] = page.evaluate(CONTRAST)
     return weak
+
+
+def try_liveness(page: Page) -> Locator:
+    """Make the call GET /livez on the page of the docs. Return its part of the page."""
+    call = page.locator("#operations-health-getLiveness")
+    call.get_by_role("button", name="GET /livez Return 200 while the process runs").click()
+    call.get_by_role("button", name="Try it out").click()
+    call.get_by_role("button", name="Execute").click()
+    expect(call.locator(".live-responses-table .response-col_status").last).to_contain_text("200")
+    return call

@@ -6,7 +6,7 @@ import json
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from playwright.sync_api import expect
+from playwright.sync_api import FilePayload, expect
 
 from browser_tests.reader import answer, forgive, paste, png, say, wait
 
@@ -64,6 +64,15 @@ def test_an_unreachable_service_shows_an_error_and_the_message_stays(
     forgive(sins, "503")
 
 
+def test_a_chosen_agent_offers_its_examples(opened: Open, service: Service) -> None:
+    page = opened(service)
+    page.get_by_role("radio", name="demo-code", exact=True).check()
+    page.get_by_role("button", name="What is 2 ** 64?").click()
+    expect(page.get_by_role("textbox", name="Message")).to_have_value("What is 2 ** 64?")
+    page.get_by_role("textbox", name="Message").press("Enter")
+    expect(answer(page)).to_contain_text("18446744073709551616")
+
+
 def test_images_are_attached_sent_shown_and_opened(opened: Open, service: Service) -> None:
     page = opened(service)
     page.locator("#file").set_input_files([png("one.png", 40), png("two.png", 60)])
@@ -91,8 +100,33 @@ def test_images_are_attached_sent_shown_and_opened(opened: Open, service: Servic
     page.wait_for_function("() => [...document.querySelectorAll('.said img')].every((i) => i.naturalWidth)")
 
 
-def test_a_file_that_is_no_image_is_not_attached(opened: Open, service: Service) -> None:
+def test_files_are_attached_sent_shown_and_downloaded(opened: Open, service: Service) -> None:
     page = opened(service)
-    page.locator("#file").set_input_files({"name": "a.txt", "mimeType": "text/plain", "buffer": b"text"})
-    expect(page.get_by_role("alert")).to_contain_text("Only PNG, JPEG, GIF and WebP")
+    table = FilePayload(name="cities of all.CSV", mimeType="", buffer=b"city\nParis\n")
+    empty = FilePayload(name="empty.md", mimeType="", buffer=b"")
+    contract = FilePayload(name="contract.pdf", mimeType="application/pdf", buffer=b"%PDF-1.4 \x00\xff")
+    page.locator("#file").set_input_files([table, png("one.png", 40), contract, empty])
+    expect(page.locator("#attached .file")).to_have_text(["cities of all.CSV", "contract.pdf", "empty.md"])
+    say(page, [{"say": ["contract.pdf"]}])
+    expect(page.locator(".answer-pictures .file")).to_have_text("contract.pdf")
+    expect(page.locator("#attached")).to_be_hidden()
+    assert downloaded(page, ".said .file >> nth=0") == (table["name"], table["buffer"])  # of this browser
+    page.reload()
+    expect(page.locator(".said .file")).to_have_text(["cities of all.CSV", "contract.pdf", "empty.md"])
+    expect(page.locator(".said .picture img")).to_have_count(1)
+    assert downloaded(page, ".said .file >> nth=0") == (table["name"], table["buffer"])
+    assert downloaded(page, ".answer-pictures .file") == (contract["name"], contract["buffer"])
+
+
+def downloaded(page: Page, place: str) -> tuple[str, bytes]:
+    """Click a file. Return its name and its content."""
+    with page.expect_download() as found:
+        page.locator(place).click()
+    return found.value.suggested_filename, found.value.path().read_bytes()
+
+
+def test_a_file_that_the_service_does_not_take_is_not_attached(opened: Open, service: Service) -> None:
+    page = opened(service)
+    page.locator("#file").set_input_files({"name": "a.exe", "mimeType": "text/plain", "buffer": b"text"})
+    expect(page.get_by_role("alert")).to_contain_text("Only PNG, JPEG, GIF and WebP images, texts")
     expect(page.locator("#attached")).to_be_hidden()

@@ -7,6 +7,7 @@ never changes.
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import time
 from dataclasses import replace
@@ -26,7 +27,7 @@ from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.core.callers import DUMMY
 from smolsessions.core.events import MessageDelta, TurnQueued, TurnStarted
 from smolsessions.core.memories import Head, PackedStep
-from smolsessions.core.records import AgentName, AgentVersion, Owner, Ref, Turn, TurnInput, TurnOptions
+from smolsessions.core.records import AgentName, AgentVersion, ModelIdentity, Owner, Ref, Turn, TurnInput, TurnOptions
 from smolsessions.core.records import Timing as TurnTiming
 from smolsessions.store import codec
 
@@ -52,6 +53,7 @@ def messages() -> Iterator[str]:
 class Heard:
     """Event bridge that keeps events and steps."""
 
+    ends_at = math.inf
     stop_requested = pause_requested = is_late = hands_over = False
 
     def __init__(self) -> None:
@@ -72,11 +74,12 @@ class Heard:
 def samples() -> Iterator[bytes]:
     fork_client = ForkClient([])
     for make, name in ((make_demo, "demo"), (make_demo_code, "demo-code")):
-        session, kind = AgentSession(make(), Overlay(), {}, (), fork_client, made_for=DUMMY), make.__name__
-        version = AgentVersion(AgentName(name), {"make_demo": "ToolCallingAgent"}.get(kind, "CodeAgent"), "1.26.0")
+        kind = "ToolCallingAgent" if make is make_demo else "CodeAgent"
+        version = AgentVersion(AgentName(name), kind, "1.26.0", ModelIdentity("RuleModel", "rules"), "8d1f6a0c37be94e2")
+        session = AgentSession(make(), Overlay(), {}, (), fork_client, made_for=DUMMY, version=version)
         for number, message in enumerate(messages(), 1):
             if number % 12 == 1:
-                session = AgentSession(make(), Overlay(), {}, (), fork_client, made_for=DUMMY)
+                session = AgentSession(make(), Overlay(), {}, (), fork_client, made_for=DUMMY, version=version)
             turn = Turn(Ref(Owner("local"), "c"), number, version, message, TurnOptions(), TurnTiming(time.time()))
             yield codec.encode_turn(turn)
             turn = codec.started(turn, time.time(), 1)

@@ -8,7 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
 
-__all__ = ["CodeLimitValues", "OptionValues", "Options", "agent", "factory_name", "nearest", "options", "options_of"]
+__all__ = [
+    "CodeLimitValues",
+    "OptionValues",
+    "Options",
+    "WorkspaceValues",
+    "agent",
+    "factory_name",
+    "nearest",
+    "options",
+    "options_of",
+]
 
 Agent = TypeVar("Agent")
 P = ParamSpec("P")
@@ -41,6 +51,19 @@ class CodeLimitValues(TypedDict, total=False):
     open_files: int
 
 
+class WorkspaceValues(TypedDict, total=False):
+    """Files of an agent's conversations: gitignore patterns, without `!`. A path that none lists is denied."""
+
+    editable: list[str] | tuple[str, ...]
+    """Files that the agent may write and read."""
+    readonly: list[str] | tuple[str, ...]
+    """Files that it may read."""
+    hidden: list[str] | tuple[str, ...]
+    """Files that it cannot notice. They win over the others."""
+    path: str | None
+    """A given directory, read-only, instead of one for each conversation."""
+
+
 class OptionValues(TypedDict, total=False):
     """Keyword arguments of `options` and `agent`."""
 
@@ -53,7 +76,10 @@ class OptionValues(TypedDict, total=False):
     carries: list[type] | tuple[type, ...] | set[type] | frozenset[type]
     unsafe_to_repeat: list[str] | tuple[str, ...] | set[str] | frozenset[str]
     model_retries: int
+    workspace: WorkspaceValues | None
     fingerprint: str | None
+    examples: list[str] | tuple[str, ...]
+    deadline_s: float | None
 
 
 @dataclass(frozen=True)
@@ -78,8 +104,14 @@ class Options:
     """Tools whose calls are not repeated after a crash that left their outcome unknown."""
     model_retries: int = 0
     """Number of times that a model call that failed in transit is repeated."""
+    workspace: WorkspaceValues | None = None
+    """The agent gets the tools `read_file`, `write_file`, `edit_file`, `glob` and `grep` for these files."""
     fingerprint: str | None = None
     """Text that replaces the hash of prompts and tools: an agent of another one replays no turn of this one."""
+    examples: Sequence[str] = ()
+    """Questions that a page may offer."""
+    deadline_s: float | None = None
+    """Longest time of a turn whose caller sets none. None: the service's."""
 
 
 NAMES = tuple(each.name for each in fields(Options))

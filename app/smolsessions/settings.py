@@ -95,8 +95,18 @@ class Settings(BaseSettings):
         "",
         description="Your agents: name=module:factory, with commas between. A factory may name its agent itself.",
     )
+    agents_file: Path | None = Field(
+        None, description="File agents.toml with more of your agents, their models and tools (docs/agents.md)."
+    )
     default_agent: str | None = Field(
-        None, description="Agent of a conversation that names none. Else the first of AGENTS, else chat, else demo."
+        None,
+        description="Agent of a conversation that names none. Else the first of AGENTS, else of AGENTS_FILE, else "
+        "chat, else demo.",
+    )
+    workspaces_dir: Path | None = Field(
+        None,
+        description="Directory of the files that agents with a workspace keep for each conversation, shared by all "
+        "processes of a store. Else a folder of DATA_DIR; with REDIS_URL such agents need it.",
     )
     demo_agents: bool = Field(True, description="Offer the built-in agents demo and demo-code.")
     code_confinement: Literal["auto", "required"] = Field(
@@ -198,6 +208,7 @@ class Settings(BaseSettings):
         ge=1,
         description="Most pixels of a request's images together; those of WebP and progressive JPEG count twice.",
     )
+    max_file_bytes: int = Field(5 * 1024 * 1024, ge=1, description="Most bytes of a request's files together.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the service logs.")
 
     @field_validator("port", mode="before")

@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smolsessions.agents.catalog import Catalog
 from smolsessions.agents.chat import ChatOptions, chat_factory
+from smolsessions.agents.config.agents_file import load_agents_file
 from smolsessions.agents.demo.agents import make_demo, make_demo_code
 from smolsessions.agents.factories import load_factories
 from smolsessions.agents.sandbox.confinement.levels import keep_memory_private
+from smolsessions.agents.tools.tool_servers import ToolServers
 from smolsessions.core.conversations import Conversations
 from smolsessions.core.errors import StartError
 from smolsessions.core.records import AgentName
 from smolsessions.core.turns import Turns
 from smolsessions.settings import words_in
 from smolsessions.store.connection.servers import Address
+from smolsessions.store.connection.startup_check import ABOUT
 from smolsessions.store.embedded.server import embedded_server
 from smolsessions.store.partition import Options
 from smolsessions.store.seal import Sealer, keys_in, parse_keys
@@ -29,16 +33,19 @@ from smolsessions.web.auth import Authenticator
 from smolsessions.web.http_connection import limited_connections
 from smolsessions.web.metrics import Metrics, MetricsText, share_metrics
 from smolsessions.web.routes.common import Limits
+from smolsessions.worker.folder_sweep import sweep_folders
 from smolsessions.worker.queue_watch import warn_of_waiting_turns
 from smolsessions.worker.session_pool import SessionPool
 from smolsessions.worker.threads import Threads
 from smolsessions.worker.worker import Worker
+from smolsessions.workspace.folders import ConversationFolders
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from fastapi import FastAPI
 
+    from smolsessions.agents.factories import Factory
     from smolsessions.roles import ProcessSlot, Role
     from smolsessions.settings import Settings
 
@@ -62,9 +69,36 @@ class Service:
     agents: list[AgentName]
 
 
-def make_catalog(settings: Settings, *hidden: Path) -> tuple[Catalog, AgentName]:
-    """Return the catalog and its default agent. Model-written code sees no `hidden` file and no file with secrets."""
-    factories = load_factories(settings.agents)
+@dataclass(frozen=True)
+class LoadedAgents:
+    """Factories of agents by name, and the tool servers that they use."""
+
+    factories: Sequence[tuple[str, Factory]]
+    tool_servers: ToolServers
+
+    def only(self, name: str) -> LoadedAgents:
+        return replace(self, factories=[each for each in self.factories if each[0] == name])
+
+
+def make_catalog(settings: Settings, slot: ProcessSlot | None = None) -> tuple[Catalog, AgentName]:
+    """Return the catalog and its default agent."""
+    agents = load_agents(settings)
+    names = [name for name, _ in agents.factories]
+    default = settings.default_agent or names[0]
+    if default not in names:
+        raise StartError(f"SMOLSESSIONS_DEFAULT_AGENT names {default!r}, but the agents here are: {', '.join(names)}")
+    try:
+        return catalog_of(settings, agents, slot), AgentName(default)
+    except BaseException:
+        agents.tool_servers.close()
+        raise
+
+
+def load_agents(settings: Settings) -> LoadedAgents:
+    """Return the factories of all agents, in their order. No agent is made."""
+    tool_servers = ToolServers()
+    described = load_agents_file(settings.agents_file, tool_servers) if settings.agents_file else []
+    factories = load_factories(settings.agents) + described  # afterwards, so that no error shows a key of the file
     if settings.model_id:
         chat = chat_factory(settings.fill(ChatOptions, "model_", model_id=settings.model_id))
         factories.append(("chat", chat))
@@ -73,35 +107,52 @@ def make_catalog(settings: Settings, *hidden: Path) -> tuple[Catalog, AgentName]
     if settings.demo_agents:
         factories += [("demo", make_demo), ("demo-code", make_demo_code)]
     if not factories:
-        raise StartError("there is no agent to serve; name yours in SMOLSESSIONS_AGENTS=name=module:factory")
-    default = settings.default_agent or factories[0][0]
-    if default not in dict(factories):
-        names = ", ".join(name for name, _ in factories)
-        raise StartError(f"SMOLSESSIONS_DEFAULT_AGENT names {default!r}, but the agents here are: {names}")
+        raise StartError(
+            "there is no agent to serve; name yours in SMOLSESSIONS_AGENTS=name=module:factory, or describe it in the "
+            "file that SMOLSESSIONS_AGENTS_FILE names"
+        )
+    return LoadedAgents(factories, tool_servers)
+
+
+def catalog_of(settings: Settings, agents: LoadedAgents, slot: ProcessSlot | None = None) -> Catalog:
+    """Return a catalog of some agents, which closes their tool servers. Code sees no file with secrets."""
     url = settings.redis_url.get_secret_value() if settings.redis_url else ""
     socket = Path(url.removeprefix("unix://").partition("?")[0]) if url.startswith("unix://") else None
     files = (settings.seal_keys_file, settings.api_keys_file, settings.redis_password_file, socket)
-    secrets = (settings.data_dir, *files, *hidden)
+    stray = (path.absolute() for path in (Path(".env"), Path("smolsessions.toml")) if path.exists())
+    secrets = (settings.data_dir, settings.agents_file, *files, *stray, Path(slot.folder) if slot else None)
     folders = [Path(word) for word in words_in(settings.code_folders)]
-    must_confine = settings.code_confinement == "required"
-    catalog = Catalog(factories, [path for path in secrets if path], folders, must_confine=must_confine)
-    return catalog, AgentName(default)
+    return Catalog(
+        agents.factories,
+        [path for path in secrets if path],
+        folders,
+        must_confine=settings.code_confinement == "required",
+        tool_servers=agents.tool_servers,
+        workspaces=workspace_folders(settings, slot),
+    )
 
 
 @contextlib.asynccontextmanager
 async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None = None) -> AsyncIterator[Service]:
     """Build the parts of a role. Raises `StartError` with the change that is needed."""
     authenticator = make_authenticator(settings, role)
-    catalog, default = make_catalog(settings, *([Path(slot.folder)] if slot else []))
+    catalog, default = make_catalog(settings, slot)
     async with AsyncExitStack() as stack:
+        stack.push_async_callback(asyncio.to_thread, catalog.close)
         threads = Threads(settings.threads if role.runs_turns else 0)
         sessions = SessionPool(settings.warm_sessions, settings.warm_idle_s, settings.warm_mb)
         metrics = Metrics(threads, lambda: len(sessions))
+        metrics.tool_servers = catalog.tool_servers
         metrics_text: MetricsText = metrics.text
         if slot:
             metrics_text = await stack.enter_async_context(share_metrics(metrics, slot.number, slot.metrics_sockets))
         store, where, running = await stack.enter_async_context(connected_store(settings, slot, metrics.store_lost))
         queues = metrics.queues = lambda: store.scheduler.queues(catalog.infos)
+        folders = workspace_folders(settings, slot)
+        if folders and not (catalog.has_workspaces or folders.base.exists()):
+            folders = None
+        if folders:
+            running += await share_folders(folders, store, stack if role.runs_turns else None)
         keep_memory_private()
         worker = None
         if role.runs_turns:
@@ -122,6 +173,7 @@ async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None 
             default,
             on_end=metrics.turn_ended,
             max_pixels=settings.max_image_pixels,
+            folders=folders,
         )
         if role.serves_http:
             app = create_app(
@@ -164,6 +216,40 @@ async def connected_store(
             )
         )
         yield store, f"{store.server}, {where}", [*running, *store.running]
+
+
+def workspace_folders(settings: Settings, slot: ProcessSlot | None) -> ConversationFolders | None:
+    """Return the folders of conversations. None: other processes may have the store, and no directory is set."""
+    is_embedded = slot.embedded if slot else not settings.redis_url
+    if settings.workspaces_dir:
+        return ConversationFolders(settings.workspaces_dir)
+    return ConversationFolders(settings.data_dir / "workspaces") if is_embedded else None
+
+
+async def share_folders(
+    folders: ConversationFolders, store: Store, sweeps: AsyncExitStack | None
+) -> list[asyncio.Future[None]]:
+    """Check that all processes of the store use the same directory. With `sweeps`, start the sweep of old folders."""
+    try:
+        mark = await asyncio.to_thread(folders.mark)
+    except OSError as error:
+        raise StartError(
+            f"SMOLSESSIONS_WORKSPACES_DIR {folders.base} cannot be used: {error}; let the service's user write there"
+        ) from error
+    # A store that knows no conversation would have all files swept.
+    is_new = not await asyncio.to_thread(folders.is_used)
+    if not await store.has_mark("workspaces", mark, may_set=is_new):
+        raise StartError(
+            f"SMOLSESSIONS_WORKSPACES_DIR {folders.base} is not the directory that this store's conversations have: "
+            "use the same one in every process. If theirs is lost, name an empty one and remove the field workspaces "
+            f"of the store's hash {ABOUT}"
+        )
+    if not sweeps:
+        return []
+    is_same_store = partial(store.has_mark, "workspaces", mark, may_set=False)
+    sweep = asyncio.create_task(sweep_folders(folders, store.conversations, is_same_store))
+    sweeps.callback(sweep.cancel)
+    return [sweep]
 
 
 def make_authenticator(settings: Settings, role: Role) -> Authenticator:

@@ -169,13 +169,19 @@ REFUSED = {
         "x=borrowing:make", "smolsessions", "rename", folder="package"
     ),
     "chat without the key of its endpoint": _agents(
-        "", "set the environment variable NO_SUCH_KEY", MODEL_ID="m", MODEL_API_KEY_ENV="NO_SUCH_KEY"
+        "",
+        "SMOLSESSIONS_MODEL_API_KEY_ENV names a variable that is not set",
+        MODEL_ID="m",
+        MODEL_API_KEY_ENV="NO_SUCH_KEY",
+    ),
+    "chat with a key that looks like a name": _agents(
+        "", "SMOLSESSIONS_MODEL_API_KEY_ENV names a variable", MODEL_ID="m", MODEL_API_KEY_ENV=KEY.replace("-", "_")
     ),
     "chat without an endpoint or a key": _agents(
         "", "SMOLSESSIONS_MODEL_API_KEY_ENV", "SMOLSESSIONS_MODEL_API_BASE", MODEL_ID="m"
     ),
     "chat with a key where its variable's name belongs": _agents(
-        "", "SMOLSESSIONS_MODEL_API_KEY_ENV holds no name", MODEL_ID="m", MODEL_API_KEY_ENV=KEY
+        "", "SMOLSESSIONS_MODEL_API_KEY_ENV cannot be used", MODEL_ID="m", MODEL_API_KEY_ENV=KEY
     ),
 }
 
@@ -289,8 +295,8 @@ def chatting(provider: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "MODEL_ID": "gpt-4o",
         "MODEL_API_BASE": provider.base_url,
         "MODEL_API_KEY_ENV": "KEY_OF_THE_MODEL",
-        "MODEL_TIMEOUT_S": "0.5",
-        "MODEL_FIRST_BYTE_S": "0.5",
+        "MODEL_TIMEOUT_S": "1.5",
+        "MODEL_FIRST_BYTE_S": "1.5",
         "MODEL_RETRIES": "0",
         "LOG_LEVEL": "debug",
     }

@@ -226,7 +226,7 @@ class TestTheFactory:
             monkeypatch.setenv("MISSING_KEY", value)
         factory = chat_factory(ChatOptions("gpt-4o", None, "MISSING_KEY"))
 
-        with pytest.raises(StartError, match="set the environment variable MISSING_KEY"):
+        with pytest.raises(StartError, match="MODEL_API_KEY_ENV names a variable that is not set"):
             factory()
 
     def test_reads_the_key_when_it_is_called(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +258,7 @@ class TestTheFactory:
         monkeypatch.setenv("BAD_KEY", value)
         factory = chat_factory(ChatOptions("gpt-4o", None, "BAD_KEY"))
 
-        with pytest.raises(StartError, match="BAD_KEY holds no key") as caught:
+        with pytest.raises(StartError, match="names a variable that holds no key") as caught:
             factory()
         assert KEY not in str(caught.value)
 
@@ -370,7 +370,7 @@ class TestAFailingModel:
         with closing(model_of(agent).client):
             failure = fail(agent)
 
-        assert (failure.code, failure.retryable) == ("model_error", True)
+        assert (failure.code, failure.retryable) == ("model_unreachable", True)
 
     def test_leaves_the_agent_fit_for_the_next_turn(self, llm: LLM, agent: ToolCallingAgent) -> None:
         llm.cut_off()
@@ -528,17 +528,17 @@ class TestClassify:
             (hub_error(403), "model_auth", False),
             (hub_error(503), "model_error", True),
             (httpx2.ReadTimeout(KEY), "model_timeout", True),
-            (httpx2.ConnectError(KEY), "model_error", True),
+            (httpx2.ConnectError(KEY), "model_unreachable", True),
             (httpx2.ReadError(KEY), "model_error", True),
             (httpx2.RemoteProtocolError(KEY), "model_error", True),
             (TimeoutError(KEY), "model_timeout", True),
-            (ConnectionResetError(KEY), "model_error", True),
+            (ConnectionResetError(KEY), "model_unreachable", True),
             (IncompleteRead(b""), "model_error", True),
             (shaped("AuthenticationError"), "model_auth", False),
             (shaped("RateLimitError"), "rate_limited", True),
             (shaped("ContextWindowExceededError", status_code=400), "context_overflow", False),
             (shaped("Timeout"), "model_timeout", True),
-            (shaped("APIConnectionError"), "model_error", True),
+            (shaped("APIConnectionError"), "model_unreachable", True),
             (shaped("ChunkedEncodingError"), "model_error", True),
             (shaped("ProtocolError"), "model_error", True),
             (shaped(status_code=429), "rate_limited", True),

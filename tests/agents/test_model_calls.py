@@ -148,7 +148,7 @@ def test_a_call_that_goes_on_failing_fails_the_turn(retrying: tuple[Service, LLM
     assert len(llm.requests) == 3
 
 
-@pytest.mark.parametrize(("status", "code"), [(400, "model_error"), (401, "model_auth"), (429, "rate_limited")])
+@pytest.mark.parametrize(("status", "code"), [(400, "model_error"), (401, "model_auth")])
 def test_a_refusal_is_final(retrying: tuple[Service, LLM], status: int, code: str) -> None:
     service, llm = retrying
     llm.reset()
@@ -164,7 +164,7 @@ def test_retries_end_with_the_deadline(retrying: tuple[Service, LLM]) -> None:
     for _ in range(3):
         llm.fall_silent()
 
-    turn = service.post("/turn", message="hello", deadline_s=1.5).json()
+    turn = service.post("/turn", message="hello", deadline_s=2).json()
 
     assert turn["error"]["code"] == "deadline_exceeded"
     assert llm.is_idle(within_s=2)

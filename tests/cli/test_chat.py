@@ -28,14 +28,19 @@ def chatting(folder: Path, *arguments: str) -> Iterator[Terminal]:
         yield terminal
 
 
+def type_endless(terminal: Terminal) -> None:
+    """Send a message whose answer does not end, and wait until it shows."""
+    terminal.type(json.dumps([ENDLESS]).encode() + b"\n")
+    terminal.wait_for("on and on on and on")
+
+
 @pytest.mark.timeout(150)
 def test_ctrl_c_stops_the_turn_and_the_chat_goes_on_and_is_resumed(service: Service, tmp_path: Path) -> None:
     url = str(service.client.base_url)
     with chatting(tmp_path, "streamed", "--url", url) as terminal:
         terminal.wait_for("agents: .*streamed")
         terminal.wait_for("\n> ")
-        terminal.type(json.dumps([ENDLESS]).encode() + b"\n")
-        terminal.wait_for("on and on on and on")
+        type_endless(terminal)
         terminal.type(CTRL_C)
         terminal.wait_for("stopped; its finished steps are kept")
         terminal.wait_for("> ")
@@ -58,8 +63,7 @@ def test_ctrl_c_stops_the_turn_and_the_chat_goes_on_and_is_resumed(service: Serv
 def test_a_chat_starts_a_service_which_survives_ctrl_c_and_ends_with_it(tmp_path: Path) -> None:
     with chatting(tmp_path, "tests.support.streaming:make_streamed", "--no-demo-agents") as terminal:
         terminal.wait_for(r"agents: streamed \(default\)")
-        terminal.type(json.dumps([ENDLESS]).encode() + b"\n")
-        terminal.wait_for("on and on on and on")
+        type_endless(terminal)
         terminal.type(CTRL_C)
         terminal.wait_for("stopped; its finished steps are kept")
         terminal.wait_for("> ")
@@ -75,8 +79,7 @@ def test_a_chat_starts_a_service_which_survives_ctrl_c_and_ends_with_it(tmp_path
 def test_the_service_of_a_killed_chat_ends_and_keeps_its_turn(tmp_path: Path) -> None:
     with chatting(tmp_path, "tests.support.streaming:make_streamed", "--no-demo-agents") as terminal:
         terminal.wait_for(r"agents: streamed \(default\)")
-        terminal.type(json.dumps([ENDLESS]).encode() + b"\n")
-        terminal.wait_for("on and on on and on")
+        type_endless(terminal)
         others = psutil.Process(terminal.process.pid).children(recursive=True)
         assert others
         terminal.process.kill()
@@ -137,3 +140,11 @@ def test_the_last_line_of_a_chat_names_what_to_add_to_its_command(tmp_path: Path
     assert added, last
     later = piped(tmp_path, '[{"say": "two"}]\n', *begun, *added[1].split()).stdout
     assert re.search("\none\n(.*\n)*two\n", later), later
+
+
+def test_an_agent_of_this_machine_is_refused_for_another_service(tmp_path: Path) -> None:
+    for words in (["mine:make_shop"], ["--agent", "shop=mine:make_shop"]):
+        with pytest.raises(
+            AssertionError, match="mine:make_shop would be served here, and --url names another service"
+        ):
+            piped(tmp_path, "", *words, "--url", "http://127.0.0.1:9")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from tests.support.refusals import sentence_of
 from tests.support.service import ROOT, Service, run
 
-FILES = {"my_agents.py", "test_my_agents.py", "smolsessions.toml", "requirements.txt", "Dockerfile"}
+FILES = {"agents.toml", "my_agents.py", "test_my_agents.py", "smolsessions.toml", "requirements.txt", "Dockerfile"}
 
 
 def test_a_new_folder_can_be_served_and_tested(tmp_path: Path) -> None:
@@ -25,7 +26,11 @@ def test_a_new_folder_can_be_served_and_tested(tmp_path: Path) -> None:
         timeout=50,
     )
     assert "1 passed" in tests.stdout, tests.stdout + tests.stderr
-    with Service(tmp_path, {"AGENTS": "", "DEMO_AGENTS": ""}, cwd=folder) as service:
+    file = folder / "agents.toml"
+    file.write_text(re.sub("^# ?(?=.* = |\\[)", "", file.read_text(), flags=re.MULTILINE))  # with the example there
+    environment = {"OPENAI_API_KEY": "sk-1"}
+    with Service(tmp_path, {"AGENTS": "", "DEMO_AGENTS": ""}, environment, cwd=folder) as service:
+        assert [agent["name"] for agent in service.get("/agents")["items"]] == ["helper", "clerk"]
         turn = service.post("/turn", message="What is 12 * 7?").json()
     assert (turn["agent"]["name"], turn["tool_call_names"]) == ("helper", ["calculator"])
     assert "84" in turn["reply"]

@@ -60,6 +60,17 @@ def test_conversations_are_listed_as_a_table_and_as_json(service: Service, ask: 
     assert (nothing, said.startswith("no conversation; ")) == ("", True)
 
 
+def test_a_policy_is_shown_without_a_warning(service: Service, ask: Callable[..., Ending]) -> None:
+    name = played(service, DONE)
+    rule = {"name": "token_budget", "max_tokens": 4000}
+    headers = {"Content-Type": "application/merge-patch+json"}
+    service.client.patch(f"/conversations/{name}", json={"policy": rule}, headers=headers)
+    for words in (["show", name], ["list", "--limit", "1", "--json"]):
+        status, output, errors = ask("conversations", *words)
+        assert (status, errors) == (0, "")
+        assert json.loads(output)["policy"] == [rule]
+
+
 def test_texts_of_others_do_not_control_the_terminal(service: Service, ask: Callable[..., Ending]) -> None:
     evil = "\x1b]0;title\x07 \x1b[2J \x9b31m\x7f end"
     name = played(service, {"say": evil})
@@ -92,7 +103,13 @@ def test_a_conversation_and_its_turns_are_shown(service: Service, ask: Callable[
 def test_an_exported_conversation_is_imported(service: Service, ask: Callable[..., Ending], tmp_path: Path) -> None:
     name = played(service, ECHO, DONE)
     file, other = tmp_path / "exported.json", tmp_path / "other.json"
-    assert ask("conversations", "export", name, "-o", str(file)) == (0, "", "")
+    link, part = tmp_path / "link.json", tmp_path / "link.json.part"
+    link.symlink_to(file)
+    file.touch(0o640)
+    part.write_text("the reader's own")
+    assert ask("conversations", "export", name, "-o", str(link)) == (0, "", "")
+    assert (link.is_symlink(), file.stat().st_mode & 0o777) == (True, 0o640)
+    assert (part.read_text(), {*tmp_path.glob("*.part"), *tmp_path.glob(".*.part")}) == ("the reader's own", {part})
     other.write_text(ask("conversations", "export", name)[1], "utf-8")
     assert json.loads(file.read_text("utf-8"))["steps"] == json.loads(other.read_text("utf-8"))["steps"]
     status, names, errors = ask("conversations", "import", str(file), str(other), "--agent", "planner")

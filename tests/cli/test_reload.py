@@ -28,12 +28,14 @@ LONG_S = 45.0
 def test_changed_code_takes_over_while_running_turns_end_in_the_earlier_code(tmp_path: Path) -> None:
     code, gate = tmp_path / "mine.py", Gate(tmp_path / "gate")
     code.write_text(CODE.format("agent.description = 'first'"))
+    file = tmp_path / "agents.toml"
+    file.write_text('[agents.other]\nfactory = "mine:make_shop"\ndescription = "first of the file"\n')
     command = ("serve", "--reload", "--processes", "1", "mine:make_shop")
-    settings = {"AGENTS": "", "DEMO_AGENTS": "0"}
+    settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": "agents.toml"}
     with Service(tmp_path, settings, cwd=tmp_path, command=command) as service:
 
-        def description() -> str:
-            return str(service.get("/agents")["items"][0]["description"])
+        def description(number: int = 0) -> str:
+            return str(service.get("/agents")["items"][number]["description"])
 
         assert description() == "first"
         turn = submit_turn(service, gate.script, DONE, agent="shop")
@@ -51,5 +53,8 @@ def test_changed_code_takes_over_while_running_turns_end_in_the_earlier_code(tmp
         ended = wait_for_end(service, turn)
         assert (ended["reply"], ended["attempts"]) == ("done", 1)
         wait_until(lambda: "stopping" in service.log(), LONG_S)
+        assert description(1) == "first of the file"
+        file.write_text(file.read_text().replace("first", "second"))
+        wait_until(lambda: description(1) == "second of the file", LONG_S)
         service.process.send_signal(signal.SIGINT)
         assert service.process.wait(LONG_S) == 0

@@ -68,7 +68,8 @@ def test_the_synchronous_client_is_derived_from_the_asynchronous_one(tmp_path: P
 
 
 def test_a_conversation_goes_through_all_operations(client: Client) -> None:
-    first = client.turn(said(ECHO, DONE), agent="scripted", images=[png("red")], metadata={"team": "a"})
+    sent: Any = {"images": [png("red")], "files": [ROOT / "README.md", ("a b.csv", "text/csv", b"a,b\n")]}
+    first = client.turn(said(ECHO, DONE), agent="scripted", metadata={"team": "a"}, **sent)
     assert (first.status, first.reply, first.tool_call_names) == ("finished", "done", ["echo"])
     name = first.conversation_id
     second = client.turn(said(DONE), conversation_id=name)
@@ -76,6 +77,11 @@ def test_a_conversation_goes_through_all_operations(client: Client) -> None:
     assert client.get_turn(name, 1, include_internal_tools=True).tool_call_names == ["echo", "final_answer"]
     assert client.cancel_turn(name, second.turn, wait_s=1).status == "finished"
     assert client.get_image(name, first.images[0].url.rpartition("/")[2])[:4] == b"\x89PNG"
+    assert [(file.name, file.media_type) for file in first.files] == [
+        ("README.md", "text/markdown"),
+        ("a b.csv", "text/csv"),
+    ]
+    assert client.get_file(name, first.files[1].url.rpartition("/")[2]) == b"a,b\n"
     assert [step.type for step in client.list_steps(name)] == ["task", "action", "action", "task", "action"]
     assert len(client.get_messages(name).messages) > 3
 
@@ -94,7 +100,12 @@ def test_a_conversation_goes_through_all_operations(client: Client) -> None:
         client.get_conversation(made.id)
     assert (refused.value.code, refused.value.status) == ("conversation_not_found", 404)
 
-    assert client.list_agents()[0].default
+    agents = client.list_agents()
+    assert agents[0].default
+    assert client.get_agent("scripted").limits.max_deadline_s == 3600
+    with pytest.raises(ApiError) as unknown:
+        client.get_agent("../livez")
+    assert unknown.value.status in {404, 422}
     client.get_liveness()
     client.get_readiness()
     assert "smolsessions_" in client.get_metrics()

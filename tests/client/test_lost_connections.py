@@ -7,8 +7,7 @@ import json
 import threading
 import time
 from itertools import repeat
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,8 +17,14 @@ from tests.support.relay import Relay
 from tests.support.service import PLAIN, Service
 from tests.support.turns import DONE, ECHO
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.waiting import Gate
+
 STREAMED = {"AGENTS": "streamed=tests.support.streaming:make_streamed"}
 TEXT = "Grüße, 漢字 und 😀! " * 20
+PATIENCE_S = 2.0
 HTML = b"<html><h1>nginx</h1></html>"
 
 
@@ -113,29 +118,27 @@ def test_a_hurried_retry_after_does_not_hurry_the_client(service: Service) -> No
 def test_a_long_silence_does_not_use_up_the_patience(service: Service, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     events: list[TurnEvent] = []
-    with Relay(url_of(service)) as relay, Client(relay.address, patience_s=3) as client:
+    with Relay(url_of(service)) as relay, Client(relay.address, patience_s=PATIENCE_S) as client:
         for event in client.stream(said({"call": [["wait_for", {"path": str(gate)}]]}, DONE), agent="scripted"):
             events.append(event)
             if isinstance(event, ToolCalled) and event.name == "wait_for":
-                time.sleep(3.2)
+                time.sleep(1.1 * PATIENCE_S)  # no event ends it: the length of the silence is the matter
                 relay.cut()
                 gate.write_text("open")
     assert_whole(events)
 
 
-def test_a_turn_that_was_stored_is_not_made_again_after_a_kill(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
+def test_a_turn_that_was_stored_is_not_made_again_after_a_kill(tmp_path: Path, gate: Gate) -> None:
     with Service(tmp_path, PLAIN) as service, Client(url_of(service)) as client:
         service.settings["PORT"] = str(service.client.base_url.port)
         conversation = client.create_conversation(agent="scripted").id
         turns = []
-        script = said({"call": [["wait_for", {"path": str(gate)}]]}, DONE)
+        script = said(gate.script, DONE)
         thread = threading.Thread(target=lambda: turns.append(client.turn(script, conversation_id=conversation)))
         thread.start()
-        while not Path(f"{gate}.started").exists():
-            time.sleep(0.01)
+        gate.reached()
         service.kill()
-        gate.write_text("open")
+        gate.open()
         service.start()
         thread.join(30)
         assert [turn.reply for turn in turns] == ["done"]
@@ -192,9 +195,9 @@ async def test_more_streams_are_open_than_a_usual_pool_has_connections(service: 
 
         async with asyncio.TaskGroup() as group:
             ends = [group.create_task(end()) for _ in range(101)]
-            await asyncio.sleep(0.5)
-            async with asyncio.timeout(10):
-                await client.get_liveness()
+            async with asyncio.timeout(15):
+                while await open_streams(client) < len(ends):
+                    pass
             gate.write_text("open")
     assert all(isinstance(each.result(), TurnEnded) for each in ends)
 

@@ -245,13 +245,14 @@ def test_what_the_docs_add_to_a_site_renders(tmp_path: Path) -> None:
     additions = re.findall(
         r"```yaml\n# entries for the lists of these names in kustomization\.yaml\n(.*?)```", text, re.DOTALL
     )
-    assert len(additions) == 6
+    assert len(additions) == 8
     deploy = tmp_path / "deploy"
     shutil.copytree(DEPLOY, deploy, ignore=shutil.ignore_patterns("secrets"))
     site = deploy / "site"
     make_secrets(site / "secrets")
     (site / "secrets" / "model.env").write_text("OPENAI_API_KEY=the-models\n")
     (site / "ca.crt").write_text("a certificate")
+    (site / "agents.toml").write_text("agents")
     for addition in additions:
         mine = yaml.safe_load((site / "kustomization.yaml").read_text())
         for key, more in yaml.safe_load(addition).items():
@@ -271,6 +272,7 @@ def test_what_the_docs_add_to_a_site_renders(tmp_path: Path) -> None:
         pod = overlay.pod(f"smolsessions-{role}")
         assert not {"runAsUser", "runAsGroup", "fsGroup"} & pod.spec["securityContext"].keys()
         assert pod.files()[pod.environment[f"{PREFIX}REDIS_CA_FILE"]] == b"a certificate"
+        assert pod.files()[pod.environment[f"{PREFIX}AGENTS_FILE"]] == b"agents"
         assert pod.environment["OPENAI_API_KEY"] == "the-models"
         assert pod.environment[pod.environment[f"{PREFIX}MODEL_API_KEY_ENV"]] == "the-models"
 

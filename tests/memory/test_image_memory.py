@@ -15,7 +15,8 @@ import pytest
 from smolagents.memory import TaskStep
 from smolagents.models import ChatMessage, MessageRole, get_clean_message_list
 
-from smolsessions.agents.values.images import drop_pixels, image_from_bytes, image_to_bytes
+from smolsessions.agents.values.images import image_from_bytes, image_to_bytes
+from smolsessions.agents.values.media import drop_pixels
 from tests.support.service import Service
 from tests.support.waiting import wait_until
 

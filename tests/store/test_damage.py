@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.pictures import png
 from tests.support.service import Service
+from tests.support.sounds import sent
 from tests.support.store_server import PARTITION
 from tests.support.turns import submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(600)
 AGENT = "code"
+FILE = sent("data.csv", "text/csv", "a,b\n")
 SETTINGS = {"WARM_SESSIONS": "0", "WAIT_S": "30", "DRAIN_S": "1", "THREADS": "4"}
 LONGEST_S = 10.0  # of any answer, on a busy machine
 LATEST_S = 20.0  # for the end of a turn that was taken over
@@ -37,7 +39,7 @@ MANY = 100_000
 ENDS = {"seal_broken", "conversation_not_found", "agent_changed", "deadline_exceeded"}  # the last two: not sealed
 TIMES = ("large", "another's")
 SEALED_BYTES = 30  # a sealed value is longer
-IMAGE_LINKS = re.compile(r'"(?:output_)?images": ?\[[^]]*\],? ?')
+LINKS = re.compile(r'"(?:output_)?(?:images|files)": ?\[[^]]*\],? ?')
 
 
 @dataclass
@@ -70,7 +72,6 @@ class Victim:
     untouched: dict[str, Any]
     rest: Snapshot
     left: Snapshot
-    image: str
     answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
 
     @property
@@ -86,7 +87,8 @@ class Victim:
         at = f"/conversations/{self.id}"
         turns = {f"{at}/turns/{number}{more}": "" for number in (1, 2, 3) for more in ("", "/events")}
         paths = [at, f"{at}/turns", f"{at}/steps", f"{at}/steps?type=action&archived=true", f"{at}/messages"]
-        paths += [f"{at}/export", f"{at}/images/{self.image}", f"{at}/turns?limit=1", f"{at}/steps?limit=2"]
+        paths += [f"{at}/export", f"{at}/turns?limit=1", f"{at}/steps?limit=2"]
+        paths += [self.turn[kind][0]["url"] for kind in ("images", "files")]
         return dict.fromkeys(paths, "") | turns
 
     def named(self, snapshot: Snapshot, kind: str) -> list[bytes]:
@@ -120,7 +122,9 @@ def victim(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> It
         like = service.play({"code": "z = 1"}, {"say": "other"}, agent=AGENT, images=[png("blue")])
         untouched = service.play({"say": "untouched"})
         blocks = [{"code": "y = 3\nx += [y]"}, {"code": f"echo('w')\nwait_for({str(gate.path)!r})"}, {"say": "three"}]
-        turn = submit_turn(service, *blocks, agent=AGENT, conversation_id=fork["id"], images=[png("green")])
+        turn = submit_turn(
+            service, *blocks, agent=AGENT, conversation_id=fork["id"], images=[png("green")], files=[FILE]
+        )
         gate.reached(60)
         service.kill()
         raw = outside.client()
@@ -131,8 +135,7 @@ def victim(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> It
         service.start()
         turn = wait_for_end(service, turn, 60)
         assert (turn["status"], turn["attempts"]) == ("finished", 2)
-        image = raw.hkeys(f"{PARTITION}:images:local/{fork['id']}")[0].decode()
-        it = Victim(service, raw, turn, like["conversation_id"], untouched, Snapshot(raw), left, image)
+        it = Victim(service, raw, turn, like["conversation_id"], untouched, Snapshot(raw), left)
         it.answers = {path: it.get(path)[:2] for path in it.reads}
         assert {status for status, _ in it.answers.values()} == {200}, it.answers
         yield it
@@ -213,16 +216,16 @@ def code_of(body: Any) -> str | None:
     return found
 
 
-def without_images(body: Any) -> str:
-    """Return an answer as text, without its links to images."""
-    return IMAGE_LINKS.sub("", body.decode() if isinstance(body, bytes) else json.dumps(body))
+def without_links(body: Any) -> str:
+    """Return an answer as text, without its links to images and files."""
+    return LINKS.sub("", body.decode() if isinstance(body, bytes) else json.dumps(body))
 
 
 def faults_of_reads(it: Victim, what: str, *, gone: bool) -> Iterator[str]:
     """Read everything: each answer must be unchanged or report the damage.
 
     Times of a conversation are not sealed. Of a missing log the last event remains, since logs expire or are destroyed.
-    A turn and its events link only images that the store has, since a prune may destroy images.
+    A turn and its events link only images and files that the store has, since a prune may destroy them.
     """
     is_time = any(f".b'{name}' {how}" in what for name in ("updated", "expires", "ttl") for how in TIMES)
     at = f"/conversations/{it.id}"
@@ -234,10 +237,10 @@ def faults_of_reads(it: Victim, what: str, *, gone: bool) -> Iterator[str]:
         status, body, took_s = it.get(path)
         if took_s > LONGEST_S:
             yield f"GET {path} took {took_s:.1f} s"
-        is_gone = status == 404 and (gone or "/images/" in path)
+        is_gone = status == 404 and (gone or "/images/" in path or "/files/" in path)
         may_differ = is_gone or (path in may_differ_at and status == 200)
         if ":images:" in what and "/turns" in path and status == 200:
-            may_differ = without_images(body) == without_images(it.answers[path][1])
+            may_differ = without_links(body) == without_links(it.answers[path][1])
         if (status, body) != it.answers[path] and not may_differ and code_of(body) != "seal_broken":
             yield f"GET {path}: {status} {str(body)[:300]}"
 

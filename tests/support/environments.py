@@ -14,6 +14,7 @@ DEBIAN = "/usr/bin/python3"
 OLDEST_SMOLAGENTS = Path(__file__).parents[1] / "data" / "smolagents-oldest.lock"
 GENERATOR = OLDEST_SMOLAGENTS.with_name("openapi-python-client.lock")
 AGENT_EVAL = OLDEST_SMOLAGENTS.with_name("pytest-agent-eval.lock")
+LITELLM = OLDEST_SMOLAGENTS.with_name("litellm.lock")
 UV = str(Path(sys.executable).with_name("uv"))  # links files from its cache: a second, where pip takes a minute
 INSTALL = (UV, "pip", "install", "--quiet", "--link-mode", "hardlink")
 LOCKED = ("--no-deps", "--require-hashes", "--only-binary", ":all:")

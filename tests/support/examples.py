@@ -38,6 +38,7 @@ STABLE = {
     "characters": 2048,
     "tokens": 512,
     "smolagents": "1.26.0",
+    "fingerprint": "8d1f6a0c37be94e2",
 }
 
 
@@ -148,7 +149,7 @@ def _play(recorder: Recorder) -> None:
     document = send("GET", "/conversations/small/export").json()
     send("POST", "/conversations/import?id=copy", document)
     send("DELETE", at)
-    for path in ("/agents", "/livez", "/readyz", "/metrics"):
+    for path in ("/agents", "/agents/demo", "/livez", "/readyz", "/metrics"):
         send("GET", path)
     busy = {"message": ENDLESS, "agent": "slow", "on_busy": "enqueue"}
     later = {"headers": {"Prefer": "respond-async"}}

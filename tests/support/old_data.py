@@ -17,7 +17,6 @@ import json
 import signal
 import sys
 import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from tests.support import noters, remembering
 from tests.support import service as services
 from tests.support.service import Service
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -216,8 +216,7 @@ def play_stopped(service: Service) -> None:
     body = {"agent": "streamed", "message": script, "conversation_id": "stopped"}
     service.post("/conversations", id="stopped", agent="streamed").raise_for_status()
     service.client.post("/turn", json=body, headers={"Prefer": "respond-async"}).raise_for_status()
-    while not service.get("/conversations/stopped/steps")["items"]:
-        time.sleep(0.01)
+    wait_until(lambda: service.get("/conversations/stopped/steps")["items"])
     service.client.post("/conversations/stopped/turns/1/cancel").raise_for_status()
     assert over(service, "stopped", 1)["status"] == "cancelled"
     service.play({"say": "after it"}, agent="streamed", conversation_id="stopped")
@@ -229,8 +228,7 @@ def play_handed_over(service: Service) -> None:
     body = {"agent": "scripted", "message": json.dumps([slow, ECHO, {"say": "twice"}]), "conversation_id": "handed"}
     service.post("/conversations", id="handed", agent="scripted").raise_for_status()
     service.client.post("/turn", json=body, headers={"Prefer": "respond-async"}).raise_for_status()
-    while service.get("/conversations/handed/turns/1")["status"] == "queued":
-        time.sleep(0.01)
+    wait_until(lambda: service.get("/conversations/handed/turns/1")["status"] != "queued")
     service.process.send_signal(signal.SIGTERM)
     service.stop()
     service.start()
@@ -239,11 +237,9 @@ def play_handed_over(service: Service) -> None:
 
 
 def over(service: Service, conversation: str, number: int) -> Json:
-    while True:
-        turn = service.get(f"/conversations/{conversation}/turns/{number}")
-        if turn["status"] not in {"queued", "running"}:
-            return turn
-        time.sleep(0.05)
+    at = f"/conversations/{conversation}/turns/{number}"
+    wait_until(lambda: service.get(at)["status"] not in {"queued", "running"}, within_s=60)
+    return service.get(at)
 
 
 def say_all(service: Service, *, memory: bool = False) -> Json:

@@ -42,7 +42,7 @@ class Whose(Tool):  # type: ignore[misc, unused-ignore]
 
     def forward(self, pause_s: float | None = None) -> str:
         time.sleep(pause_s or 0)
-        return described(smolsessions.current_caller())
+        return asked()
 
 
 class Me(Tool):  # type: ignore[misc, unused-ignore]
@@ -62,12 +62,9 @@ class Block(Tool):  # type: ignore[misc, unused-ignore]
     output_type = "string"
 
     def forward(self, path: str) -> str:
-        started = Path(f"{path}.started")
-        if not started.exists():
-            started.touch()
-            while not Path(path).exists():
-                time.sleep(0.02)
-        return described(smolsessions.current_caller())
+        if not Path(f"{path}.started").exists():
+            agents.wait_for(path)
+        return asked()
 
 
 class Gold(Tool):  # type: ignore[misc, unused-ignore]

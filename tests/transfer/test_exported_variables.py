@@ -149,6 +149,7 @@ def test_a_function_and_a_variable_of_one_name_leave_the_variable_there() -> Non
         "code": {"f": 1},
         "state": {},
         "tools": {},
+        "files": {},
         "gone": [],
         "told": [],
         "reset": [],
@@ -184,11 +185,12 @@ def test_agents_states_and_tools_states_come_back_and_what_is_no_json_is_named()
             "code": {},
             "state": {"count": {"a": [1, 2.5]}},
             "tools": {"notes": ["a", {"b": None}]},
+            "files": {},
             "gone": ["old"],
             "told": ["old"],
             "reset": ["bag", "other"],
         },
-        "helper": {"code": {}, "state": {"x": 1}, "tools": {}, "gone": [], "told": [], "reset": []},
+        "helper": {"code": {}, "state": {"x": 1}, "tools": {}, "files": {}, "gone": [], "told": [], "reset": []},
     }
     assert [(one["kind"], one["name"]) for one in portable.not_exported] == [
         ("state", "7"),

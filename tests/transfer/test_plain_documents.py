@@ -17,7 +17,8 @@ from smolagents.monitoring import Timing, TokenUsage
 
 from smolsessions.agents.memory.plain_steps import Plain, plain_form
 from smolsessions.agents.memory.steps import MAX_STEP_BYTES
-from smolsessions.agents.transfer.documents import DocumentImages
+from smolsessions.agents.transfer.document_files import DocumentFiles
+from smolsessions.agents.transfer.documents import DocumentImages, DocumentMedia
 from smolsessions.agents.transfer.plain_documents import decode_plain, encode_plain
 from smolsessions.agents.transfer.step_models import made_step, read_step
 from tests.support.documents import MAX_PIXELS, taken_in
@@ -60,7 +61,7 @@ def data_of(step: ActionStep) -> dict[str, Any]:
 
 def as_modelled(data: Any) -> Plain | None:
     """Return the plain form of the step that the models make of the data."""
-    step = made_step(read_step(data, ""), "", DocumentImages({}, MAX_PIXELS))
+    step = made_step(read_step(data, ""), "", DocumentMedia(DocumentImages({}, MAX_PIXELS), DocumentFiles({})))
     return plain_form(step)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,8 @@ from tests.support.turns import DONE, ENDLESS, submit_next, submit_turn, wait_fo
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.support.store_server import StoreServer
 
 ARGUMENTS = {"city": "Kyōto", "wells": [1, 2.5, None, True], "deep": {"a": {}}}
 OPTIONS = {"max_steps": 7, "deadline_s": 30.5, "reset": True, "on_busy": "enqueue"}
@@ -77,6 +80,19 @@ def test_they_are_sealed_and_outlive_the_process(tmp_path: Path) -> None:
     files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert len(b"".join(files)) > 1000
     assert not [data for data in files if b"Tamarind" in data]
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_a_page_of_large_turns_is_all_that_the_store_sends(tmp_path: Path, outside: StoreServer, order: str) -> None:
+    with Service(tmp_path, PLAIN | outside.settings) as service, outside.client() as store:
+        turn = service.play(DONE)
+        for _ in range(11):
+            service.follow_up(turn, DONE, additional_args={"text": secrets.token_urlsafe(750_000)})
+        before = store.info("stats")["total_net_output_bytes"]
+        page = service.get(f"/conversations/{turn['conversation_id']}/turns", limit=100, order=order)
+        sent = store.info("stats")["total_net_output_bytes"] - before
+    assert page["next_cursor"]
+    assert 2_000_000 < sent < 6_000_000
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])

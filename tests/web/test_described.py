@@ -89,6 +89,7 @@ def test_answers_match_their_schema(service: Service, name: str) -> None:
         service.post(f"{place}/prune", dry_run=True, policy={"name": "keep_last_n_steps", "n": 1}).json(),
     )
     assert_described("AgentList", service.get("/agents"))
+    assert_described("AgentDetails", service.get("/agents/scripted"))
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/conversations/x", "/conversations?limit=0", "/turn"])

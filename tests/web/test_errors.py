@@ -152,6 +152,7 @@ STATUSES = {
     "conversation_exists": 409,
     "busy": 409,
     "agent_mismatch": 409,
+    "agent_not_found": 404,
     "agent_unavailable": 409,
     "too_large": 413,
     "unsupported_media_type": 415,
@@ -221,6 +222,23 @@ def test_a_body_is_no_json_in_utf8_if_it_is(service: Service, kept: str, what: s
             ("PATCH", f"/conversations/{kept}"),
         ):
             problem(send(service, method, path, NO_JSON[what]), 400, "malformed")
+
+
+def test_a_number_of_too_many_digits_is_named(service: Service) -> None:
+    body = NO_JSON["a number of 5000 digits"]
+    for path in ("/turn", "/conversations"):
+        assert "digits" in problem(send(service, "POST", path, body), 400, "malformed")["detail"]
+    assert "levels" in problem(send(service, "POST", "/turn", NO_JSON["9,000 lists"]), 400, "malformed")["detail"]
+
+
+def test_the_last_of_repeated_members_counts(service: Service) -> None:
+    made = service.play({"say": "hi"})["conversation_id"]
+    message = json.dumps(json.dumps([{"say": "the last"}]))
+    body = f'{{"message": "[]", "agent": "scripted", "message": {message}}}'
+    for path in ("/turn", f"/conversations/{made}/turns"):
+        assert send(service, "POST", path, body).json()["reply"] == "the last"
+    patched = send(service, "PATCH", f"/conversations/{made}", '{"metadata": {"a": 1}, "metadata": {"b": 2, "b": 3}}')
+    assert patched.json()["metadata"] == {"b": 3}
 
 
 @pytest.mark.parametrize("body", ["[]", "null", "true", "1", '"hi"', '[{"message": "hi"}]'])
@@ -359,6 +377,14 @@ def test_an_id_in_a_path_is_held_to_its_letters(service: Service, name: str) -> 
         ):
             found = problem(service.client.request(method, path, json=body), 422, "invalid_request")
             assert (found["errors"][0]["in"], found["errors"][0]["parameter"]) == ("path", "conversation_id")
+
+
+def test_an_unknown_member_is_named_with_the_one_that_was_meant(service: Service) -> None:
+    found = problem(service.post("/turn", message="hi", file=[], xyz=1), 422, "invalid_request")
+    assert {error["pointer"]: error["message"] for error in found["errors"]} == {
+        "/file": "there is no such member; did you mean files?",
+        "/xyz": "there is no such member",
+    }
 
 
 def test_an_unknown_agent_is_named(service: Service) -> None:

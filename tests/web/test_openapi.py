@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DOCUMENT: dict[str, Any] = yaml.safe_load((ROOT / "openapi.yaml").read_text())
+BINARY = ("image/", "application/octet-stream")
 OPERATIONS: dict[str, dict[str, Any]] = {
     operation["operationId"]: operation for path in DOCUMENT["paths"].values() for operation in path.values()
 }
@@ -130,7 +131,7 @@ def test_each_request_and_answer_has_an_example(name: str) -> None:
     operation = OPERATIONS[name]
     contents = [operation.get("requestBody", {}), *(response for _, response in responses_of(operation))]
     described = [(kind, content) for each in contents for kind, content in each.get("content", {}).items()]
-    assert [kind for kind, content in described if "example" not in content and "image/" not in kind] == []
+    assert [kind for kind, content in described if "example" not in content and not kind.startswith(BINARY)] == []
 
 
 def test_a_stream_has_a_json_twin_only_in_new_turns() -> None:

@@ -108,7 +108,9 @@ async def test_the_asynchronous_client_takes_one_too(address: str) -> None:
 
 def test_other_prefixes_are_other_paths(below: Service) -> None:
     for path in (f"{PREFIX}-2/agents", f"/team{PREFIX}/agents", "/team/livez", f"{PREFIX}{PREFIX}/livez"):
-        assert below.client.get(path).status_code == 404
+        missed = below.client.get(path)
+        assert (missed.status_code, f"{PREFIX}/docs lists" in missed.json()["detail"]) == (404, True)
+    assert f"{PREFIX}/docs lists" in below.client.put(f"{PREFIX}/agents").json()["detail"]
 
 
 def test_a_request_that_is_no_http_gets_a_problem_with_the_prefix(below: Service) -> None:

@@ -28,7 +28,11 @@ def test_the_answer_is_the_turn_as_designed(service: Service) -> None:
     call = turn["tool_calls"][0]
     assert (call["name"], call["arguments"], call["ok"]) == ("calculator", {"expression": "12 * 7"}, True)
     assert (turn["turn"], turn["status"], turn["state"], turn["attempts"]) == (1, "finished", "success", 1)
-    assert turn["agent"] == {"name": "demo", "kind": "ToolCallingAgent", "smolagents": "1.26.0"}
+    fingerprint = turn["agent"].pop("fingerprint")
+    model = {"provider": "RuleModel", "id": "rules"}
+    named = {"name": "demo", "kind": "ToolCallingAgent", "smolagents": "1.26.0", "model": model, "version": "0.1.0"}
+    assert turn["agent"] == named
+    turn["agent"]["fingerprint"] = fingerprint
     assert turn["error"] is None
     assert response.headers["location"] == f"/conversations/{turn['conversation_id']}/turns/1"
     assert service.get(response.headers["location"]) == turn

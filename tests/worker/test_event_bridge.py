@@ -8,22 +8,33 @@ from typing import TYPE_CHECKING
 import pytest
 
 from smolsessions.core.events import MessageRestarted, Where
+from smolsessions.worker import event_bridge
 from smolsessions.worker.event_bridge import LoopEventBridge
 from tests.support.stores import DONE, Raw, claim_one, event_names_of, key_of, read_events, ref_of, submit
 
 if TYPE_CHECKING:
     from smolsessions.store.store import Store
+    from smolsessions.store.turns.lease import HeldLease
 
 pytest_plugins = ["tests.support.stores"]
 
 
-class PatientBridge(LoopEventBridge):
-    """Bridge whose events wait longer than a test."""
-
-    hold_s = 60
-
-
 RESTARTED = MessageRestarted(Where("1", 1, "agent", None, 1), "1.m1")
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let events without a reader wait longer than a test."""
+    monkeypatch.setattr(event_bridge, "HOLD_S", 60)
+
+
+async def begun(store: Store, *, can_wait: bool = True) -> tuple[HeldLease, LoopEventBridge]:
+    """Submit a turn, claim it, and begin its first attempt."""
+    await submit(store, "c")
+    lease = await claim_one(store)
+    bridge = LoopEventBridge(lease)
+    bridge.begin(1, can_wait=can_wait)
+    return lease, bridge
 
 
 @pytest.mark.parametrize("can_wait", [True, False])
@@ -31,10 +42,7 @@ async def test_a_turn_that_is_handed_back_at_once_keeps_the_start_of_its_attempt
     stores: tuple[Store, Store], raw: Raw, can_wait: bool
 ) -> None:
     one, other = stores
-    await submit(one, "c")
-    lease = await claim_one(one)
-    bridge = LoopEventBridge(lease)
-    bridge.begin(1, can_wait=can_wait)
+    lease, bridge = await begun(one, can_wait=can_wait)
     bridge.emit(None, effect=("model:1", b"sealed"))
     bridge.request_stop("drained")
     bridge.close()
@@ -52,10 +60,7 @@ async def test_a_reader_that_comes_gets_the_events_that_wait_and_later_ones_at_o
     stores: tuple[Store, Store], is_elsewhere: bool
 ) -> None:
     one, other = stores
-    await submit(one, "c")
-    lease = await claim_one(one)
-    bridge = PatientBridge(lease)
-    bridge.begin(1, can_wait=True)
+    lease, bridge = await begun(one)
     await lease.flush()
     assert not lease.watched
     reading = other if is_elsewhere else one
@@ -73,10 +78,7 @@ async def test_events_without_a_reader_wait_for_the_commit_except_the_start(
     stores: tuple[Store, Store], raw: Raw
 ) -> None:
     one, _ = stores
-    await submit(one, "c")
-    lease = await claim_one(one)
-    bridge = PatientBridge(lease)
-    bridge.begin(1, can_wait=True)
+    lease, bridge = await begun(one)
     await asyncio.to_thread(bridge.emit, RESTARTED, None, ("model:1", b"sealed"))
     await lease.flush()
     assert event_names_of(raw, "c") == ["turn.queued", "turn.started"]
@@ -94,10 +96,7 @@ async def test_a_run_that_ends_before_the_loop_wakes_writes_the_start_with_its_k
     stores: tuple[Store, Store], raw: Raw
 ) -> None:
     one, _ = stores
-    await submit(one, "c")
-    lease = await claim_one(one)
-    bridge = PatientBridge(lease)
-    bridge.begin(1, can_wait=True)
+    lease, bridge = await begun(one)
     bridge.emit(RESTARTED, None, ("model:1", b"sealed"))
     bridge.run_has_ended = True
     bridge.close()

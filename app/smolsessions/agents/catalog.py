@@ -7,13 +7,15 @@ import logging
 import re
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from smolsessions.agents.config.mistakes import placed
 from smolsessions.agents.factories import check_factory, make_agent
 from smolsessions.agents.memory.author_policies import check_own_rules
 from smolsessions.agents.memory.memory_edits import Overlay
 from smolsessions.agents.memory.steps import unpack
 from smolsessions.agents.memory.views import PromptPreview, describe_step
+from smolsessions.agents.run.clean_ups import wait_for_clean_ups
 from smolsessions.agents.run.effects import MODEL_KEY, usage_of
 from smolsessions.agents.run.instrumentation import clean_up
 from smolsessions.agents.run.session import AgentSession, task_step
@@ -21,9 +23,11 @@ from smolsessions.agents.sandbox.confinement.levels import CONFINED
 from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.json_export import VariableReader
 from smolsessions.agents.smolagents_patches import patch_smolagents
+from smolsessions.agents.tools.tool_servers import ToolServers
 from smolsessions.agents.transfer import documents
 from smolsessions.agents.values.images import browser_image, image_from_bytes
 from smolsessions.caller import CALLER
+from smolsessions.core.callers import DUMMY
 from smolsessions.core.errors import AgentFailedError, AgentUnavailableError, StartError
 from smolsessions.core.memories import with_gaps
 from smolsessions.core.records import AgentName, Usage
@@ -36,15 +40,17 @@ if TYPE_CHECKING:
 
     from smolsessions.agents.factories import CheckedAgent, Factory
     from smolsessions.agents.sandbox.confinement.levels import Level
-    from smolsessions.core.agent_ports import Session
+    from smolsessions.core.agent_ports import Session, ToolServer
     from smolsessions.core.callers import Caller
     from smolsessions.core.events import ReplayState
     from smolsessions.core.memories import ExportedMemory, ImportedMemory, Memory, PackedStep, PrunePreview
     from smolsessions.core.policies import Policy
     from smolsessions.core.records import AgentInfo, LeftOut, Turn, TurnInput
+    from smolsessions.workspace.folders import ConversationFolders
 
 log = logging.getLogger(__name__)
 
+CLEAN_UP_S = 5.0
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -62,32 +68,66 @@ class Catalog:
         code_folders: Sequence[Path] = (),
         *,
         must_confine: bool = False,
+        tool_servers: ToolServers | None = None,
+        workspaces: ConversationFolders | None = None,
     ) -> None:
-        """Model-written code cannot see `hidden` files and folders. It may read `code_folders`."""
+        """Model-written code cannot see `hidden` files and folders, nor `workspaces`. It may read `code_folders`.
+
+        `tool_servers` are those of the factories. The catalog closes them.
+        """
         patch_smolagents()
         self._agents: dict[AgentName, CheckedAgent] = {}
         self.infos: dict[AgentName, AgentInfo] = {}
+        self.unavailable: dict[AgentName, str] = {}
+        self._tool_servers = tool_servers or ToolServers()
         for name, factory in factories:
             if not _NAME.fullmatch(name):
                 raise StartError(f"the agent name {name!r} may hold letters, digits, - and _ only; rename it")
-            if name in self._agents:
+            if name in self._agents or name in self.unavailable:
                 raise StartError(
                     f"two agents are called {name!r}; give each a name of its own in SMOLSESSIONS_AGENTS"
-                    " (SMOLSESSIONS_DEMO_AGENTS=0 frees the names demo and demo-code)"
+                    " and SMOLSESSIONS_AGENTS_FILE (SMOLSESSIONS_DEMO_AGENTS=0 frees the names demo and demo-code)"
                 )
-            self._agents[AgentName(name)] = checked = check_factory(name, factory)
-            self.infos[AgentName(name)] = checked.info
+            try:
+                self._agents[AgentName(name)] = checked = check_factory(name, factory, workspaces)
+            except AgentUnavailableError as error:
+                self.unavailable[AgentName(name)] = f"The agent {name!r} is not available here. {error.message}"
+                extra = {"action": "agent.unavailable"}
+                log.warning("the agent %s is not served: %s (%s)", name, error.message, error.__cause__, extra=extra)
+            except StartError as error:
+                raise placed(error, name, factory) from error
+            else:
+                self.infos[AgentName(name)] = checked.info
         preload = {module for agent in self._agents.values() for module in agent.preload}
         self._must_confine = must_confine
-        self._fork_client = ForkClient(sorted(preload), hidden, code_folders, must_confine=must_confine)
+        self._workspaces = workspaces
+        secrets = [*hidden, *([workspaces.base] if workspaces else [])]
+        for name, checked in self._agents.items():
+            with _placed(name, checked.factory):
+                for bound in checked.workspaces:
+                    bound.refuse_secrets(secrets)
+        roots = {bound.workspace.root for agent in self._agents.values() for bound in agent.workspaces}
+        self._fork_client = ForkClient(sorted(preload), [*secrets, *roots], code_folders, must_confine=must_confine)
         self._variable_reader = VariableReader(self._fork_client)
         self._started = False
+
+    def tool_servers(self) -> list[ToolServer]:
+        """Return the health of the MCP servers."""
+        return self._tool_servers.health()
 
     def start(self) -> None:
         """Start the server of processes for model-written code, once all `hidden` files exist."""
         if any("child" in agent.executors for agent in self._agents.values()):
             self._fork_client.start()
             self._started = True
+
+    def close(self) -> None:
+        """End the clients of MCP servers, and wait for the clean-ups of closed sessions.
+
+        Otherwise their remote executors would go on.
+        """
+        self._tool_servers.close()
+        wait_for_clean_ups(CLEAN_UP_S)
 
     def check_confinement(self) -> None:
         """Raise `StartError` if code must be confined and cannot be. Waits for the server of processes."""
@@ -106,13 +146,10 @@ class Catalog:
                 f"allow one of them (docs/security.md), serve no agent that writes code, {mend}"
             )
 
-    def confinement(self) -> dict[AgentName, Level | None]:
-        """Return the confinement of each agent's code. None: no code runs here. Waits for the server of processes."""
+    def confinement(self) -> dict[AgentName, Level | Literal["not run here"] | None]:
+        """Return the confinement of each agent's code. None: it runs no code. Waits for the server of processes."""
         level = self._fork_client.level() if self._started else None
-        return {
-            name: "none" if "thread" in agent.executors else level if "child" in agent.executors else None
-            for name, agent in self._agents.items()
-        }
+        return {name: _confinement(agent.executors, level) for name, agent in self._agents.items()}
 
     def build(
         self,
@@ -135,12 +172,23 @@ class Catalog:
             policy=agent.info.policy,
             own_policies=agent.own_policies,
             made_for=caller,
-            fingerprint=agent.fingerprint_of(made) if agent.takes_caller else "",
+            version=agent.version_of(made),
+            takes_caller=agent.takes_caller,
         )
 
     def task_step(self, turn: Turn, turn_input: TurnInput) -> PackedStep:
         """Return the task of a turn that ended before its agent ran."""
         return task_step(turn, turn_input)
+
+    @property
+    def has_workspaces(self) -> bool:
+        """True if an agent has a workspace for each conversation."""
+        return any(bound.is_of_conversation for agent in self._agents.values() for bound in agent.workspaces)
+
+    def shows_file(self, name: AgentName, path: str) -> bool:
+        """Return whether an agent may read this path in a conversation's workspace."""
+        bounds = self._agents[name].workspaces if name in self._agents else ()
+        return any(bound.is_of_conversation and bound.workspace.access.shows(path) for bound in bounds)
 
     def check_policy(self, name: AgentName, policy: Policy, pointer: str) -> None:
         """Raise `InvalidRequestError` for a policy that this agent does not support."""
@@ -176,9 +224,17 @@ class Catalog:
             CALLER.reset(token)
             clean_up(agent)
 
+    def system_prompts(self, name: AgentName) -> dict[str, str]:
+        """Return the system prompts of an agent and of the agents that it manages, by their paths."""
+        agent = self._new(self._agent(name), DUMMY)
+        try:
+            return dict(_system_prompts(agent))
+        finally:
+            clean_up(agent)
+
     def _new(self, agent: CheckedAgent, caller: Caller) -> MultiStepAgent:
         try:
-            return make_agent(agent.info.version.name, agent.factory, caller)
+            return make_agent(agent.info.version.name, agent.factory, caller, self._workspaces)
         except (Exception, SystemExit) as error:
             log.exception("the factory of agent %s failed", agent.info.version.name, extra={"action": "agent.unmade"})
             raise FactoryFailedError from error
@@ -208,8 +264,32 @@ class Catalog:
 
     def _agent(self, name: AgentName) -> CheckedAgent:
         if name not in self._agents:
-            raise AgentUnavailableError(f"The conversation's agent {name!r} is not configured here.")
+            unknown = f"The conversation's agent {name!r} is not configured here."
+            raise AgentUnavailableError(self.unavailable.get(name, unknown))
         return self._agents[name]
+
+
+@contextmanager
+def _placed(name: str, factory: Factory) -> Iterator[None]:
+    try:
+        yield
+    except StartError as error:
+        raise placed(error, name, factory) from None
+
+
+def _system_prompts(agent: MultiStepAgent, path: str = "") -> Iterator[tuple[str, str]]:
+    yield path, agent.system_prompt
+    for name, managed in agent.managed_agents.items():
+        yield from _system_prompts(managed, f"{path}/{name}")
+
+
+def _confinement(executors: frozenset[str], level: Level | None) -> Level | Literal["not run here"] | None:
+    """Return the weakest confinement of an agent's code. `level` is that of child processes."""
+    if "thread" in executors:
+        return "none"
+    if "child" in executors:
+        return level
+    return "not run here" if executors else None
 
 
 def _overlay(agent: CheckedAgent, entries: Sequence[bytes], attachments: dict[str, bytes]) -> Overlay:

@@ -9,34 +9,32 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.resources
-import os
-import re
 import threading
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 import yaml
-from smolagents import LogLevel, OpenAIModel, ToolCallingAgent
+from pydantic import ValidationError
+from smolagents import LogLevel, ToolCallingAgent
 
 import smolsessions
+from smolsessions.agents.config.schema import ModelOptions, ModelTable
 from smolsessions.agents.demo.tools import Calculator, Clock, TextStats
-from smolsessions.agents.run.model_connections import current_call
+from smolsessions.agents.models.providers import make_model
 from smolsessions.core.errors import StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from openai import Stream
-    from openai.types.chat import ChatCompletionChunk
-    from smolagents import PromptTemplates, Tool
-    from smolagents.utils import Retrying
+    from smolagents import Model, PromptTemplates, Tool
 
-OPENAI_BASE = "https://api.openai.com/v1"
-NO_KEY = "none"
-_CONNECT_S = 10.0
 _TOOLS: tuple[Callable[[], Tool], ...] = (Calculator, Clock, TextStats)
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_KEY = re.compile(r"[!-~]+")
+_SETTINGS = {"base": "api_base"}
+_MEND = (
+    "SMOLSESSIONS_MODEL_ID is the model's name, SMOLSESSIONS_MODEL_API_BASE its address (http://…), and "
+    "SMOLSESSIONS_MODEL_API_KEY_ENV the name of the environment variable with its key: set it to this name, not to the "
+    "key"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,86 +78,26 @@ def chat_factory(options: ChatOptions) -> Callable[[], ToolCallingAgent]:
     return make
 
 
-class IncompleteStreamError(ConnectionError):
-    """A streamed answer ended before its finish reason."""
-
-
-class _Secret(str):
-    """A key whose repr hides it. It appears only when it is formatted into a header."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "'***'"
-
-
-def _model(options: ChatOptions) -> OpenAIModel:
-    key = _key(options.api_base, options.api_key_env)
+def _model(options: ChatOptions) -> Model:
+    chosen: dict[str, Any] = {"max_tokens": options.max_tokens, "temperature": options.temperature}
     try:
-        import openai  # noqa: PLC0415 - an extra, and 0.3 s that only this agent needs
-    except ImportError as error:
-        raise StartError("the chat agent needs the openai package; pip install 'smolsessions[openai]'") from error
-    first_byte_s = max(options.first_byte_s, options.timeout_s)
-    api_base = options.api_base or OPENAI_BASE
-    # OpenAI's reasoning models refuse max_tokens; other endpoints may not know max_completion_tokens.
-    limit = "max_completion_tokens" if api_base == OPENAI_BASE else "max_tokens"
-    chosen: dict[str, Any] = {limit: options.max_tokens, "temperature": options.temperature}
-    model = OpenAIModel(
-        model_id=options.model_id,
-        api_base=api_base,
-        api_key=key,
-        # The model proxy retries, visibly to readers. smolagents' own retries sleep 120 s and more.
-        client_kwargs={
-            "max_retries": 0,
-            "timeout": openai.Timeout(first_byte_s, connect=min(first_byte_s, _CONNECT_S)),
-        },
-        retry=False,
-        **{name: value for name, value in chosen.items() if value is not None},
-    )
-    # All events of a stream pass through this attribute.
-    model.retryer = functools.partial(_ask, model.retryer, options.timeout_s)  # type: ignore[assignment]
-    return model
-
-
-def _ask(retryer: Retrying, timeout_s: float, create: Callable[..., Any], **arguments: Any) -> Any:
-    answer = retryer(create, **arguments)
-    return _whole(answer, timeout_s) if arguments.get("stream") else answer
-
-
-def _whole(events: Stream[ChatCompletionChunk], timeout_s: float) -> Iterator[ChatCompletionChunk]:
-    """Yield the events. Raise if they end early: openai and smolagents would accept half an answer."""
-    finished = False
-    with events:
-        for event in events:
-            if call := current_call():
-                call.read_timeout_s = timeout_s
-            finished = finished or any(choice.finish_reason for choice in event.choices)
-            yield event
-    if not finished:
-        raise IncompleteStreamError("The stream ended without a finish reason.")
-
-
-def _key(api_base: str | None, api_key_env: str | None) -> _Secret:
-    if not api_key_env:
-        if not api_base:
-            raise StartError(
-                "the chat agent asks OpenAI itself, which wants a key: name the environment variable that holds it in "
-                "SMOLSESSIONS_MODEL_API_KEY_ENV, or an endpoint that needs none in SMOLSESSIONS_MODEL_API_BASE"
-            )
-        return _Secret(NO_KEY)
-    if not _VARIABLE.fullmatch(api_key_env):  # not repeated: it may well be the key
-        raise StartError(
-            "SMOLSESSIONS_MODEL_API_KEY_ENV holds no name; set it to the name of the environment variable that holds "
-            "the key, not to the key"
+        table = ModelTable(
+            provider="openai",
+            id=options.model_id,
+            base=options.api_base,
+            api_key_env=options.api_key_env,
+            first_byte_s=options.first_byte_s,
+            timeout_s=options.timeout_s,
+            options=ModelOptions(**{name: value for name, value in chosen.items() if value is not None}),
         )
-    key = os.environ.get(api_key_env, "").strip()
-    if not key:
-        raise StartError(f"the chat agent's key is missing; set the environment variable {api_key_env} to it")
-    if not _KEY.fullmatch(key):  # a header refuses it, with an exception that shows it
-        raise StartError(
-            f"the environment variable {api_key_env} holds no key, having blanks or letters beyond ASCII; mend it"
-        )
-    return _Secret(key)
+        return make_model(table)
+    except ValidationError as error:
+        names = {str(mistake["loc"][0]) for mistake in error.errors(include_input=False)}
+        settings = ", ".join(f"SMOLSESSIONS_MODEL_{_SETTINGS.get(name, name).upper()}" for name in sorted(names))
+        raise StartError(f"the agent chat: {settings} cannot be used; {_MEND}") from None
+    except StartError as error:
+        sentence = error.message.replace("api_key_env: ", "SMOLSESSIONS_MODEL_API_KEY_ENV ")
+        raise StartError(f"the agent chat: {sentence} ({_MEND})") from error
 
 
 @functools.cache

@@ -22,25 +22,28 @@ OLDEST, NEXT = "1.24", "1.27"
 _RANGE = f"{OLDEST} and later, before {NEXT}"
 
 NAMES = {
-    "smolagents": "ChatMessage CodeAgent LogLevel MessageRole Model MultiStepAgent OpenAIModel PromptTemplates "
-    "TokenUsage Tool ToolCallingAgent TransformersModel local_python_executor",
+    "smolagents": "AmazonBedrockModel AzureOpenAIModel ChatMessage CodeAgent InferenceClientModel LiteLLMModel "
+    "LogLevel MessageRole Model MultiStepAgent OpenAIModel PromptTemplates TokenUsage Tool ToolCallingAgent "
+    "TransformersModel local_python_executor remote_executors",
     "smolagents.agent_types": "AgentAudio AgentImage AgentText handle_agent_output_types",
     # The first three are replaced in smolagents_patches.py.
-    "smolagents.agents": "AgentLogger FinalAnswerTool Template ActionOutput ToolOutput",
-    "smolagents.default_tools": "FinalAnswerTool",
+    "smolagents.agents": "AgentLogger FinalAnswerTool Template ActionOutput EMPTY_PROMPT_TEMPLATES ToolOutput",
+    "smolagents.default_tools": "FinalAnswerTool PythonInterpreterTool TOOL_MAPPING UserInputTool",
     "smolagents.local_python_executor": "BASE_PYTHON_TOOLS DANGEROUS_MODULES check_safer_result "
     "CodeOutput ExecutionTimeoutError FinalAnswerException InterpreterError "
     "LocalPythonExecutor MAX_EXECUTION_TIME_SECONDS "
-    "PrintContainer PythonExecutor check_import_authorized create_function evaluate_lambda "
+    "PrintContainer PythonExecutor check_import_authorized create_function evaluate_lambda evaluate_python_code "
     "get_safe_module safer_func",
     "smolagents.memory": "ActionStep AgentMemory CallbackRegistry FinalAnswerStep MemoryStep PlanningStep "
     "SystemPromptStep TaskStep ToolCall",
-    "smolagents.models": "ChatMessage ChatMessageStreamDelta ChatMessageToolCall ChatMessageToolCallFunction "
-    "ChatMessageToolCallStreamDelta MessageRole agglomerate_stream_deltas get_tool_json_schema "
-    "remove_content_after_stop_sequences",
+    "smolagents.models": "ApiModel STRUCTURED_GENERATION_PROVIDERS ChatMessage ChatMessageStreamDelta "
+    "ChatMessageToolCall ChatMessageToolCallFunction ChatMessageToolCallStreamDelta MessageRole "
+    "agglomerate_stream_deltas get_tool_json_schema remove_content_after_stop_sequences",
     "smolagents.monitoring": "AgentLogger LogLevel Timing TokenUsage",
     "smolagents.remote_executors": "RemotePythonExecutor",
-    "smolagents.utils": "AgentError AgentGenerationError AgentMaxStepsError Retrying truncate_content",
+    "smolagents.tools": "BaseTool get_tools_definition_code",
+    "smolagents.utils": "BASE_BUILTIN_MODULES AgentError AgentGenerationError AgentMaxStepsError Retrying "
+    "truncate_content",
 }
 """Names that are imported, by module."""
 
@@ -51,8 +54,15 @@ PARAMETERS = {
     "smolagents.MultiStepAgent.write_memory_to_messages": "summary_mode",
     "smolagents.ToolCallingAgent._step_stream": "memory_step",
     "smolagents.ToolCallingAgent.execute_tool_call": "tool_name arguments",
+    "smolagents.ToolCallingAgent._substitute_state_variables": "arguments",
     "smolagents.Model.generate": "messages stop_sequences response_format tools_to_call_from",
     "smolagents.Model.parse_tool_calls": "message",
+    "smolagents.AmazonBedrockModel": "model_id client",
+    "smolagents.AzureOpenAIModel": "model_id azure_endpoint api_key api_version client_kwargs",
+    "smolagents.InferenceClientModel": "model_id base_url provider bill_to token timeout",
+    "smolagents.LiteLLMModel": "model_id api_base api_key",
+    "smolagents.OpenAIModel": "model_id api_base api_key client_kwargs",
+    "smolagents.TransformersModel": "model_id trust_remote_code device_map torch_dtype",
     "smolagents.agents.ActionOutput": "output is_final_answer",
     "smolagents.local_python_executor.LocalPythonExecutor": "additional_authorized_imports max_print_outputs_length "
     "additional_functions timeout_seconds",

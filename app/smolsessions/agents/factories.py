@@ -18,23 +18,37 @@ from smolagents import MultiStepAgent
 from smolagents.models import get_tool_json_schema
 
 import smolsessions
+from smolsessions.agents.identity import model_identity, release_of
 from smolsessions.agents.memory.author_policies import agent_policy, import_own_policies
 from smolsessions.agents.memory.scratchpad import add_scratchpad
+from smolsessions.agents.models.keys import describe_error
 from smolsessions.agents.option_checks import carried_classes, check_options
+from smolsessions.agents.remote_executors import (
+    check_remote_executor,
+    is_of_executor,
+    limitation_of,
+    refuse_started_executor,
+    remote_form,
+    started_executor,
+)
 from smolsessions.agents.run.agent_state import has_own_state
-from smolsessions.agents.run.instrumentation import clean_up, code_runs_in
+from smolsessions.agents.run.instrumentation import clean_up, code_runs_in, with_managed
+from smolsessions.agents.tools.sources import check_tool
+from smolsessions.agents.tools.workspace_tools import add_workspaces, workspaces_of
 from smolsessions.agents.transfer.variables import ImportTarget, import_targets
 from smolsessions.agents.values.json_forms import json_form
 from smolsessions.core.callers import DUMMY
-from smolsessions.core.errors import StartError
+from smolsessions.core.errors import AgentUnavailableError, StartError
 from smolsessions.core.records import AgentInfo, AgentName, AgentVersion, ToolInfo
 from smolsessions.options import factory_name, options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from smolsessions.agents.memory.policies import PolicyFunction
+    from smolsessions.agents.tools.workspace_tools import BoundWorkspace
     from smolsessions.core.callers import Caller
+    from smolsessions.workspace.folders import ConversationFolders
 
     Factory = Callable[..., MultiStepAgent]
 
@@ -66,10 +80,14 @@ class CheckedAgent:
     takes_caller: bool
     unstable: frozenset[str]
     """Parts that differ between two agents of the factory, which no fingerprint holds."""
+    workspaces: tuple[BoundWorkspace, ...]
+    """The workspaces of an agent for no conversation."""
 
-    def fingerprint_of(self, agent: MultiStepAgent) -> str:
-        """Return the fingerprint of an agent that the factory made for one caller."""
-        return _fingerprint(agent, self.unstable)
+    def version_of(self, agent: MultiStepAgent) -> AgentVersion:
+        """Return the version of an agent that the factory made."""
+        if not self.takes_caller:
+            return self.info.version
+        return _version(self.info.version.name, agent, self.factory, self.unstable)
 
 
 def load_factories(spec: str) -> list[tuple[str, Factory]]:
@@ -83,11 +101,14 @@ def load_factories(spec: str) -> list[tuple[str, Factory]]:
     return [_load(entry.strip()) for entry in spec.split(",") if entry.strip()]
 
 
-def make_agent(name: str, factory: Factory, caller: Caller) -> MultiStepAgent:
+def make_agent(
+    name: str, factory: Factory, caller: Caller, folders: ConversationFolders | None = None
+) -> MultiStepAgent:
     """Call a factory and add the tools that its agent requests of the service."""
     agent = factory(caller=caller) if takes_caller(factory) else factory()
     if isinstance(agent, MultiStepAgent):
         add_scratchpad(name, agent)
+        add_workspaces(name, agent, caller, folders)
     return agent
 
 
@@ -99,27 +120,33 @@ def takes_caller(factory: Factory) -> bool:
         return False
 
 
-def check_factory(name: str, factory: Factory) -> CheckedAgent:
+def check_factory(name: str, factory: Factory, folders: ConversationFolders | None = None) -> CheckedAgent:
     """Call a factory twice and check its agents. Raises `StartError` if two conversations could mix."""
-    first, second = _call(name, factory), _call(name, factory)
-    for one, other in zip(_with_managed(first), _with_managed(second), strict=False):
+    first = _call(name, factory, folders)
+    refuse_started_executor(name, first)  # a second one might need the same port
+    second = _call(name, factory, folders)
+    for one, other in zip(with_managed(first), with_managed(second), strict=False):
         _refuse_shared_parts(name, one, other)
+        _check_tools(name, one)
         check_options(name, one)
+        check_remote_executor(name, one)
     carries = carried_classes(name, first)
     unstable = _differing(first, second)
     own_policies = import_own_policies(name, first)
     info = AgentInfo(
-        AgentVersion(AgentName(name), _kind(first), SMOLAGENTS),
+        _version(AgentName(name), first, factory, unstable),
         str(getattr(first, "description", None) or ""),
         tuple(_tool_info(tool) for tool in _offered(first) if tool.name != "final_answer"),
         int(first.max_steps),
-        code_runs_in(first),
-        _fingerprint(first, unstable),
+        _code_place(first),
         agent_policy(name, first, own_policies),
+        tuple(options_of(first).examples),
+        options_of(first).deadline_s,
+        tuple(filter(None, map(limitation_of, with_managed(first)))),
     )
     clean_up(first)
     clean_up(second)
-    executors = frozenset(place for agent in _with_managed(first) if (place := code_runs_in(agent)))
+    executors = frozenset(place for agent in with_managed(first) if (place := code_runs_in(agent)))
     return CheckedAgent(
         factory,
         info,
@@ -130,6 +157,7 @@ def check_factory(name: str, factory: Factory) -> CheckedAgent:
         import_targets(first),
         takes_caller(factory),
         unstable,
+        tuple(workspaces_of(first)),
     )
 
 
@@ -140,6 +168,15 @@ def _load(entry: str) -> tuple[str, Factory]:
     name, file, module_name, attribute = match.groups()
     if file:
         module_name = _module_of(Path(f"{file}.py"))
+    try:
+        factory = import_factory(module_name, attribute)
+    except StartError as error:
+        raise StartError(f"the agent {name or attribute!r}: {error.message}") from error
+    return name or factory_name(factory) or _PREFIX.sub("", attribute), factory
+
+
+def import_factory(module_name: str, attribute: str) -> Factory:
+    """Import a function that makes agents. Raises `StartError`."""
     _refuse_namesake(module_name)
     try:
         module = importlib.import_module(module_name)
@@ -147,15 +184,13 @@ def _load(entry: str) -> tuple[str, Factory]:
         if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("smolsessions."):
             _refuse_namesake(error.name or "")
         raise StartError(
-            f"the agent {name or attribute!r}: importing {module_name} failed with {type(error).__name__}: "
-            f"{error}; mend the module, or start the service in the folder that holds it"
+            f"importing {module_name} failed with {describe_error(error)}; mend the module, or start the "
+            "service in the folder that holds it"
         ) from error
-    factory = getattr(module, attribute, None)
+    factory: Factory | None = getattr(module, attribute, None)
     if not callable(factory):
-        raise StartError(
-            f"the agent {name or attribute!r}: {module_name} has no function {attribute}; name the one that makes it"
-        )
-    return name or factory_name(factory) or _PREFIX.sub("", attribute), factory
+        raise StartError(f"{module_name} has no function {attribute}; name the one that makes it")
+    return factory
 
 
 def _module_of(file: Path) -> str:
@@ -179,14 +214,16 @@ def _refuse_namesake(module_name: str) -> None:
         )
 
 
-def _call(name: str, factory: Factory) -> MultiStepAgent:
+def _call(name: str, factory: Factory, folders: ConversationFolders | None) -> MultiStepAgent:
     try:
-        agent = make_agent(name, factory, DUMMY)
-    except StartError:
+        agent = make_agent(name, factory, DUMMY, folders)
+    except (StartError, AgentUnavailableError):
         raise
     except (Exception, SystemExit) as error:
+        if is_of_executor(error):
+            raise started_executor(name) from error
         raise StartError(
-            f"the factory of agent {name!r} failed with {type(error).__name__}: {error}; mend it, or its "
+            f"the factory of agent {name!r} failed with {describe_error(error)}; mend it, or its "
             "configuration; it is called without arguments, except `caller` if it has a parameter of that name"
         ) from error
     if not isinstance(agent, MultiStepAgent):
@@ -204,12 +241,6 @@ def _tool_info(tool: Any) -> ToolInfo:
 
 def _offered(agent: MultiStepAgent) -> list[Any]:
     return [*agent.tools.values(), *agent.managed_agents.values()]
-
-
-def _with_managed(agent: MultiStepAgent) -> Iterator[MultiStepAgent]:
-    yield agent
-    for managed in agent.managed_agents.values():
-        yield from _with_managed(managed)
 
 
 def _refuse_shared_parts(name: str, one: MultiStepAgent, other: MultiStepAgent) -> None:
@@ -232,16 +263,34 @@ def _refuse_shared_parts(name: str, one: MultiStepAgent, other: MultiStepAgent) 
             )
 
 
+def _check_tools(name: str, agent: MultiStepAgent) -> None:
+    for tool in agent.tools.values():
+        try:
+            check_tool(tool)
+        except StartError as error:
+            raise StartError(f"the agent {name!r}: {error.message}") from None
+
+
 def _preload(first: MultiStepAgent, carries: tuple[type, ...]) -> frozenset[str]:
-    coders = [agent for agent in _with_managed(first) if code_runs_in(agent) == "child"]
+    coders = [agent for agent in with_managed(first) if code_runs_in(agent) == "child"]
     imports = {module for agent in coders for module in getattr(agent, "additional_authorized_imports", ())}
     modules = {module.removesuffix(".*") for module in imports if module != "*"}
     return frozenset(modules | {kind.__module__ for kind in carries} if coders else modules)
 
 
+def _code_place(agent: MultiStepAgent) -> str | None:
+    place = code_runs_in(agent)
+    return agent.python_executor.kind if place == "remote" else place  # type: ignore[attr-defined]  # it is ours
+
+
 def _kind(agent: MultiStepAgent) -> str:
     """Name the smolagents class that an agent's own class derives from."""
     return next(kind.__name__ for kind in type(agent).__mro__ if kind.__module__.startswith("smolagents"))
+
+
+def _version(name: AgentName, agent: MultiStepAgent, factory: Factory, unstable: frozenset[str]) -> AgentVersion:
+    fingerprint, model = _fingerprint(agent, unstable), model_identity(agent.model)
+    return AgentVersion(name, _kind(agent), SMOLAGENTS, model, fingerprint, release_of(factory))
 
 
 def _differing(first: MultiStepAgent, second: MultiStepAgent) -> frozenset[str]:
@@ -271,12 +320,12 @@ def _without_dates(text: str) -> str:
 def _parts(agent: MultiStepAgent, path: str = "") -> dict[str, Any]:
     parts: dict[str, Any] = {
         "kind": type(agent).__qualname__,
-        "model": [type(agent.model).__qualname__, str(getattr(agent.model, "model_id", ""))],
+        "model": [type(agent.model).__qualname__, model_identity(agent.model).id or ""],
         "system_prompt": _without_dates(str(agent.initialize_system_prompt())),
         "templates": _without_dates(json.dumps(json_form(dict(agent.prompt_templates)))),
         "instructions": _without_dates(str(agent.instructions)),
         **{name: json_form(getattr(agent, name, None)) for name in _ATTRIBUTES},
-        "executor": options_of(agent).executor,
+        "executor": remote_form(agent) or options_of(agent).executor,
     }
     for name, tool in agent.tools.items():
         parts[f"tool {name}"] = [tool.description, json_form(tool.inputs), tool.output_type]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import math
 from typing import TYPE_CHECKING
 
+from smolsessions.agents.models.providers import check_model
 from smolsessions.agents.sandbox.limits import limits_of
 from smolsessions.core.errors import StartError
 from smolsessions.options import nearest, options_of
@@ -27,11 +30,18 @@ def check_options(name: str, agent: MultiStepAgent) -> None:
         raise StartError(f"the agent {name!r} has executor = {options.executor!r}; make it 'child' or 'thread'")
     if options.fingerprint is not None and not isinstance(options.fingerprint, str):
         raise StartError(f"the agent {name!r} has fingerprint = {options.fingerprint!r}; make it a text")
+    if not isinstance(options.examples, list | tuple) or not all(isinstance(each, str) for each in options.examples):
+        raise StartError(f"the agent {name!r} has examples that are no list of texts; make them one")
+    deadline_s = options.deadline_s
+    if deadline_s is not None and (type(deadline_s) not in {int, float} or not 0 < deadline_s < math.inf):
+        raise StartError(f"the agent {name!r} has deadline_s = {deadline_s!r}; make it a number of seconds above 0")
     try:
         limits_of(options.code_limits)
     except (ValueError, AttributeError) as error:
         raise StartError(f"the code_limits of agent {name!r}: it {error}") from error
     _check_retries(name, agent)
+    _refuse_audio(name, agent)
+    check_model(name, agent)
 
 
 def carried_classes(name: str, agent: MultiStepAgent) -> tuple[type, ...]:
@@ -66,6 +76,24 @@ def _own_attributes(agent: MultiStepAgent) -> set[str]:
 
 def _is_code(value: object) -> bool:
     return callable(value) or isinstance(value, property | classmethod | staticmethod)
+
+
+def _refuse_audio(name: str, agent: MultiStepAgent) -> None:
+    """Refuse tools with audio as smolagents has it: without torch they would fail after they ran, or at each call."""
+    if importlib.util.find_spec("torch") is not None:
+        return
+    for tool in agent.tools.values():
+        if getattr(tool, "output_type", None) == "audio":
+            raise StartError(
+                f"the tool {tool.name!r} of agent {name!r} has output_type = 'audio', which needs torch in smolagents; "
+                "let it return smolsessions.Audio(data, media_type), with output_type = 'object'"
+            )
+        for key, schema in getattr(tool, "inputs", {}).items():
+            if schema.get("type") == "audio":
+                raise StartError(
+                    f"the tool {tool.name!r} of agent {name!r} has an input {key!r} of the type 'audio', which is a "
+                    "tensor of torch in smolagents; write 'any', and it gets smolsessions.Audio"
+                )
 
 
 def _check_retries(name: str, agent: MultiStepAgent) -> None:

@@ -54,6 +54,7 @@ def patch_smolagents() -> None:
     monitoring: Any = smolagents.monitoring
     names.Text = monitoring.Text = _deferred(Text)
     names.Panel = _deferred(Panel)
+    ToolCallingAgent._substitute_state_variables = _substitute  # type: ignore[method-assign, assignment]  # noqa: SLF001
     for kind, render in _RENDERERS.items():
         kind.initialize_system_prompt = _cached(render)  # type: ignore[method-assign, assignment]
 
@@ -139,6 +140,27 @@ def _wrap_output(output: Any, output_type: str | None = None) -> Any:
     """Wrap a tool's output as smolagents does, which looks in vain for a tensor in a plain one."""
     is_plain = type(output) in _PLAIN and output_type not in _WRAPPED
     return output if is_plain else handle_agent_output_types(output, output_type)
+
+
+class _Arguments(dict[str, Any]):
+    """Arguments of a tool call whose text, in an error for the model, has the names that the model wrote."""
+
+    written: Any = None
+
+    def __repr__(self) -> str:
+        return repr(self.written)
+
+
+def _substitute(agent: ToolCallingAgent, arguments: Any) -> Any:
+    """Replace names by values of `agent.state`, as smolagents does."""
+    if not (agent.state and isinstance(arguments, dict)):
+        return arguments
+    state = agent.state
+    values = _Arguments(
+        {key: state.get(value, value) if isinstance(value, str) else value for key, value in arguments.items()}
+    )
+    values.written = arguments
+    return values
 
 
 def _deferred(kind: Any) -> type:

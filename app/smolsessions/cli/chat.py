@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
+from pathlib import Path  # noqa: TC003 - typer reads the types of parameters
 from typing import TYPE_CHECKING, Annotated, Any
 
 import httpx2
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
 
     from smolsessions.client import Client
     from smolsessions.wire.events import TurnEvent
-    from smolsessions.wire.turns import Image, Turn
+    from smolsessions.wire.turns import File, Image, Turn
 
 END_S = 30
+IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
+"""Suffixes of files that the model sees."""
 STYLES = {"answer": "", "thought": "dim italic", "code": "cyan", "plan": "dim", "arguments": None}
 """Styles of the parts of a model's message. None: not shown, as the tool call that follows has it."""
 
@@ -52,20 +55,32 @@ def chat(
         ),
     ] = None,
     api_key: ApiKey = None,
+    file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            help="File or image for the agent, with the first message. May be repeated.",
+        ),
+    ] = None,
+    *,
+    named: tuple[str, ...] = (),
 ) -> None:
     """Chat with an agent. Ctrl-C stops the turn, Ctrl-D ends the chat.
 
     Settings and agents are those of the service that starts here. They have no effect with --url.
     """
+    here = [*named, *([agent] if agent and ":" in agent else [])]
+    if url and here:
+        raise StartError(f"{here[0]} would be served here, and --url names another service; leave one of them out")
     if agent and ":" in agent:
-        if url:
-            raise StartError(f"{agent} would be served here, and --url names another service; leave one of them out")
         add_agents([spec := spec_of(agent)])
-        name, named, _ = spec.partition("=")
-        agent = name if named else None  # the first agent is the default one
+        name, equals, _ = spec.partition("=")
+        agent = name if equals else None  # the first agent is the default one
         os.environ.pop("SMOLSESSIONS_DEFAULT_AGENT", None)
     with _address(url) as address, service(address, api_key) as client:
-        talk = _Chat(client, address, agent, conversation)
+        talk = _Chat(client, address, agent, conversation, file or [])
         talk.greet()
         while (message := _ask()) is not None:
             if message.strip():
@@ -121,16 +136,20 @@ def _end(number: int, _frame: object) -> None:
 class _Chat:
     """One conversation on the screen."""
 
-    def __init__(self, client: Client, address: str, agent: str | None, conversation: str | None) -> None:
+    def __init__(
+        self, client: Client, address: str, agent: str | None, conversation: str | None, files: list[Path]
+    ) -> None:
         self._client = client
         self._address = httpx2.URL(address)
         self._place: dict[str, Any] = {"conversation_id": conversation} if conversation else {}
         if agent:
             self._place["agent"] = agent
+        self._place["images"] = [file for file in files if file.suffix.lower() in IMAGES]
+        self._place["files"] = [file for file in files if file.suffix.lower() not in IMAGES]
         self._channel: str | None = None
         self._answer = ""
         self._linked: set[str] = set()
-        """Images of this turn that are shown. An answer's are also its last step's."""
+        """Images and files of this turn whose links were printed. The last step lists those of the answer, too."""
 
     def greet(self) -> None:
         """Show the conversation so far, or the agents."""
@@ -207,7 +226,7 @@ class _Chat:
                 self._end_line()
                 if event.error:
                     out.print(f"step {event.step}: {shorten(event.error.message, 200)}", style="red", markup=False)
-                self._show_images(event.images)
+                self._show_media(event.images, event.files)
             case TurnEnded():
                 self._end_line()
                 self._show_end(event.result, shown=self._answer)
@@ -235,11 +254,12 @@ class _Chat:
             out.print("stopped; its finished steps are kept", style="yellow")
         elif turn.reply is not None and turn.reply != shown:
             out.print(turn.reply, markup=False)
-        self._show_images(turn.output_images)
+        self._show_media(turn.output_images, turn.output_files)
 
-    def _show_images(self, images: list[Image]) -> None:
-        for image in images:
-            if image.url in self._linked:
-                continue
-            self._linked.add(image.url)
-            out.print(f"image, {image.width} x {image.height}: {self._address.join(image.url)}", markup=False)
+    def _show_media(self, images: list[Image], files: list[File]) -> None:
+        shown = {image.url: f"image, {image.width} x {image.height}" for image in images}
+        shown |= {file.url: f"{file.name}, {file.media_type}, {file.size_bytes:,} bytes" for file in files}
+        for url, about in shown.items():
+            if url not in self._linked:
+                self._linked.add(url)
+                out.print(f"{about}: {self._address.join(url)}", markup=False)

@@ -33,7 +33,7 @@ def check(*, places: dict[str, str]) -> None:
     if settings := report.line("settings", lambda: read_settings(places), _settings_sentence):
         report.line("rights", lambda: _check_rights(settings), str)
         report.line("keys", lambda: _check_keys(settings), str)
-        if catalog := report.line("agents", lambda: _catalog(settings), lambda found: ", ".join(found.infos)):
+        if catalog := report.line("agents", lambda: _catalog(settings), _agents_sentence):
             report.line("confinement", lambda: _check_confinement(catalog), str)
         report.line("store", lambda: asyncio.run(_check_store(settings)), str)
     raise typer.Exit(int(report.has_failed))
@@ -87,6 +87,13 @@ def _catalog(settings: Settings) -> Catalog:
     from smolsessions.wiring import make_catalog  # noqa: PLC0415 - it imports smolagents, after the check
 
     return make_catalog(settings)[0]
+
+
+def _agents_sentence(catalog: Catalog) -> str:
+    catalog.close()
+    if catalog.unavailable:
+        raise StartError(" ".join(catalog.unavailable.values()))
+    return ", ".join(catalog.infos)
 
 
 def _check_confinement(catalog: Catalog) -> str:

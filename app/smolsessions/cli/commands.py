@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from smolsessions import __version__
+from smolsessions.cli.agents import agents
 from smolsessions.cli.chat import chat
 from smolsessions.cli.check import check
 from smolsessions.cli.flags import read_files, with_settings
@@ -141,6 +142,7 @@ def owner(
     )
 
 
+app.add_typer(agents, name="agents")
 app.add_typer(keys, name="keys")
 app.add_typer(conversations, name="conversations")
 app.add_typer(turns, name="turns")

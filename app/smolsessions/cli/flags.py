@@ -40,8 +40,8 @@ Agents = Annotated[
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Decorate a command with an option for each setting, and with agents as arguments.
 
-    Parameters named `settings` and `places` (of settings, for messages) are filled in. A command that has a parameter
-    `agent` takes no other arguments.
+    Parameters named `settings`, `places` (of settings, for messages) and `named` (agents of flags) are filled in. A
+    command that has a parameter `agent` takes no other arguments.
     """
     flags = {name: _flag(name, field) for name, field in Settings.model_fields.items()}
     own = inspect.signature(command, eval_str=True).parameters
@@ -58,12 +58,14 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
             given["settings"] = read_settings(places)
         if "places" in own:
             given["places"] = places
+        if "named" in own:
+            given["named"] = tuple(named)
         command(**given)
 
     kind = inspect.Parameter.KEYWORD_ONLY
     parameters = [
         inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),
-        *(each for each in own.values() if each.name not in {"settings", "places"}),
+        *(each for each in own.values() if each.name not in {"settings", "places", "named"}),
         *(inspect.Parameter(name, kind, default=None, annotation=type_) for name, type_ in (more | flags).items()),
     ]
     with_environment.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from smolsessions.core.errors import StartError
 def init(
     folder: Annotated[Path, typer.Argument(file_okay=False, help="It is created if it does not exist.")] = Path(),
 ) -> None:
-    """Create a folder with an agent, its settings, a test and a Dockerfile. No file is overwritten."""
+    """Create a folder with an agent, agents.toml, settings, a test and a Dockerfile. No file is overwritten."""
     template = files("smolsessions.cli").joinpath("template")
     texts = {folder / each.name.removesuffix(".txt"): each.read_text("utf-8") for each in template.iterdir()}
     if found := sorted(path.name for path in texts if path.exists()):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import sys
-from contextlib import suppress
+from contextlib import contextmanager
 from pathlib import Path  # noqa: TC003 - typer reads the types of parameters
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from secrets import token_hex
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import typer
 from rich.progress import track
@@ -130,18 +132,33 @@ def export_conversation(
 
 
 def _write(file: Path, text: str) -> None:
-    """Write a file as a whole. A full disk leaves the one that was there."""
-    is_device = file.exists() and not file.is_file()
-    part = file if is_device else file.with_name(f"{file.name}.part")
+    """Write a file, or the file that a symlink names, as a whole. A full disk leaves the one that was there."""
     try:
-        part.write_text(text, "utf-8")
-        if not is_device:
+        target = file.resolve()
+        if target.exists() and not target.is_file():  # a device
+            target.write_text(text, "utf-8")
+            return
+        with _replacement(target) as part:
+            part.write(text)
+    except (OSError, RuntimeError) as error:  # Python 3.11 raises `RuntimeError` for symlinks in a circle
+        cause = error.strerror if isinstance(error, OSError) else error
+        raise fail(f"{file} cannot be written ({cause}); mend that, or name another file") from None
+
+
+@contextmanager
+def _replacement(file: Path) -> Iterator[TextIO]:
+    """Open a new file beside this one. It takes its place and its rights at the end, and is deleted after an error."""
+    part = file.with_name(f".{token_hex(8)}.part")
+    with part.open("x", encoding="utf-8") as opened:
+        try:
+            if file.exists():
+                shutil.copymode(file, part)
+            yield opened
+            opened.flush()
             part.replace(file)
-    except OSError as error:
-        if not is_device:
-            with suppress(OSError):
-                part.unlink()
-        raise StartError(f"{file} cannot be written ({error.strerror}); mend that, or name another file") from None
+        except BaseException:
+            part.unlink()
+            raise
 
 
 @conversations.command("import")

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("smolsessions")
 
 MAX_PROCESSES = 64
+SHORTEST_KEY = 8
 
 
 def run(settings: Settings, role: Role, processes: int, *, open_page: bool = False, reload: bool = False) -> int:
@@ -77,12 +78,16 @@ def end_with_stdin() -> None:
 
 
 def _changes() -> AsyncIterator[object]:
-    """Yield whenever Python files change, in this folder and in those of agents that are named by file."""
+    """Yield whenever agents.toml changes, or Python files in its folder, this folder, and those of agents by file."""
     from watchfiles import PythonFilter, awatch  # noqa: PLC0415 - only with --reload
 
     logging.getLogger("watchfiles").setLevel(logging.WARNING)  # the supervisor logs each change
     files = re.findall(r"=([^,=]+\.py):", os.environ.get(f"{PREFIX}AGENTS", ""))
-    return awatch(Path.cwd(), *{Path(file).absolute().parent for file in files}, watch_filter=PythonFilter())
+    agents_file = str(Path(os.environ.get(f"{PREFIX}AGENTS_FILE") or "agents.toml").absolute())
+    folders = {Path.cwd(), *(Path(file).absolute().parent for file in (*files, agents_file))}
+    is_python = PythonFilter()
+    folders = {folder for folder in folders if folder.is_dir()}  # a start with another one fails
+    return awatch(*folders, watch_filter=lambda change, path: path == agents_file or is_python(change, path))
 
 
 def run_slot(role: str, slot: str) -> int:
@@ -140,25 +145,38 @@ def _listen(settings: Settings) -> socket.socket:
 
 def _log_to_stderr(settings: Settings, slot: ProcessSlot | None) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_RedactingFormatter(os.environ.get(settings.model_api_key_env or "", "").strip(), slot))
+    handler.setFormatter(_RedactingFormatter(_keys_of_providers(settings), slot))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
 
 
+def _keys_of_providers(settings: Settings) -> list[str]:
+    """Return the values of all variables that the settings or agents.toml name as holders of a key."""
+    found = {os.environ.get(settings.model_api_key_env or "", "").strip()}
+    if settings.agents_file:
+        from smolsessions.agents.config.agents_file import key_variables  # noqa: PLC0415 - 50 ms, for these alone
+
+        values = {os.environ.get(each, "").strip() for each in key_variables(settings.agents_file)}
+        found |= {value for value in values if len(value) >= SHORTEST_KEY}  # env may hold a flag, such as 1
+    return sorted(found - {""}, key=len, reverse=True)
+
+
 class _RedactingFormatter(logging.Formatter):
-    """Formatter that masks the model's key, which a provider's exception may repeat.
+    """Formatter that masks keys of providers, which an exception may repeat.
 
     It formats the time once a second.
     """
 
-    def __init__(self, secret: str, slot: ProcessSlot | None) -> None:
+    def __init__(self, secrets: list[str], slot: ProcessSlot | None) -> None:
         super().__init__()
         self._process = f"process={slot.number} " if slot else ""
-        self._secret = secret
+        self._secrets = secrets
         self._second, self._time = 0, ""
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
-        return line.replace(self._secret, "***") if self._secret else line
+        for secret in self._secrets:
+            line = line.replace(secret, "***")
+        return line
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of the base class
         second = int(record.created)

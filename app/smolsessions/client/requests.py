@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mimetypes
 import re
 import time
 import uuid
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 Image = str | bytes | Path
 """Base64 or a data: URL, the bytes of an image file, or its path."""
+FileContent = Path | tuple[str, str, bytes]
+"""Path of a file, or its name, media type and bytes."""
 Policy = str | dict[str, Any] | list[str | dict[str, Any]]
 """Memory policy: a rule by name, a rule with its arguments, or several."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0
@@ -40,6 +43,7 @@ class TurnOptions(TypedDict, total=False):
     conversation_id: str
     agent: str
     images: Sequence[Image]
+    files: Sequence[FileContent]
     additional_args: Mapping[str, Any]
     max_steps: int
     deadline_s: float
@@ -56,6 +60,8 @@ def turn_request(message: str, options: TurnOptions) -> tuple[dict[str, Any], di
     key = fields.pop("idempotency_key", None) or uuid.uuid4().hex
     if images := fields.get("images"):
         fields["images"] = [_image(image) for image in images]
+    if files := fields.get("files"):
+        fields["files"] = [_file(file) for file in files]
     return fields, {"Idempotency-Key": key}
 
 
@@ -63,6 +69,18 @@ def _image(image: Image) -> str:
     if isinstance(image, Path):
         image = image.read_bytes()
     return b64encode(image).decode() if isinstance(image, bytes) else image
+
+
+def _file(file: FileContent) -> dict[str, str]:
+    if isinstance(file, Path):
+        kind = _KINDS.get(file.suffix.lower()) or mimetypes.guess_type(file.name)[0] or "text/plain"
+        file = file.name, kind, file.read_bytes()
+    name, media_type, data = file
+    return {"name": name, "media_type": media_type, "data": b64encode(data).decode()}
+
+
+_KINDS = {".csv": "text/csv", ".md": "text/markdown", ".wav": "audio/wav", ".tsv": "text/tab-separated-values"}
+"""Types that the tables of operating systems lack, or name in several ways."""
 
 
 def path_of(*parts: object) -> str:

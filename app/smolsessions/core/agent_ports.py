@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from smolsessions.core.callers import Caller
     from smolsessions.core.events import ReplayState, StepEvent
     from smolsessions.core.memories import ExportedMemory, ImportedMemory, Memory, PackedStep, PrunePreview
     from smolsessions.core.policies import Policy
-    from smolsessions.core.records import AgentInfo, AgentName, LeftOut, Outcome, Turn, TurnInput, Usage
+    from smolsessions.core.records import AgentInfo, AgentName, AgentVersion, LeftOut, Outcome, Turn, TurnInput, Usage
+
+
+@dataclass(frozen=True)
+class ToolServer:
+    """Health of a server of tools, as this process sees it."""
+
+    name: str
+    is_up: bool
+    restarts: int
+    """Attempts to connect after the first."""
+    list_changes: int
+    """Changes of its list of tools, which a restart of this process adopts."""
+    calls: Mapping[str, int]
+    """Numbers of calls by their outcome."""
 
 
 class EventBridge(Protocol):
@@ -28,6 +43,10 @@ class EventBridge(Protocol):
     @property
     def hands_over(self) -> bool:
         """True if a stopped turn continues in another worker, which shows the rest."""
+
+    @property
+    def ends_at(self) -> float:
+        """Deadline of the turn, by the monotonic clock."""
 
     @property
     def is_late(self) -> bool:
@@ -47,6 +66,10 @@ class Session(Protocol):
 
     held_bytes: int
     """Size of the images and variables that it holds between turns."""
+
+    @property
+    def version(self) -> AgentVersion:
+        """The agent that answers, for the record of its turns."""
 
     def serves(self, caller: Caller) -> bool:
         """Return whether the agent is as its factory would make it for this caller."""
@@ -83,7 +106,13 @@ class AgentCatalog(Protocol):
     @property
     def infos(self) -> dict[AgentName, AgentInfo]: ...
 
-    def confinement(self) -> dict[AgentName, Literal["namespaces", "landlock", "uid", "none"] | None]:
+    @property
+    def unavailable(self) -> dict[AgentName, str]:
+        """Agents that could not be made at start, with a sentence."""
+
+    def tool_servers(self) -> list[ToolServer]: ...
+
+    def confinement(self) -> dict[AgentName, Literal["namespaces", "landlock", "uid", "none", "not run here"] | None]:
         """Return the confinement of each agent's code. It may wait for processes to start."""
 
     def build(
@@ -95,6 +124,13 @@ class AgentCatalog(Protocol):
         variables: dict[str, bytes],
     ) -> Session:
         """Create a session with this memory and these variables. Empty bytes are a step that is not in memory."""
+
+    @property
+    def has_workspaces(self) -> bool:
+        """True if an agent has a workspace for each conversation."""
+
+    def shows_file(self, name: AgentName, path: str) -> bool:
+        """Return whether an agent may read this path in a conversation's workspace."""
 
     def task_step(self, turn: Turn, turn_input: TurnInput) -> PackedStep:
         """Return the task of a turn that ended before its agent ran. Raises `ServiceError` if it is too large."""

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from smolsessions.core.attachments import decode_file
 from smolsessions.core.callers import Caller
 from smolsessions.core.documents import encode_document, imported_turns, parse_document
-from smolsessions.core.errors import StoreUnavailableError, UnknownAgentError
-from smolsessions.core.json_data import bounded, merge
+from smolsessions.core.errors import (
+    AgentNotFoundError,
+    AgentUnavailableError,
+    InvalidRequestError,
+    NotFoundError,
+    ServiceError,
+    StoreUnavailableError,
+    UnknownAgentError,
+)
+from smolsessions.core.json_data import bounded, json_pointer, merge
 from smolsessions.core.memories import ImportedConversation, with_gaps
 from smolsessions.core.records import AgentName, ConversationFields, Page, Ref, title_of
 
@@ -18,13 +29,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from smolsessions.core.agent_ports import AgentCatalog
+    from smolsessions.core.attachments import File
+    from smolsessions.core.documents import MemoryDocument
     from smolsessions.core.memories import Memory, PrunePreview, StoredStep
     from smolsessions.core.policies import Policy
     from smolsessions.core.records import AgentInfo, Conversation, LeftOut, Order, Owner, StepType, Turn
-    from smolsessions.core.store_ports import ConversationStore, HistoryStore
+    from smolsessions.core.store_ports import ConversationStore, HistoryStore, WorkspaceFolders
 
+
+log = logging.getLogger(__name__)
 
 MOST_TRIES = 5
+
+
+class FilesUnwrittenError(ServiceError, code="internal"):
+    """The files of the workspace could not be written, so nothing was made; the service's log says why."""
 
 
 class Conversations:
@@ -39,18 +58,28 @@ class Conversations:
         *,
         on_end: Callable[[Turn], None],
         max_pixels: int,
+        folders: WorkspaceFolders | None = None,
     ) -> None:
-        """`max_pixels` bounds the images of an imported step."""
+        """`max_pixels` bounds the images of an imported step. `folders` hold the files of workspaces."""
         self.store = store
         self.history = history
         self._agents = agents
         self._default_agent = default_agent
         self._on_end = on_end
         self._max_pixels = max_pixels
+        self._folders = folders
 
     def agents(self) -> list[AgentInfo]:
         """Return all agents, the default one first."""
         return sorted(self._agents.infos.values(), key=lambda info: info.version.name != self._default_agent)
+
+    def agent(self, name: AgentName) -> AgentInfo:
+        """Return an agent. Raises `AgentNotFoundError` and `AgentUnavailableError`."""
+        if sentence := self._agents.unavailable.get(name):
+            raise AgentUnavailableError(sentence)
+        if name not in self._agents.infos:
+            raise AgentNotFoundError
+        return self._agents.infos[name]
 
     async def confinement(self) -> Mapping[AgentName, str | None]:
         """Return the confinement of each agent's code."""
@@ -86,6 +115,17 @@ class Conversations:
         """Delete a conversation with everything in it."""
         for ended in await self.store.delete(ref):
             self._on_end(ended)
+        if self._folders:
+            with suppress(OSError):  # the workers' sweep deletes them later
+                await asyncio.to_thread(self._folders.delete, *ref)
+
+    async def fork(self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None) -> Conversation:
+        """Create a conversation from the state of this one after a turn, with the files as they are now."""
+        made = await self.history.fork(ref, turn, metadata)
+        if self._folders:
+            files = await asyncio.to_thread(self._folders.files, *ref)
+            await self._add_files(made.ref, files)
+        return made
 
     async def steps(
         self, ref: Ref, first: int | None, limit: int, kind: StepType | None, *, archived: bool, order: Order
@@ -101,7 +141,16 @@ class Conversations:
 
     async def image(self, ref: Ref, name: str) -> tuple[str, bytes]:
         """Return the media type and the bytes of a step's image."""
-        return await asyncio.to_thread(self._agents.image_file, await self.store.image(ref, name))
+        data = await self.store.attachment(ref, name)
+        if decode_file(data):
+            raise NotFoundError
+        return await asyncio.to_thread(self._agents.image_file, data)
+
+    async def file(self, ref: Ref, name: str) -> File:
+        """Return a step's file."""
+        if file := decode_file(await self.store.attachment(ref, name)):
+            return file
+        raise NotFoundError
 
     async def messages(
         self, ref: Ref, claims: Mapping[str, Any], *, summary_mode: bool
@@ -148,7 +197,9 @@ class Conversations:
         agent = record.conversation.agent
 
         def document() -> bytes:
-            return encode_document(record, self._agents.export(agent, steps, record.attachments, record.pieces))
+            files = self._folders.files(*ref) if self._folders else {}
+            shown = {path: data for path, data in files.items() if self._agents.shows_file(agent, path)}
+            return encode_document(record, self._agents.export(agent, steps, record.attachments, record.pieces), shown)
 
         return await asyncio.to_thread(document)
 
@@ -160,16 +211,44 @@ class Conversations:
         name = self._known(told.agent if agent is None else agent)
         given = await asyncio.to_thread(self._agents.import_document, name, memory, self._max_pixels)
         self._check(name, ConversationFields(told.metadata, told.policy))
+        files = await asyncio.to_thread(self._checked_files, name, told)
         ref = Ref(owner, conversation_id or secrets.token_hex(12))
         version = self._agents.infos[name].version
         last = max((step.turn for step in given.steps), default=0)
-        turns = imported_turns(ref, told, memory, version, last)
+        turns = await asyncio.to_thread(imported_turns, ref, told, memory, version, last)
         title = title_of(turns[0].message) if turns and "title" not in told.model_fields_set else told.title
         draft = ConversationFields(told.metadata, told.policy, title=title)
-        return await self.history.adopt(ref, name, draft, ImportedConversation(tuple(turns), told.jumps, given))
+        made = await self.history.adopt(ref, name, draft, ImportedConversation(tuple(turns), told.jumps, given))
+        await self._add_files(ref, files)
+        return made
+
+    def _checked_files(self, agent: AgentName, document: MemoryDocument) -> dict[str, bytes]:
+        """Return a document's files. Raises `InvalidRequestError` for one that the agent's workspace cannot have."""
+        files = document.files
+        refusal = self._folders.refusal(files) if self._folders and files else None
+        for path in files:
+            if not refusal and not self._agents.shows_file(agent, path):
+                refusal = path, "is no file that this agent's workspace may have"
+        if refusal:
+            path, sentence = refusal
+            raise InvalidRequestError.at(json_pointer(["workspace", path] if path else ["workspace"]), sentence)
+        return files
+
+    async def _add_files(self, ref: Ref, files: dict[str, bytes]) -> None:
+        """Write the files of a new conversation. If that fails, delete the conversation."""
+        if not files or not self._folders:
+            return
+        try:
+            await asyncio.to_thread(self._folders.add, *ref, files)
+        except OSError as error:
+            log.error("the files of %s cannot be written: %s", ref, error, extra={"action": "folders.unwritten"})  # noqa: TRY400 - its sentence says all
+            await self.delete(ref)
+            raise FilesUnwrittenError from error
 
     def _known(self, agent: AgentName | None) -> AgentName:
-        """Return the agent of a new conversation. Raises `UnknownAgentError`."""
+        """Return the agent of a new conversation. Raises `UnknownAgentError` and `AgentUnavailableError`."""
+        if sentence := self._agents.unavailable.get(agent or self._default_agent):
+            raise AgentUnavailableError(sentence)
         if agent is not None and agent not in self._agents.infos:
             raise UnknownAgentError.at("/agent", f"no agent {agent!r} here; GET /agents lists them")
         return agent or self._default_agent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from base64 import b64decode, b64encode
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,7 +14,17 @@ from pydantic_core import to_json
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.json_data import derived_from, invalid_request, json_pointer, storable
 from smolsessions.core.policies import Rules, policy_data
-from smolsessions.core.records import AgentName, AgentVersion, Outcome, Rollback, StepImage, Timing, Turn, TurnOptions
+from smolsessions.core.records import (
+    AgentName,
+    AgentVersion,
+    Outcome,
+    Rollback,
+    StepFile,
+    StepImage,
+    Timing,
+    Turn,
+    TurnOptions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,9 +37,9 @@ MEMORY_FORMAT = "smolagents/memory"
 """Format of a document with the result of `agent.memory.get_full_steps()`."""
 MAX_ROLLBACKS = 1000
 """A list of turns looks at all rollbacks for each turn."""
-_READ_BY_AGENTS = frozenset({"steps", "images", "variables"})
+_READ_BY_AGENTS = frozenset({"steps", "images", "files", "variables"})
 _TURN, _OUTCOME = TypeAdapter(Turn), TypeAdapter(Outcome)
-_OF_TURN = {"message", "agent", "timing", "options", "attempts", "images", "additional_args"}
+_OF_TURN = {"message", "agent", "timing", "options", "attempts", "images", "files", "additional_args"}
 
 
 class MemoryDocument(BaseModel):
@@ -46,6 +57,11 @@ class MemoryDocument(BaseModel):
     def jumps(self) -> tuple[Rollback, ...]:
         return ()
 
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The files of its workspace. Raises `InvalidRequestError`."""
+        return {}
+
 
 @derived_from(Outcome)
 class TurnDocument(BaseModel):
@@ -61,6 +77,7 @@ class TurnDocument(BaseModel):
     attempts: int = Field(1, ge=0)
     additional_args: dict[str, Any] = {}
     output_images: tuple[StepImage, ...] = ()
+    output_files: tuple[StepFile, ...] = ()
 
 
 class ConversationDocument(MemoryDocument):
@@ -70,14 +87,25 @@ class ConversationDocument(MemoryDocument):
     id: str | None = None
     turns: tuple[TurnDocument, ...] = ()
     rollbacks: list[Annotated[list[int], Field(min_length=2, max_length=2)]] = Field([], max_length=MAX_ROLLBACKS)
+    workspace: dict[str, str] = {}
     not_exported: list[dict[str, str]] = []
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        files = {}
+        for path, data in self.workspace.items():
+            try:
+                files[path] = b64decode(data, validate=True)
+            except ValueError:
+                raise InvalidRequestError.at(json_pointer(["workspace", path]), "is no base64") from None
+        return files
 
     @property
     def jumps(self) -> tuple[Rollback, ...]:
         return tuple(Rollback(after, to) for after, to in self.rollbacks)
 
 
-def encode_document(record: ConversationRecord, portable: ExportedMemory) -> bytes:
+def encode_document(record: ConversationRecord, portable: ExportedMemory, files: dict[str, bytes]) -> bytes:
     """Return an exported conversation as a document. Turns and steps become JSON one by one, which saves memory."""
     conversation = record.conversation
     document = {
@@ -95,18 +123,21 @@ def encode_document(record: ConversationRecord, portable: ExportedMemory) -> byt
             for step, data in zip(record.steps, portable.steps, strict=True)
         ),
         "images": portable.images,
+        "files": portable.files,
         "variables": portable.variables,
+        **({"workspace": {path: b64encode(data).decode() for path, data in files.items()}} if files else {}),
         "not_exported": list(portable.not_exported),
     }
     return to_json(document)
 
 
 def _turn_document(turn: Turn) -> dict[str, Any]:
-    """Return a turn. It has no members for images if it has no images."""
+    """Return a turn. It has no members for images and files that it does not have."""
     of_turn = _TURN.serializer.to_python(turn, include=_OF_TURN)
     outcome = _OUTCOME.serializer.to_python(turn.outcome or Outcome("cancelled"))
-    images = {"images": of_turn.pop("images"), "output_images": outcome.pop("images")}
-    return {"turn": turn.number, **outcome, **of_turn, **{name: found for name, found in images.items() if found}}
+    media = {kind: of_turn.pop(kind) for kind in ("images", "files")}
+    media |= {f"output_{kind}": outcome.pop(kind) for kind in ("images", "files")}
+    return {"turn": turn.number, **outcome, **of_turn, **{name: found for name, found in media.items() if found}}
 
 
 def parse_document(document: Any) -> tuple[MemoryDocument, dict[str, Any]]:
@@ -192,5 +223,5 @@ def _check_numbers(document: ConversationDocument) -> None:
 def _turn(ref: Ref, document: TurnDocument) -> Turn:
     told = vars(document).copy()
     of_turn = {name: told.pop(name) for name in _OF_TURN}
-    number, images = told.pop("turn"), told.pop("output_images")
-    return Turn(ref, number, outcome=Outcome(**told, images=images), **of_turn)
+    number, images, files = (told.pop(name) for name in ("turn", "output_images", "output_files"))
+    return Turn(ref, number, outcome=Outcome(**told, images=images, files=files), **of_turn)

@@ -89,6 +89,10 @@ class ConversationNotFoundError(NotFoundError):
     """This conversation does not exist, or is not yours; POST /turn without conversation_id starts one."""
 
 
+class AgentNotFoundError(NotFoundError):
+    """This service has no agent of that name; GET /agents lists all."""
+
+
 class TurnNotFoundError(NotFoundError):
     """The conversation has no turn of that number."""
 
@@ -126,7 +130,7 @@ class OtherAgentError(ConflictError, code="agent_mismatch"):
 
 
 class AgentUnavailableError(ServiceError):
-    """The conversation's agent is not configured here."""
+    """The agent is not configured here, or could not be made when the service started; its log says why."""
 
 
 class AgentFailedError(ServiceError, code="agent_error"):
@@ -170,8 +174,10 @@ class LeaseLostError(ServiceError):
 
 
 def codes_of_answers() -> dict[str, type[ServiceError]]:
-    """Return the errors that answer requests, by code."""
-    kinds = [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, ServiceError)]
+    """Return the errors of this module that answer requests, by code."""
+    kinds: list[type[ServiceError]] = [ServiceError]
+    for kind in kinds:
+        kinds += [each for each in kind.__subclasses__() if each.__module__ == __name__]
     return {kind.code: kind for kind in kinds if kind not in {StartError, LeaseLostError}}
 
 
@@ -189,6 +195,7 @@ FAILURES = {
     "model_auth": "The model's provider refuses the credentials of the service; its operator must mend them.",
     "model_error": "The model gave no usable answer, or its provider failed.",
     "model_timeout": "The model did not answer in time.",
+    "model_unreachable": "The model's provider was not reached.",
     "model_unsupported_input": "The model cannot read a part of the conversation, such as an image.",
     "rate_limited": "The model's provider takes no more requests of the service for now.",
     "replay_diverged": "The process that ran the turn ended, and the agent's replay asked for something else. "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
 
-from smolsessions.core.records import StepImage, ToolCall, Turn, Usage, record
+from smolsessions.core.records import StepFile, StepImage, ToolCall, Turn, Usage, record
 
 MessageChannel = Literal["answer", "thought", "code", "plan", "arguments"]
 StepKind = Literal["action", "planning"]
@@ -131,6 +131,7 @@ class StepFinished:
     is_final_answer: bool
     usage: Usage | None
     duration_ms: float | None
+    files: tuple[StepFile, ...] = ()
 
 
 @record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections import Counter
 from contextlib import suppress
@@ -17,7 +18,7 @@ from smolsessions.core.errors import InvalidRequestError, MalformedError, TooLar
 from smolsessions.core.policies import TAGS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from dataclasses import Field
 
 T = TypeVar("T")
@@ -98,12 +99,19 @@ def merge(target: Any, patch: Any) -> Any:
     return merged
 
 
-def invalid_request(errors: Sequence[Any]) -> InvalidRequestError:
-    """Return the refusal of pydantic's errors. Each location begins with `body`, `path`, `query` or `header`."""
+def invalid_request(errors: Sequence[Any], members: Collection[str] = ()) -> InvalidRequestError:
+    """Return the refusal of pydantic's errors. Each location begins with `body`, `path`, `query` or `header`.
+
+    `members` are those of the body.
+    """
     problems: list[dict[str, str]] = []
     for error in errors[:MAX_PROBLEMS]:
         place, *path = (part for part in error["loc"] if part not in TAGS)
         message = str(error["msg"]).removeprefix("Value error, ")
+        if error["type"] == "extra_forbidden":
+            message = "there is no such member"
+            if len(path) == 1 and (near := difflib.get_close_matches(str(path[0])[:MAX_POINTER_CHARS], members, 1)):
+                message += f"; did you mean {near[0]}?"
         where = (
             {"pointer": json_pointer(path)} if place == "body" else {"in": place, "parameter": ".".join(map(str, path))}
         )

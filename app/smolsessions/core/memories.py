@@ -39,7 +39,7 @@ class PrunePreview:
 
 @record
 class PackedStep:
-    """Finished step as bytes, with its images as attachments by content hash.
+    """Finished step as bytes, with its images and files as attachments by content hash.
 
     `variables` are the changed pieces by name. None deletes a piece.
     """
@@ -55,14 +55,15 @@ class PackedStep:
 class ExportedMemory:
     """Memory of a conversation as JSON data (docs/export.md).
 
-    `steps` lack their turn and marks. They can be read once, and are encoded meanwhile. `images` are by name.
-    `not_exported` lists lost values: the agent's path, the kind, the name and the reason.
+    `steps` lack their turn and marks. They can be read once, and are encoded meanwhile. `images` and `files` are by
+    name. `not_exported` lists lost values: the agent's path, the kind, the name and the reason.
     """
 
     steps: Iterable[dict[str, Any]]
     images: dict[str, dict[str, str]]
     variables: dict[str, Any]
     not_exported: tuple[dict[str, str], ...]
+    files: dict[str, dict[str, Any]]
 
 
 @record

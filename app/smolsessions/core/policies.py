@@ -15,6 +15,7 @@ from pydantic import (
     Tag,
     TypeAdapter,
     ValidationError,
+    WrapSerializer,
 )
 
 MOST_RULES = 8
@@ -126,6 +127,7 @@ else:
         BeforeValidator(_listed, json_schema_input_type=str | Rule | list[str | Rule]),
         Field(max_length=MOST_RULES),
         AfterValidator(tuple),
+        WrapSerializer(lambda rules, to_data: to_data(list(rules))),
     ]
     """Rules in their order. Each is applied to the result of the one before."""
 

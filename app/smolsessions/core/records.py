@@ -70,12 +70,30 @@ class Ref(NamedTuple):
 
 
 @record
+class ModelIdentity:
+    """Provider and id of a model, as far as they are known."""
+
+    provider: str | None = None
+    id: str | None = None
+
+
+_UNKNOWN_MODEL = ModelIdentity()
+
+
+@record
 class AgentVersion:
-    """Version of an agent: its configured name, its class, the release of smolagents."""
+    """Version of an agent: its configured name, its class, the release of smolagents, its model, its fingerprint.
+
+    The fingerprint is a hash of prompts, tools and options. Only an agent with the same one replays a turn.
+    `version` is the release of the package that makes the agent.
+    """
 
     name: AgentName
     kind: str
     smolagents: str
+    model: ModelIdentity = _UNKNOWN_MODEL
+    fingerprint: str = ""
+    version: str | None = None
 
 
 @record
@@ -95,11 +113,16 @@ class AgentInfo:
     description: str
     tools: tuple[ToolInfo, ...]
     max_steps: int
-    code_runs_in: Literal["child", "thread", "remote"] | None = None
-    fingerprint: str = ""
-    """Hash of its prompts, tools and options. Only an agent with the same hash replays a turn."""
+    code_runs_in: str | None = None
+    """`child`, `thread`, or the name of its remote executor."""
     policy: Policy = ()
     """Its memory policy, used if the conversation has none."""
+    examples: tuple[str, ...] = ()
+    """Questions that a page may offer."""
+    deadline_s: float | None = None
+    """Longest time of a turn that sets none. None: the service's."""
+    limitations: tuple[str, ...] = ()
+    """Sentences on what the service cannot do for it."""
 
 
 @record
@@ -304,6 +327,16 @@ class StepImage:
     height: Annotated[int, Field(ge=1)]
 
 
+@record
+class StepFile:
+    """File of a step: its name in the conversation (a content hash), its own name, its media type and size."""
+
+    name: Annotated[str, Field(pattern=f"^[0-9a-f]{{{IMAGE_NAME_DIGITS}}}$")]
+    file_name: Annotated[str, Field(max_length=200)]
+    media_type: Annotated[str, Field(max_length=200)]
+    size_bytes: Count
+
+
 def image_name(data: bytes) -> str:
     """Return the name under which the store keeps an image's bytes."""
     return hashlib.sha256(data).hexdigest()[:IMAGE_NAME_DIGITS]
@@ -325,14 +358,16 @@ class Outcome:
     left_out: LeftOut | None = None
     images: tuple[StepImage, ...] = ()
     """Images of the answer, stored with the last step."""
+    files: tuple[StepFile, ...] = ()
+    """Files of the answer, stored likewise."""
 
 
 @record
 class Turn:
     """One user message and everything that the agent does until it answers.
 
-    A turn that is over has an `outcome`, and mostly `last_seq`, the number of its final event. `images` are those of
-    the message, stored with the task step. `additional_args` is JSON.
+    A turn that is over has an `outcome`, and mostly `last_seq`, the number of its final event. `images` and `files` are
+    those of the message, stored with the task step. `additional_args` is JSON.
     """
 
     ref: SkipValidation[Ref]
@@ -346,6 +381,7 @@ class Turn:
     last_seq: int | None = None
     images: tuple[StepImage, ...] = ()
     additional_args: dict[str, Any] = field(default_factory=dict)
+    files: tuple[StepFile, ...] = ()
     rolled_back: bool = False
     """True after a rollback to an earlier turn. Derived when turns are listed, and not stored."""
 
@@ -358,10 +394,11 @@ class Turn:
 
 @record
 class TurnInput:
-    """Input of a turn that its record does not repeat: images as files, and the claims of its caller."""
+    """Input of a turn that its record does not repeat: images as files, claims of its caller, files as stored."""
 
     images: tuple[bytes, ...] = ()
     claims: dict[str, Any] = field(default_factory=dict)
+    files: tuple[bytes, ...] = ()
 
 
 @record

@@ -8,7 +8,7 @@ from smolsessions.core.records import record
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from smolsessions.core.callers import Caller
@@ -155,7 +155,7 @@ class ConversationStore(Protocol):
         With `kind`, a page may hold fewer steps than the limit although more follow.
         """
 
-    async def image(self, ref: Ref, name: str) -> bytes:
+    async def attachment(self, ref: Ref, name: str) -> bytes:
         """Return an attachment. Raises `NotFoundError`."""
 
 
@@ -187,6 +187,25 @@ class HistoryStore(Protocol):
         self, ref: Ref, agent: AgentName, draft: ConversationFields, brought: ImportedConversation
     ) -> Conversation:
         """Create a conversation from an import. Raises `ConversationExistsError`."""
+
+
+class WorkspaceFolders(Protocol):
+    """Files of conversations, by owner and id. They are no part of the store. The methods block."""
+
+    def files(self, owner: str, conversation_id: str) -> dict[str, bytes]:
+        """Return the files of a conversation by path."""
+
+    def refusal(self, files: Mapping[str, bytes]) -> tuple[str, str] | None:
+        """Return path and sentence for the first of these files that no conversation can have."""
+
+    def add(self, owner: str, conversation_id: str, files: Mapping[str, bytes]) -> None:
+        """Write files. Raises `OSError`."""
+
+    def delete(self, owner: str, conversation_id: str) -> None:
+        """Delete all files of a conversation. Raises `OSError`."""
+
+    def conversations(self) -> Iterator[tuple[str, str]]:
+        """Yield owner and id of the conversations with files, also of deleted ones. Raises `OSError`."""
 
 
 class Lease(Protocol):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from smolsessions.core.agent_ports import AgentCatalog
-    from smolsessions.core.records import Owner, StepImage
+    from smolsessions.core.records import Owner, StepFile, StepImage
     from smolsessions.core.store_ports import LogReader, TurnStore
 
 
@@ -44,6 +44,7 @@ class NewTurn:
     options: TurnOptions = field(default_factory=TurnOptions)
     turn_input: TurnInput = field(default_factory=TurnInput)
     images: tuple[StepImage, ...] = ()
+    files: tuple[StepFile, ...] = ()
     additional_args: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
     idempotency_key: str | None = None
@@ -72,13 +73,16 @@ class Turns:
         once = _idempotent_request(new)
         if once and (known := await self.store.recall(owner, once)):
             return self._subscribe(known, for_end=for_end)
-        if new.agent is not None and new.agent not in self._agents.infos:
+        if new.agent is not None and new.agent not in self._agents.infos and new.agent not in self._agents.unavailable:
             raise UnknownAgentError.at("/agent", f"no agent {new.agent!r} here; GET /agents lists them")
         ref = Ref(owner, new.conversation_id or secrets.token_hex(12))
         wanted = self._version_of(new.agent or self._default_agent)
         timing = Timing(time.time())
         turn = Turn(
-            ref, 0, wanted, new.message, new.options, timing, images=new.images, additional_args=new.additional_args
+            *(ref, 0, wanted, new.message, new.options, timing),
+            images=new.images,
+            files=new.files,
+            additional_args=new.additional_args,
         )
         subscription = self._subscribe(turn, is_new=True, for_end=for_end)
         try:
@@ -153,7 +157,8 @@ class Turns:
     def _version_of(self, name: AgentName) -> AgentVersion:
         info = self._agents.infos.get(name)
         if info is None:
-            raise AgentUnavailableError(f"The conversation's agent {name!r} is not configured here.")
+            unknown = f"The conversation's agent {name!r} is not configured here."
+            raise AgentUnavailableError(self._agents.unavailable.get(name, unknown))
         return info.version
 
     async def _wait_for_end(self, subscription: TurnSubscription, wait_s: float) -> Turn:
@@ -176,7 +181,9 @@ def _idempotent_request(new: NewTurn) -> IdempotentRequest | None:
     """Return the key with all that makes two requests equal. The form of the response is not part of it."""
     if new.idempotency_key is None:
         return None
-    fields = asdict(replace(new, idempotency_key=None, turn_input=TurnInput()))  # the images' names are hashes
+    fields = asdict(
+        replace(new, idempotency_key=None, turn_input=TurnInput())
+    )  # the names of images and files are hashes
     fields |= fields.pop("options")
     # Without defaults, so that a later release with more fields makes the same bytes.
     sent = {name: value for name, value in fields.items() if value and name != "turn_input"}

@@ -131,10 +131,11 @@ def decode_head(data: bytes) -> Head:
 
 
 def encode_input(turn_input: TurnInput) -> bytes:
-    if not turn_input.images and not turn_input.claims:
+    if not turn_input.images and not turn_input.claims and not turn_input.files:
         return _NO_INPUT
-    header = {"sizes": [len(image) for image in turn_input.images], "claims": turn_input.claims}
-    return to_json(header) + b"\n" + b"".join(turn_input.images)
+    parts = (*turn_input.images, *turn_input.files)
+    header = {"sizes": list(map(len, parts)), "claims": turn_input.claims, "files": len(turn_input.files)}
+    return to_json(header) + b"\n" + b"".join(parts)
 
 
 def decode_input(data: bytes) -> TurnInput:
@@ -142,11 +143,12 @@ def decode_input(data: bytes) -> TurnInput:
         return TurnInput()
     line, _, rest = data.partition(b"\n")
     header: dict[str, Any] = from_json(line)
-    images, start = [], 0
+    parts, start = [], 0
     for size in header["sizes"]:
-        images.append(rest[start : start + size])
+        parts.append(rest[start : start + size])
         start += size
-    return TurnInput(tuple(images), header.get("claims", {}))
+    images = len(parts) - header.get("files", 0)
+    return TurnInput(tuple(parts[:images]), header.get("claims", {}), tuple(parts[images:]))
 
 
 def encode_step(step: PackedStep) -> bytes:

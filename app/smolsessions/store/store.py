@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from smolsessions.store.connection.pipeline import MOST_OPENING, Pipeline
 from smolsessions.store.connection.servers import Address, servers_at
-from smolsessions.store.connection.startup_check import IdentityCheck, check_store
+from smolsessions.store.connection.startup_check import ABOUT, IdentityCheck, check_store
 from smolsessions.store.conversations.conversation_store import ConversationStore
 from smolsessions.store.conversations.history_store import HistoryStore
 from smolsessions.store.partition import Partition, Partitions
@@ -41,6 +41,15 @@ class Store:
     scheduler: Scheduler
     running: tuple[asyncio.Future[None], ...]
     """Tasks that end only when the store fails."""
+    first: Pipeline
+    """Connection to the partition that holds the store's identity."""
+
+    async def has_mark(self, name: str, value: str, *, may_set: bool) -> bool:
+        """Return whether the store's mark of this name has this value, which a store without it gets."""
+        if may_set:
+            await self.first.send("HSETNX", ABOUT, name, value)
+        (found,) = await self.first.send("HMGET", ABOUT, name)
+        return bool(found == value.encode())
 
 
 @contextlib.asynccontextmanager
@@ -68,7 +77,7 @@ async def open_store(
             turns = TurnStore(partitions, scheduler, IdempotencyKeys(identity.pepper), options)
             conversations = ConversationStore(partitions, turns)
             history = HistoryStore(partitions, conversations, turns)
-            yield Store(server, turns, conversations, history, scheduler, (*running, check.changed))
+            yield Store(server, turns, conversations, history, scheduler, (*running, check.changed), pipelines[0])
         finally:
             check.close()
             await _cancel(running)

@@ -104,7 +104,7 @@ def create_app(
     app.include_router(turn_routes(turns, limits, streams))
     app.include_router(conversation_routes(conversations))
     app.include_router(memory_routes(conversations))
-    app.include_router(agent_routes(conversations))
+    app.include_router(agent_routes(conversations, limits))
     app.include_router(health_routes(metrics_text))
     serve_docs(app)
     serve_page(app)
@@ -225,6 +225,6 @@ def schema_yaml() -> str:
         unused,
         authenticator=Authenticator(None, loopback=True),
         metrics_text=unused,
-        limits=Limits("", 0, 0, 0, 0, 0, 0, 0),
+        limits=Limits("", 0, 0, 0, 0, 0, 0, 0, 0, 0),
     )
     return yaml.safe_dump(app.openapi(), sort_keys=False, allow_unicode=True, width=120)

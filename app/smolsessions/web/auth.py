@@ -127,7 +127,8 @@ class Authenticator:
             found = path.stat()
             changed_at = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
             if changed_at != self._read_at:
-                self._identities = _read(path)
+                self._identities, wrong = _read(path)
+                _report(path, wrong, is_start=self._read_at is None)
                 if self._read_at and open_to_all(found):
                     log.warning(_READABLE_BY_ALL, path, path, extra={"action": "keys.open"})
                 self._read_at = changed_at
@@ -142,20 +143,32 @@ class Authenticator:
             log.error("the API keys are not reloaded: %s: %s", path, error, extra={"action": "keys.unreadable"})  # noqa: TRY400
 
 
-def _read(path: Path) -> dict[bytes, Identity]:
-    identities = {}
+def _report(path: Path, wrong: list[str], *, is_start: bool) -> None:
+    """Log the wrong lines of a changed file. At start they raise `StartError`."""
+    if wrong and is_start:
+        raise StartError(wrong[0])
+    for sentence in wrong:
+        log.error("%s: %s; the line is passed over", path, sentence, extra={"action": "keys.wrong_line"})
+
+
+def _read(path: Path) -> tuple[dict[bytes, Identity], list[str]]:
+    """Return the identities, and a sentence about each line that is wrong."""
+    identities: dict[bytes, Identity] = {}
+    wrong = []
     for number, line in enumerate(path.read_text("utf-8").split("\n"), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         match = _KEY_LINE.fullmatch(line.strip())
         if not match:
-            raise StartError(
+            wrong.append(
                 f"line {number} is not `owner sha256-of-key`, or these with claims; `smolsessions keys owner OWNER` "
                 "makes one"
             )
+            continue
         try:
             claims = parse_claims(match[3]) if match[3] else {}
         except ValueError as error:
-            raise StartError(f"line {number}: {error} (`smolsessions keys owner OWNER` makes a line)") from error
+            wrong.append(f"line {number}: {error} (`smolsessions keys owner OWNER` makes a line)")
+            continue
         identities[bytes.fromhex(match[2])] = Identity(Owner(match[1]), claims)
-    return identities
+    return identities, wrong

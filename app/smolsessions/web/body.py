@@ -28,8 +28,8 @@ MAX_QUOTES = 200_000
 MAX_BARE_BYTES = 256 * 1024
 MAX_DOCUMENT_VALUES = 2_000_000
 MAX_DOCUMENT_QUOTES = 2 * MAX_DOCUMENT_VALUES
-_MIN_IMAGE_BYTES = 4 * 1024  # a shorter string counts as text
-_IMAGE_URL = re.compile(rb"data:image\\?/[a-z0-9.+-]{1,40};base64,", re.IGNORECASE)
+_MIN_BASE64_BYTES = 4 * 1024  # a shorter string counts as text
+_DATA_URL = re.compile(rb"data:[a-z0-9.+-]{1,40}\\?/[a-z0-9.+-]{1,80}(;charset=utf-8)?;base64,", re.IGNORECASE)
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/="
 _THREAD = ThreadPoolExecutor(1, "bodies")  # several would take the interpreter lock from the event loop in turn
 
@@ -74,13 +74,13 @@ async def in_thread_if_large(call: Callable[[bytes], T], body: bytes) -> T:
 
 
 def check_structure(body: bytes, max_text_bytes: int) -> None:
-    """Raise `TooLargeError` for a body that takes long to parse: much text beside images, or many values."""
+    """Raise `TooLargeError` for a body that takes long to parse: much text beside images and files, or many values."""
     if body.count(b'"') > MAX_QUOTES:
         raise TooLargeError(f"The body has more than {MAX_QUOTES} quotation marks; send less.")
     first, *parts = body.split(b'"')
-    text = b'"'.join([first, *map(_without_image, parts)])
+    text = b'"'.join([first, *map(_without_base64, parts)])
     if len(text) > max_text_bytes:
-        raise TooLargeError(f"The body has more than {max_text_bytes} bytes beside its images; send less.")
+        raise TooLargeError(f"The body has more than {max_text_bytes} bytes beside its images and files; send less.")
     bare = _outside_strings(text).translate(None, b" \t\r\n")
     if _separators(bare) > MAX_VALUES:
         raise TooLargeError(f"The body has more than {MAX_VALUES} values; send fewer.")
@@ -106,10 +106,10 @@ def _outside_strings(text: bytes) -> bytes:
     return b"".join(text.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
 
 
-def _without_image(part: bytes) -> bytes:
+def _without_base64(part: bytes) -> bytes:
     """Remove base64 from a part between quotation marks. Some clients escape its slashes."""
-    if len(part) < _MIN_IMAGE_BYTES or part.endswith(b"\\"):
+    if len(part) < _MIN_BASE64_BYTES or part.endswith(b"\\"):
         return part
-    url = _IMAGE_URL.match(part)
+    url = _DATA_URL.match(part)
     left = part[url.end() if url else 0 :].translate(None, _BASE64)
     return part if left.strip(b"\\") else b"/" * len(left)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from smolsessions.core.events import EVENT_TYPES, MessageDelta, StepFinished, TurnEnded, TurnQueued, TurnStarted
-from smolsessions.web.views import data_of, image_views, time_view, turn_view
+from smolsessions.web.views import data_of, file_views, image_views, time_view, turn_view
 from smolsessions.wire.events import KnownEvent, TurnEvent
 
 if TYPE_CHECKING:
@@ -59,5 +59,6 @@ def event_view(ref: Ref, turn: int, logged: Logged, *, internal: bool) -> dict[s
         elif isinstance(event, StepFinished):
             view["error"] = event.error and data_of(event.error)
             view["images"] = image_views(ref.id, event.images)
+            view["files"] = file_views(ref.id, event.files) if event.files else []
             view["usage"] = event.usage and data_of(event.usage)
     return view

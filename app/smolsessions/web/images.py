@@ -18,7 +18,7 @@ from smolsessions.core.records import StepImage, image_name
 _DATA_URL = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 # One thread bounds the memory. Requests that wait for it hold no thread that others need.
-_THREAD = ThreadPoolExecutor(1, "images")
+THREAD = ThreadPoolExecutor(1, "images")
 
 
 async def read_images(images: list[str], max_pixels: int) -> tuple[tuple[bytes, ...], tuple[StepImage, ...]]:
@@ -28,7 +28,7 @@ async def read_images(images: list[str], max_pixels: int) -> tuple[tuple[bytes, 
     """
     if not images:
         return (), ()
-    return await asyncio.get_running_loop().run_in_executor(_THREAD, _read_all, images, max_pixels)
+    return await asyncio.get_running_loop().run_in_executor(THREAD, _read_all, images, max_pixels)
 
 
 def _read_all(images: list[str], max_pixels: int) -> tuple[tuple[bytes, ...], tuple[StepImage, ...]]:

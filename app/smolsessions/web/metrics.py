@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
     from pathlib import Path
 
+    from smolsessions.core.agent_ports import ToolServer
     from smolsessions.core.records import Turn
     from smolsessions.core.store_ports import Queues
 
@@ -44,6 +45,7 @@ class ThreadCounts(Protocol):
 class Metrics:
     def __init__(self, threads: ThreadCounts, sessions: Callable[[], int]) -> None:
         self.queues: Callable[[], Awaitable[Queues]] | None = None
+        self.tool_servers: Callable[[], list[ToolServer]] = list
         self._registry = CollectorRegistry()
         durations = functools.partial(Histogram, buckets=_SECONDS)
         turns = self._add(Counter, "turns", "Turns that ended here.", "agent", "status", "code")
@@ -67,6 +69,7 @@ class Metrics:
             "Partitions of the store that do not answer: their waiting conversations are missing in the queue metrics."
         )
         self._silent = self._add(Gauge, "partitions_silent", text)
+        self._registry.register(_ToolServers(self))
         self._store_errors = self._add(Counter, "store_errors", "Lost connections and refused operations.")
 
     def store_lost(self) -> None:
@@ -98,6 +101,31 @@ class Metrics:
 
     def _add(self, kind: Callable[..., M], name: str, text: str, *labels: str) -> M:
         return kind(f"smolsessions_{name}", text, labels, registry=self._registry)
+
+
+class _ToolServers(Collector):
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the health of the MCP servers of this process, if its agents use any."""
+        servers = self._metrics.tool_servers()
+        if not servers:
+            return
+        up = GaugeMetricFamily("smolsessions_mcp_up", "1 if the MCP server answers.", labels=["server"])
+        text = "Attempts to connect to an MCP server again."
+        restarts = CounterMetricFamily("smolsessions_mcp_restarts", text, labels=["server"])
+        text = "Changes of its list of tools, which a restart adopts."
+        changes = CounterMetricFamily("smolsessions_mcp_list_changes", text, labels=["server"])
+        text = "Calls of its tools: ok, error (of the tool), failed, timeout, stopped."
+        calls = CounterMetricFamily("smolsessions_mcp_calls", text, labels=["server", "outcome"])
+        for server in servers:
+            up.add_metric([server.name], server.is_up)
+            restarts.add_metric([server.name], server.restarts)
+            changes.add_metric([server.name], server.list_changes)
+            for outcome, count in server.calls.items():
+                calls.add_metric([server.name, outcome], count)
+        yield from (up, restarts, changes, calls)
 
 
 @contextlib.asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from smolsessions.wire.conversations import Conversation
 from smolsessions.wire.problems import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from fastapi import FastAPI, Request
     from pydantic import BaseModel
@@ -48,14 +49,17 @@ STATUS: dict[type[errors.ServiceError], HTTPStatus] = {
     errors.StoreUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.ShuttingDownError: HTTPStatus.SERVICE_UNAVAILABLE,
 }
-_OF_FRAMEWORK = {
-    HTTPStatus.NOT_FOUND: errors.NotFoundError("Nothing is at this path; /docs lists all paths."),
-    HTTPStatus.METHOD_NOT_ALLOWED: errors.MethodNotAllowedError(),
-    HTTPStatus.BAD_REQUEST: errors.MalformedError(),
+_OF_FRAMEWORK: dict[HTTPStatus, Callable[[], errors.ServiceError]] = {
+    HTTPStatus.NOT_FOUND: lambda: errors.NotFoundError(f"Nothing is at this path; {link('/docs')} lists all paths."),
+    HTTPStatus.METHOD_NOT_ALLOWED: lambda: errors.MethodNotAllowedError(
+        f"This path does not take this method; {link('/docs')} lists what it takes."
+    ),
+    HTTPStatus.BAD_REQUEST: errors.MalformedError,
 }
+_WORKER_PATHS = "This process runs turns; it answers /livez, /readyz and /metrics."
 OF_A_WORKER = _OF_FRAMEWORK | {
-    HTTPStatus.NOT_FOUND: errors.NotFoundError("This process runs turns; it answers /livez, /readyz and /metrics."),
-    HTTPStatus.METHOD_NOT_ALLOWED: errors.MethodNotAllowedError("This path takes only GET."),
+    HTTPStatus.NOT_FOUND: partial(errors.NotFoundError, _WORKER_PATHS),
+    HTTPStatus.METHOD_NOT_ALLOWED: partial(errors.MethodNotAllowedError, "This path takes only GET."),
 }
 
 
@@ -158,7 +162,7 @@ def response_to(error: errors.ServiceError) -> JSONResponse:
     return JSONResponse(body, status.value, headers, media_type="application/problem+json")
 
 
-def install(app: FastAPI, of_framework: Mapping[HTTPStatus, errors.ServiceError] = _OF_FRAMEWORK) -> None:
+def install(app: FastAPI, of_framework: Mapping[HTTPStatus, Callable[[], errors.ServiceError]] = _OF_FRAMEWORK) -> None:
     """Answer the errors of routes and of the framework (`of_framework`)."""
 
     @app.exception_handler(errors.ServiceError)
@@ -166,15 +170,25 @@ def install(app: FastAPI, of_framework: Mapping[HTTPStatus, errors.ServiceError]
         return response_to(error)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
-        return response_to(_as_service_error(error))
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return response_to(_as_service_error(error, _members_of_body(request.scope)))
 
     @app.exception_handler(HTTPException)
     async def found_by_framework(request: Request, error: HTTPException) -> JSONResponse:
-        response = response_to(of_framework.get(HTTPStatus(error.status_code), errors.ServiceError()))
+        made = _of_parser(error.__cause__) or of_framework.get(HTTPStatus(error.status_code), errors.ServiceError)()
+        response = response_to(made)
         if response.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             response.headers["Allow"] = ", ".join(_methods_of(app, request.scope))
         return response
+
+
+def _of_parser(cause: BaseException | None) -> errors.ServiceError | None:
+    """Return the refusal of JSON that Python's parser cannot hold."""
+    if isinstance(cause, RecursionError):
+        return errors.MalformedError("The body has too many levels; send fewer.")
+    if isinstance(cause, ValueError) and "integer string conversion" in str(cause):
+        return errors.MalformedError("The body holds a number of too many digits; send it as a text.")
+    return None
 
 
 def _methods_of(app: FastAPI, scope: Scope) -> list[str]:
@@ -183,10 +197,15 @@ def _methods_of(app: FastAPI, scope: Scope) -> list[str]:
     return [one["method"] for one in asked if any(route.matches(one)[0] is Match.FULL for route in app.routes)]
 
 
-def _as_service_error(error: RequestValidationError) -> errors.ServiceError:
+def _members_of_body(scope: Scope) -> Collection[str]:
+    body = getattr(scope.get("route"), "body_field", None)
+    return getattr(body and body.field_info.annotation, "model_fields", {})
+
+
+def _as_service_error(error: RequestValidationError, members: Collection[str]) -> errors.ServiceError:
     for problem in error.errors():
         if problem["type"] == "json_invalid":
             return errors.MalformedError(
                 f"The body is not JSON: {problem.get('ctx', {}).get('error', 'syntax error')}."
             )
-    return invalid_request(error.errors())
+    return invalid_request(error.errors(), members)

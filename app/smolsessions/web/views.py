@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from smolsessions.core.memories import PrunePreview
-    from smolsessions.core.records import AgentInfo, Conversation, Page, PromptSize, StepImage, Turn
+    from smolsessions.core.records import (
+        AgentInfo,
+        AgentVersion,
+        Conversation,
+        Page,
+        PromptSize,
+        StepFile,
+        StepImage,
+        Turn,
+    )
 
 NO_OUTCOME = Outcome("finished")
 """Values of a turn that is not over."""
@@ -37,9 +46,10 @@ def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:
         "conversation_id": turn.ref.id,
         "turn": turn.number,
         "status": turn.status,
-        "agent": data_of(turn.agent),
+        "agent": agent_version_view(turn.agent),
         "message": turn.message,
         "images": image_views(turn.ref.id, turn.images),
+        "files": file_views(turn.ref.id, turn.files) if turn.files else [],
         "additional_args": turn.additional_args,
         "options": {
             "max_steps": options.max_steps,
@@ -50,6 +60,7 @@ def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:
         "reply": outcome.reply,
         "output": outcome.output,
         "output_images": image_views(turn.ref.id, outcome.images),
+        "output_files": file_views(turn.ref.id, outcome.files) if outcome.files else [],
         "tool_call_names": [call.name for call in calls],
         "tool_calls": [data_of(call) for call in calls],
         "state": outcome.state,
@@ -95,6 +106,14 @@ def image_view(conversation_id: str, name: str, width: int, height: int) -> dict
 
 def image_views(conversation_id: str, images: Iterable[StepImage]) -> list[dict[str, Any]]:
     return [image_view(conversation_id, image.name, image.width, image.height) for image in images]
+
+
+def file_views(conversation_id: str, files: Iterable[StepFile]) -> list[dict[str, Any]]:
+    return [_file_view(conversation_id, **data_of(file)) for file in files]
+
+
+def _file_view(conversation_id: str, name: str, file_name: str, **more: Any) -> dict[str, Any]:
+    return {"name": file_name, **more, "url": link(f"/conversations/{conversation_id}/files/{name}")}
 
 
 def conversation_view(conversation: Conversation) -> dict[str, Any]:
@@ -145,16 +164,25 @@ def message_view(conversation_id: str, message: dict[str, Any]) -> dict[str, Any
     return {"role": message["role"], "content": content}
 
 
+def agent_version_view(version: AgentVersion) -> dict[str, Any]:
+    data = data_of(version)
+    data["model"] = data_of(version.model)
+    return data
+
+
 def agent_view(info: AgentInfo, confinement: str | None, *, default: bool) -> dict[str, Any]:
-    same = {name: getattr(info, name) for name in ("description", "max_steps", "code_runs_in", "policy")}
+    names = ("description", "max_steps", "code_runs_in", "policy", "examples", "limitations")
+    same = {name: getattr(info, name) for name in names}
     same["tools"] = [data_of(tool) for tool in info.tools]
-    return {**data_of(info.version), **same, "code_confinement": confinement, "default": default}
+    return {**agent_version_view(info.version), **same, "code_confinement": confinement, "default": default}
 
 
 def step_view(conversation_id: str, step: dict[str, Any]) -> dict[str, Any]:
-    """Return a step with its images as links."""
-    images = [image_view(conversation_id, **image) for image in step.get("images", ())]
-    return {**step, "images": images} if "images" in step else step
+    """Return a step with its images and files as links."""
+    if "images" not in step:
+        return step
+    images = [image_view(conversation_id, **image) for image in step["images"]]
+    return {**step, "images": images, "files": [_file_view(conversation_id, **file) for file in step["files"]]}
 
 
 def page_view(page: Page[Any], view: Callable[[Any], Any], *of: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from smolsessions.core.policies import Rules
 from smolsessions.wire.events import StepError
 from smolsessions.wire.requests import METADATA, POLICY, TITLE, TTL
-from smolsessions.wire.turns import CURSOR, AgentVersion, Image, LeftOut, Usage
+from smolsessions.wire.turns import CURSOR, AgentVersion, File, Image, LeftOut, Usage
 from smolsessions.wire.words import CodePlace, Confinement, ConversationStatus, StepType, TokenCount
 
 
@@ -126,6 +126,7 @@ class Step(BaseModel):
     tool_calls: list[StepToolCall] = Field([], description="Of an action: calls that the model made.")
     observations: str | None = Field(None, description="Of an action: text that the model is shown next.")
     images: list[Image] = Field([], description="Of a task: images of the message. Of an action: those it observed.")
+    files: list[File] = Field([], description="Of a task: files of the message. Of an action: those of its output.")
     output: Any = Field(None, description="Of an action: its output as JSON.")
     error: StepError | None = Field(None, description="Of an action: its error. Null: none.")
     is_final_answer: bool = Field(False, description="Of an action: true if its output is the answer.")
@@ -155,15 +156,35 @@ class Agent(AgentVersion):
     tools: list[Tool] = Field(description="Its tools and managed agents.")
     max_steps: int = Field(description="Most steps of a turn that sets no `max_steps`.")
     code_runs_in: CodePlace | None = Field(
-        description="Place where a CodeAgent's code runs (docs/security.md). Tool calls of a remote executor are not "
-        "recorded. Null: it runs no code."
+        description="Place where a CodeAgent's code runs (docs/security.md). `remote` is an executor of the agent's "
+        "author. Null: it runs no code."
     )
     code_confinement: Confinement | None = Field(
         description="Strongest confinement in this process of the code of the agent and of the agents that it manages "
-        "(docs/security.md). Null without such code, and in a process that runs no turns."
+        "(docs/security.md). `not run here`: in a remote executor. Null without such code, and in a process that runs "
+        "no turns."
     )
+    limitations: list[str] = Field(description="Sentences on what the service cannot do for it.")
     policy: Rules = Field(description="Rules that bound the memory in its model's prompt.")
+    examples: list[str] = Field(description="Questions that a page may offer. Often empty.")
     default: bool = Field(description="True for the agent of conversations that name none.")
+
+
+class AgentLimits(BaseModel):
+    """Limits of the agent's turns and of requests for them."""
+
+    deadline_s: float = Field(description="Longest time of a turn that sets no `deadline_s`, in seconds.")
+    max_deadline_s: float = Field(description="Largest `deadline_s` that a turn may set.")
+    max_steps: int = Field(description="Largest `max_steps` that a turn may set.")
+    max_message_chars: int = Field(description="Most characters of a message.")
+    max_body_bytes: int = Field(description="Largest request.")
+    max_image_pixels: int = Field(description="Most pixels of a request's images together.")
+
+
+class AgentDetails(Agent):
+    """An agent with its limits."""
+
+    limits: AgentLimits = Field(description="Limits of its turns, and of requests for them.")
 
 
 class AgentList(BaseModel):

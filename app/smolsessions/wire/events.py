@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from smolsessions.wire.turns import AGENT_PATH, CALL_ID, INTERNAL, STEP_ID, Image, Turn, Usage
+from smolsessions.wire.turns import AGENT_PATH, CALL_ID, INTERNAL, STEP_ID, File, Image, Turn, Usage
 from smolsessions.wire.words import Channel, EventType, StepKind
 
 KIND = "Kind of event, also the `event:` line."
@@ -113,6 +113,7 @@ class StepFinished(StepEvent):
     error: StepError | None = Field(description="Its error. Null: none.")
     observations: str | None = Field(description="Text that the model is shown next, cut after 2,000 characters.")
     images: list[Image] = Field(description="Images that the model is shown next, and those of the step's output.")
+    files: list[File] = Field(description="Files and audio of the step's output.")
     is_final_answer: bool = Field(description="True if its output is the answer of its agent.")
     usage: Usage | None = Field(description="Tokens of its model calls, as far as the model reports them.")
     duration_ms: float | None = Field(description="Milliseconds that it took.")

@@ -38,6 +38,21 @@ class Body(BaseModel):
         return data
 
 
+class FileIn(Body):
+    """File of a message."""
+
+    name: str = Field(
+        min_length=1, max_length=200, description="Name with an extension and without folders, as report.csv."
+    )
+    media_type: str = Field(
+        min_length=1,
+        max_length=100,
+        description="text/plain, text/csv, text/markdown, text/tab-separated-values, application/json, "
+        "application/pdf, audio/wav, audio/mpeg, audio/mp4, audio/ogg, audio/flac or audio/webm.",
+    )
+    data: str = Field(description="Content as base64 or as a data: URL. A text is UTF-8.")
+
+
 class TurnRequest(Body):
     """One user message. Limits on text, pixels, steps and duration are those of the default settings."""
 
@@ -51,6 +66,12 @@ class TurnRequest(Body):
         max_length=16,
         fail_fast=True,
         description="PNG, JPEG, GIF or WebP, as base64 or as a data: URL. At most 25 million pixels together.",
+    )
+    files: list[FileIn] = Field(
+        [],
+        max_length=16,
+        fail_fast=True,
+        description="Files for the agent's tools and code. The model reads their names only. At most 5 MiB together.",
     )
     additional_args: JsonObject = Field(
         {},

@@ -16,12 +16,26 @@ AGENT_PATH = "The agent's path: `manager`, `manager/searcher`."
 INTERNAL = "True for `python_interpreter` (a code block) and `final_answer`."
 
 
+class ModelIdentity(BaseModel):
+    """Model of an agent, as far as it is known."""
+
+    provider: str | None = Field(
+        description="Provider, such as `openai` or `huggingface`, or the name of the model's own class. Null: unknown."
+    )
+    id: str | None = Field(description="Id by which the provider knows the model. Null: unknown.")
+
+
 class AgentVersion(BaseModel):
-    """Agent of a turn: its configured name, its class, the release of smolagents."""
+    """Agent of a turn, as it was when it answered."""
 
     name: str = Field(description="Configured name of the agent.")
     kind: str = Field(description="Name of its class, such as `ToolCallingAgent` or `CodeAgent`.")
     smolagents: str = Field(description="Release of smolagents that runs it.")
+    model: ModelIdentity = Field(description="Its model.")
+    fingerprint: str = Field(
+        description="Hash of its prompts, tools and options. Agents with different ones may answer differently."
+    )
+    version: str | None = Field(description="Release of the package that makes it. Null: unknown.")
 
 
 class ToolCall(BaseModel):
@@ -84,6 +98,15 @@ class Image(BaseModel):
     url: str = Field(description="Address of the image's file, relative to the service's host.")
 
 
+class File(BaseModel):
+    """File of a message or an answer: its name, type and size, and its address."""
+
+    name: str = Field(description="Name of the file, which is not unique.")
+    media_type: str = Field(description="Type of its content, as it was sent or as the tool named it.")
+    size_bytes: int = Field(description="Size in bytes.")
+    url: str = Field(description="Address of the content, relative to the service's host.")
+
+
 class TurnOptions(BaseModel):
     """Options of a turn, as they were sent."""
 
@@ -104,6 +127,9 @@ class Turn(BaseModel):
     images: list[Image] = Field(
         description="Images of the message. Empty until the turn has started, and after they were destroyed."
     )
+    files: list[File] = Field(
+        description="Files of the message. Empty until the turn has started, and after they were destroyed."
+    )
     additional_args: dict[str, Any] = Field(description="Variables for the agent, as they were sent.")
     options: TurnOptions = Field(description="Options, as they were sent.")
     reply: str | None = Field(description="The answer as text. Null until the turn is finished.")
@@ -112,6 +138,9 @@ class Turn(BaseModel):
     )
     output_images: list[Image] = Field(
         description="Images in the answer, also inside its lists and objects. At most 16."
+    )
+    output_files: list[File] = Field(
+        description="Files and audio in the answer, also inside its lists and objects. At most 16 with the images."
     )
     tool_call_names: list[str] = Field(description="Names of the tools that this turn called, in order.")
     tool_calls: list[ToolCall] = Field(

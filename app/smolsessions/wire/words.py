@@ -35,8 +35,12 @@ Channel = Annotated[str, _word(get_args(MessageChannel), "Part of the model's me
 EventType = Annotated[str, _word(EVENT_TYPES, "Kind of event, also the `event:` line.")]
 ProblemCode = Annotated[str, _word(sorted(codes_of_answers()), "Stable name of the error (docs/reference/errors.md).")]
 FailureCode = Annotated[str, _word(sorted(FAILURES), "Stable name of the failure (docs/reference/errors.md).")]
-CodePlace = Annotated[str, _word(("child", "thread", "remote"), "Place where code runs.")]
-Confinement = Annotated[str, _word(("namespaces", "landlock", "uid", "none"), "Strongest confinement of code.")]
+CodePlace = Annotated[
+    str, _word(("child", "thread", "docker", "e2b", "modal", "blaxel", "remote"), "Place where code runs.")
+]
+Confinement = Annotated[
+    str, _word(("namespaces", "landlock", "uid", "none", "not run here"), "Strongest confinement of code.")
+]
 TokenCount = Annotated[
     str, _word(("reported", "estimated"), "`reported`: the tokens are those that the model counted.")
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from dataclasses import replace
@@ -34,8 +35,6 @@ class LoopEventBridge:
     The agent's thread wakes the loop once for many deltas, and waits if the queue is full.
     """
 
-    hold_s = HOLD_S
-
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
         self._loop = asyncio.get_running_loop()
@@ -53,6 +52,8 @@ class LoopEventBridge:
         self.pause_requested = False
         """Set to hand the turn to another worker after the current step."""
         self.reason: StopReason | None = None
+        self.ends_at = math.inf
+        """Deadline of the turn, by the monotonic clock."""
         self.stopping: asyncio.Future[None] = self._loop.create_future()
         lease.on_reader = self._write
 
@@ -152,7 +153,7 @@ class LoopEventBridge:
 
     def _set_timer(self) -> None:
         self._waiting = True
-        delay_s = max(self._next_at - self._loop.time(), 0 if self._lease.watched else self.hold_s)
+        delay_s = max(self._next_at - self._loop.time(), 0 if self._lease.watched else HOLD_S)
         self._hold_timer = self._loop.call_later(delay_s, self._write)
 
     def _on_wake(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from smolsessions.core.errors import LeaseLostError, SealBrokenError, ServiceError, StoreUnavailableError
-from smolsessions.core.records import AGENT_CHANGED, MAX_CRASHES, Failure, Outcome
+from smolsessions.core.records import AGENT_CHANGED, MAX_CRASHES, Failure, Outcome, changed
 from smolsessions.worker.event_bridge import LoopEventBridge
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Worker:
         self._sessions = sessions
         self._threads = threads
         self._on_end = on_end
-        self._fingerprints = {name: info.fingerprint for name, info in agents.infos.items()}
+        self._fingerprints = {name: info.version.fingerprint for name, info in agents.infos.items()}
         self._running: set[_Run] = set()
         self._reserved = 0
         self._turns: asyncio.TaskGroup | None = None
@@ -230,11 +230,13 @@ class Worker:
 
     async def _outcome(self, run: _Run) -> Outcome:
         lease, bridge = run.lease, run.bridge
-        deadline_s = lease.turn.options.deadline_s or self._deadline_s
+        info = self._agents.infos.get(lease.turn.agent.name)
+        deadline_s = lease.turn.options.deadline_s or (info and info.deadline_s) or self._deadline_s
         started_at = lease.turn.timing.started_at  # of the first attempt
         passed_s = time.time() - started_at if started_at and lease.attempt > 1 else 0.0
         left_s = max(0.0, deadline_s - passed_s)
         timer = asyncio.get_running_loop().call_later(left_s, bridge.request_stop, "deadline")
+        bridge.ends_at = time.monotonic() + left_s
         lease.stop_reason.add_done_callback(bridge.hear_stop)
         try:
             outcome = await self._attempt(run)
@@ -272,7 +274,7 @@ class Worker:
         if lease.crashes >= MAX_CRASHES:
             return Failure("crashed_repeatedly", CRASHED_SENTENCE)
         info = self._agents.infos.get(lease.turn.agent.name)
-        if lease.attempt > 1 and info and info.fingerprint != lease.fingerprint:
+        if lease.attempt > 1 and info and info.version.fingerprint != lease.fingerprint:
             return AGENT_CHANGED
         return None
 
@@ -307,6 +309,8 @@ class Worker:
                 bridge.run_has_ended = True
 
         outcome = await self._run_in_thread(bridge, run_turn, lambda _: session.close(), session.cut_model_calls)
+        if lease.turn.agent is not session.version:
+            lease.turn = changed(lease.turn, agent=session.version)
         if outcome is None:
             run.session = None
         return outcome or session.partial_outcome()

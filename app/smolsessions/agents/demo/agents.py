@@ -16,6 +16,7 @@ from smolagents.models import (
     ChatMessageToolCallStreamDelta,
 )
 
+import smolsessions
 from smolsessions.agents.demo.rules import COUNTING, FORCED_FAILURE, Call, Exchange, Part, summarize_by_rules
 from smolsessions.agents.demo.tools import TOOLS
 from smolsessions.agents.memory.step_types import text_in
@@ -30,13 +31,24 @@ MAX_PIECES = 100  # of a text in a stream; a longer text has longer pieces
 NO_LLM = "Its model is a small set of rules and no LLM; it needs no key and no network."
 
 
+EXAMPLES = (
+    "What is 12 * 7 and what time is it in Europe/Berlin?",
+    "Note that the key is under the mat.",
+    "Count to 50.",
+    "Please fail.",
+)
+CODE_EXAMPLES = ("What is 2 ** 64?", "Count the words in: To be or not to be", "Count to 50.", "What is 1 / 0?")
+
+
 def make_demo() -> ToolCallingAgent:
-    return ToolCallingAgent(**_options(ToolCallingAgent, "demo", "calling tools"))
+    agent = ToolCallingAgent(**_options(ToolCallingAgent, "demo", "calling tools"))
+    return smolsessions.options(agent, examples=EXAMPLES)
 
 
 def make_demo_code() -> CodeAgent:
     # smolagents' own timeout costs a thread and does not return early
-    return CodeAgent(**_options(CodeAgent, "demo_code", "writing Python"), executor_kwargs={"timeout_seconds": None})
+    agent = CodeAgent(**_options(CodeAgent, "demo_code", "writing Python"), executor_kwargs={"timeout_seconds": None})
+    return smolsessions.options(agent, examples=CODE_EXAMPLES)
 
 
 def _options(kind: type[ToolCallingAgent | CodeAgent], name: str, method: str) -> dict[str, Any]:

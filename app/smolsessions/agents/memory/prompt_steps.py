@@ -12,7 +12,7 @@ from smolagents.memory import ActionStep, TaskStep
 
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep, messages_of, replaced_notes, text_in
 from smolsessions.agents.memory.tokens import estimate_messages
-from smolsessions.agents.values.images import holds_images
+from smolsessions.agents.values.media import holds_media
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -146,7 +146,7 @@ class PromptMemory:
         else:
             new, steps, self._illustrated = memory, self._examined(memory), []
         self._has_notes = self._has_notes or NoteStep in set(map(type, new))
-        self._illustrated += filter(holds_images, new)
+        self._illustrated += filter(holds_media, new)
         self._memory, self._steps, self._newest = memory, steps, memory[-NEWEST:]
         return steps
 

@@ -30,8 +30,10 @@ from smolsessions.agents.memory.step_types import EditStep, NoteStep, SummarySte
 from smolsessions.agents.run.failures import is_swallowed_failure
 from smolsessions.agents.values.images import image_from_bytes, image_to_bytes, name_image, stored_name
 from smolsessions.agents.values.json_forms import json_form, label_of
+from smolsessions.core.attachments import File, decode_file, encode_file
 from smolsessions.core.errors import SealBrokenError, ServiceError
 from smolsessions.core.memories import PackedStep
+from smolsessions.core.records import image_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -242,17 +244,22 @@ class _Pickler(pickle.Pickler):
             known = next(c.__name__ for c in kind.__mro__ if c.__name__ in _ERRORS)
             return agent_error, (known, str(obj))
         if issubclass(kind, PIL.Image.Image):
-            return _image, (self._attach(obj), issubclass(kind, AgentImage))
-        if kind is AgentText:
-            return _value, (str(obj),)
-        return _value, (label_of(obj) if kind is AgentAudio else json_form(obj),)
+            return _image, (self._attach_image(obj), issubclass(kind, AgentImage))
+        if issubclass(kind, File):
+            return _file, (self._attach(encode_file(obj)),)
+        text = str(obj) if kind is AgentText else label_of(obj) if kind is AgentAudio else json_form(obj)
+        return _value, (text,)
 
-    def _attach(self, image: PIL.Image.Image) -> str:
+    def _attach_image(self, image: PIL.Image.Image) -> str:
         raw = cast("PIL.Image.Image", image.to_raw()) if isinstance(image, AgentImage) else image
         data = image_to_bytes(raw)
-        name = stored_name(raw, data)
-        self.attachments[name] = data
+        name = self._attach(data, stored_name(raw, data))
         name_image(raw, name)
+        return name
+
+    def _attach(self, data: bytes, name: str = "") -> str:
+        name = name or image_name(data)
+        self.attachments[name] = data
         return name
 
 
@@ -286,12 +293,18 @@ class _Unpickler(pickle.Unpickler):
         found = self._allowed.get((module, name))
         if found is None:
             raise SealBrokenError(f"a stored step holds {module}.{name}, which this agent does not carry")
-        return self._image if found is _image else found
+        return self._image if found is _image else self._file if found is _file else found
+
+    def _attached(self, name: str) -> bytes:
+        if name not in self._attachments:
+            raise SealBrokenError("an image or a file of a stored step is missing")
+        return self._attachments[name]
+
+    def _file(self, name: str) -> Any:
+        return decode_file(self._attached(name))
 
     def _image(self, name: str, is_agent_image: bool) -> Any:
-        if name not in self._attachments:
-            raise SealBrokenError("an image of a stored step is missing")
-        image = self._open_image(self._attachments[name])
+        image = self._open_image(self._attached(name))
         name_image(image, name)
         return AgentImage(image) if is_agent_image else image
 
@@ -312,6 +325,11 @@ def _image(name: str, is_agent_image: bool) -> Any:
     raise AssertionError(name, is_agent_image)
 
 
+def _file(name: str) -> Any:
+    """Stand-in as `_image`."""
+    raise AssertionError(name)
+
+
 def _subclasses(kind: type[AgentError]) -> dict[str, type[AgentError]]:
     found = {kind.__name__: kind}
     for child in kind.__subclasses__():
@@ -323,7 +341,7 @@ def _subclasses(kind: type[AgentError]) -> dict[str, type[AgentError]]:
 _ERRORS = _subclasses(AgentError)
 ERROR_NAMES = frozenset(_ERRORS)
 _ENUM_REDUCERS: tuple[Any, ...] = (enum.Enum.__reduce_ex__, enum.Flag.__reduce_ex__)
-_ALL: tuple[Any, ...] = (*_STEP_CLASSES, *_DATA_CLASSES, _value, agent_error, _image)
+_ALL: tuple[Any, ...] = (*_STEP_CLASSES, *_DATA_CLASSES, _value, agent_error, _image, _file)
 _ALLOWED: dict[tuple[str, str], Any] = {(thing.__module__, thing.__qualname__): thing for thing in _ALL}
 # By identity: a foreign class may answer == and hash() with code of its own.
 _STEP_IDS = frozenset(map(id, _STEP_CLASSES))

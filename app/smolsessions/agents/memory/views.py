@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from smolagents.memory import ActionStep, PlanningStep, SystemPromptStep, TaskStep
 
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
 from smolsessions.agents.smolagents_patches import patch_agent
-from smolsessions.agents.values.images import images_in, stored_images
+from smolsessions.agents.values.images import stored_images
 from smolsessions.agents.values.json_forms import json_form
+from smolsessions.agents.values.media import attached_files, media_in, stored_files
+from smolsessions.core.attachments import File
 from smolsessions.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import PIL.Image
     from smolagents import MultiStepAgent
@@ -29,7 +32,8 @@ if TYPE_CHECKING:
 
 def describe_step(step: MemoryStep) -> dict[str, Any]:
     if isinstance(step, TaskStep):
-        return {"task": json_form(step.task), "images": _images(step.task_images)}
+        held = _files(attached_files(step))
+        return {"task": json_form(step.task), "images": _images(step.task_images), "files": held}
     if isinstance(step, PlanningStep):
         return {"plan": json_form(step.plan), **_cost(step)}
     if isinstance(step, NoteStep):
@@ -37,6 +41,8 @@ def describe_step(step: MemoryStep) -> dict[str, Any]:
     if isinstance(step, SummaryStep):
         return {"text": json_form(step.text), "recent": step.recent}
     assert isinstance(step, ActionStep)
+    media = media_in(step.action_output)
+    images = (one for one in media if not isinstance(one, File))
     return {
         "step": step.step_number,
         "model_output": json_form(step.model_output),
@@ -45,7 +51,8 @@ def describe_step(step: MemoryStep) -> dict[str, Any]:
             {"id": call.id, "name": call.name, "arguments": json_form(call.arguments)} for call in step.tool_calls or ()
         ],
         "observations": json_form(step.observations),
-        "images": _images((*(step.observations_images or ()), *images_in(step.action_output))),
+        "images": _images((*(step.observations_images or ()), *images)),
+        "files": _files(one for one in media if isinstance(one, File)),
         "output": json_form(step.action_output),
         "error": json_form(step.error.dict()) if step.error else None,
         "is_final_answer": step.is_final_answer,
@@ -98,6 +105,10 @@ def _part(part: dict[str, Any]) -> dict[str, Any]:
 def _images(images: Sequence[PIL.Image.Image] | None) -> list[dict[str, Any]]:
     found = dict.fromkeys(stored_images(images))  # without duplicates: an output may repeat an observed image
     return [{"name": image.name, "width": image.width, "height": image.height} for image in found]
+
+
+def _files(files: Iterable[File]) -> list[dict[str, Any]]:
+    return [asdict(file) for file in stored_files(files)]
 
 
 def _cost(step: ActionStep | PlanningStep) -> dict[str, Any]:

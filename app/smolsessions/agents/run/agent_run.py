@@ -13,7 +13,7 @@ from smolagents.memory import ActionStep, PlanningStep
 
 from smolsessions.agents.run.effects import Effect, as_text, encode_raised, error_text
 from smolsessions.agents.run.failures import TurnStopped
-from smolsessions.agents.run.recorder import digest_of
+from smolsessions.agents.run.recorder import RECORDER, digest_of
 from smolsessions.agents.values import dumps
 from smolsessions.agents.values.images import stored_images
 from smolsessions.agents.values.json_forms import flat_form, json_form, truncate_json, truncated, utf8_text
@@ -68,10 +68,11 @@ class AgentRun:
         """Run a tool call or a check. The model calls of this thread are numbered within it."""
         thread = threading.get_ident()
         self._inside[thread] = [place, 0]
-        token = CALLER.set(self.recorder.caller)
+        token, recorder_token = CALLER.set(self.recorder.caller), RECORDER.set(self.recorder)
         try:
             return act()
         finally:
+            RECORDER.reset(recorder_token)
             CALLER.reset(token)
             self._inside.pop(thread, None)
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from smolagents.local_python_executor import LocalPythonExecutor, PrintContainer
 
+from smolsessions.agents.run.remote_interpreter import RemoteInterpreter
 from smolsessions.agents.run.tool_proxy import unproxied
 from smolsessions.agents.sandbox.variables import INTERNAL_NAMES, use_state
 from smolsessions.agents.values import CodecError, dumps, loads
 from smolsessions.agents.values.json_forms import utf8_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from smolsessions.agents.run.instrumentation import AgentNode
 
@@ -106,6 +107,12 @@ class AgentState:
                     self._restore_tool(piece, data)
                     self._tools[piece] = data
 
+    def put(self, node: AgentNode, values: Mapping[str, Any]) -> None:
+        """Set values of `agent.state` that a replay sets again, so that no effect needs them."""
+        with self._lock:
+            node.agent.state.update(values)
+            node.journaled |= {name: dumps(value, node.carries) for name, value in values.items()}
+
     def begin_turn(self) -> str:
         """Return a sentence about variables lost since the last turn, for the model. Reset `dropped`."""
         for node in self._nodes:
@@ -144,7 +151,8 @@ class AgentState:
         start = f"{node.path}:"
         stored = {name.removeprefix(start): data for name, data in self._kept.items() if name.startswith(start)}
         if state := stored.get(STATE):
-            node.agent.state.update({name: loads(data, node.carries) for name, data in loads(state).items()})
+            node.journaled = loads(state)
+            node.agent.state.update({name: loads(data, node.carries) for name, data in node.journaled.items()})
         gone, held = _names(stored.get(LOST)), _names(stored.get(PROCESS_ONLY))
         self._found_lost |= {_full_name(node.path, name) for name in held - gone}
         _lose(node, gone | held)
@@ -280,9 +288,11 @@ def _lost_of(node: AgentNode) -> set[str]:
 
 
 def _held_of(node: AgentNode) -> set[str]:
-    """Return the names of code that runs in a thread: they live as long as this session."""
-    executor = _in_thread(node)
-    if executor is None:
+    """Return the names of code that runs in a thread or a remote executor: they live as long as this session."""
+    executor = unproxied(getattr(node.agent, "python_executor", None))
+    if isinstance(executor, RemoteInterpreter):
+        return {*executor.names} - node.agent.state.keys()
+    if not isinstance(executor, LocalPythonExecutor):
         return set()
     names = {*executor.state, *executor.custom_tools} - INTERNAL_NAMES - node.agent.state.keys()
     return {name for name in names if not name.startswith("__")} | node.unkept  # smolagents stores methods there, too

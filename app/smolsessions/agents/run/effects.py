@@ -15,6 +15,7 @@ from smolagents.agent_types import AgentImage, AgentText
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 from smolagents.monitoring import TokenUsage
 
+from smolsessions.agents.models.keys import without_secrets
 from smolsessions.agents.run.failures import error_marks
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
 from smolsessions.agents.values.json_forms import json_form, json_text, utf8_text
@@ -61,7 +62,7 @@ class Effect:
     `form` is the encoding of `returned`: `text`, `json` or `crossed`. `kind` is smolagents' class around the value.
     `text` is the original text of a value whose decoded form reads differently. `raised` is class name, built-in base
     and text, `marks` the attributes that tell a failure's kind. `changes` holds the changes of state that the call
-    made, by the names of their pieces.
+    made, by the names of their pieces. `model` is the fallback that answered, if not the agent's first model did.
     """
 
     returned: bytes | None = None
@@ -73,6 +74,7 @@ class Effect:
     duration_ms: float = 0.0
     repeated: bool = False
     changes: dict[str, bytes] = field(default_factory=dict)
+    model: str = ""
 
     @property
     def is_opaque(self) -> bool:
@@ -83,7 +85,7 @@ class Effect:
         head: dict[str, Any] = {} if self.returned is None else {"form": self.form}
         if self.duration_ms:
             head["duration_ms"] = self.duration_ms
-        if self.kind or self.text or self.raised or self.marks or self.repeated or self.changes:
+        if self.kind or self.text or self.raised or self.marks or self.repeated or self.changes or self.model:
             head |= {name: value for name in _RARE if (value := getattr(self, name))}
         return to_json(head, bytes_mode="hex") + b"\n" + (self.returned or b"")
 
@@ -115,7 +117,7 @@ class Effect:
         return value if self.text is None else ValueWithText(value, self.text)
 
 
-_RARE = ("kind", "text", "raised", "marks", "repeated", "changes")
+_RARE = ("kind", "text", "raised", "marks", "repeated", "changes", "model")
 
 
 def encode_returned(value: Any, carries: Collection[type], *, is_lossy: bool) -> tuple[Effect, Any]:
@@ -148,7 +150,7 @@ def encode_returned(value: Any, carries: Collection[type], *, is_lossy: bool) ->
 def encode_raised(error: Exception) -> Effect:
     base = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
     marks = {name: utf8_text(str(value)) for name, value in error_marks(error).items()}
-    return Effect(raised=(type(error).__name__, base, error_text(error)), marks=marks)
+    return Effect(raised=(type(error).__name__, base, without_secrets(error_text(error))), marks=marks)
 
 
 def rebuild_error(name: str, base: str, text: str) -> Exception:

@@ -10,7 +10,7 @@ import contextlib
 import re
 import traceback
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smolagents import Model
 from smolagents.utils import AgentGenerationError
@@ -30,28 +30,66 @@ class ReplayDivergedError(TurnStopped):
     """A replay requests a call that is not in the journal, while the journal still holds results of tools."""
 
 
-_SENTENCES = {
-    "model_error": "The model gave no usable answer ({name}).",
-    "provider_failed": "The model's provider failed ({name}); try again.",
-    "provider_unreachable": "The connection to the model's provider failed ({name}); try again.",
-    "model_unsupported_input": "The model cannot read a part of this conversation, such as an image ({name}).",
-    "model_timeout": "The model did not answer in time ({name}).",
-    "model_auth": "The model's provider refuses the credentials of this service ({name}); its operator must mend them.",
-    "rate_limited": "The model's provider takes no more requests of this service for now ({name}).",
-    "context_overflow": "The conversation is longer than the model can read ({name}); prune it or start another one.",
-    "agent_error": "The agent's own code failed ({name}).",
+class _Kind(NamedTuple):
+    """Kind of failure: its code, a sentence, and whether another try may help."""
+
+    code: str
+    sentence: str
+    is_transient: bool = False
+
+
+_KINDS = {
+    "model_error": _Kind("model_error", "The model gave no usable answer ({name})."),
+    "failed": _Kind("model_error", "The model's provider failed ({name}); try again.", is_transient=True),
+    "broken_off": _Kind("model_error", "The model's provider broke its answer off ({name}); try again.", True),
+    "unreachable": _Kind("model_unreachable", "The model's provider was not reached ({name}); try again.", True),
+    "unreadable": _Kind(
+        "model_unsupported_input", "The model cannot read a part of this conversation, such as an image ({name})."
+    ),
+    "timeout": _Kind("model_timeout", "The model did not answer in time ({name}).", True),
+    "auth": _Kind(
+        "model_auth",
+        "The model's provider refuses the credentials of this service ({name}); its operator must mend them.",
+    ),
+    "limited": _Kind(
+        "rate_limited", "The model's provider takes no more requests of this service for now ({name}).", True
+    ),
+    "quota_spent": _Kind(
+        "rate_limited",
+        "The quota of this service at the model's provider is used up ({name}); its operator must mend it.",
+    ),
+    "overflow": _Kind(
+        "context_overflow",
+        "The conversation is longer than the model can read ({name}); prune it or start another one.",
+    ),
+    "agent_error": _Kind("agent_error", "The agent's own code failed ({name})."),
 }
 _OVERFLOW_TEXT = re.compile(
-    r"context[ _-](length|window|size|limit)|(prompt|input) is too long|too many tokens|maximum number of tokens",
+    r"context[ _-](length|window|size|limit)|(prompt|input) is too long|too many tokens|maximum number of tokens|"
+    r"max_new_tokens` must be <=",
     re.IGNORECASE,
 )
 _IMAGE_TEXT = re.compile(r"image", re.IGNORECASE)
 _NO_IMAGES_TEXT = re.compile(
-    r"(not|n't) support\w* (\w+ )?(image|vision)|images? (\w+ )?(is|are) not support", re.IGNORECASE
+    r"(not|n't) support\w* (\w+ )?(image|vision)|images? (\w+ )?(is|are) not support|missing data required for image",
+    re.IGNORECASE,
 )
 _REFUSED = {400, 404, 415, 422}
-_CODES = {"provider_failed": "model_error", "provider_unreachable": "model_error"}
-_BROKEN_NAME = re.compile(r"Connect|TransportError|ProtocolError|ChunkedEncoding|IncompleteRead|JSONDecode")
+_AUTH_NAME = re.compile(r"Authentication|Credentials")
+_BROKEN_OFF_NAME = re.compile(
+    r"IncompleteAnswer|IncompleteRead|ReadError|ProtocolError|ChunkedEncoding|ConnectionClosed|JSONDecode"
+)
+_UNREACHABLE_NAME = re.compile(r"Connect|TransportError")
+_STREAM_NAMES = {"MidStreamFallbackError", "UnknownError", "APIError"}
+"""Errors of LiteLLM, Hugging Face and OpenAI for one that the provider sent within a stream."""
+_STREAM_TEXT = "unexpected response from Ollama"
+_QUOTA = "insufficient_quota"
+_QUOTA_TEXT = re.compile(
+    r"insufficient_quota|exceeded your current quota|insufficient balance|credit balance is too low", re.IGNORECASE
+)
+_QUOTA_NAME = "ServiceQuotaExceeded"
+_MARK = "smolsessions_kind"
+"""Attribute of an exception that was read from the journal."""
 _HTTP_STATUS = re.compile(r"[1-5][0-9]{2}")
 _SWALLOWED_PREFIX = "Error in generating final LLM output: "
 
@@ -69,23 +107,21 @@ def classify(error: BaseException) -> Failure:
         return Failure(error.code, error.message)
     if not (isinstance(error, AgentGenerationError) or _passed_a_model(error)):
         return _failure("agent_error", error)
-    for link in _causes(error):
-        if verdict := _recognise(link):
-            kind, retryable = verdict
-            return _failure(kind, link, retryable=retryable)
-    return _failure("model_error", next(_causes(error), error))
+    return classify_call(error)
 
 
-def is_transient(error: BaseException) -> bool:
-    """True if a retry may succeed: the provider failed, was unreachable, or timed out."""
-    kind, _ = next(filter(None, map(_recognise, _causes(error))), ("", False))
-    return kind in {"provider_failed", "provider_unreachable", "model_timeout"}
+def classify_call(error: BaseException) -> Failure:
+    """Return the failure of a model call. Another try may help if it is retryable."""
+    return _failure(*_kind_of(error))
 
 
 def error_marks(error: BaseException) -> dict[str, int | str]:
-    """Return status and code of a provider's exception, by which `classify` recognises it after a replay."""
-    status, code = _status(error), _code(error)
-    marks: dict[str, int | str] = {"status_code": status} if status else {}
+    """Return kind, status and code of a provider's exception, by which `classify` recognises it after a replay."""
+    kind, link = _kind_of(error)
+    marks: dict[str, int | str] = {} if kind == "model_error" else {_MARK: kind}
+    status, code = _status(link), _code(link)
+    if status:
+        marks["status_code"] = status
     return marks | {"code": code} if isinstance(code, str | int) else marks
 
 
@@ -100,10 +136,26 @@ def is_swallowed_failure(output: object) -> bool:
     return False
 
 
-def _failure(kind: str, error: BaseException, *, retryable: bool = False) -> Failure:
+def _failure(kind: str, error: BaseException) -> Failure:
     status = _status(error)
     name = f"{type(error).__name__}, HTTP {status}" if status else type(error).__name__
-    return Failure(_CODES.get(kind, kind), _SENTENCES[kind].format(name=name), retryable)
+    code, sentence, is_transient = _KINDS[kind]
+    return Failure(code, sentence.format(name=name), is_transient)
+
+
+def _kind_of(error: BaseException) -> tuple[str, BaseException]:
+    """Return the kind of a model's failure, and the exception that shows it."""
+    found = [(kind, link) for link in causes(error) if (kind := _recognise(link))]
+    if not found:
+        return "model_error", next(causes(error), error)
+    kind, link = found[0]
+    deeper: tuple[str, ...] = ()
+    if kind == "unreachable":  # OpenAI's client says so of an answer that broke off, too
+        deeper = ("broken_off",)
+    if kind == "failed" and type(link).__module__.startswith("litellm"):
+        # LiteLLM gives the status 500 to a refused connection, and to a timeout or an end within a stream.
+        deeper = ("timeout", "broken_off", "unreachable")
+    return next((each for wanted in deeper for each in found if each[0] == wanted), found[0])
 
 
 def _passed_a_model(error: BaseException) -> bool:
@@ -113,7 +165,7 @@ def _passed_a_model(error: BaseException) -> bool:
     )
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException) -> Iterator[BaseException]:
     """Yield the chain of causes, without smolagents' wrapper: its text repeats the text of its cause."""
     seen: set[int] = set()
     link: BaseException | None = error
@@ -125,43 +177,73 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         link = inner
 
 
-def _recognise(error: BaseException) -> tuple[str, bool] | None:
-    """Return the key of a sentence, and whether a retry may help. None for an unknown exception."""
+def _recognise(error: BaseException) -> str | None:
+    """Return the kind of an exception. None for an unknown one."""
+    if isinstance(mark := attribute(error, _MARK), str) and mark in _KINDS:
+        return mark
     names = " ".join(kind.__name__ for kind in type(error).__mro__)
     text = " ".join(argument for argument in error.args if isinstance(argument, str))
     status, code = _status(error), _code(error)
     is_overflow = code == "context_length_exceeded" or "ContextWindow" in names or _OVERFLOW_TEXT.search(text)
     is_refused_image = (status in _REFUSED and _IMAGE_TEXT.search(text)) or _NO_IMAGES_TEXT.search(text)
     is_limit = status == HTTPStatus.TOO_MANY_REQUESTS or "RateLimit" in names or code == "rate_limit_exceeded"
-    is_broken = status >= HTTPStatus.INTERNAL_SERVER_ERROR or _BROKEN_NAME.search(names)
-    rules = (
-        ("model_auth", False, status in {401, 403} or "Authentication" in names or code == "invalid_api_key"),
-        ("rate_limited", code != "insufficient_quota", is_limit),  # waiting does not restore a used-up quota
-        ("context_overflow", False, is_overflow),
-        ("model_unsupported_input", False, is_refused_image),
-        ("model_timeout", True, status in {408, 504} or "Timeout" in names),
-        ("provider_failed" if status else "provider_unreachable", True, is_broken),
+    is_quota = (
+        status == HTTPStatus.PAYMENT_REQUIRED
+        or _QUOTA_NAME in names
+        or ((is_limit or status in _REFUSED) and (code == _QUOTA or _QUOTA_TEXT.search(text + _body_of(error))))
     )
-    return next(((kind, retryable) for kind, retryable, applies in rules if applies), None)
+    is_auth = status in {401, 403} or code == "invalid_api_key" or _AUTH_NAME.search(names)
+    is_streamed = type(error).__name__ in _STREAM_NAMES or _STREAM_TEXT in text
+    rules = (
+        ("auth", is_auth),
+        # Waiting does not restore a used-up quota.
+        ("quota_spent", is_quota),
+        ("limited", is_limit),
+        ("overflow", is_overflow),
+        ("unreadable", is_refused_image),
+        ("timeout", status in {408, 504} or "Timeout" in names),
+        ("failed", status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.FAILED_DEPENDENCY or is_streamed),
+        ("broken_off", _BROKEN_OFF_NAME.search(names)),
+        ("unreachable", _UNREACHABLE_NAME.search(names)),
+    )
+    return next((kind for kind, applies in rules if applies), None)
 
 
 def _status(error: BaseException) -> int:
     """Return the HTTP status of an exception, or 0. Some providers send it as the code of a streamed event."""
-    response = _attribute(error, "response")
-    held = (_attribute(error, "status_code"), _attribute(response, "status_code"), _code(error))
+    response = attribute(error, "response")
+    of_aws = _member(response, "ResponseMetadata", "HTTPStatusCode")
+    held = (attribute(error, "status_code"), attribute(response, "status_code"), of_aws, _code(error))
     numbers = (str(value) for value in held if isinstance(value, str | int))
     return next((int(number) for number in numbers if _HTTP_STATUS.fullmatch(number)), 0)
 
 
 def _code(error: BaseException) -> object:
     """Return the provider's code: on the exception, in its body, or in the body's `error`."""
-    body = _attribute(error, "body")
-    inner = body.get("error") if isinstance(body, dict) else None
-    held = [holder.get("code") for holder in (body, inner) if isinstance(holder, dict)]
-    return next((value for value in (_attribute(error, "code"), *held) if isinstance(value, str | int)), None)
+    body = attribute(error, "body")
+    response = attribute(error, "response")
+    held = (
+        attribute(error, "code"),
+        _member(body, "code"),
+        _member(body, "error", "code"),
+        _member(response, "Error", "Code"),
+    )
+    return next((value for value in held if isinstance(value, str | int)), None)
 
 
-def _attribute(holder: object, name: str) -> Any:
+def _body_of(error: BaseException) -> str:
+    """Return the text of the answer that an exception holds: Hugging Face's shows the code nowhere else."""
+    text = attribute(attribute(error, "response"), "text")
+    return text if isinstance(text, str) else ""
+
+
+def _member(holder: object, *names: str) -> object:
+    for name in names:
+        holder = holder.get(name) if isinstance(holder, dict) else None
+    return holder
+
+
+def attribute(holder: object, name: str) -> Any:
     """Read an attribute of a foreign class. Its properties may raise, as some of httpx do."""
     with contextlib.suppress(Exception):
         return getattr(holder, name, None)

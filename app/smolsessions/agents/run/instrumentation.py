@@ -10,18 +10,28 @@ from typing import TYPE_CHECKING, Any, Literal
 from smolagents import CodeAgent
 from smolagents.local_python_executor import MAX_EXECUTION_TIME_SECONDS, LocalPythonExecutor
 from smolagents.memory import ActionStep, PlanningStep
-from smolagents.remote_executors import RemotePythonExecutor
 
 from smolsessions.agents.memory.step_fields import repair_fields
 from smolsessions.agents.memory.steps import is_finished
+from smolsessions.agents.run.clean_ups import in_background
 from smolsessions.agents.run.model_proxy import ModelProxy
-from smolsessions.agents.run.tool_proxy import AgentProxy, CallbacksProxy, InterpreterProxy, proxy_check, proxy_tools
+from smolsessions.agents.run.remote_interpreter import RemoteInterpreter
+from smolsessions.agents.run.tool_proxy import (
+    AgentProxy,
+    CallbacksProxy,
+    InterpreterProxy,
+    proxy_check,
+    proxy_tools,
+    unproxied,
+)
 from smolsessions.agents.sandbox import guard
 from smolsessions.agents.sandbox.interpreter import ChildInterpreter
 from smolsessions.agents.sandbox.limits import limits_of
 from smolsessions.options import options_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from smolagents import MultiStepAgent
     from smolagents.memory import MemoryStep
 
@@ -93,14 +103,26 @@ def code_runs_in(agent: MultiStepAgent) -> CodePlace | None:
     """Return where an agent's code runs, before it is instrumented. None for one that writes no code."""
     if not isinstance(agent, CodeAgent):
         return None
-    if isinstance(agent.python_executor, RemotePythonExecutor):
+    if isinstance(agent.python_executor, RemoteInterpreter):
         return "remote"
     is_local = type(agent.python_executor) is LocalPythonExecutor
     return "child" if is_local and options_of(agent).executor != "thread" else "thread"
 
 
+def with_managed(agent: MultiStepAgent) -> Iterator[MultiStepAgent]:
+    """Yield an agent and the agents that it manages, at all levels."""
+    yield agent
+    for managed in agent.managed_agents.values():
+        yield from with_managed(unproxied(managed))
+
+
 def clean_up(agent: MultiStepAgent) -> None:
-    """Call an agent's `cleanup` in a thread: that of a remote executor is slow."""
+    """Call `cleanup` of an agent and of the agents that it manages, in threads: that of a remote executor is slow."""
+    for each in with_managed(agent):
+        _clean_up(each)
+
+
+def _clean_up(agent: MultiStepAgent) -> None:
     executor = getattr(agent, "python_executor", None)
     if not hasattr(agent, "cleanup") or (type(agent) is CodeAgent and not hasattr(executor, "cleanup")):
         return
@@ -111,7 +133,7 @@ def clean_up(agent: MultiStepAgent) -> None:
         except BaseException:
             log.exception("an agent could not be cleaned up", extra={"action": "agent.cleanup"})
 
-    threading.Thread(target=run, name="cleanup", daemon=True).start()
+    in_background(run)
 
 
 def _put_proxies(node: AgentNode) -> None:
@@ -133,6 +155,9 @@ def _put_interpreter(node: AgentNode, agent: CodeAgent, fork_client: ForkClient)
         executor = node.interpreter = ChildInterpreter(
             executor, fork_client, limits, node.carries, node.check, timeout_s=_timeout_of(agent)
         )
+    elif node.code_runs_in == "remote":
+        imports, limits = agent.additional_authorized_imports, limits_of(options_of(agent).code_limits)
+        executor.attach(imports, limits, node.carries, node.check, node.lost.update)
     elif node.code_runs_in == "thread":
         guard.install()
     agent.python_executor = InterpreterProxy(executor, node)  # type: ignore[assignment]  # passes for one

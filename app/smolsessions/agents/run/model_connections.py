@@ -80,20 +80,21 @@ class ModelCall:
         """Read or write on a socket. Raises `TurnStopped` if the call was cut before or meanwhile."""
         self._socket = connection
         try:
-            self._check()
+            self.check()
             return act()
         finally:
             self._socket = None
-            self._check()
+            self.check()
 
     def wait(self, seconds: float) -> None:
         """Wait before a retry. Raises `TurnStopped` if the call is cut meanwhile."""
         self._pause = threading.Event()
         if not self.is_cut:
             self._pause.wait(seconds)
-        self._check()
+        self.check()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise `TurnStopped` if the call was cut."""
         if self.is_cut:
             raise TurnStopped
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
+import logging
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,12 @@ from smolagents import ToolCallingAgent
 from smolagents.utils import truncate_content
 
 from smolsessions.agents.compatibility import PLAN_END
-from smolsessions.agents.run.effects import MODEL_KEY, decode_message, encode_message, encode_raised
-from smolsessions.agents.run.failures import is_transient
+from smolsessions.agents.identity import model_id_of
+from smolsessions.agents.models.keys import keys_of, shows_secret, without_secrets
+from smolsessions.agents.models.providers import with_fallbacks
+from smolsessions.agents.run.effects import MODEL_KEY, decode_message, encode_message, encode_raised, error_text
+from smolsessions.agents.run.failures import causes, classify_call
+from smolsessions.agents.run.model_retries import wait_before_retry
 from smolsessions.agents.run.model_stream import DeltaEmitter, request_message
 from smolsessions.agents.run.partial_texts import CodeSplitter, PartialJson
 from smolsessions.agents.run.tool_proxy import Proxy, proxy_tools, unproxied
@@ -20,7 +25,7 @@ from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.options import options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from smolagents import Model
     from smolagents.models import ChatMessage
@@ -29,8 +34,9 @@ if TYPE_CHECKING:
     from smolsessions.core.events import MessageChannel
 
 
-BACK_OFF_S = 0.5  # before the first retry, doubled for each further one
-MAX_BACK_OFF_S = 8.0
+log = logging.getLogger(__name__)
+
+_FALLBACK = {"action": "model.fallback"}
 
 
 class GarbledAnswerError(ValueError):
@@ -43,7 +49,7 @@ class ModelProxy(Proxy):
 
     @property
     def model_id(self) -> Any:  # smolagents reads it twice at each run, and `__getattr__` raises and drops an error
-        return self._real.model_id
+        return model_id_of(self._real)  # an author's property may fail or hang
 
     def __call__(self, *args: Any, **kwargs: Any) -> ChatMessage:
         return self.generate(*args, **kwargs)
@@ -70,7 +76,10 @@ class ModelProxy(Proxy):
         if tools_to_call_from is not None:
             options["tools_to_call_from"] = list(map(unproxied, tools_to_call_from))
         message = self._run_once(
-            emitter, partial(self._request, messages, options, emitter), partial(agent_run.explains, emitter.call_id)
+            emitter,
+            self._real,
+            partial(self._request, messages, options, emitter),
+            partial(agent_run.explains, emitter.call_id),
         )
         if tools_to_call_from and type(self._node.agent)._step_stream is ToolCallingAgent._step_stream:  # noqa: SLF001
             _refuse_garbled_answers(message)
@@ -92,7 +101,11 @@ class ModelProxy(Proxy):
             answer: ChatMessage = model.generate(messages)
             return answer
         emitter = DeltaEmitter(agent_run.recorder, None, f"side{next(agent_run.recorder.side_calls)}")
-        return self._run_once(emitter, partial(request_message, model, messages, {}, emitter), lambda _: True)
+
+        def request(model: Model) -> ChatMessage:
+            return request_message(model, messages, {}, emitter)
+
+        return self._run_once(emitter, model, request, lambda _: True)
 
     def _new_emitter(
         self, agent_run: AgentRun, stop_sequences: object, response_format: object, tools: object
@@ -108,14 +121,20 @@ class ModelProxy(Proxy):
             new_reader = partial(PartialJson, "thought", "code") if response_format else partial(CodeSplitter, *tags)
         return DeltaEmitter(agent_run.recorder, where, call_id, channel, new_reader)
 
-    def _request(self, messages: list[ChatMessage], options: dict[str, Any], emitter: DeltaEmitter) -> ChatMessage:
-        message = request_message(self._real, messages, options, emitter)
+    def _request(
+        self, messages: list[ChatMessage], options: dict[str, Any], emitter: DeltaEmitter, model: Model
+    ) -> ChatMessage:
+        message = request_message(model, messages, options, emitter)
         if self._node.author_streams and message.content is None:
             message.content = ""  # as smolagents joins a stream
         return message
 
     def _run_once(
-        self, emitter: DeltaEmitter, request: Callable[[], ChatMessage], explains: Callable[[str], bool]
+        self,
+        emitter: DeltaEmitter,
+        model: Model,
+        request: Callable[[Model], ChatMessage],
+        explains: Callable[[str], bool],
     ) -> ChatMessage:
         key, recorder = MODEL_KEY + emitter.call_id, emitter.recorder
         known = recorder.journal.take(key, explains)
@@ -127,33 +146,68 @@ class ModelProxy(Proxy):
                 emitter.restart()
             if recorder.bridge.is_late:  # otherwise the call may overlap with earlier writes
                 recorder.bridge.flush()
-            try:
-                message = self._request_with_retries(emitter, request)
-            except Exception as error:
-                recorder.journal.write(key, encode_raised(error))
-                raise
-            _make_ids_unique(message, getattr(self._node.agent.write_memory_to_messages, "call_ids", frozenset()))
-            effect, message = encode_message(message)
-            recorder.journal.write(key, effect)
+            message = self._request_and_journal(key, emitter, model, request)
         recorder.note_usage(message.token_usage)
         return message
 
-    def _request_with_retries(self, emitter: DeltaEmitter, request: Callable[[], ChatMessage]) -> ChatMessage:
-        """Retry after transient failures, at most `agent.model_retries` times."""
-        retry = 0
+    def _request_and_journal(
+        self, key: str, emitter: DeltaEmitter, model: Model, request: Callable[[Model], ChatMessage]
+    ) -> ChatMessage:
+        journal = emitter.recorder.journal
+        try:
+            message, answering = self._request_of_any(emitter, model, request)
+        except Exception as error:
+            effect = encode_raised(error)
+            keys = [key for each in with_fallbacks(model) for key in keys_of(each)]
+            if not any(map(partial(shows_secret, keys=keys), map(error_text, causes(error)))):
+                journal.write(key, effect)
+                raise
+            # Some providers echo the key.
+            effect.raised = [without_secrets(part, keys) for part in effect.raised]
+            effect.marks = {name: without_secrets(mark, keys) for name, mark in effect.marks.items()}
+            journal.write(key, effect)
+            raise effect.error from None
+        _make_ids_unique(message, getattr(self._node.agent.write_memory_to_messages, "call_ids", frozenset()))
+        effect, message = encode_message(message)
+        if answering is not model:
+            effect.model = utf8_text(str(answering.model_id))
+        journal.write(key, effect)
+        return message
+
+    def _request_of_any(
+        self, emitter: DeltaEmitter, model: Model, request: Callable[[Model], ChatMessage]
+    ) -> tuple[ChatMessage, Model]:
+        """Return the first answer, and the model that gave it. Each model is tried again after transient failures."""
+        place = retry = 0
+        models: Sequence[Model] = (model,)
+        wait_s: float | None = None
         while True:
             try:
                 with emitter.recorder.model_call() as call:
                     emitter.recorder.check()
-                    if retry:
+                    if wait_s is not None:
                         emitter.restart(is_retry=True)
-                        back_off_s = min(BACK_OFF_S * 2 ** (retry - 1), MAX_BACK_OFF_S)
-                        call.wait(back_off_s * random.uniform(0.5, 1))  # noqa: S311 - spreads retries, hides nothing
-                    return request()
+                        call.wait(wait_s)
+                    return request(models[place]), models[place]
             except Exception as error:
-                if retry >= options_of(self._node.agent).model_retries or not is_transient(error):
-                    raise
+                models = with_fallbacks(model)
+                has_fallback = place + 1 < len(models)
+                wait_s = self._wait_before_retry(emitter, error, retry, has_fallback=has_fallback)
                 retry += 1
+                if wait_s is None:
+                    if not has_fallback:
+                        raise
+                    place, retry, wait_s = place + 1, 0, 0.0
+                    log.warning("a fallback replaces a model: %s", classify_call(error).message, extra=_FALLBACK)
+
+    def _wait_before_retry(
+        self, emitter: DeltaEmitter, error: Exception, retry: int, *, has_fallback: bool
+    ) -> float | None:
+        """Return the wait before the next retry, at most `agent.model_retries`. None: no retry."""
+        if retry >= options_of(self._node.agent).model_retries or not classify_call(error).retryable:
+            return None
+        left_s = emitter.recorder.bridge.ends_at - time.monotonic()
+        return wait_before_retry(error, retry, left_s, has_fallback=has_fallback)
 
 
 def _make_ids_unique(message: ChatMessage, taken: Collection[str]) -> None:

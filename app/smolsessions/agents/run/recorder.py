@@ -9,6 +9,8 @@ import os
 import re
 import threading
 from collections import Counter
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,7 @@ from smolsessions.core.events import MessageDelta, MessageRestarted, StepFinishe
 from smolsessions.core.records import Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from smolagents.monitoring import TokenUsage
 
@@ -40,6 +42,8 @@ _TOOLS = ("tool:", "code:")
 _sorted_json = json.JSONEncoder(sort_keys=True).encode
 _ADDRESS = re.compile(rb" at 0x[0-9a-f]+")
 MAX_KEY_BYTES = 1024 * 1024  # of the arguments that a key stands for
+RECORDER: ContextVar[Recorder] = ContextVar("recorder")
+"""Set for each tool call."""
 
 
 class Recorder:
@@ -61,6 +65,7 @@ class Recorder:
         """Numbers of model calls outside the steps."""
         self._stops = 0
         self._model_calls: set[ModelCall] = set()
+        self._waits: set[Callable[[], object]] = set()
         self._thread = threading.get_ident()
 
     @property
@@ -90,6 +95,18 @@ class Recorder:
     def cut_model_calls(self) -> None:
         for call in self._model_calls.copy():
             call.cut()
+        for end in self._waits.copy():
+            end()
+
+    @contextmanager
+    def stoppable(self, end: Callable[[], object]) -> Iterator[None]:
+        """Call `end`, from another thread, if a stop comes meanwhile. Raises `TurnStopped` if it came before."""
+        self._waits.add(end)
+        try:
+            self.check()
+            yield
+        finally:
+            self._waits.discard(end)
 
     def emit(self, event: StepEvent | None, effect: tuple[str, bytes] | None = None) -> None:
         if self._filter:
@@ -209,6 +226,17 @@ def digest_of(name: str, arguments: Any, flat: dict[str, str] | None) -> str:
         except CodecError:
             asked = _ADDRESS.sub(b"", dumps(json_form(call), in_order=True))
     return hashlib.sha256(asked).hexdigest()[:16]
+
+
+@contextmanager
+def stoppable(end: Callable[[], object]) -> Iterator[None]:
+    """Wait within a tool call: a stop of its turn calls `end`. Outside a turn nothing does."""
+    recorder = RECORDER.get(None)
+    if recorder is None:
+        yield
+    else:
+        with recorder.stoppable(end):
+            yield
 
 
 def _place_of(call: ToolCall) -> list[int]:

@@ -26,10 +26,14 @@ from smolsessions.agents.run.instrumentation import clean_up, instrument
 from smolsessions.agents.run.recorder import Recorder
 from smolsessions.agents.run.step_writer import StepWriter
 from smolsessions.agents.run.tool_proxy import proxy_tools
+from smolsessions.agents.run.turn_files import files_of, state_of_files, unread_sentence
 from smolsessions.agents.smolagents_patches import patch_agent
-from smolsessions.agents.values.images import drop_pixels, image_from_bytes
+from smolsessions.agents.tools.workspace_tools import workspaces_of
+from smolsessions.agents.values.images import image_from_bytes
 from smolsessions.agents.values.json_forms import joined_text, json_form, label_of, utf8_text
+from smolsessions.agents.values.media import attach_files, drop_pixels
 from smolsessions.caller import CALLER
+from smolsessions.core.attachments import File
 from smolsessions.core.policies import policy_data, policy_of
 from smolsessions.core.records import AGENT_CHANGED, Failure, Outcome
 from smolsessions.options import options_of
@@ -48,7 +52,7 @@ if TYPE_CHECKING:
     from smolsessions.core.events import ReplayState
     from smolsessions.core.memories import PackedStep
     from smolsessions.core.policies import Policy
-    from smolsessions.core.records import RunState, Turn, TurnInput
+    from smolsessions.core.records import AgentVersion, RunState, Turn, TurnInput
 
 log = logging.getLogger(__name__)
 
@@ -81,14 +85,16 @@ class AgentSession:
         policy: Policy = (),
         own_policies: dict[str, PolicyFunction] | None = None,
         made_for: Caller,
-        fingerprint: str = "",
+        version: AgentVersion,
+        takes_caller: bool = False,
     ) -> None:
         """`policy` is the agent's own memory policy, `own_policies` its functions by import string.
 
-        `fingerprint` is set if the factory took the caller.
+        `takes_caller`: the factory made the agent for this caller.
         """
         self._made_for = made_for
-        self._fingerprint = fingerprint.encode()
+        self.version = version
+        self._fingerprint = version.fingerprint.encode() if takes_caller else b""
         self._agent = agent
         agent.memory.steps = overlay.memory()  # type: ignore[assignment]  # notes and summaries are steps, too
         self._prompt_builder = patch_agent(agent, own_policies or {})
@@ -105,13 +111,19 @@ class AgentSession:
         self._root = nodes[0]
         self._state = AgentState(nodes, variables)
         self._scratchpad = scratchpad_of(agent)
+        self._workspaces = workspaces_of(agent)
         if self._scratchpad:
             self._scratchpad.open(agent)
         self._writer: StepWriter | None = None
         self.held_bytes = 0
 
     def serves(self, caller: Caller) -> bool:
-        """Compare the claims, as tools may hold what these allow, or the whole callers if the factory took one."""
+        """Compare the claims, as tools may hold what these allow, or the whole callers if the factory took one.
+
+        An agent with a workspace serves its conversation alone.
+        """
+        if not all(bound.serves(caller) for bound in self._workspaces):
+            return False
         return self._made_for == caller if self._fingerprint else self._made_for.has_claims_of(caller)
 
     def run_turn(
@@ -179,17 +191,23 @@ class AgentSession:
 
     def _run_agent(self, turn: Turn, turn_input: TurnInput, writer: StepWriter) -> FinalAnswerStep | None:
         images = [image_from_bytes(data) for data in turn_input.images]
-        lost = self._state.begin_turn()
-        arguments = turn.additional_args
-        writer.task_changes_variables = bool(lost or arguments)
+        message = turn.message + self._state.begin_turn()
+        arguments, files = turn.additional_args, files_of(turn_input) if turn_input.files else ()
+        if files:
+            values, sentence = state_of_files(self._root, files, arguments)
+            self._state.put(self._root, values)
+            message += sentence
+        writer.task_changes_variables = bool(arguments) or message != turn.message
         run: Any = self._agent.run(
-            turn.message + lost,
+            message,
             stream=True,
             reset=False,
             images=images or None,
             additional_args=deepcopy(arguments) if arguments else None,  # the agent may change them
             max_steps=turn.options.max_steps,
         )
+        if files:
+            attach_files(self._agent.memory.steps[-1], files)
         writer.write_finished()  # the task, before anything can stop the turn
         answer = None
         for item in run:
@@ -226,7 +244,10 @@ def task_step(turn: Turn, turn_input: TurnInput) -> PackedStep:
     task = turn.message
     if turn.additional_args:
         task += ARGUMENTS.format(arguments=turn.additional_args)
-    return pack(TaskStep(task, [image_from_bytes(data) for data in turn_input.images] or None), turn.number)
+    files = files_of(turn_input)
+    step = TaskStep(task + unread_sentence(files), [image_from_bytes(data) for data in turn_input.images] or None)
+    attach_files(step, files)
+    return pack(step, turn.number)
 
 
 def _outcome(answer: FinalAnswerStep | None, failure: Failure | None, writer: StepWriter) -> Outcome:
@@ -238,7 +259,8 @@ def _outcome(answer: FinalAnswerStep | None, failure: Failure | None, writer: St
             failure = FINAL_ANSWER_FAILED
     if failure:
         return writer.outcome("failed", state=state, error=failure)
-    return writer.outcome("finished", reply=_reply(output), output=json_form(output), state=state, images=writer.images)
+    media = {"images": writer.images, "files": writer.files}
+    return writer.outcome("finished", reply=_reply(output), output=json_form(output), state=state, **media)
 
 
 def _reply(output: Any) -> str:
@@ -247,7 +269,7 @@ def _reply(output: Any) -> str:
         text = utf8_text(str(output))
     elif (parts := joined_text(output)) is not None:
         text = utf8_text(parts)
-    elif isinstance(output, PIL.Image.Image):
+    elif isinstance(output, PIL.Image.Image | File):
         text = label_of(output)
     else:
         text = as_text(output)

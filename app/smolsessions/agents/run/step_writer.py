@@ -15,7 +15,7 @@ from smolsessions.agents.memory.step_types import EditStep, NoteStep, SummarySte
 from smolsessions.agents.memory.steps import Step, StepTooLargeError, is_finished, pack, step_type, strip, unpack
 from smolsessions.agents.run.failures import ReplayDivergedError, TurnStopped
 from smolsessions.agents.smolagents_patches import CachedCallbacks
-from smolsessions.agents.values.images import images_in, output_images
+from smolsessions.agents.values.media import media_in, stored_media
 from smolsessions.core.records import Outcome
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from smolsessions.agents.run.instrumentation import AgentNode
     from smolsessions.core.events import ReplayState, StepEvent
     from smolsessions.core.memories import PackedStep
-    from smolsessions.core.records import StepImage
+    from smolsessions.core.records import StepFile, StepImage
 
 
 _TAKEN = (ActionStep, PlanningStep)
@@ -58,6 +58,8 @@ class StepWriter:
         """Output of the step that is about to become the final one."""
         self.images: tuple[StepImage, ...] = ()
         """Images of the answer that were stored with its step."""
+        self.files: tuple[StepFile, ...] = ()
+        """Files likewise."""
         self.defect: StepTooLargeError | None = None
         """A finished step that is too large to store: it fails the turn."""
         if edits:
@@ -178,10 +180,10 @@ class StepWriter:
         return isinstance(step, _TAKEN) or self.task_changes_variables
 
     def _with_answer(self, step: Step) -> Step:
-        """Return the final step with the images of its answer, which a ToolCallingAgent leaves out of its step."""
+        """Return the final step with the images and files of its answer, which a ToolCallingAgent leaves out."""
         if not isinstance(step, ActionStep) or step.action_output is not None:
             return step
-        if images_in(self.answer):
+        if media_in(self.answer):
             strip(step)
             step = copy(step)
             step.action_output = self.answer
@@ -190,11 +192,11 @@ class StepWriter:
     def _finished(self, step: MemoryStep, attachments: Collection[str]) -> StepEvent | None:
         event = self._agent_run.finish(step) if isinstance(step, _TAKEN) else None
         if attachments and isinstance(step, ActionStep):
-            images = output_images(step.action_output, attachments)
+            images, files = stored_media(step.action_output, attachments)
             if step.is_final_answer:
-                self.images = images
-            if event and images:
-                event = replace(event, images=tuple(dict.fromkeys((*event.images, *images))))
+                self.images, self.files = images, files
+            if event and (images or files):
+                event = replace(event, images=tuple(dict.fromkeys((*event.images, *images))), files=files)
         recorder = self._agent_run.recorder
         return recorder.unseen(event) if recorder.is_replay else event
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import re
 from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import PIL.Image
 from smolagents.agent_types import handle_agent_output_types
 from smolagents.default_tools import FinalAnswerTool
 from smolagents.local_python_executor import LocalPythonExecutor
@@ -14,12 +17,15 @@ from smolagents.memory import FinalAnswerStep
 
 from smolsessions.agents.run.agent_run import AgentRun
 from smolsessions.agents.run.effects import Effect, ValueWithText, as_text, encode_returned, without_text
+from smolsessions.agents.run.turn_files import UNKEPT, by_name, fits, name_in_state
 from smolsessions.agents.sandbox.guard import tool_stub
+from smolsessions.agents.values.json_forms import label_of
 from smolsessions.caller import CALLER
+from smolsessions.core.attachments import File
 from smolsessions.options import options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from smolagents import MultiStepAgent, Tool
     from smolagents.memory import MemoryStep
@@ -28,6 +34,8 @@ if TYPE_CHECKING:
     from smolsessions.agents.run.instrumentation import AgentNode
 
 WAIT_S = 0.1
+_MEDIA = (File, PIL.Image.Image)
+_STORED = (File, list)
 _DATA_OF_A_TOOL = ("description", "inputs", "output_type", "output_schema")
 UNKNOWN_SENTENCE = (
     "it is not known whether this call of {name} had its effect: the process that made it ended before the tool "
@@ -79,6 +87,10 @@ class ToolProxy(Proxy):
         if agent_run is None:
             return self._real(*args, **kwargs)
         arguments = _named(self._real, args, kwargs)
+        if state := self._node.agent.state:
+            arguments = by_name(arguments, state)
+            names = getattr(self._real, "inputs_for_names", ())
+            kwargs |= {key: arguments[key] for key in names if key in kwargs}
         is_answer = type(self._real) is FinalAnswerTool  # it returns its argument
         with agent_run.tool_call(self._real.name, arguments, "" if is_answer else "tool") as call:
             if is_answer:
@@ -89,7 +101,30 @@ class ToolProxy(Proxy):
             else:
                 act = functools.partial(self._real, *args, **kwargs)
                 call.result = agent_run.run_inside(call.record.call_id, functools.partial(self._live, call, act))
+        if isinstance(call.result, _STORED) and not (is_answer or self._node.code_runs_in):
+            return self._stored(call.result)
         return call.result
+
+    def _stored(self, result: File | list[Any]) -> Any:
+        """Put files into `agent.state`, as smolagents does with an image: the model passes them on by name.
+
+        A list may hold files and images among texts.
+        """
+        parts = result if isinstance(result, list) else [result]
+        names: dict[int, str] = {}
+        for place, part in enumerate(parts):
+            if isinstance(part, _MEDIA):
+                names[place] = _free_name(name_in_state(part), names.values())
+        if not names:
+            return result
+        values = {name: parts[place] for place, name in names.items()}
+        has_room = fits(self._node.agent.state, values)
+        if has_room:
+            self._node.state.put(self._node, values)
+        texts = list(map(str, parts))
+        for place, name in names.items():
+            texts[place] = f"Stored '{name}' in memory." if has_room else label_of(parts[place]) + UNKEPT
+        return ValueWithText(result, "\n".join(texts))
 
     def _live(self, call: ToolCallInProgress, act: Callable[[], Any]) -> Any:
         name, unsafe = self._real.name, options_of(self._node.agent).unsafe_to_repeat
@@ -180,6 +215,8 @@ class InterpreterProxy(Proxy):
     def _live(self, call: ToolCallInProgress, agent_run: AgentRun, code_action: str) -> Any:
         is_child = hasattr(self._real, "seed")
         call.begin(is_harmless=is_child)  # only its tool calls reach outside, and they wait
+        if self._node.code_runs_in == "remote" and call.record.repeated:
+            self._refuse_unsafe(call, code_action)
         if is_child:
             self._real.seed = agent_run.recorder.seed(call.record.call_id)
         try:
@@ -187,6 +224,16 @@ class InterpreterProxy(Proxy):
         finally:
             if effect := getattr(self._real, "effect", b""):
                 call.effect = Effect(effect)
+
+    def _refuse_unsafe(self, call: ToolCallInProgress, code_action: str) -> None:
+        """Refuse a block that names a tool which is unsafe to repeat, as an earlier attempt may have called it."""
+        for name in options_of(self._node.agent).unsafe_to_repeat:
+            if re.search(rf"\b{re.escape(name)}\b", code_action):
+                call.record = replace(call.record, repeated=False)
+                try:
+                    self._real.refuse(UNKNOWN_SENTENCE.format(name=name))
+                finally:
+                    call.effect = Effect(self._real.effect)
 
 
 class CallbacksProxy(Proxy):
@@ -241,6 +288,13 @@ def unproxied(thing: Any) -> Any:
 
 def _refuse(name: str) -> Any:
     raise UnknownOutcomeError(UNKNOWN_SENTENCE.format(name=name))
+
+
+def _free_name(name: str, taken: Collection[str]) -> str:
+    """Return a name of a file that is not taken, with a number if need be."""
+    stem, dot, extension = name.rpartition(".")
+    numbered = (f"{stem}_{number}.{extension}" if dot else f"{name}_{number}" for number in itertools.count(2))
+    return next(each for each in itertools.chain([name], numbered) if each not in taken)
 
 
 def _data_of(tool: Any) -> dict[str, Any]:

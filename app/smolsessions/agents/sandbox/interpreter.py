@@ -36,7 +36,7 @@ NOT_STARTED = "No process could be started for the code; try again."
 DIED = "The process that ran the code ended: it used too much memory, or was killed. What it had changed is lost."
 
 
-def _valid_names(value: Any) -> frozenset[str]:
+def valid_names(value: Any) -> frozenset[str]:
     """Return the valid names. Others cannot belong to a variable and are ignored."""
     names: list[Any] = value[:MAX_DROPPED] if type(value) is list else [None]
     if any(type(name) is not str for name in names):
@@ -66,7 +66,7 @@ class _Restored(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True)
 
-    dropped: Annotated[frozenset[str], BeforeValidator(_valid_names)]
+    dropped: Annotated[frozenset[str], BeforeValidator(valid_names)]
 
 
 class _BlockResult(_Restored):

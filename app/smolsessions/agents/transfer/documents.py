@@ -1,4 +1,4 @@
-"""Steps, images and variables of a conversation as members of a document (docs/export.md)."""
+"""Steps, images, files and variables of a conversation as members of a document (docs/export.md)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import base64
 import binascii
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smolsessions.agents.memory.memory_edits import without_gaps
 from smolsessions.agents.memory.steps import StepTooLargeError, pack, pack_plain, unpack_as
+from smolsessions.agents.transfer.document_files import DocumentFiles, export_files
 from smolsessions.agents.transfer.document_models import Strict, checked
 from smolsessions.agents.transfer.plain_documents import PlainIn, decode_plain, encode_plain
 from smolsessions.agents.transfer.smolagents_memory import read_memory_step
@@ -49,7 +50,7 @@ def export(
     carries: tuple[type, ...],
     read_code: ReadCode,
 ) -> ExportedMemory:
-    """Return steps, variables and the images that a step shows as JSON data.
+    """Return steps, variables, and the images and files that they name, as JSON data.
 
     Empty bytes stand for a destroyed step, so that distances between entries are those of the document.
     """
@@ -59,12 +60,14 @@ def export(
     documents: Iterable[dict[str, Any]] = (
         encode_plain(step) if isinstance(step, str | tuple) else encode_step(step) for step in without_gaps(opened)
     )
-    images = {}
+    images, files = {}, dict[str, bytes]()
     if attachments:
         documents = tuple(documents)
         images = {name: _image_json(attachments[name]) for name in _shown_images(documents)}
-    values, missing = export_variables(variables, read_code)
-    return ExportedMemory(documents, images, values, missing)
+        files = {name: attachments[name] for name in _held_files(documents)}
+    values, missing, of_variables = export_variables(variables, read_code)
+    stored = export_files((files | of_variables).values())
+    return ExportedMemory(documents, images, values, missing, stored)
 
 
 def _shown_images(documents: Sequence[dict[str, Any]]) -> list[str]:
@@ -73,11 +76,17 @@ def _shown_images(documents: Sequence[dict[str, Any]]) -> list[str]:
     return sorted(shown | {step["action_output_image"] for step in holding if step.get("action_output_image")})
 
 
+def _held_files(documents: Sequence[dict[str, Any]]) -> set[str]:
+    holding = [*documents, *(step["step"] for step in documents if step.get("step"))]
+    held = {name for step in holding for name in step.get("task_files") or ()}
+    return held | {step["action_output_file"] for step in holding if step.get("action_output_file")}
+
+
 def import_document(data: dict[str, Any], places: Mapping[str, ImportTarget], max_pixels: int) -> ImportedMemory:
     """Read the memory of a parsed document. Raises `InvalidRequestError` with a pointer to the first fault."""
-    for name in data.keys() & {"images", "variables"} if data["format"] == MEMORY_FORMAT else ():
+    for name in data.keys() & {"files", "images", "variables"} if data["format"] == MEMORY_FORMAT else ():
         raise InvalidRequestError.at(f"/{name}", "is no member of this format")
-    images = DocumentImages(data.get("images", {}), max_pixels)
+    media = DocumentMedia(DocumentImages(data.get("images", {}), max_pixels), DocumentFiles(data.get("files", {})))
     steps: list[PackedStep] = []
     named = 0
     archived, hidden = set[int](), set[int]()
@@ -86,14 +95,15 @@ def import_document(data: dict[str, Any], places: Mapping[str, ImportTarget], ma
             archived.add(len(steps))
         if step.hidden:
             hidden.add(len(steps))
-        steps.append(_packed(step, pointer, images))
+        steps.append(_packed(step, pointer, media))
         named += step.places if isinstance(step, EditIn) else 0
         if named > MAX_EDITED_ENTRIES:
             raise InvalidRequestError.at(
                 pointer, f"is one of edits that name more than {MAX_EDITED_ENTRIES} entries together"
             )
-    images.check_all_are_used()
-    pieces = import_variables(data.get("variables", {}), places)
+    pieces = import_variables(data.get("variables", {}), places, media.files)
+    media.images.check_all_are_used()
+    media.files.check_all_are_used()
     return ImportedMemory(tuple(steps), frozenset(archived), frozenset(hidden), pieces)
 
 
@@ -127,6 +137,13 @@ def _image_json(data: bytes) -> dict[str, str]:
 class _Image:
     data: bytes
     pixels: int
+
+
+class DocumentMedia(NamedTuple):
+    """Images and files of a document."""
+
+    images: DocumentImages
+    files: DocumentFiles
 
 
 class DocumentImages:
@@ -200,10 +217,10 @@ def _image_error(name: str, message: str, *member: str) -> InvalidRequestError:
     return InvalidRequestError.at(json_pointer("/images", name, *member), message)
 
 
-def _packed(step: StepIn | PlainIn, pointer: str, images: DocumentImages) -> PackedStep:
+def _packed(step: StepIn | PlainIn, pointer: str, media: DocumentMedia) -> PackedStep:
     try:
         if isinstance(step, PlainIn):
             return pack_plain(step.plain, step.turn)
-        return pack(made_step(step, pointer, images), step.turn, is_data=True)
+        return pack(made_step(step, pointer, media), step.turn, is_data=True)
     except StepTooLargeError:
         raise InvalidRequestError.at(pointer, "is larger than a step may be") from None

@@ -18,7 +18,7 @@ from smolsessions.agents.transfer.document_models import (
     encode_output,
     encode_text,
 )
-from smolsessions.agents.transfer.step_models import MAX_TURNS, stored_image
+from smolsessions.agents.transfer.step_models import MAX_TURNS, stored_file, stored_image
 from smolsessions.agents.values.json_forms import is_utf8, json_flaw, utf8_text
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ class PlainIn(NamedTuple):
 
 def encode_plain(plain: Plain) -> dict[str, Any]:
     if isinstance(plain, str):
-        return {"type": "task", "task": utf8_text(plain), "task_images": None, "labels": []}
+        return {"type": "task", "task": utf8_text(plain), "task_images": None, "task_files": None, "labels": []}
     number, start, end, calls, message, output, code, observations, result, tokens, is_final, shown = plain
     labels: set[str] = set()
-    image = stored_image(result)
+    image, file = stored_image(result), stored_file(result)
     return {
         "type": "action",
         "step_number": encode_count(number),
@@ -55,8 +55,9 @@ def encode_plain(plain: Plain) -> dict[str, Any]:
         "code_action": code and utf8_text(code),
         "observations": observations and utf8_text(observations),
         "observations_images": None,
-        "action_output": None if image or result is None else encode_json(result, "/action_output", labels),
+        "action_output": None if image or file or result is None else encode_json(result, "/action_output", labels),
         "action_output_image": image,
+        "action_output_file": file,
         "error": None,
         "is_final_answer": is_final,
         "shown_estimate": None if shown is None else encode_count(shown),
@@ -101,8 +102,8 @@ def decode_plain(data: Any) -> PlainIn | None:
     """Read a usual step that has all members of an export. Returns None for other data, which the models check."""
     try:
         if data["type"] == "task":
-            task, images, *marks = _TASK(data)
-            return None if images is not None else _marked(marks, _text(task))
+            task, images, files, *marks = _TASK(data)
+            return None if (images, files) != (None, None) else _marked(marks, _text(task))
         return _read_action(data) if data["type"] == "action" else None
     except (KeyError, TypeError, ValueError):
         return None
@@ -112,13 +113,13 @@ def _read_action(data: Any) -> PlainIn:
     number, timing, calls, message, output, code, observations, result, tokens, is_final, shown, *more = _ACTION(data)
     start, end = _TIMING(timing)
     _check(_is_moment(start) and (end is None or _is_moment(end)))
-    _check(more[:3] == _NONE and type(is_final) is bool and not is_swallowed_failure(result))
+    _check(more[:4] == _NONE and type(is_final) is bool and not is_swallowed_failure(result))
     calls = None if calls is None else [_read_call(call) for call in _list(calls)]
     message = None if message is None else _read_message(message)
     texts = _text_or_none(output), _text_or_none(code), _text_or_none(observations)
     tokens, shown = _usage_or_none(tokens), None if shown is None else _count(shown)
     plain = (_count(number), start, end, calls, message, *texts, _json(result), tokens, is_final, shown)
-    return _marked(more[3:], plain)
+    return _marked(more[4:], plain)
 
 
 def _marked(marks: list[Any], plain: Plain) -> PlainIn:
@@ -202,13 +203,13 @@ def _members(*names: str) -> Callable[[Any], tuple[Any, ...]]:
 
 _MARKS = ("type", "turn", "archived", "hidden", "labels")
 _MARKED = [int, bool, bool, []]
-_TASK = _members("task", "task_images", *_MARKS)
+_TASK = _members("task", "task_images", "task_files", *_MARKS)
 _ACTION = _members(
     *("step_number", "timing", "tool_calls", "model_output_message", "model_output", "code_action", "observations"),
     *("action_output", "token_usage", "is_final_answer", "shown_estimate"),
-    *("observations_images", "action_output_image", "error", *_MARKS),
+    *("observations_images", "action_output_image", "action_output_file", "error", *_MARKS),
 )
-_NONE = [None, None, None]
+_NONE = [None, None, None, None]
 _TIMING = _members("start_time", "end_time")
 _USAGE = _members("input_tokens", "output_tokens")
 _CALL = _members("id", "name", "arguments")

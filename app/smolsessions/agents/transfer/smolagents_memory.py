@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Members = dict[str, Any]
 
 _ROLES = {role.name: role for role in MessageRole} | {role.value: role for role in MessageRole}
-_OWN = StepIn.own | {"action_output_image", "shown_estimate"}
+_OWN = StepIn.own | {"action_output_image", "action_output_file", "shown_estimate", "task_files"}
 
 
 class _SystemPrompt(Strict):

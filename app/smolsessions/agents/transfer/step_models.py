@@ -25,13 +25,15 @@ from smolsessions.agents.transfer.document_models import (
     checked,
 )
 from smolsessions.agents.values.images import stored_images
+from smolsessions.agents.values.media import attach_files, attached_files, stored_files
+from smolsessions.core.attachments import File
 from smolsessions.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smolsessions.agents.memory.steps import Step
-    from smolsessions.agents.transfer.documents import DocumentImages
+    from smolsessions.agents.transfer.documents import DocumentMedia
 
 MAX_TURNS = 1_000_000_000
 IMAGE_FIELDS = ("task_images", "observations_images")
@@ -73,6 +75,7 @@ def _message_call(name: str, arguments: Any, description: str | None, **fields: 
 
 _Image = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 _Images = Annotated[list[_Image], Field(fail_fast=True), Encoder(_encode_images)]
+_Files = Annotated[list[_Image], Field(fail_fast=True), Encoder(lambda names, _pointer, _labels: names)]
 _Role = Annotated[MessageRole, Field(strict=False), Encoder(_encode_role)]
 _Label = Annotated[str, Field(pattern=r"^/", max_length=200)]
 _Number = Annotated[int, Field(ge=1, le=MAX_TURNS)]
@@ -143,6 +146,11 @@ class TaskIn(StepIn):
     makes: ClassVar = TaskStep
     task: Text
     task_images: _Images | None = None
+    task_files: _Files | None = None
+
+    @classmethod
+    def computed(cls, step: Any) -> dict[str, Any]:
+        return {"task_files": [file.name for file in stored_files(attached_files(step))] or None}
 
 
 class PlanningIn(StepIn):
@@ -165,6 +173,7 @@ class ActionIn(StepIn):
     observations_images: _Images | None = None
     action_output: Json = None
     action_output_image: _Image | None = None
+    action_output_file: _Image | None = None
     error: ErrorIn | None = None
     is_final_answer: bool = False
     shown_estimate: Count | None = None
@@ -172,9 +181,10 @@ class ActionIn(StepIn):
 
     @classmethod
     def computed(cls, step: Any) -> dict[str, Any]:
-        name = stored_image(step.action_output)
-        output = {"action_output": None} if name else {}
-        return {"action_output_image": name, "shown_estimate": shown_estimate(step), **output}
+        name, file = stored_image(step.action_output), stored_file(step.action_output)
+        output = {"action_output": None} if name or file else {}
+        named = {"action_output_image": name, "action_output_file": file}
+        return {**named, "shown_estimate": shown_estimate(step), **output}
 
 
 class NoteIn(StepIn):
@@ -235,19 +245,23 @@ def read_step(data: Any, pointer: str) -> StepIn:
     return checked(_BY_TYPE[kind], data, pointer)
 
 
-def made_step(step: StepIn, pointer: str, images: DocumentImages) -> Step:
-    """Return the step with its images."""
-    fields = _edit_fields(step, pointer, images) if isinstance(step, EditIn) else step.fields()
+def made_step(step: StepIn, pointer: str, media: DocumentMedia) -> Step:
+    """Return the step with its images and files."""
+    fields = _edit_fields(step, pointer, media) if isinstance(step, EditIn) else step.fields()
     output, estimate = fields.pop("action_output_image", None), fields.pop("shown_estimate", None)
-    if output and fields["action_output"] is not None:
-        raise InvalidRequestError.at(f"{pointer}/action_output", "is there beside action_output_image")
+    files, output_file = fields.pop("task_files", None) or (), fields.pop("action_output_file", None)
+    if (output or output_file) and (fields["action_output"] is not None or (output and output_file)):
+        raise InvalidRequestError.at(f"{pointer}/action_output", "is there beside action_output_image or …_file")
     shown = {field: fields[field] for field in IMAGE_FIELDS if fields.get(field)}
     places = {f"/{field}/{index}": name for field, names in shown.items() for index, name in enumerate(names)}
-    found = images.of_step(pointer, places | ({"/action_output_image": output} if output else {}))
+    found = media.images.of_step(pointer, places | ({"/action_output_image": output} if output else {}))
     fields |= {field: [found[name] for name in names] for field, names in shown.items()}
     if output:
         fields["action_output"] = found[output]
+    if output_file:
+        fields["action_output"] = media.files.get(output_file, f"{pointer}/action_output_file")
     made: Step = type(step).makes(**fields)
+    attach_files(made, [media.files.get(name, f"{pointer}/task_files/{at}") for at, name in enumerate(files)])
     if estimate is not None:
         set_shown_estimate(made, estimate)
     if step.labels:
@@ -255,14 +269,14 @@ def made_step(step: StepIn, pointer: str, images: DocumentImages) -> Step:
     return made
 
 
-def _edit_fields(edit: EditIn, pointer: str, images: DocumentImages) -> dict[str, Any]:
+def _edit_fields(edit: EditIn, pointer: str, media: DocumentMedia) -> dict[str, Any]:
     inner = None
     if edit.step is not None:
         data = {**edit.step, "turn": edit.turn} if isinstance(edit.step, dict) else edit.step
         inner_in = read_step(data, f"{pointer}/step")
         if isinstance(inner_in, EditIn):
             raise InvalidRequestError.at(f"{pointer}/step/type", "is an edit, which no edit holds")
-        inner = made_step(inner_in, f"{pointer}/step", images)
+        inner = made_step(inner_in, f"{pointer}/step", media)
     edit.check_runs(pointer)
     gone, order = ([(a, b) for a, b in runs] if runs is not None else None for runs in (edit.gone, edit.order))
     return {"step": inner, "of": edit.of, "gone": gone, "order": order}
@@ -273,3 +287,7 @@ def stored_image(value: Any) -> str | None:
         return None
     raw: Any = value.to_raw() if isinstance(value, AgentImage) else value
     return next((image.name for image in stored_images([raw])), None)
+
+
+def stored_file(value: Any) -> str | None:
+    return stored_files([value])[0].name if isinstance(value, File) else None

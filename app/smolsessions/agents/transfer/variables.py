@@ -29,13 +29,17 @@ from smolsessions.agents.sandbox.variables import INTERNAL_NAMES
 from smolsessions.agents.transfer.document_models import Json, Strict, Text, checked
 from smolsessions.agents.values import CodecError, dumps, loads
 from smolsessions.agents.values.json_forms import is_utf8, json_flaw, json_pointer, utf8_text
+from smolsessions.core.attachments import File, encode_file
 from smolsessions.core.errors import InvalidRequestError
+from smolsessions.core.records import image_name
 from smolsessions.options import options_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from smolagents import MultiStepAgent
+
+    from smolsessions.agents.transfer.document_files import DocumentFiles
 
     ReadCode = Callable[[Mapping[str, bytes]], dict[str, Any]]
 
@@ -63,8 +67,11 @@ def import_targets(agent: MultiStepAgent, path: str = "") -> dict[str, ImportTar
 
 def export_variables(
     chunks: Mapping[str, bytes], read_code: ReadCode
-) -> tuple[dict[str, Any], tuple[dict[str, str], ...]]:
-    """Return the variables by agent, and the variables without a JSON form. An import marks those `gone` or `reset`."""
+) -> tuple[dict[str, Any], tuple[dict[str, str], ...], dict[str, bytes]]:
+    """Return the variables by agent, the variables without a JSON form, and the files among the variables by hash.
+
+    An import marks those without a JSON form `gone` or `reset`.
+    """
     exports: dict[str, _Export] = {}
     for chunk, data in chunks.items():
         path, _, rest = chunk.partition(":")
@@ -75,7 +82,8 @@ def export_variables(
         exports[path].add_variable(name, value)
     variables = {path: exports[path].members() for path in sorted(exports)}
     missing = sorted((one for export in exports.values() for one in export.missing), key=lambda one: [*one.values()])
-    return variables, tuple(missing[:_MAX_NOT_EXPORTED])
+    files = {name: data for export in exports.values() for name, data in export.files.items()}
+    return variables, tuple(missing[:_MAX_NOT_EXPORTED]), files
 
 
 class _Export:
@@ -83,10 +91,11 @@ class _Export:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._values: dict[str, dict[str, Any]] = {"code": {}, "state": {}, "tools": {}}
+        self._values: dict[str, dict[str, Any]] = {"code": {}, "state": {}, "tools": {}, "files": {}}
         self._names: dict[str, set[str]] = {"gone": set(), "told": set(), "reset": set()}
         self.pickled: dict[str, bytes] = {}
         self.missing: list[dict[str, str]] = []
+        self.files: dict[str, bytes] = {}
 
     def add(self, rest: str, data: bytes) -> None:
         kind, _, name = rest.partition(":")
@@ -123,6 +132,11 @@ class _Export:
         except CodecError:
             self._miss(kind, name, "is or holds an instance of a class that the agent carries")
             return False
+        if isinstance(value, File) and member == "state":
+            stored = encode_file(value)
+            self._values["files"][name] = image_name(stored)
+            self.files[image_name(stored)] = stored
+            return True
         if flaw := json_flaw(value):
             self._miss(kind, name, flaw.sentence)
             return False
@@ -155,12 +169,13 @@ class _VariablesIn(Strict):
     code: _Values = Field(default_factory=dict)
     state: _Values = Field(default_factory=dict)
     tools: _Values = Field(default_factory=dict)
+    files: Annotated[dict[Text, str], Field(max_length=MAX_CHUNKS)] = Field(default_factory=dict)
     gone: _Names = Field(default_factory=list)
     told: _Names = Field(default_factory=list)
     reset: _Names = Field(default_factory=list)
 
 
-def import_variables(data: Any, targets: Mapping[str, ImportTarget]) -> dict[str, bytes]:
+def import_variables(data: Any, targets: Mapping[str, ImportTarget], files: DocumentFiles) -> dict[str, bytes]:
     """Return stored chunks of imported variables. Raises `InvalidRequestError` if the agent cannot hold them."""
     if not isinstance(data, dict):
         raise InvalidRequestError.at("/variables", "is no object")
@@ -170,16 +185,20 @@ def import_variables(data: Any, targets: Mapping[str, ImportTarget]) -> dict[str
         if path not in targets:
             raise InvalidRequestError.at(pointer, "is the path of no agent here; the first one's is empty")
         found = checked(_VariablesIn, members, pointer)
-        chunks |= {f"{path}:{name}": chunk for name, chunk in _chunks_of(found, targets[path], pointer)}
+        chunks |= {f"{path}:{name}": chunk for name, chunk in _chunks_of(found, targets[path], pointer, files)}
         if path and found.told:
             raise InvalidRequestError.at(f"{pointer}/told", "belongs to the first agent, whose path is empty")
     return chunks
 
 
-def _chunks_of(found: _VariablesIn, target: ImportTarget, pointer: str) -> Iterator[tuple[str, bytes]]:
+def _chunks_of(
+    found: _VariablesIn, target: ImportTarget, pointer: str, files: DocumentFiles
+) -> Iterator[tuple[str, bytes]]:
     yield from _code_chunks(found, target, pointer)
-    if found.state:
-        state = {name: _crossed(value, f"{pointer}/state", name) for name, value in found.state.items()}
+    state = {name: _crossed(value, f"{pointer}/state", name) for name, value in found.state.items()}
+    for name, of_file in found.files.items():
+        state[name] = dumps(files.get(of_file, json_pointer(pointer, "files", name)))
+    if state:
         yield STATE, dumps(state)
     for name, value in found.tools.items():
         if name not in target.tools:

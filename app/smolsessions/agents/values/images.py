@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import itertools
 import json
 import threading
 import warnings
@@ -13,21 +12,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 import PIL.Image
 import PIL.ImageFile
-from smolagents.agent_types import AgentImage
 
 from smolsessions.core.records import StepImage, image_name
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Iterable
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
-MAX_OUTPUT_IMAGES = 16
-MAX_SEARCHED_NODES = 10_000  # of an output
 RAW = b"raw image\n"
 RAW_TYPE = "image/x-smolsessions-raw"
 _MAX_HEADER_BYTES = 16 * 1024
-_COLLECTIONS = frozenset({list, tuple, dict, set, frozenset})
 _SOURCE = "smolsessions_source"
 _NAME = "smolsessions_name"
 _NAMED = "smolsessions_named"
@@ -95,35 +90,6 @@ class LazyImage(PIL.ImageFile.ImageFile):
         copied.info |= self.info
         copied.is_copy = True
         return copied
-
-
-def drop_pixels(steps: Iterable[Any]) -> int:
-    """Drop the decoded pixels of steps, and return the size of all their images."""
-    held: dict[int, int] = {}
-    for step in steps:
-        for image in _held_by(step):
-            if isinstance(image, LazyImage):
-                image.drop_pixels()
-            data = getattr(image, "undecoded", None)
-            held[id(data or image)] = (
-                len(data) if data else 4 * getattr(image, "width", 0) * getattr(image, "height", 0)
-            )
-    return sum(held.values())
-
-
-def holds_images(step: Any) -> bool:
-    """True if `drop_pixels` may find an image in this step. `vars()` would give the step a dict that stays."""
-    images = getattr(step, "task_images", None) or getattr(step, "observations_images", None)
-    return bool(images) or issubclass(type(getattr(step, "action_output", None)), PIL.Image.Image)
-
-
-def _held_by(step: Any) -> Iterable[PIL.Image.Image]:
-    """Yield the images of a step, except those inside its output, which may be large."""
-    yield from getattr(step, "task_images", None) or ()
-    yield from getattr(step, "observations_images", None) or ()
-    output = getattr(step, "action_output", None)
-    if output is not None and issubclass(type(output), PIL.Image.Image) and (raw := _raw(output)):
-        yield raw
 
 
 def is_lazy(kind: type) -> bool:
@@ -219,40 +185,6 @@ def stored_images(images: Iterable[PIL.Image.Image] | None) -> tuple[StepImage, 
     if not images:
         return ()
     return tuple(StepImage(image.info[_NAME], image.width, image.height) for image in images if _NAME in image.info)
-
-
-def images_in(value: Any) -> tuple[PIL.Image.Image, ...]:
-    """Return at most `MAX_OUTPUT_IMAGES` images that an output is or holds in built-in collections."""
-    kind = type(value)
-    if kind is str or value is None:
-        return ()
-    found: dict[int, PIL.Image.Image] = {}
-    nodes, left = [value], MAX_SEARCHED_NODES
-    while nodes and left > 0 and len(found) < MAX_OUTPUT_IMAGES:
-        node, left = nodes.pop(), left - 1
-        if issubclass(type(node), PIL.Image.Image):
-            if raw := _raw(node):
-                found[id(raw)] = raw
-        elif type(node) in _COLLECTIONS:
-            parts = node.values() if type(node) is dict else node
-            nodes += reversed(list(itertools.islice(parts, left)))
-    return tuple(found.values())
-
-
-def _raw(image: PIL.Image.Image) -> PIL.Image.Image | None:
-    """Return the image behind smolagents' own class, or None if it cannot be read."""
-    if not isinstance(image, AgentImage):
-        return image
-    try:
-        return cast("PIL.Image.Image | None", image.to_raw())
-    except Exception:  # noqa: BLE001 - it may name a file that is not there, or hold a tensor of any shape
-        return None
-
-
-def output_images(value: Any, attachments: Container[str]) -> tuple[StepImage, ...]:
-    """Return the names and sizes of the images in an output that are among the attachments of its step."""
-    images = (image for image in stored_images(images_in(value)) if image.name in attachments)
-    return tuple(dict.fromkeys(images))
 
 
 def browser_image(data: bytes) -> tuple[str, bytes]:

@@ -26,6 +26,7 @@ from smolagents.agent_types import AgentImage, AgentText
 
 from smolsessions.agents.values.classes import class_name
 from smolsessions.agents.values.parts import MAX_DEPTH, MAX_NODES
+from smolsessions.core.attachments import File
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -81,6 +82,8 @@ def label_of(value: Any) -> str:
         if issubclass(kind, PIL.Image.Image):
             image = value.to_raw() if issubclass(kind, AgentImage) else value  # smolagents' own has no size
             return f"[image {image.width}x{image.height}]"
+        if issubclass(kind, File):
+            return utf8_text(File.__repr__(value))
         # The text of a collection has no bound if it holds the same value many times.
         text = f"of {len(value)}" if issubclass(kind, _COLLECTIONS) else str(value)
     except BaseException as error:  # noqa: BLE001 - a foreign class may fail in any way, and exit, too
@@ -237,6 +240,8 @@ class _Walk:
 
 
 def _simpler(value: Any, kind: type) -> Any:
+    if issubclass(kind, File):
+        raise TypeError(kind)  # its label, not its bytes
     if kind.__module__ == "numpy" and hasattr(kind, "tolist") and getattr(value, "size", 0) <= MAX_NODES:
         return value.tolist()
     if issubclass(kind, BaseModel):

@@ -25,6 +25,7 @@ from smolsessions.agents.values import arrays
 from smolsessions.agents.values.classes import class_name, is_in, mro_of
 from smolsessions.agents.values.images import is_lazy
 from smolsessions.agents.values.parts import MAX_BYTES, Declared, Kind, Parts
+from smolsessions.core.attachments import Audio, File
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -206,6 +207,7 @@ def _path(text: str, windows: bool, concrete: bool) -> PurePath:
 
 _DATE = (dt.date, "year month day")
 _CLOCK = "hour minute second microsecond fold tzinfo"
+_OF_FILE = (File, "data media_type name")
 _take_datetime = _reader("datetime", _DATE, (dt.datetime, _CLOCK))
 # Subclasses of these are read as the class itself.
 _BASES: dict[int, Callable[[Any], Parts]] = {
@@ -215,6 +217,8 @@ _BASES: dict[int, Callable[[Any], Parts]] = {
     id(dt.timedelta): _reader("timedelta", (dt.timedelta, "days seconds microseconds")),
     id(Decimal): _decimal_parts,
     id(Fraction): _reader("fraction", (Fraction, "_numerator _denominator")),
+    id(File): _reader("file", _OF_FILE),
+    id(Audio): _reader("audio", _OF_FILE, (Audio, "rate")),
     id(uuid.UUID): _reader("uuid", (uuid.UUID, "int")),
     id(deque): lambda value: Parts("deque", (list(deque.__iter__(value)), vars(deque)["maxlen"].__get__(value))),
 }
@@ -228,6 +232,7 @@ _TAKERS: dict[int, Callable[[Any], Parts]] = {
     id(AgentImage): _agent_image_parts,
 }
 _IMAGE = (_STR, _INT, _INT, (bytes,), (str, _NONE), (bytes, _NONE), (int, bytes, tuple, _NONE))
+_FILE = ((bytes,), _STR, _STR)
 _KINDS: dict[str, Kind] = {
     "date": Kind((_INT,) * 3, dt.date),
     "datetime": Kind((*(_INT,) * 8, _ZONES), _datetime),
@@ -241,6 +246,8 @@ _KINDS: dict[str, Kind] = {
     "range": Kind((_INT,) * 3, range),
     "path": Kind((_STR, (bool,), (bool,)), _path),
     "deque": Kind(((list,), (int, _NONE)), deque, weight=20, hashable=False),
+    "file": Kind(_FILE, File),
+    "audio": Kind((*_FILE, (int, _NONE)), Audio),
     "image": Kind(_IMAGE, _image, weight=30, hashable=False),
     "instance": Kind((_STR, (dict,)), Declared),
     "member": Kind((_STR, _STR), Declared),

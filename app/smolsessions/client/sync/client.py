@@ -10,7 +10,7 @@ from smolsessions.client.answers import Document, read_conversation
 from smolsessions.client.errors import foreign_answer
 from smolsessions.client.requests import check_address, check_key, named, path_of, turn_request
 from smolsessions.client.sync.connection import NO_CONTENT, Connection
-from smolsessions.wire.conversations import AgentList, ConversationPage, Messages, PruneResult, StepPage
+from smolsessions.wire.conversations import AgentDetails, AgentList, ConversationPage, Messages, PruneResult, StepPage
 from smolsessions.wire.events import TurnEnded
 from smolsessions.wire.turns import Turn, TurnPage
 
@@ -193,6 +193,10 @@ class Client:
         """Return the file of an image. `name` is the end of its `url`."""
         return (self._connection.send("GET", path_of("conversations", conversation_id, "images", name))).content
 
+    def get_file(self, conversation_id: str, name: str) -> bytes:
+        """Return the content of a file. `name` is the end of its `url`."""
+        return (self._connection.send("GET", path_of("conversations", conversation_id, "files", name))).content
+
     def prune_conversation(
         self, conversation_id: str, *, policy: Policy | None = None, dry_run: bool = False, destroy: bool = False
     ) -> PruneResult:
@@ -230,6 +234,10 @@ class Client:
     def list_agents(self) -> list[Agent]:
         """Return all agents, the default agent first."""
         return (self._connection.ask(AgentList, "GET", "/agents")).items
+
+    def get_agent(self, name: str) -> AgentDetails:
+        """Return an agent with the schema of its tools, its examples and its limits."""
+        return self._connection.ask(AgentDetails, "GET", path_of("agents", name))
 
     def get_liveness(self) -> None:
         """Return if the process runs."""

@@ -165,7 +165,7 @@ class ConversationStore:
                 raise
         return await self.steps(ref, first, limit, kind, archived=archived, order=order)  # destroyed meanwhile
 
-    async def image(self, ref: Ref, name: str) -> bytes:
+    async def attachment(self, ref: Ref, name: str) -> bytes:
         scope = self._partitions.scope(ref)
         (blob,) = await image_blobs(scope, [name])
         if blob is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from smolsessions.core.errors import DAMAGED, ConversationNotFoundError, SealBrokenError
 from smolsessions.core.memories import Head
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from smolsessions.core.memories import StoredStep
-    from smolsessions.core.records import EntryType, StepType, Turn
+    from smolsessions.core.records import EntryType, Outcome, StepFile, StepImage, StepType, Turn
     from smolsessions.store.codec import StepParts
     from smolsessions.store.partition import Scope
+
+T = TypeVar("T", "Turn", "Outcome")
 
 HASH_BYTES = 16
 STEPS_AT_ONCE = 500
@@ -109,16 +111,23 @@ async def image_blobs(scope: Scope, names: Sequence[str]) -> list[bytes | None]:
 
 
 async def with_stored_images(scope: Scope, turn: Turn) -> Turn:
-    """Return a turn without the images that the store does not hold yet, or no longer holds."""
-    answer = turn.outcome.images if turn.outcome else ()
-    names = list(dict.fromkeys(image.name for image in (*turn.images, *answer)))
+    """Return a turn without the images and files that the store does not hold yet, or no longer holds."""
+    parts: list[StepImage | StepFile] = [*turn.images, *turn.files]
+    if turn.outcome:
+        parts += (*turn.outcome.images, *turn.outcome.files)
+    names = list(dict.fromkeys(part.name for part in parts))
     if not names:
         return turn
     flags = await scope.call("has_images", *names)
     stored = {name for name, is_there in zip(names, flags, strict=True) if is_there}
-    turn = replace(turn, images=tuple(image for image in turn.images if image.name in stored))
-    kept = tuple(image for image in answer if image.name in stored)
-    return replace(turn, outcome=replace(turn.outcome, images=kept)) if turn.outcome else turn
+    turn = _with_stored(turn, stored)
+    return replace(turn, outcome=_with_stored(turn.outcome, stored)) if turn.outcome else turn
+
+
+def _with_stored(owner: T, stored: set[str]) -> T:
+    """Return a turn or an outcome with the images and files that are stored."""
+    kept = {kind: tuple(one for one in getattr(owner, kind) if one.name in stored) for kind in ("images", "files")}
+    return changed(owner, **kept)
 
 
 def extended(head: Head, steps: Sequence[tuple[EntryType, bytes]]) -> Head:

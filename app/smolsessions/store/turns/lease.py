@@ -228,12 +228,14 @@ class HeldLease:
 
     def _ended(self, outcome: Outcome) -> Turn:
         stop = self._stop_request
+        has_task = not (stop.rollback_by or self.lacks_task)
         return changed(
             self.turn,
             timing=changed(self.turn.timing, finished_at=time.time()),
             outcome=outcome if self._defect else stop.apply(outcome),
             last_seq=(self._last_seen if self._defect else self._log.last_seq) + 1,
-            images=() if stop.rollback_by or self.lacks_task else self.turn.images,
+            images=self.turn.images if has_task else (),
+            files=self.turn.files if has_task else (),
         )
 
     def _sealed(self, turn: Turn, *, by: int) -> dict[str, bytes]:

@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -170,24 +171,23 @@ class TurnStore:
     async def turns(self, ref: Ref, first: int | None, limit: int, order: Order = "asc") -> Page[Turn]:
         if order == "desc" and first is None:
             first = (await self._read(ref, 1, 1))[1].last
-        first = first or 1
-        lowest, highest = (first, first + limit) if order == "asc" else (max(1, first - limit), first)
-        records, known = await self._read(ref, lowest, highest)
-        numbered = list(enumerate(records, lowest))[:: 1 if order == "asc" else -1]
+        first, step = first or 1, 1 if order == "asc" else -1
+        records, known = await self._read(ref, first, max(1, first + step * (limit - 1)), PAGE_BYTES)
         scope = self._partitions.scope(ref)
         items: list[Turn] = []
         left_bytes = PAGE_BYTES
-        for number, sealed in numbered[:limit]:
+        for number, sealed in zip(count(first, step), records, strict=False):
             record = scope.open(sealed, "turn", number)
             left_bytes -= len(record)
             if left_bytes < 0 and items:
                 break
             items.append(await with_stored_images(scope, _decoded(ref, number, record, known)))
-        return Page(tuple(items), str(numbered[len(items)][0]) if len(numbered) > len(items) else None)
+        following = first + step * len(items)
+        return Page(tuple(items), str(following) if 1 <= following <= known.last else None)
 
-    async def _read(self, ref: Ref, first: int, last: int) -> tuple[list[bytes], _OpenTurns]:
+    async def _read(self, ref: Ref, first: int, last: int, max_bytes: int = 2**53) -> tuple[list[bytes], _OpenTurns]:
         scope = self._partitions.scope(ref)
-        found = await scope.call("turns", first=first, last=last)
+        found = await scope.call("turns", first=first, last=last, max_bytes=max_bytes)
         if not found:
             raise ConversationNotFoundError
         records, still_open, sealed, last_turn, agent = found

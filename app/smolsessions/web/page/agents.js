@@ -2,10 +2,6 @@
 
 import { byId, make, say, show } from "./dom.js";
 
-const EXAMPLES = {
-  demo: ["What is 12 * 7 and what time is it in Europe/Berlin?", "Note that the key is under the mat.", "Count to 50.", "Please fail."],
-  "demo-code": ["What is 2 ** 64?", "Count the words in: To be or not to be", "Count to 50.", "What is 1 / 0?"],
-};
 const MOST_TOOLS = 6;
 
 export class Agents {
@@ -46,7 +42,8 @@ export class Agents {
   }
 
   #examples() {
-    const buttons = (EXAMPLES[this.chosen] ?? []).map((text) => {
+    const agent = this.#found.find((each) => each.name === this.chosen);
+    const buttons = (agent?.examples ?? []).map((text) => {
       const button = make("button", { type: "button", className: "example" }, text);
       button.addEventListener("click", () => this.#choose(text));
       return button;

@@ -1,9 +1,9 @@
-// The message field with its images. The typed text stays until the service has accepted it.
+// The message field with its files. The typed text stays until the service has accepted it.
 
 import { byId, icon, make, say, show } from "./dom.js";
+import { isImage, isTaken, REFUSAL } from "./files.js";
 
-const MOST_IMAGES = 16;
-const KINDS = new Set(["image/png", "image/jpeg", "image/gif", "image/webp"]);
+const MOST_FILES = 16;
 const HINTS = {
   idle: "Enter sends, Shift + Enter starts a new line",
   sending: "Sending …",
@@ -79,7 +79,7 @@ export class Composer {
   #submit() {
     if (this.#state !== "idle") return;
     if (!this.text.trim()) {
-      this.complain(this.#files.length ? "Say something about the images, too." : null);
+      this.complain(this.#files.length ? "Say something about the files, too." : null);
       return;
     }
     this.complain(null);
@@ -112,11 +112,11 @@ export class Composer {
   }
 
   #attach(files) {
-    const fit = files.filter((file) => KINDS.has(file.type));
-    const room = MOST_IMAGES - this.#files.length;
+    const fit = files.filter(isTaken);
+    const room = MOST_FILES - this.#files.length;
     this.#files.push(...fit.slice(0, room));
-    if (fit.length < files.length) this.complain("Only PNG, JPEG, GIF and WebP images can be attached.");
-    else if (fit.length > room) this.complain(`A message can hold ${MOST_IMAGES} images.`);
+    if (fit.length < files.length) this.complain(REFUSAL);
+    else if (fit.length > room) this.complain(`A message can hold ${MOST_FILES} files.`);
     else this.complain(null);
     this.#showFiles();
     this.#field.focus();
@@ -137,16 +137,7 @@ export class Composer {
       this.#showFiles();
       this.#field.focus();
     });
-    return make("li", {}, make("img", { alt: name, src: URL.createObjectURL(file) }), remove);
+    const shown = isImage(file) ? make("img", { alt: name, src: URL.createObjectURL(file) }) : make("span", { className: "file" }, icon("file"), name);
+    return make("li", {}, shown, remove);
   }
-}
-
-/** Return a file as a data: URL, which holds its type and its base64. */
-export function encoded(file) {
-  return new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.addEventListener("load", () => resolve(reader.result));
-    reader.addEventListener("error", () => reject(reader.error));
-    reader.readAsDataURL(file);
-  });
 }

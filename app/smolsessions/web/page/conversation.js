@@ -2,7 +2,7 @@
 
 import { Problem } from "./api.js";
 import { byId, say, show } from "./dom.js";
-import { encoded } from "./composer.js";
+import { members } from "./files.js";
 import { eventsOf } from "./stream.js";
 import { hasTitle, titleOf } from "./list.js";
 import { TurnCard } from "./turn.js";
@@ -82,9 +82,9 @@ export class Conversation {
     const before = this.#last;
     composer.state("sending");
     try {
-      const images = await Promise.all(files.map(encoded));
+      const parts = await members(files);
       const headers = { Accept: "text/event-stream" };
-      const response = await api.post("/turn", this.#body(message, images), { headers, signal: leaving.signal });
+      const response = await api.post("/turn", this.#body(message, parts), { headers, signal: leaving.signal });
       signal.addEventListener("abort", () => leaving.abort());
       const { id, number } = turnOf(response);
       if (signal.aborted || this.#cards.has(number)) this.#known(id, message, leaving);
@@ -118,9 +118,8 @@ export class Conversation {
     return Math.max(0, ...this.#cards.keys());
   }
 
-  #body(message, images) {
-    const body = { message };
-    if (images.length) body.images = images;
+  #body(message, parts) {
+    const body = { message, ...parts };
     if (this.id) return { ...body, conversation_id: this.id };
     return { ...body, agent: this.#parts.chosenAgent(), metadata: { title: titleFrom(message) } };
   }
@@ -163,7 +162,7 @@ export class Conversation {
   #add(turn) {
     if (this.#cards.has(turn.turn)) return;
     const card = this.#card(turn.turn, turn.message, []);
-    card.attach(turn.images);
+    card.attach(turn);
     if (turn.status === "queued" || turn.status === "running") this.#follow(card);
     else card.finish(turn);
   }

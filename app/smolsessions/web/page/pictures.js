@@ -1,6 +1,7 @@
-// Images of a conversation: fetched with the key, shown as blob: addresses, enlarged by a click.
+// Images and files of a conversation: fetched with the key, and shown or downloaded as blob: addresses. A click enlarges an image.
 
-import { byId, make } from "./dom.js";
+import { byId, icon, make } from "./dom.js";
+import { isImage } from "./files.js";
 
 export class Pictures {
   #api;
@@ -29,14 +30,20 @@ export class Pictures {
     return place;
   }
 
-  /** The same for a file of this browser. */
+  /** A button that downloads a file. */
+  file({ url, name }) {
+    return this.#download(name, () => this.#fetched(url));
+  }
+
+  /** The same for an image or a file of this browser. */
   ofFile(file) {
+    if (!isImage(file)) return this.#download(file.name, () => this.#keep(file.name, file));
     const place = this.#button(file.name || "Attached image", {});
     place.querySelector("img").src = this.#keep(file.name + file.size + file.lastModified, file);
     return place;
   }
 
-  /** Release all images, because another conversation opens. */
+  /** Release all images and files, because another conversation opens. */
   forget() {
     this.#stop.abort();
     this.#stop = new AbortController();
@@ -51,6 +58,18 @@ export class Pictures {
       byId("viewer-image").src = image.src;
       byId("viewer-image").alt = name;
       byId("viewer").showModal();
+    });
+    return button;
+  }
+
+  #download(name, addressOf) {
+    const button = make("button", { type: "button", className: "file", "aria-label": `Download ${name}` }, icon("file"), name);
+    button.addEventListener("click", async () => {
+      try {
+        make("a", { href: await addressOf(), download: name }).click();
+      } catch (problem) {
+        if (problem.name !== "AbortError") button.replaceWith(make("p", { className: "note" }, `${name}: ${problem.message}`));
+      }
     });
     return button;
   }

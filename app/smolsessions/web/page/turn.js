@@ -58,11 +58,11 @@ export class TurnCard {
     return this.#said.textContent;
   }
 
-  /** Show the images of the message, except if this browser sent them. */
-  attach(images) {
+  /** Show the images and files of the message, except if this browser sent them. */
+  attach({ images, files }) {
     if (this.#given.childElementCount) return;
-    this.#given.append(...images.map((image, index) => this.#pictures.of(image, `Image ${index + 1} of the message`)));
-    show(this.#given, images.length > 0);
+    this.#given.append(...this.#all(images, files, "the message"));
+    show(this.#given, images.length + files.length > 0);
   }
 
   /** Its end in words, for screen readers. */
@@ -97,9 +97,9 @@ export class TurnCard {
     this.element.dataset.status = turn.status;
     for (const step of this.#byId.values()) step.breakOff();
     this.#reply(turn);
-    this.attach(turn.images);
-    this.#drawn.replaceChildren(...turn.output_images.map((image, index) => this.#pictures.of(image, `Image ${index + 1} of the answer`)));
-    show(this.#drawn, turn.output_images.length > 0);
+    this.attach(turn);
+    this.#drawn.replaceChildren(...this.#all(turn.output_images, turn.output_files, "the answer"));
+    show(this.#drawn, this.#drawn.childElementCount > 0);
     this.#outcome(turn);
     const names = [...new Set(turn.tool_call_names)].join(", ");
     this.#summary.textContent = joined(turn.steps ? count(turn.steps, "step") : "No step was finished", names);
@@ -228,10 +228,14 @@ export class TurnCard {
     this.#note.replaceChildren(...lines);
   }
 
-  #shown({ images = [], step }) {
-    const fresh = images.filter(({ url }) => !this.#seen.has(url));
-    for (const { url } of fresh) this.#seen.add(url);
-    return fresh.map((image, index) => this.#pictures.of(image, `Image ${index + 1} of step ${step}`));
+  #shown({ images = [], files = [], step }) {
+    const isFresh = ({ url }) => !this.#seen.has(url) && this.#seen.add(url);
+    return this.#all(images.filter(isFresh), files.filter(isFresh), `step ${step}`);
+  }
+
+  #all(images, files, place) {
+    const pictures = images.map((image, index) => this.#pictures.of(image, `Image ${index + 1} of ${place}`));
+    return [...pictures, ...files.map((file) => this.#pictures.file(file))];
   }
 
   async #opened() {

@@ -60,7 +60,9 @@ class Limits:
     max_message_chars: int
     max_steps: int
     max_image_pixels: int
+    max_file_bytes: int
     wait_s: float
+    deadline_s: float
     max_deadline_s: float
     send_timeout_s: float
     cors_origins: tuple[str, ...] = ()
@@ -71,15 +73,21 @@ _bearer = HTTPBearer(auto_error=False, description="An API key, if the service h
 
 
 async def owner_of(request: Request, _described: Annotated[object, Depends(_bearer)]) -> Owner:
-    if "owner" in request.scope:
-        return Owner(request.scope["owner"])
-    authenticator: Authenticator = request.app.state.authenticator
-    return authenticator.owner(request.headers.get("authorization"))
+    return Owner(_identified(request)["owner"])
 
 
 async def claims_of(request: Request) -> dict[str, Any]:
-    authenticator: Authenticator = request.app.state.authenticator
-    return authenticator.identify(request.headers.get("authorization")).claims
+    claims: dict[str, Any] = _identified(request)["claims"]
+    return claims
+
+
+def _identified(request: Request) -> Scope:
+    """Return the scope with owner and claims. The middleware sets them for requests with a body."""
+    scope = request.scope
+    if "owner" not in scope:
+        authenticator: Authenticator = request.app.state.authenticator
+        scope["owner"], scope["claims"] = authenticator.identify(request.headers.get("authorization"))
+    return scope
 
 
 CallerOwner = Annotated[Owner, Depends(owner_of)]

@@ -24,6 +24,7 @@ from smolsessions.core.records import (
 )
 from smolsessions.web.body import check_document, in_thread_if_large
 from smolsessions.web.cursors import PLACE, number_at, position_of
+from smolsessions.web.files import served
 from smolsessions.web.links import link
 from smolsessions.web.problems import WRITE, responses
 from smolsessions.web.routes.common import (
@@ -44,7 +45,15 @@ from smolsessions.web.views import (
     prune_view,
     step_view,
 )
-from smolsessions.wire.conversations import AgentList, ConversationPage, Messages, PruneResult, StepPage
+from smolsessions.wire.conversations import (
+    AgentDetails,
+    AgentLimits,
+    AgentList,
+    ConversationPage,
+    Messages,
+    PruneResult,
+    StepPage,
+)
 from smolsessions.wire.conversations import Conversation as ConversationAnswer
 from smolsessions.wire.requests import ConversationPatch, ForkRequest, NewConversation, PruneRequest, RollbackRequest
 
@@ -52,8 +61,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from smolsessions.core.conversations import Conversations
+    from smolsessions.web.routes.common import Limits
 
+AgentPath = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The agent's name.")]
 ImageName = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="The image's name, a hash of its content.")]
+FileName = Annotated[
+    str, Path(pattern=r"^[0-9a-f]{32}$", description="The file's name in its `url`, a hash of its content.")
+]
 StepKind = Annotated[StepType | None, Query(alias="type", description="Only steps of this type.")]
 Archived = Annotated[
     bool, Query(description="Include steps that a prune or a rollback removed from the memory. Each is marked.")
@@ -100,6 +114,7 @@ IMAGE_HEADERS = {
 PICTURE = {
     f"image/{kind}": {"schema": {"type": "string", "format": "binary"}} for kind in ("png", "jpeg", "gif", "webp")
 }
+CONTENT = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 DOCUMENT = {"application/json": {"schema": {"type": "object", "description": "See docs/export.md."}}}
 
 
@@ -192,6 +207,17 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
         kind, data = await conversations.image(Ref(owner, conversation_id), name)
         return Response(data, media_type=kind, headers=IMAGE_HEADERS)
 
+    @router.get(
+        f"{AT}/files/{{name}}",
+        responses={200: {"content": CONTENT, "description": "The file."}, **responses(None, 404, 422)},
+        response_class=Response,
+    )
+    async def get_file(owner: CallerOwner, conversation_id: PathId, name: FileName) -> Response:
+        """Return a file of a message or an answer, as a download. It never changes, as its name is a hash."""
+        file = await conversations.file(Ref(owner, conversation_id), name)
+        kind, headers = served(file)
+        return Response(file.data, media_type=kind, headers=headers)
+
     return router
 
 
@@ -246,7 +272,7 @@ def memory_routes(conversations: Conversations) -> APIRouter:
     ) -> Response:
         """Create a conversation from the state of this one after a turn."""
         request = body or ForkRequest()
-        made = await conversations.history.fork(Ref(owner, conversation_id), request.turn, request.metadata)
+        made = await conversations.fork(Ref(owner, conversation_id), request.turn, request.metadata)
         return _created(made)
 
     @router.get(
@@ -288,7 +314,7 @@ def _check_match(if_match: str | None, now: Conversation) -> None:
         raise PreconditionFailedError
 
 
-def agent_routes(conversations: Conversations) -> APIRouter:
+def agent_routes(conversations: Conversations, limits: Limits) -> APIRouter:
     router = APIRouter(tags=["agents"], route_class=StrictRoute)
 
     @router.get("/agents", responses=responses(AgentList))
@@ -300,5 +326,15 @@ def agent_routes(conversations: Conversations) -> APIRouter:
             for number, info in enumerate(conversations.agents())
         ]
         return answer({"items": views})
+
+    @router.get("/agents/{name}", responses=responses(AgentDetails, 404, 409, 422))
+    async def get_agent(name: AgentPath, _owner: CallerOwner) -> Response:
+        """Return an agent with the schema of its tools, its examples and its limits."""
+        info = conversations.agent(AgentName(name))
+        confinement = await conversations.confinement()
+        is_default = conversations.agents()[0].version.name == info.version.name
+        view = agent_view(info, confinement[info.version.name], default=is_default)
+        bounds = {each: getattr(limits, each) for each in AgentLimits.model_fields}
+        return answer({**view, "limits": {**bounds, "deadline_s": info.deadline_s or limits.deadline_s}})
 
     return router

@@ -14,6 +14,7 @@ from smolsessions.core.records import Owner, Ref, TurnInput, TurnOptions
 from smolsessions.core.turns import NewTurn
 from smolsessions.web.body import in_thread_if_large
 from smolsessions.web.cursors import number_at
+from smolsessions.web.files import read_files
 from smolsessions.web.images import read_images
 from smolsessions.web.problems import WRITE, headers, responses
 from smolsessions.web.routes.common import (
@@ -258,7 +259,7 @@ def _text(header: bytes | None) -> str | None:
 
 
 async def _new_turn(body: TurnRequest, claims: dict[str, Any], idempotency_key: str | None, limits: Limits) -> NewTurn:
-    """Check the bounds that are settings, and decode the images."""
+    """Check the bounds that are settings, and decode images and files."""
     if not body.message.strip():
         raise InvalidRequestError.at("/message", "is empty; say something")
     if len(body.message) > limits.max_message_chars:
@@ -268,13 +269,17 @@ async def _new_turn(body: TurnRequest, claims: dict[str, Any], idempotency_key: 
     if body.deadline_s is not None and body.deadline_s > limits.max_deadline_s:
         raise InvalidRequestError.at("/deadline_s", f"is more than {limits.max_deadline_s:g}")
     data, images = await read_images(body.images, limits.max_image_pixels) if body.images else ((), ())
+    stored, files = (
+        await read_files(body.files, limits.max_file_bytes, body.additional_args) if body.files else ((), ())
+    )
     return NewTurn(
         message=body.message,
         conversation_id=body.conversation_id,
         agent=body.agent,
         options=TurnOptions(body.max_steps, body.reset, body.deadline_s, body.on_busy),
-        turn_input=TurnInput(data, claims),
+        turn_input=TurnInput(data, claims, stored),
         images=images,
+        files=files,
         additional_args=body.additional_args,
         metadata=body.metadata,
         idempotency_key=idempotency_key,

@@ -1,0 +1,179 @@
+"""Folders that `agent.save()` wrote, and such repositories on the Hugging Face Hub.
+
+A folder is code: its tools run with the rights of the service, and so do its templates. It is read only for an agent
+with `trust = true`. Its model and its executor are never made, as agents.toml names those.
+"""
+
+from __future__ import annotations
+
+import logging
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from smolagents import Tool
+from smolagents.utils import BASE_BUILTIN_MODULES
+
+from smolsessions.agents.run.agent_state import has_own_state
+from smolsessions.core.errors import StartError
+
+if TYPE_CHECKING:
+    from smolagents import PromptTemplates
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES = 4 * 1024 * 1024
+MAX_DEPTH = 8
+HUB_S = 5.0  # longest wait for the Hub to answer
+LOST = (
+    "instructions, structured_output, code_block_tags (set them in agents.toml), stream_outputs, final_answer_checks, "
+    "callbacks, provide_run_summary, and arguments of its tools' constructors"
+)
+_FILES = ["agent.json", "*/agent.json", "tools/*.py", "*/tools/*.py"]
+"""Files of a repository that are downloaded. `*` stands for folders, too."""
+_LEFT_OUT = frozenset({"python_interpreter", "user_input"})
+"""Tools that run code in the service, or read its standard input."""
+_KINDS: dict[str, Literal["tool_calling", "code"]] = {"ToolCallingAgent": "tool_calling", "CodeAgent": "code"}
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")]
+
+
+class _AgentJson(BaseModel):
+    """Keys of agent.json that count. Its model and executor do not."""
+
+    model_config = ConfigDict(strict=True, hide_input_in_errors=True)
+
+    kind: Literal["ToolCallingAgent", "CodeAgent"] = Field(alias="class")
+    tools: list[_Name]
+    managed_agents: dict[_Name, str] = Field(default_factory=dict)
+    prompt_templates: dict[str, Any] | None = None
+    max_steps: int | None = Field(None, ge=1, le=1000)
+    planning_interval: int | None = Field(None, ge=1)
+    name: _Name | None = None
+    description: str | None = None
+    authorized_imports: list[str] = Field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SavedAgent:
+    """Contents of a saved folder, with its tools loaded."""
+
+    kind: Literal["tool_calling", "code"]
+    loaded: tuple[Tool, ...]
+    templates: PromptTemplates | None
+    max_steps: int | None
+    planning_interval: int | None
+    name: str | None
+    description: str | None
+    authorized_imports: tuple[str, ...]
+    managed: tuple[SavedAgent, ...]
+
+    def tools(self) -> list[Tool]:
+        """Return the tools for one agent. It gets its own instance of a tool with a state."""
+        return [type(tool)() if has_own_state(tool) else tool for tool in self.loaded]
+
+
+def download(repository: str, revision: str) -> Path:
+    """Return the folder of a repository at one commit. Raises `StartError`."""
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - only these agents need it
+    from huggingface_hub.utils.tqdm import disable_progress_bars  # noqa: PLC0415 - as above
+
+    disable_progress_bars()  # else they are in the log
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs each of its repeats
+    try:
+        folder = snapshot_download(
+            repository,
+            revision=revision,
+            repo_type="space",
+            allow_patterns=_FILES,
+            etag_timeout=HUB_S,
+            local_files_only=not _is_hub_reachable(),
+        )
+        return Path(folder)
+    except Exception as error:
+        raise StartError(
+            f"the repository cannot be downloaded at this revision ({type(error).__name__}); check its name, the "
+            "commit and the connection, or save it as a folder and use folder = …"
+        ) from error
+
+
+def _is_hub_reachable() -> bool:
+    """Ask once, as the library repeats for half a minute."""
+    from huggingface_hub import constants, get_session  # noqa: PLC0415 - as above
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=HUB_S, follow_redirects=False)
+    except Exception:  # noqa: BLE001 - no connection, or offline mode
+        return False
+    return True
+
+
+def read_saved_agent(agent: str, folder: Path) -> SavedAgent:
+    """Load a folder. Raises `StartError`. Logs what the folder does not hold."""
+    saved = _read(folder, Path(), MAX_DEPTH)
+    log.warning(
+        "the agent %r comes from the saved folder %s with the model and executor of agents.toml; a saved folder does "
+        "not hold %s",
+        agent,
+        folder,
+        LOST,
+        extra={"action": "agent.saved"},
+    )
+    return saved
+
+
+def _read(root: Path, place: Path, depth: int) -> SavedAgent:
+    """Read one agent, whose folder is `place` within the root. No sentence repeats the root, a value of agents.toml."""
+    if not depth:
+        raise StartError(f"has agents nested deeper than {MAX_DEPTH}; manage fewer")
+    name = place / "agent.json"
+    try:
+        found = _AgentJson.model_validate_json(read_text(root / name, f"{name} "))
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        key = ".".join(str(part) for part in problem["loc"]) or "it"
+        raise StartError(
+            f"{name} was not written by agent.save() of a ToolCallingAgent or CodeAgent ({key}: {problem['msg']}); "
+            "save the agent again, or serve it with factory = …"
+        ) from None
+    if skipped := _LEFT_OUT & set(found.tools):
+        log.warning("%s: left out %s", root / name, ", ".join(sorted(skipped)), extra={"action": "agent.saved"})
+    return SavedAgent(
+        _KINDS[found.kind],
+        tuple(_tool(root, place / "tools" / f"{name}.py") for name in found.tools if name not in _LEFT_OUT),
+        found.prompt_templates,  # type: ignore[arg-type] # its keys are checked where the agent is made
+        found.max_steps,
+        found.planning_interval,
+        found.name,
+        found.description,
+        tuple(sorted(set(found.authorized_imports) - set(BASE_BUILTIN_MODULES))),
+        tuple(_read(root, place / "managed_agents" / name, depth - 1) for name in found.managed_agents),
+    )
+
+
+def _tool(root: Path, name: Path) -> Tool:
+    code = read_text(root / name, f"{name} ")
+    try:
+        tool: Tool = Tool.from_code(code)
+    except (Exception, SystemExit) as error:
+        raise StartError(
+            f"{name} is no tool that loads ({type(error).__name__}); install the packages of requirements.txt, or "
+            "serve the agent with factory = …"
+        ) from error
+    return tool
+
+
+def read_text(file: Path, name: str = "") -> str:
+    """Return the text of a file. Raises `StartError` whose sentence begins with the name."""
+    try:
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+            raise StartError(f"{name}is no file, or larger than {MAX_BYTES // 1024**2} MiB; name another path")
+        return file.read_text("utf-8")
+    except OSError as error:
+        raise StartError(f"{name}cannot be read ({error.strerror}); mend the path or its rights") from None
+    except UnicodeDecodeError:
+        raise StartError(f"{name}is no UTF-8; save it in this encoding") from None
+    except ValueError:
+        raise StartError(f"{name}is no path; mend it") from None

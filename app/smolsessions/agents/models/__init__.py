@@ -1,0 +1,1 @@
+"""Models of agents.toml: one module per family of providers."""

@@ -1,0 +1,101 @@
+"""Model of a table of agents.toml, with its fallbacks."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from smolagents import ToolCallingAgent
+from smolagents.models import STRUCTURED_GENERATION_PROVIDERS
+
+from smolsessions.agents.models.keys import without_secrets
+from smolsessions.core.errors import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smolagents import Model, MultiStepAgent
+
+    from smolsessions.agents.config.schema import ModelTable
+
+_FALLBACKS = "_smolsessions_fallbacks"
+
+
+_MAKERS = {
+    "openai": "openai_models:make_openai",
+    "azure": "openai_models:make_azure",
+    "litellm": "litellm_models:make_litellm",
+    "huggingface": "huggingface_models:make_huggingface",
+    "bedrock": "bedrock_models:make_bedrock",
+    "transformers": "transformers_models:make_transformers",
+}
+_PACKAGES = {
+    "openai": ["openai"],
+    "azure": ["openai"],
+    "litellm": ["litellm"],
+    "huggingface": ["huggingface_hub"],
+    "bedrock": ["boto3"],
+    "transformers": ["torch", "transformers"],
+}
+
+
+def make_model(table: ModelTable, *fallbacks: ModelTable) -> Model:
+    """Return the model of a table, with those that its `fallbacks` name. Raises `StartError`."""
+    return add_fallbacks(*map(_make, (table, *fallbacks)))
+
+
+def add_fallbacks(model: Model, *fallbacks: Model) -> Model:
+    """Return the model, which has these fallbacks from then on."""
+    if fallbacks:
+        setattr(model, _FALLBACKS, fallbacks)
+    return model
+
+
+def with_fallbacks(model: Model) -> tuple[Model, ...]:
+    """Return a model and those that are called in this order if it fails."""
+    fallbacks = getattr(model, _FALLBACKS, ())
+    return (model, *fallbacks) if isinstance(fallbacks, tuple) else (model,)
+
+
+def check_model(name: str, agent: MultiStepAgent) -> None:
+    """Refuse a model that cannot do what its agent asks of it."""
+    is_structured = getattr(agent, "_use_structured_outputs_internally", False)
+    for model in with_fallbacks(agent.model):
+        kinds = {kind.__name__ for kind in type(model).__mro__}
+        if "AmazonBedrockModel" in kinds and isinstance(agent, ToolCallingAgent):
+            raise StartError(
+                f"the agent {name!r}: smolagents' Bedrock sends no usable tools, so it suits a CodeAgent alone; make "
+                "it one, or use LiteLLM's bedrock/…"
+            )
+        if is_structured and not _gives_structure(model, kinds):
+            raise StartError(
+                f"the agent {name!r}: {type(model).__name__} gives no structured output; leave it out, or use another "
+                "model"
+            )
+
+
+def _gives_structure(model: Model, kinds: set[str]) -> bool:
+    if "InferenceClientModel" in kinds:
+        return getattr(model, "client_kwargs", {}).get("provider") in STRUCTURED_GENERATION_PROVIDERS
+    return not kinds & {"TransformersModel", "AmazonBedrockModel"}
+
+
+def _make(table: ModelTable) -> Model:
+    module, _, function = _MAKERS[table.provider].partition(":")
+    make: Callable[[ModelTable], Model] = getattr(
+        importlib.import_module(f"smolsessions.agents.models.{module}"), function
+    )
+    try:
+        return make(table)
+    except ImportError as error:
+        missing = " and ".join(name for name in _PACKAGES[table.provider] if importlib.util.find_spec(name) is None)
+        missing = f" ({missing or error.name})" if missing or error.name else ""
+        raise StartError(
+            f'provider = "{table.provider}" needs packages that are missing{missing}; pip install '
+            f"'smolsessions[{table.provider}]'"
+        ) from error
+    except StartError:
+        raise
+    except Exception as error:  # noqa: BLE001 - of any provider
+        text = without_secrets(str(error), [value for value in (table.id, table.base, table.region) if value])
+        raise StartError(f"the model cannot be made ({type(error).__name__}: {text}); mend its table") from None

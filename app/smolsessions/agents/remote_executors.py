@@ -1,0 +1,237 @@
+"""Remote executors of model-written code: smolagents' own, made when they are first needed, and their checks."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import os
+import re
+import socket
+import sys
+import traceback
+from copy import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from smolagents import remote_executors
+from smolagents.remote_executors import RemotePythonExecutor
+
+from smolsessions.agents.models.keys import read_key
+from smolsessions.agents.run.instrumentation import clean_up, with_managed
+from smolsessions.agents.run.remote_interpreter import RemoteInterpreter
+from smolsessions.agents.values.json_forms import json_form
+from smolsessions.core.errors import StartError
+from smolsessions.options import options_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smolagents import MultiStepAgent
+    from smolagents.monitoring import AgentLogger
+
+__all__ = ["check_remote_executor", "remote_executor"]
+
+
+@dataclass(frozen=True)
+class _Vendor:
+    """One of smolagents' executors. `key_variables` are the variables from which its library reads its key."""
+
+    class_name: str
+    modules: tuple[str, ...]
+    options: frozenset[str] | None = None
+    """None: the vendor's library takes them."""
+    key_option: str = ""
+    key_variables: tuple[str, ...] = ()
+
+
+KINDS = {
+    "docker": _Vendor(
+        "DockerExecutor",
+        ("docker", "websocket"),
+        frozenset({"host", "port", "image_name", "build_new_image", "container_run_kwargs", "dockerfile_content"}),
+    ),
+    "e2b": _Vendor("E2BExecutor", ("e2b_code_interpreter",), None, "api_key", ("E2B_API_KEY",)),
+    "modal": _Vendor(
+        "ModalExecutor",
+        ("modal", "websocket"),
+        frozenset({"app_name", "port", "create_kwargs"}),
+        key_variables=("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET"),
+    ),
+    "blaxel": _Vendor(
+        "BlaxelExecutor",
+        ("blaxel", "websocket"),
+        frozenset({"sandbox_name", "image", "memory", "ttl", "region"}),
+        key_variables=("BL_API_KEY", "BL_WORKSPACE"),
+    ),
+}
+LIMITATION = (
+    "Its code is not run here, but in a remote executor ({kind}): a block of code is recorded as a whole, without "
+    "names of the tools that it calls, and its variables end with the executor (dropped_variables names them)."
+)
+_PACKAGES = {"PIL": "pillow"}
+
+
+def remote_executor(
+    executor: str | Callable[..., RemotePythonExecutor], *, key_env: str | None = None, **options: Any
+) -> RemoteInterpreter:
+    """Return an executor for `CodeAgent(executor=…)` that starts nothing before the first block of code.
+
+    `executor` is `docker`, `e2b`, `modal` or `blaxel`, or an own subclass of smolagents' `RemotePythonExecutor`.
+    `options` are its arguments. `key_env` is the name of the environment variable that holds its key.
+    """
+    if "allow_pickle" not in inspect.signature(RemotePythonExecutor.__init__).parameters:
+        raise StartError(
+            "this release of smolagents unpickles what a remote executor sends, so its code could run any code here; "
+            "install smolagents 1.25 or later"
+        )
+    if options.get("allow_pickle"):
+        raise StartError(
+            "a remote executor has allow_pickle=True, and then code in its sandbox runs any code here, too; remove it"
+        )
+    if not isinstance(executor, str):
+        return RemoteInterpreter("remote", functools.partial(_make, executor, options), _described(options))
+    if executor not in KINDS:
+        raise StartError(f"there is no remote executor {executor!r}; use one of {', '.join(KINDS)}")
+    kind = KINDS[executor]
+    for module in kind.modules:
+        if importlib.util.find_spec(module) is None:
+            raise StartError(
+                f"the executor {executor} needs packages that are missing; run pip install 'smolsessions[{executor}]'"
+            )
+    if kind.options is not None and (unknown := sorted(options.keys() - kind.options)):
+        raise StartError(
+            f"the executor {executor} has no option {unknown[0]!r}; it has {', '.join(sorted(kind.options))}"
+        )
+    key = _key(executor, kind, key_env, options)
+    make = functools.partial(_make_kind, executor, {**options, **key})
+    return RemoteInterpreter(executor, make, _described(options), _secrets(kind, key))
+
+
+def refuse_started_executor(name: str, agent: MultiStepAgent) -> None:
+    """Refuse an agent that starts its remote executor when it is made. Raises `StartError`."""
+    for one in with_managed(agent):
+        executor = getattr(one, "python_executor", None)
+        if isinstance(executor, RemotePythonExecutor):
+            clean_up(agent)
+            raise started_executor(name)
+
+
+def started_executor(name: str) -> StartError:
+    return StartError(
+        f"the factory of agent {name!r} starts its remote executor at once; write "
+        'CodeAgent(executor=smolsessions.remote_executor("docker")), which starts at the first block of code'
+    )
+
+
+def is_of_executor(error: BaseException) -> bool:
+    """Return True if a remote executor could not start: smolagents names its own extra then."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__") == remote_executors.__name__ for frame, _ in frames)
+
+
+def remote_form(agent: MultiStepAgent) -> list[str]:
+    """Return an agent's remote executor and its options, for the fingerprint. Empty without one."""
+    executor = getattr(agent, "python_executor", None)
+    return [executor.kind, executor.described] if isinstance(executor, RemoteInterpreter) else []
+
+
+def limitation_of(agent: MultiStepAgent) -> str:
+    """Return the sentence about an agent's remote executor for `GET /agents`, or nothing."""
+    executor = getattr(agent, "python_executor", None)
+    return LIMITATION.format(kind=executor.kind) if isinstance(executor, RemoteInterpreter) else ""
+
+
+def check_remote_executor(name: str, agent: MultiStepAgent) -> None:
+    """Refuse an agent that its remote executor cannot serve. Raises `StartError`."""
+    if not isinstance(getattr(agent, "python_executor", None), RemoteInterpreter):
+        return
+    refused = {
+        "managed agents, and code in a remote executor cannot call them; remove them": agent.managed_agents,
+        "the option scratchpad, whose tools cannot run in a remote executor; remove it": options_of(agent).scratchpad,
+        "a workspace, whose tools cannot run in a remote executor; remove it": options_of(agent).workspace,
+        "code_limits, and a remote executor has wall_s alone; remove the others": (
+            options_of(agent).code_limits.keys() - {"wall_s"}
+        ),
+    }
+    for reason, is_set in refused.items():
+        if is_set:
+            raise StartError(f"the agent {name!r} has {reason}, or use the executor 'child'")
+    for tool in agent.tools.values():
+        if problem := _problem_of(tool):
+            raise StartError(
+                f"the agent {name!r} has the tool {tool.name!r}, which cannot run in a remote executor: {problem}; "
+                "write it as a class or function of a module without names from outside, or use the executor 'child'"
+            )
+
+
+def _problem_of(tool: Any) -> str:
+    """Return the reason for which a tool cannot be sent as source, or nothing."""
+    if callable(getattr(tool, "get_state", None)):
+        return "its state would stay there"
+    from smolagents.tools import get_tools_definition_code  # noqa: PLC0415 - with a remote executor alone
+
+    try:
+        tool.to_dict()
+        compile(get_tools_definition_code({tool.name: copy(tool)}), tool.name, "exec")
+    except Exception as error:  # noqa: BLE001 - smolagents raises several kinds
+        return " ".join(f"it has no source that stands alone ({type(error).__name__}: {error})".split())[:300]
+    return ""
+
+
+def _make(
+    kind: Callable[..., RemotePythonExecutor], options: dict[str, Any], imports: list[str], logger: AgentLogger
+) -> RemotePythonExecutor:
+    made = kind(_packages_of(imports), logger, **options)
+    if made.allow_pickle:
+        made.cleanup() if hasattr(made, "cleanup") else None
+        raise StartError("a remote executor has allow_pickle=True; remove it")
+    return made
+
+
+def _make_kind(name: str, options: dict[str, Any], imports: list[str], logger: AgentLogger) -> RemotePythonExecutor:
+    if name == "docker":
+        options = {"port": _free_port(), "build_new_image": False, **options}
+        run = dict(options.get("container_run_kwargs") or {})
+        run.setdefault("labels", {"smolsessions": "executor"})  # so that an operator finds those of a killed process
+        options["container_run_kwargs"] = run
+    return _make(getattr(remote_executors, KINDS[name].class_name), options, imports, logger)
+
+
+def _packages_of(imports: list[str]) -> list[str]:
+    """Return the packages to install for these modules: none for those of Python itself."""
+    tops = dict.fromkeys(name.partition(".")[0] for name in imports if name != "*")
+    return [_PACKAGES.get(name, name) for name in tops if name not in sys.stdlib_module_names]
+
+
+def _free_port() -> int:
+    """Return a free port. smolagents' own default is the same for every container."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _key(executor: str, kind: _Vendor, key_env: str | None, options: dict[str, Any]) -> dict[str, str]:
+    if key_env and not kind.key_option:
+        own = " and ".join(kind.key_variables)
+        mend = f"set {own}, which its library reads itself, and remove it" if own else "remove it"
+        raise StartError(f"the executor {executor} takes no name of a key's variable; {mend}")
+    if not kind.key_option:
+        return {}
+    if kind.key_option in options:
+        raise StartError(f"the executor {executor} has its key among its options; name its variable as key_env instead")
+    if not key_env and not os.environ.get(kind.key_variables[0]):
+        raise StartError(f"the executor {executor} wants a key; set {kind.key_variables[0]}, or name its variable")
+    return {kind.key_option: read_key(key_env or kind.key_variables[0], "key_env")}
+
+
+def _secrets(kind: _Vendor, key: dict[str, str]) -> tuple[str, ...]:
+    """Return the values that no error may repeat."""
+    return (*key.values(), *(os.environ.get(variable, "") for variable in kind.key_variables))
+
+
+def _described(options: dict[str, Any]) -> str:
+    """Return the options for the fingerprint, without values of variables."""
+    shown = {name: value for name, value in options.items() if not re.search("env|secret|token|key", name)}
+    return repr(json_form(shown))

@@ -1,0 +1,120 @@
+"""Files of a message: in `agent.state` by name, and named to the model without their content."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+import unicodedata
+from typing import TYPE_CHECKING, Any
+
+from smolagents import CodeAgent
+
+from smolsessions.core.attachments import File, decode_file, extension_of, is_text, name_of
+from smolsessions.core.errors import ServiceError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from smolsessions.agents.run.instrumentation import AgentNode
+    from smolsessions.core.records import TurnInput
+
+MAX_STATE_BYTES = 32 * 1024 * 1024
+FILES = """
+
+These files came with this message. Their content is not shown. A name as an argument of a tool passes the content:
+{files}"""
+VARIABLES = """
+
+These files came with this message, as variables:
+{files}"""
+UNKEPT = f" is not kept: the conversation's files would have more than {MAX_STATE_BYTES // 1024**2} MiB"
+UNREAD = "\n\n(These files came with this message, but its turn ended before the agent could read them: {files}.)"
+_WITH_EXTENSION = re.compile(r".+\.[A-Za-z0-9]{1,10}")
+_SIZED = (File, str, bytes)
+_NAMES = frozenset({*dir(builtins), *keyword.kwlist, "final_answer"})
+
+
+class FilesTooLargeError(ServiceError, code="agent_error"):
+    """The files and variables of this conversation are too large together; begin a new conversation."""
+
+
+def files_of(turn_input: TurnInput) -> tuple[File, ...]:
+    return tuple(file for data in turn_input.files if (file := decode_file(data)))
+
+
+def state_of_files(node: AgentNode, files: Sequence[File], arguments: Collection[str]) -> tuple[dict[str, Any], str]:
+    """Return the files as values of `agent.state`, and a sentence that names them to the model.
+
+    A text is its text, so that any tool takes it. Code reads variables, whose names are taken from the files' names and
+    are neither those of `arguments` nor of tools.
+    """
+    agent = node.agent
+    if not fits(agent.state, {file.name: file for file in files}):
+        raise FilesTooLargeError
+    contents = [file.text if is_text(file.media_type) else file for file in files]
+    if not isinstance(agent, CodeAgent):
+        values = {file.name: content for file, content in zip(files, contents, strict=True)}
+        return values, FILES.format(files="\n".join(f"- {_about(file)}" for file in files))
+    taken = _NAMES | {*agent.tools, *agent.managed_agents, *arguments}
+    values = dict(zip(_variables(files, taken), contents, strict=True))
+    is_remote = node.code_runs_in == "remote"
+    lines = (_of_variable(name, file, is_remote=is_remote) for name, file in zip(values, files, strict=True))
+    return values, VARIABLES.format(files="\n".join(lines))
+
+
+def fits(state: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    """Return whether these values may be added to `agent.state`."""
+    held = [each for each in {**state, **values}.values() if isinstance(each, _SIZED)]
+    return sum(len(each.data) if isinstance(each, File) else len(each) for each in held) <= MAX_STATE_BYTES
+
+
+def unread_sentence(files: Sequence[File]) -> str:
+    """Return a sentence about the files of a turn that ended before its agent ran."""
+    return UNREAD.format(files=", ".join(map(name_of, files))) if files else ""
+
+
+def name_in_state(part: Any) -> str:
+    """Return the name of a tool's file or image. It has an extension, as no other argument may be taken for it."""
+    if not isinstance(part, File):
+        return "image.png"
+    name = name_of(part)
+    return name if _WITH_EXTENSION.fullmatch(name) else name + extension_of(part.media_type)
+
+
+def by_name(arguments: Any, state: Mapping[str, Any]) -> Any:
+    """Return a call's arguments with its name in place of each text of a file: a record does not repeat files."""
+    if type(arguments) is not dict:
+        return arguments
+    names = {id(value): name for name, value in [*state.items()] if _is_file(name, value)}
+    return {key: names.get(id(value), value) for key, value in arguments.items()} if names else arguments
+
+
+def _is_file(name: str, value: Any) -> bool:
+    # Python keeps one object of each text of one character.
+    return type(value) is str and len(value) > 1 and _WITH_EXTENSION.fullmatch(name) is not None
+
+
+def _variables(files: Sequence[File], taken: Collection[str]) -> Iterator[str]:
+    used = set(taken)
+    for file in files:
+        letters = unicodedata.normalize("NFKC", file.name)  # as Python reads names
+        name = "".join(each if f"_{each}".isidentifier() else " " for each in letters)
+        name = "_".join(name.replace("_", " ").split())
+        if not name.isidentifier():
+            name = f"file_{name}".rstrip("_")
+        free = next(each for each in (name, *(f"{name}_{number}" for number in range(2, 1000))) if each not in used)
+        used.add(free)
+        yield free
+
+
+def _about(file: File) -> str:
+    return f"{file.name} ({file.media_type}, {len(file.data):,} bytes)"
+
+
+def _of_variable(name: str, file: File, *, is_remote: bool) -> str:
+    if is_text(file.media_type):
+        return f"- {name}: the text of {_about(file)}"
+    if is_remote:  # the kernel lacks this class
+        return f"- {name}: the bytes of {_about(file)}"
+    return f"- {name}: the file {_about(file)}; {name}.data holds its bytes"

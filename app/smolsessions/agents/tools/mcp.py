@@ -1,0 +1,370 @@
+"""MCP servers of this process: one client each, in the event loop of one thread.
+
+A client is made anew when its server dies, with back-off. A call is never repeated: its error says that its effect is
+unknown. The first list of tools is pinned until the process ends, because prompts and fingerprints depend on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from mcp import Client
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    CallToolRequest,
+    CallToolRequestParams,
+    CallToolResult,
+    ToolListChangedNotification,
+)
+
+from smolsessions.agents.tools.mcp_results import MAX_ERROR_CHARS, UNKNOWN, ToolServerError
+from smolsessions.agents.tools.mcp_schemas import digest_of, listed_tools
+from smolsessions.agents.tools.mcp_secrets import Secrets, variables_of
+from smolsessions.agents.tools.mcp_transports import MAX_BYTES, stdio, streamable_http
+from smolsessions.agents.values.json_forms import utf8_text
+from smolsessions.core.agent_ports import ToolServer
+from smolsessions.core.errors import AgentUnavailableError, StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from concurrent.futures import Future
+
+    from mcp_types import Tool
+
+    from smolsessions.agents.config.schema import McpTable
+    from smolsessions.agents.tools.mcp_schemas import ListedTool
+
+log = logging.getLogger(__name__)
+
+START_S = 10.0  # longest wait for the list of tools, at start and after a reconnection
+ALIVE_S = 5.0  # longest wait of a check
+CHECK_S = 30.0  # between two checks of an idle server
+PAUSE_S = 0.5  # between two checks that failed calls ask for
+STEADY_S = 10.0  # a connection that lasted as long clears the back-off
+FIRST_BACKOFF_S = 0.2
+MAX_BACKOFF_S = 30.0
+CLOSE_S = 7.0
+MAX_TOOLS = 500
+MAX_PAGES = 100
+MAX_LOG_CHARS = 500
+_ANSWERS = frozenset({INVALID_PARAMS, METHOD_NOT_FOUND})
+"""Codes of errors that only a live server sends."""
+
+
+class McpServers:
+    """Servers by name. They start together, when an agent first needs the tools of one."""
+
+    def __init__(self, tables: Mapping[str, McpTable]) -> None:
+        """Raise `StartError` if a program or a variable is missing."""
+        logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs messages, which may hold prompts and keys
+        self._servers = {name: McpServer(name, table) for name, table in tables.items()}
+        self._lock = threading.Lock()
+        self._closing = asyncio.Event()
+        self._thread: threading.Thread | None = None
+        self._until = 0.0
+        self.tries_once = False
+        """True for a check of the agents: a server that gives no list at once is a `StartError` with its cause."""
+
+    def __getitem__(self, name: str) -> McpServer:
+        return self._servers[name]
+
+    def tools(self, name: str) -> list[ListedTool]:
+        """Return the pinned tools of a server. Raises `AgentUnavailableError` if it has given no list by then.
+
+        If servers are tried once, that is a `StartError`.
+        """
+        with self._lock:
+            if not self._thread:
+                self._until = time.monotonic() + START_S
+                self._loop = asyncio.SelectorEventLoop()
+                self._thread = threading.Thread(target=self._run, name="mcp", daemon=True)
+                self._thread.start()
+        server = self._servers[name]
+        if not server.wait_for_list(max(0.0, self._until - time.monotonic())):
+            if self.tries_once:
+                raise StartError(
+                    f"[mcp.{name}] gives no list of tools ({server.report()}); mend the server or its table"
+                )
+            raise AgentUnavailableError(
+                f"Its MCP server {name!r} gave no list of tools when the service started. The service's log says why; "
+                "it needs a restart once the server runs."
+            ) from ConnectionError(server.cause)
+        return server.tools
+
+    def health(self) -> list[ToolServer]:
+        return [server.health() for server in self._servers.values()]
+
+    def close(self) -> None:
+        """End all clients and the programs that they started."""
+        if self._thread and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        tasks = {
+            asyncio.create_task(server.keep_connected(tries_once=self.tries_once)) for server in self._servers.values()
+        }
+        await self._closing.wait()
+        for ending in (tasks, asyncio.all_tasks() - tasks - {asyncio.current_task()}):  # calls end after their servers
+            for task in ending:
+                task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
+
+
+class McpServer:
+    """One server: its connection, its pinned list and its counts."""
+
+    def __init__(self, name: str, table: McpTable) -> None:
+        self.name = name
+        self.timeout_s = table.timeout_s
+        self.tools: list[ListedTool] = []
+        self.cause = "it did not answer in time"
+        self._tried = threading.Event()
+        """Set once it gave a list. If it is tried once, also once it failed."""
+        self._is_missed = False
+        """True if agents had to go without its list."""
+        self._last_line = ""
+        self._table = table
+        self._variables = variables_of(name, table)
+        self._secrets = Secrets(self._variables, table.url)
+        self._pinned = ""
+        self._changed = ""
+        self._client: Client | None = None
+        self._wake = asyncio.Event()
+        self._is_down = False
+        """True after a failed attempt to connect, until the next one succeeds."""
+        self._connected_at = self._connects_at = 0.0
+        self._in_flight = 0
+        self._answered_at = 0.0
+        self._restarts = self._list_changes = 0
+        self._calls: Counter[str] = Counter()
+
+    def wait_for_list(self, most_s: float) -> bool:
+        """Return True if it gave a list of tools by then. For any thread."""
+        self._is_missed = not (self._tried.wait(most_s) and self._pinned)
+        return not self._is_missed
+
+    def report(self) -> str:
+        """Return why it is down, for the operator. No model reads what a program wrote to its standard error."""
+        return f"{self.cause}; its program's last words: {self._last_line}" if self._last_line else self.cause
+
+    def health(self) -> ToolServer:
+        is_up = self._client is not None
+        return ToolServer(self.name, is_up, self._restarts, self._list_changes, dict(self._calls))
+
+    def submit(self, tool: str, arguments: dict[str, Any]) -> Future[CallToolResult]:
+        """Begin a call, from any thread. Return its future, whose exceptions are `ToolServerError`."""
+        return asyncio.run_coroutine_threadsafe(self._call(tool, arguments), self._loop)
+
+    def count(self, outcome: str) -> None:
+        """Count a call. One that timed out has the server checked. For any thread."""
+        self._loop.call_soon_threadsafe(self._count, outcome)
+
+    def _count(self, outcome: str) -> None:
+        self._calls[outcome] += 1
+        if outcome == "timeout":
+            self._wake.set()
+
+    async def _call(self, tool: str, arguments: dict[str, Any]) -> CallToolResult:
+        client = self._client or await self._next_client()
+        request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=arguments))
+        self._in_flight += 1
+        try:
+            result = await client.session.send_request(request, CallToolResult)
+        except MCPError as error:
+            if error.code in _ANSWERS:
+                self._answered_at = self._loop.time()
+                raise ToolServerError(self._error_text(error)) from None
+            self._wake.set()
+            text = self._error_text(error).rstrip(".")
+            raise ToolServerError(f"the MCP server {self.name} gave no result ({text}); {UNKNOWN}") from None
+        except Exception as error:  # noqa: BLE001 - the SDK raises many kinds for a foreign answer
+            self._wake.set()
+            raise ToolServerError(
+                f"the MCP server {self.name} gave an answer that cannot be read ({type(error).__name__})"
+            ) from None
+        finally:
+            self._in_flight -= 1
+        self._answered_at = self._loop.time()
+        return self._secrets.hide_in(result)
+
+    def _error_text(self, error: MCPError) -> str:
+        return utf8_text(self._secrets.hide(error.message)[:MAX_ERROR_CHARS])
+
+    async def _next_client(self) -> Client:
+        """Wait for the attempt to connect that runs. Raises `ToolServerError` if the last one failed."""
+        client = None if self._is_down else await asyncio.shield(self._attempt)
+        if client is None:
+            wait_s = max(1, round(self._connects_at - self._loop.time()))
+            raise ToolServerError(
+                f"the MCP server {self.name} cannot be reached ({self.cause}), so the call was not made; the next "
+                f"attempt to connect is in {wait_s} s"
+            )
+        return client
+
+    async def keep_connected(self, *, tries_once: bool = False) -> None:
+        """Connect, and connect again with back-off, until it is cancelled. If tried once, end at a failure."""
+        self._loop = asyncio.get_running_loop()
+        self._attempt: asyncio.Future[Client | None] = self._loop.create_future()
+        failures, reported = 0, set[str]()
+        while True:
+            self._connected_at, self._last_line = 0.0, ""
+            try:
+                await self._connect_and_watch()
+            except Exception as error:  # noqa: BLE001 - foreign servers and the SDK raise many kinds
+                self.cause = self._secrets.hide(_cause_of(error))
+            self._lose()
+            if tries_once:
+                self._tried.set()
+                return
+            self._is_down = not self._connected_at
+            if self._is_down:
+                self._attempt.set_result(None)
+                self._attempt = self._loop.create_future()
+            was_steady = self._connected_at and self._loop.time() - self._connected_at >= STEADY_S
+            failures = 0 if was_steady else min(failures + 1, 10)
+            delay_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2**failures) * random.uniform(0.5, 1)  # noqa: S311
+            if self._connected_at:
+                reported.clear()
+            if (kind := self.cause.partition(":")[0]) not in reported:  # the same failure again is no news
+                reported.add(kind)
+                extra = {"action": "mcp.down", "server": self.name}
+                log.warning("the MCP server %s is down: %s", self.name, self.report(), extra=extra)
+            self._connects_at = self._loop.time() + delay_s
+            await asyncio.sleep(delay_s)
+            self._restarts += 1
+
+    def _lose(self) -> None:
+        """Let calls wait for the next connection."""
+        if self._client:
+            self._client, self._attempt = None, self._loop.create_future()
+
+    async def _connect_and_watch(self) -> None:
+        ended = asyncio.Event()
+        async with asyncio.timeout(START_S) as limit:
+            transport = self._transport(ended)
+            async with Client(transport, message_handler=self._hear, cache=None) as client:
+                self._note_list(await self._list(client))
+                limit.reschedule(None)
+                self._client, self._is_down = client, False
+                self._connected_at = self._answered_at = self._loop.time()
+                self._attempt.set_result(client)
+                self._log_up()
+                await self._watch(client, ended)
+
+    def _transport(self, ended: asyncio.Event) -> Any:
+        table = self._table
+        if table.url:
+            return streamable_http(table.url, self._variables, table.timeout_s)
+
+        def on_end() -> None:
+            ended.set()
+            self._wake.set()
+            self._lose()
+
+        return stdio([table.command or "", *table.args], self._variables, self._log_text, on_end)
+
+    async def _watch(self, client: Client, ended: asyncio.Event) -> None:
+        """Check the server now and then, and after failed calls. Raises if it is dead or frozen."""
+        while True:
+            await _wait(ended, PAUSE_S)
+            await _wait(self._wake, CHECK_S)
+            self._wake.clear()
+            if ended.is_set():
+                raise ConnectionError("its program ended")
+            try:
+                async with asyncio.timeout(ALIVE_S):
+                    self._note_list(await self._list(client))
+            except TimeoutError:
+                silent_s = self._loop.time() - self._answered_at
+                if self._in_flight and silent_s < self.timeout_s + ALIVE_S:
+                    continue  # it may be busy with a call
+                raise TimeoutError("it does not answer") from None
+            self._answered_at = self._loop.time()
+
+    async def _list(self, client: Client) -> list[Tool]:
+        tools: list[Tool] = []
+        cursor: str | None = None
+        size = 0
+        for _ in range(MAX_PAGES):
+            page = await client.list_tools(cursor=cursor)
+            size += len(page.model_dump_json())
+            tools += [self._secrets.hide_in(tool) for tool in page.tools]
+            cursor = page.next_cursor
+            if len(tools) > MAX_TOOLS or size > MAX_BYTES:
+                break
+            if not cursor:
+                return tools
+        raise ValueError(f"it lists more than {MAX_TOOLS} tools, {MAX_PAGES} pages or {MAX_BYTES // 1024**2} MiB")
+
+    def _note_list(self, tools: list[Tool]) -> None:
+        """Pin the first list. Log and count a change once."""
+        digest = digest_of(tools)
+        if not self._pinned:
+            self._pinned = digest
+            self.tools, left_out = listed_tools(tools)
+            for name in left_out:
+                self._log_once(
+                    f"the tool {name!r} of the MCP server {self.name} has too large a schema; it is left out"
+                )
+            self._tried.set()
+        elif digest not in {self._pinned, self._changed}:
+            self._changed = digest
+            self._list_changes += 1
+            self._log_once(f"the MCP server {self.name} lists other tools now; restart the service to adopt them")
+
+    def _log_up(self) -> None:
+        extra = {"action": "mcp.up", "server": self.name}
+        log.info("the MCP server %s is up", self.name, extra=extra)
+        if self._is_missed:
+            log.warning(
+                "the MCP server %s was down at the start; restart the service to serve the agents that use it",
+                self.name,
+                extra=extra,
+            )
+
+    def _log_once(self, text: str) -> None:
+        log.warning("%s", text, extra={"action": "mcp.tools", "server": self.name})
+
+    def _log_text(self, text: str) -> None:
+        """Log what the program wrote to its standard error, bounded."""
+        extra = {"action": "mcp.stderr", "server": self.name}
+        lines = [line.rstrip()[:MAX_LOG_CHARS] for line in self._secrets.hide(text).splitlines() if line.strip()]
+        self._last_line = lines[-1] if lines else self._last_line
+        for line in lines[:20]:
+            log.info("the MCP server %s: %s", self.name, line, extra=extra)
+
+    async def _hear(self, message: Any) -> None:
+        if isinstance(message, ToolListChangedNotification):
+            self._wake.set()
+
+
+async def _wait(event: asyncio.Event, most_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(most_s):
+            await event.wait()
+
+
+def _cause_of(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if type(error) is TimeoutError and not error.args:
+        return f"it did not answer within {START_S:g} s"
+    text = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

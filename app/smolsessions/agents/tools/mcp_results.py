@@ -1,0 +1,100 @@
+"""Results of an MCP server's tools as Python values: text, data, images and audio."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from smolsessions.agents.values.images import RAW, LazyImage, image_from_bytes
+from smolsessions.agents.values.json_forms import utf8_text
+from smolsessions.core.attachments import Audio, File, name_flaw
+
+if TYPE_CHECKING:
+    import PIL.Image
+    from mcp_types import CallToolResult
+
+MAX_PIXELS = 50_000_000
+MAX_ERROR_CHARS = 10_000
+
+
+UNKNOWN = "it is not known whether the call had its effect, and it is not made again"
+
+
+class ToolServerError(RuntimeError):
+    """A tool of an MCP server failed, or its server did not answer. The model reads the text."""
+
+
+def value_of(result: CallToolResult, *, is_structured: bool) -> Any:
+    """Return the value of a result: one part as itself, several texts joined, others as a list.
+
+    `is_structured` prefers the structured content, which its tool has declared. Raises `ToolServerError` for an error.
+    """
+    parts = [_part(content) for content in result.content]
+    if result.is_error:
+        text = _joined([part for part in parts if isinstance(part, str)]) or "the tool failed without a reason"
+        raise ToolServerError(text[:MAX_ERROR_CHARS])
+    if result.structured_content is not None and (is_structured or not parts):
+        media = [part for part in parts if not isinstance(part, str)]
+        return [result.structured_content, *media] if media else result.structured_content
+    if not parts:
+        return None
+    if all(isinstance(part, str) for part in parts):
+        return _joined(parts)
+    return parts[0] if len(parts) == 1 else parts
+
+
+def _joined(texts: list[str]) -> str:
+    return "\n".join(texts)
+
+
+def _part(content: Any) -> Any:
+    match content.type:
+        case "text":
+            return utf8_text(content.text)
+        case "image" | "audio":
+            return _medium(content.data, content.mime_type)
+        case "resource_link":
+            about = f": {content.description}" if content.description else ""
+            return utf8_text(f"[{content.name}, at {content.uri}{about}]")
+    resource = content.resource
+    if hasattr(resource, "text"):
+        return utf8_text(resource.text)
+    return _medium(resource.blob, resource.mime_type or "application/octet-stream", str(resource.uri))
+
+
+def _medium(data: str, media_type: str, uri: str = "") -> Any:
+    """Return an image, or a file whose name is the end of its address."""
+    media_type = media_type.partition(";")[0].strip().lower()
+    try:
+        decoded = base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        return utf8_text(f"[{uri or media_type}: no base64, so it cannot be read]")
+    if media_type.startswith("image/"):
+        return _image(decoded) or utf8_text(
+            f"[an image of {media_type} that cannot be read, or has more than {MAX_PIXELS} pixels]"
+        )
+    name = unquote(urlsplit(uri).path).rpartition("/")[2]
+    name = "" if name_flaw(name) else name
+    kind = Audio if media_type.startswith("audio/") else File
+    try:
+        return kind(decoded, media_type, name)
+    except ValueError:  # its media type is none
+        return File(decoded, name=name)
+
+
+def _image(data: bytes) -> PIL.Image.Image | None:
+    """Return an image that is known to decode."""
+    if data.startswith(RAW):
+        return None
+    try:
+        image = image_from_bytes(data)
+        if image.width * image.height > MAX_PIXELS:
+            return None
+        image.load()
+    except Exception:  # noqa: BLE001 - Pillow raises many kinds
+        return None
+    if isinstance(image, LazyImage):
+        image.drop_pixels()
+    return image

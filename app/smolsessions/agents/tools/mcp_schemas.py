@@ -1,0 +1,236 @@
+"""Tools of an MCP server as smolagents needs them: Python names, and JSON Schemas without references, all bounded.
+
+A server is foreign. A tool whose schema is larger than the bounds is left out, and references into the net are not
+followed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import keyword
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from smolsessions.agents.values.json_forms import utf8_text
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from mcp_types import Tool
+
+MAX_DEPTH = 32
+MAX_NODES = 5000
+MAX_BYTES = 64 * 1024
+MAX_DESCRIPTION_CHARS = 8000
+MAX_NAME_CHARS = 64
+ANYTHING = ["string", "number", "integer", "boolean", "array", "object"]
+_TYPES = frozenset([*ANYTHING, "null"])
+_RESERVED = frozenset({"self", "sanitize_inputs_outputs"})
+"""Names of parameters of smolagents' `Tool.__call__`."""
+_BRANCHES = ("anyOf", "oneOf")
+_REFERENCES = frozenset({"$ref", "$defs", "definitions"})
+_DATA = frozenset({"enum", "const", "default", "examples"})
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Characters that a terminal obeys, or that turn a text around."""
+_MAPS = frozenset({"properties", "patternProperties", "dependentSchemas"})
+
+
+class SchemaError(ValueError):
+    """A schema is no object, or larger than the bounds."""
+
+
+@dataclass(frozen=True)
+class ListedTool:
+    """A tool as its server listed it, in the form that smolagents needs."""
+
+    name: str
+    """A Python name, unique in its list."""
+    remote_name: str
+    description: str
+    inputs: dict[str, dict[str, Any]]
+    output_schema: dict[str, Any] | None
+    remote_inputs: dict[str, str] = field(default_factory=dict)
+    """Names of the server's parameters by the names in `inputs`."""
+    refuses_null: frozenset[str] = frozenset()
+    """Optional parameters for which null means that they are absent."""
+    is_unsafe_to_repeat: bool = False
+
+
+def listed_tools(tools: Iterable[Tool]) -> tuple[list[ListedTool], list[str]]:
+    """Return the tools in the order of their names, and the names of those whose schemas are too large."""
+    found: list[ListedTool] = []
+    left_out: list[str] = []
+    taken: set[str] = set()
+    for tool in sorted(tools, key=lambda each: each.name):
+        try:
+            listed = _listed(tool, taken)
+        except (SchemaError, RecursionError):
+            left_out.append(utf8_text(tool.name[:MAX_NAME_CHARS]))
+        else:
+            taken.add(listed.name)
+            found.append(listed)
+    return found, left_out
+
+
+def digest_of(tools: Iterable[Tool]) -> str:
+    """Hash a list of tools. The order does not matter."""
+    parts = [
+        [tool.name, tool.description, tool.input_schema, tool.output_schema]
+        for tool in sorted(tools, key=lambda each: each.name)
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def python_name(name: str, taken: Collection[str], most_chars: int = MAX_NAME_CHARS) -> str:
+    """Return a Python name that is like this one, and not taken."""
+    plain = re.sub(r"\W", "_", name, flags=re.ASCII) or "_"
+    if plain[0].isdigit() or keyword.iskeyword(plain) or plain in _RESERVED:
+        plain = f"_{plain}" if plain[0].isdigit() else f"{plain}_"
+    if len(plain) > most_chars:
+        plain = f"{plain[: most_chars - 9]}_{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:8]}"
+    number, unique = 1, plain
+    while unique in taken:
+        number += 1
+        unique = f"{plain[: most_chars - 4]}_{number}"
+    return unique
+
+
+def _listed(tool: Tool, taken: set[str]) -> ListedTool:
+    resolver = _Resolver(tool.input_schema)
+    schema = resolver.resolve(tool.input_schema)
+    properties = schema.get("properties", {})
+    if not isinstance(properties, dict):
+        raise SchemaError("properties is no object")
+    required = {name for name in schema.get("required") or () if isinstance(name, str)}
+    inputs: dict[str, dict[str, Any]] = {}
+    remote_inputs: dict[str, str] = {}
+    refuses_null = set()
+    for remote_name, value in properties.items():
+        name = python_name(remote_name, inputs)
+        inputs[name], takes_null = _input(value, is_required=remote_name in required)
+        remote_inputs[name] = remote_name
+        if not (takes_null or remote_name in required):
+            refuses_null.add(name)
+    output = _Resolver(tool.output_schema).resolve(tool.output_schema) if tool.output_schema else None
+    if len(json.dumps([inputs, output])) > MAX_BYTES:
+        raise SchemaError("is larger than 64 KiB")
+    hints = tool.annotations
+    return ListedTool(
+        python_name(tool.name, taken),
+        tool.name,
+        _bounded(tool.description or tool.title or ""),
+        inputs,
+        output,
+        remote_inputs,
+        frozenset(refuses_null),
+        is_unsafe_to_repeat=bool(hints and hints.destructive_hint and not hints.idempotent_hint),
+    )
+
+
+def _input(schema: Any, *, is_required: bool) -> tuple[dict[str, Any], bool]:
+    """Return a parameter in smolagents' form, and whether it accepts null."""
+    found = dict(schema) if isinstance(schema, dict) else {}
+    types = _types_of(found)
+    takes_null = "null" in types
+    named = [kind for kind in types if kind != "null"] or [*ANYTHING]
+    for name in _BRANCHES:
+        branches = found.pop(name, None)
+        if not isinstance(branches, list):
+            continue
+        others = [each for each in branches if not (isinstance(each, dict) and each.get("type") == "null")]
+        if len(others) == 1 and isinstance(others[0], dict):  # most often: a value or null
+            found = {**others[0], **{key: value for key, value in found.items() if key != "type"}}
+        else:  # smolagents would keep the types alone
+            found["allOf"] = [*found.get("allOf", ()), {name: branches}]
+    found["description"] = _bounded(str(found.get("description") or found.get("title") or ""))
+    if is_required and takes_null:
+        named.append("null")
+    found["type"] = named[0] if len(named) == 1 else named
+    found.pop("nullable", None)
+    if not is_required:
+        found["nullable"] = True
+    return found, takes_null
+
+
+def _types_of(schema: dict[str, Any]) -> list[str]:
+    """Return the JSON types that a schema may accept, in a fixed order."""
+    types: set[str] = set()
+    kind = schema.get("type")
+    types.update(each for each in (kind if isinstance(kind, list) else [kind]) if each in _TYPES)
+    if not types:
+        for name in _BRANCHES:
+            for branch in schema.get(name) or ():
+                types.update(_types_of(branch) if isinstance(branch, dict) else ANYTHING)
+    if not types:
+        values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+        types.update(_type_of(value) for value in values)
+    if schema.get("nullable") is True:
+        types.add("null")
+    if not types:
+        types.update(ANYTHING)
+    if "number" in types and len(types) > 1:
+        types.add("integer")  # smolagents compares the names of types
+    return [each for each in (*ANYTHING, "null") if each in types]
+
+
+def _type_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+    return kinds.get(type(value), "object")
+
+
+def _bounded(text: str) -> str:
+    text = _CONTROLS.sub(" ", utf8_text(text))
+    return text if len(text) <= MAX_DESCRIPTION_CHARS else f"{text[:MAX_DESCRIPTION_CHARS]}…"
+
+
+class _Resolver:
+    """Copies a schema and puts the schemas that it refers to in their places."""
+
+    def __init__(self, document: Any) -> None:
+        self._document = document
+        self._nodes = 0
+
+    def resolve(self, schema: Any, open_references: tuple[str, ...] = (), depth: int = 0) -> Any:
+        """Raise `SchemaError` if the copy would be too large. A reference within itself becomes a plain object."""
+        self._nodes += 1
+        if depth > MAX_DEPTH or self._nodes > MAX_NODES:
+            raise SchemaError("is too large")
+        if isinstance(schema, list):
+            return [self.resolve(each, open_references, depth + 1) for each in schema]
+        if not isinstance(schema, dict):
+            return schema if not isinstance(schema, str) else utf8_text(schema)
+        found = {
+            utf8_text(key): self._resolve_keyword(key, value, open_references, depth + 1)
+            for key, value in schema.items()
+            if key not in _REFERENCES
+        }
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return found
+        if reference in open_references:
+            return {"type": "object", **found}
+        target = self._find(reference)
+        resolved = self.resolve(target, (*open_references, reference), depth + 1)
+        return {**resolved, **found} if isinstance(resolved, dict) else found
+
+    def _resolve_keyword(self, key: str, value: Any, open_references: tuple[str, ...], depth: int) -> Any:
+        if key in _DATA:
+            return value
+        if key in _MAPS and isinstance(value, dict):  # its keys are names of parameters
+            return {utf8_text(name): self.resolve(each, open_references, depth) for name, each in value.items()}
+        return self.resolve(value, open_references, depth)
+
+    def _find(self, reference: str) -> Any:
+        """Return the part that a JSON pointer names. An empty schema for others, as they would need the net."""
+        if not reference.startswith("#"):
+            return {}
+        found = self._document
+        for part in reference.removeprefix("#").split("/")[1:]:
+            key = unquote(part).replace("~1", "/").replace("~0", "~")
+            found = found.get(key) if isinstance(found, dict) else None
+        return found if isinstance(found, dict) else {}

@@ -1,0 +1,225 @@
+"""Transports to MCP servers, with bounds that the SDK's own lack: no message may be larger than `MAX_BYTES`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import signal
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import httpx2
+from mcp.client.stdio import get_default_environment
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.message import SessionMessage
+from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES = 16 * 1024 * 1024
+UNREADABLE = "the server sent an answer that cannot be read"
+TOO_LARGE = "the server sent more than 16 MiB at once"
+CONNECT_S = 5.0
+END_S = 2.0  # of a server whose input was closed, and again after SIGTERM
+_POLL_S = 0.02
+_LOG_PAUSE_S = 0.05  # a program that writes errors without end waits for its pipe
+_READ_BYTES = 256 * 1024
+_ID = re.compile(rb'"id"\s*:\s*(\d+)')
+
+
+class TooLargeError(httpx2.StreamError):
+    """A message of the server is larger than `MAX_BYTES`."""
+
+
+@contextlib.asynccontextmanager
+async def stdio(
+    command: Sequence[str], environment: Mapping[str, str], log_text: Callable[[str], None], on_end: Callable[[], None]
+) -> AsyncIterator[tuple[Any, Any]]:
+    """Start a program and speak MCP with it. `on_end` is called when its output ends."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        limit=_READ_BYTES,
+        env=get_default_environment() | dict(environment),
+        start_new_session=True,  # a signal to the service's group must not end it in the middle of a call
+    )
+    to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    to_server, from_session = anyio.create_memory_object_stream[SessionMessage](0)
+    tasks = [
+        asyncio.create_task(_read(process, to_session, on_end)),
+        asyncio.create_task(_write(process, from_session, to_session)),
+        (last_words := asyncio.create_task(_read_log(process, log_text))),
+    ]
+    try:
+        yield from_server, to_server
+    finally:
+        for stream in (to_session, from_server, to_server, from_session):
+            stream.close()
+        try:
+            await _end(process)
+            await asyncio.wait([last_words], timeout=END_S)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def streamable_http(url: str, headers: Mapping[str, str], timeout_s: float) -> AsyncIterator[tuple[Any, Any]]:
+    """Connect to a server at an address."""
+    timeout = httpx2.Timeout(timeout_s + END_S, connect=CONNECT_S)
+    hooks: dict[str, list[Any]] = {"request": [_hurry_end], "response": [_bound]}
+    given = {**headers, "Accept-Encoding": "identity"}  # compressed bytes would pass the bound
+    async with (
+        httpx2.AsyncClient(headers=given, timeout=timeout, event_hooks=hooks) as client,
+        streamable_http_client(url, http_client=client, max_sse_event_size=MAX_BYTES) as streams,
+    ):
+        yield streams
+
+
+async def _read(
+    process: asyncio.subprocess.Process,
+    to_session: MemoryObjectSendStream[SessionMessage | Exception],
+    on_end: Callable[[], None],
+) -> None:
+    assert process.stdout
+    try:
+        async for line in _lines(process.stdout):
+            if message := _message(line):
+                await to_session.send(SessionMessage(message))
+    except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+        pass
+    finally:
+        to_session.close()
+        on_end()
+
+
+def _message(line: bytes) -> Any:
+    """Return the message of a line. An answer that cannot be read, as it is nested too deep, becomes an error."""
+    try:
+        return jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except ValueError:
+        log.debug("an MCP server wrote a line that is no message", extra={"action": "mcp.noise"})
+    return _failure(line, UNREADABLE) if line.startswith(b'{"jsonrpc"') else None
+
+
+def _failure(line: bytes, text: str) -> JSONRPCError | None:
+    found = _ID.search(line[:1000])
+    error = ErrorData(code=INTERNAL_ERROR, message=text)
+    return JSONRPCError(jsonrpc="2.0", id=int(found[1]), error=error) if found else None
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Yield lines. One that is too large is dropped as it comes, and an error for its request stands for it."""
+    parts: list[bytes] = []
+    size = 0
+    while data := await stream.read(_READ_BYTES):
+        *ends, rest = data.split(b"\n")
+        for end in ends:
+            yield _line([*parts, end], size + len(end))
+            parts, size = [], 0
+        size += len(rest)
+        if rest and size <= MAX_BYTES:
+            parts.append(rest)
+
+
+def _line(parts: list[bytes], size: int) -> bytes:
+    if size <= MAX_BYTES:
+        return b"".join(parts)
+    failure = _failure(parts[0], TOO_LARGE)
+    return failure.model_dump_json().encode() if failure else b""
+
+
+async def _write(
+    process: asyncio.subprocess.Process,
+    from_session: MemoryObjectReceiveStream[SessionMessage],
+    to_session: MemoryObjectSendStream[SessionMessage | Exception],
+) -> None:
+    assert process.stdin
+    try:
+        async for message in from_session:
+            data = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+            process.stdin.write(data.encode() + b"\n")
+            await process.stdin.drain()
+    except (anyio.ClosedResourceError, OSError):
+        to_session.close()  # else the requests in flight would wait for their timeouts
+
+
+async def _read_log(process: asyncio.subprocess.Process, log_text: Callable[[str], None]) -> None:
+    """Pass on whole lines, as a part of a secret would not be recognised."""
+    assert process.stderr
+    rest = b""
+    while data := await process.stderr.read(_READ_BYTES):
+        lines, newline, rest = (rest + data).rpartition(b"\n")
+        if len(rest) > _READ_BYTES:
+            lines, newline, rest = lines + newline + rest, b"", b""
+        log_text(lines.decode(errors="replace"))
+        await asyncio.sleep(_LOG_PAUSE_S)
+    log_text(rest.decode(errors="replace"))
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Close the program's input, end it if it does not end by itself, and kill the rest of its group."""
+    assert process.stdin
+    process.stdin.close()
+    try:
+        if not await _has_ended(process):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGCONT)  # a stopped process gets no other signal
+                os.killpg(process.pid, signal.SIGTERM)
+            await _has_ended(process)
+    finally:  # also if the service ends meanwhile
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await _has_ended(process)
+        transport = getattr(process, "_transport", None)  # open as long as a descendant holds a pipe
+        if transport:
+            transport.close()
+
+
+async def _has_ended(process: asyncio.subprocess.Process) -> bool:
+    """Wait for the end of a program, at most `END_S`."""
+    for _ in range(int(END_S / _POLL_S)):  # `wait` would also wait for descendants that hold the pipes
+        if process.returncode is not None:
+            return True
+        await asyncio.sleep(_POLL_S)
+    return False
+
+
+async def _hurry_end(request: httpx2.Request) -> None:
+    """Bound the end of a session, which a frozen server does not answer."""
+    if request.method == "DELETE":
+        request.extensions["timeout"] = httpx2.Timeout(END_S).as_dict()
+
+
+async def _bound(response: httpx2.Response) -> None:
+    """Bound the body of an answer. Streams of events are bounded by event."""
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise TooLargeError("the server sent a compressed answer, which was not asked for")
+    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+        response.stream = _BoundedStream(response.stream)
+
+
+class _BoundedStream(httpx2.AsyncByteStream):
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for chunk in self._stream:
+            size += len(chunk)
+            if size > MAX_BYTES:
+                raise TooLargeError(TOO_LARGE)
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

@@ -1,0 +1,148 @@
+"""Tools of agents.toml: import strings, smolagents' own tools, and those of MCP servers.
+
+A tool that holds state has `get_state()` and `set_state()`, and each agent gets an instance of its own. All agents
+share the others, whose `setup()` runs once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import smolagents
+from smolagents.default_tools import TOOL_MAPPING, PythonInterpreterTool, UserInputTool
+from smolagents.tools import BaseTool
+
+from smolsessions.agents.memory.scratchpad import READ, WRITE
+from smolsessions.agents.models.keys import describe_error
+from smolsessions.agents.run.agent_state import has_own_state
+from smolsessions.core.errors import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    Loaded = tuple[Any, Callable[[], Any] | None]
+
+OWN = "smolagents"
+BASE_TOOLS = tuple(f"{OWN}:{kind.__name__}" for kind in TOOL_MAPPING.values() if kind is not PythonInterpreterTool)
+RESERVED_NAMES = frozenset({"final_answer", "python_interpreter", READ, WRITE})
+"""Names of tools that an agent may get beside those of its table."""
+_REFUSED = {
+    PythonInterpreterTool: "runs model-written code in this process; use an agent of kind code instead",
+    UserInputTool: "reads from the terminal of the service, where no user is; let the agent ask in its answer",
+}
+_NEEDED = {"DuckDuckGoSearchTool": ["ddgs"], "VisitWebpageTool": ["requests", "markdownify"]}
+"""Packages that smolagents' tools import when they are made or called."""
+
+
+def load_tools(
+    entries: Sequence[str], known: dict[str, Loaded], *, add_base_tools: bool = False
+) -> Callable[[], list[Any]]:
+    """Import tools, and return a function that returns those of one agent. Raises `StartError`.
+
+    `known` holds those that other agents have loaded.
+    """
+    base_tools = [entry for entry in BASE_TOOLS if add_base_tools and entry not in entries]
+    for entry in base_tools:
+        _refuse_missing("add_base_tools:", _NEEDED.get(entry.partition(":")[2], ()))
+    wanted = [*entries, *base_tools]
+    known |= {entry: _load(entry) for entry in wanted if entry not in known}
+    loaded = [known[entry] for entry in wanted]
+    names = [tool.name for tool, _ in loaded]
+    for name in names:
+        if names.count(name) > 1:
+            base = " (add_base_tools adds web_search and visit_webpage)" if add_base_tools else ""
+            raise StartError(f"two tools are called {name}{base}; remove one, or rename it")
+    return lambda: [make() if make else tool for tool, make in loaded]
+
+
+def check_tool(tool: Any) -> None:
+    """Raise `StartError` for a tool that cannot work here, wherever it comes from."""
+    for kind, reason in _REFUSED.items():
+        if isinstance(tool, kind):
+            raise StartError(f"the tool {tool.name} ({kind.__name__}) {reason}")
+    for method in ("forward", "__call__"):
+        function = inspect.unwrap(getattr(tool, method, None) or tool)
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise StartError(
+                f"the tool {tool.name} has an async {method}, whose coroutine smolagents would return as the result; "
+                "write it without async, with asyncio.run inside"
+            )
+
+
+def _load(entry: str) -> Loaded:
+    """Return a tool, and the function that makes further ones if it holds state."""
+    found = _import(entry)
+    if isinstance(found, BaseTool):
+        tool, make = found, None
+    else:
+        tool, make = _make(entry, found), found
+    check_tool(tool)
+    if not has_own_state(tool):
+        _set_up(entry, tool)
+        return tool, None
+    if make is None:
+        raise StartError(
+            f"{entry} is one tool that holds state (get_state, set_state), so conversations would mix; name its class, "
+            "or a function that makes it"
+        )
+
+    def make_own() -> Any:
+        own = _make(entry, make)
+        _set_up(entry, own)
+        return own
+
+    return tool, make_own
+
+
+def _import(entry: str) -> Any:
+    module_name, _, name = entry.partition(":")
+    if module_name == OWN:
+        _refuse_missing(entry, _NEEDED.get(name, ()))
+    try:
+        module = smolagents if module_name == OWN else importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise StartError(
+            f"importing {module_name} failed with {describe_error(error)}; mend the module, or start the "
+            "service in the folder that holds it"
+        ) from error
+    found = getattr(module, name, None)
+    if found is None:
+        raise StartError(f"{module_name} has no {name}; name a tool, its class, or a function that makes it")
+    if not callable(found):
+        raise StartError(f"{entry} is no tool; name an instance, a class or a factory of a smolagents tool")
+    return found
+
+
+def _refuse_missing(entry: str, packages: Iterable[str]) -> None:
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+        raise StartError(f"{entry} needs {' and '.join(missing)}; pip install 'smolsessions[web-tools]'")
+
+
+def _make(entry: str, make: Callable[[], Any]) -> Any:
+    if isinstance(make, type) and (kind := next((each for each in _REFUSED if issubclass(make, each)), None)):
+        raise StartError(f"the tool {entry} ({kind.__name__}) {_REFUSED[kind]}")
+    try:
+        tool = make()
+    except StartError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise StartError(
+            f"making {entry} failed with {describe_error(error)}; it is called without arguments"
+        ) from error
+    if not isinstance(tool, BaseTool) or not hasattr(tool, "name"):
+        raise StartError(f"{entry} gave {type(tool).__name__}, which is no smolagents tool; return one")
+    return tool
+
+
+def _set_up(entry: str, tool: Any) -> None:
+    """Set a tool up before threads share it: smolagents would do so in each of them."""
+    if getattr(tool, "is_initialized", True):
+        return
+    try:
+        tool.setup()
+    except (Exception, SystemExit) as error:
+        raise StartError(f"setup() of the tool {entry} failed with {describe_error(error)}; mend it") from error
+    tool.is_initialized = True

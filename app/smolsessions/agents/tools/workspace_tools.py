@@ -1,0 +1,307 @@
+"""Workspace tools: an agent reads, writes and searches the files of its conversation, or of a given directory.
+
+The option `workspace` adds them. A refusal is a result that begins with `[denied]`, so a model can read it and go on.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smolagents import CodeAgent, Tool
+from smolagents.default_tools import PythonInterpreterTool
+from smolagents.local_python_executor import PythonExecutor, evaluate_python_code
+from smolagents.remote_executors import RemotePythonExecutor
+
+from smolsessions.agents.run.instrumentation import code_runs_in, with_managed
+from smolsessions.agents.run.tool_proxy import unproxied
+from smolsessions.caller import CALLER
+from smolsessions.core.errors import StartError
+from smolsessions.options import options_of
+from smolsessions.workspace import ToolDenied, Workspace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from smolagents import MultiStepAgent
+
+    from smolsessions.core.callers import Caller
+    from smolsessions.workspace.folders import ConversationFolders
+
+DENIED = "[denied]"
+CUT = "(There is more: these are the first results. Narrow the search.)"
+_PATTERN = "A pattern as in .gitignore, such as notes/**/*.md."
+_LISTS = ("editable", "readonly", "hidden")
+_KEYS = (*_LISTS, "path")
+_CODE_TOOLS = (
+    "python_interpreter run_python run_python_code execute_python run_code execute_code run_command execute_command "
+    "run_shell_command shell bash terminal"
+).split()
+_SYSTEM = (("proc",), ("sys",), ("dev",))
+_PATH: Any = {"type": "string", "description": "Path from the root of the workspace, such as notes/plan.md."}
+
+
+class BoundWorkspace:
+    """Workspace of one conversation (None: a given directory). It refuses the calls of another conversation."""
+
+    def __init__(self, workspace: Workspace, caller: Caller | None) -> None:
+        self.workspace = workspace
+        self._of = caller and (caller.owner, caller.conversation_id)
+
+    @property
+    def is_of_conversation(self) -> bool:
+        return self._of is not None
+
+    def refuse_secrets(self, secrets: Sequence[Path]) -> None:
+        """Raise `StartError` if a given directory holds a file of the service, or lies in a folder of it."""
+        root = self.workspace.root
+        found = [path for path in map(Path.resolve, secrets) if root in (path, *path.parents) or path in root.parents]
+        if found and self._of is None:
+            raise StartError(
+                f"workspace.path: holds or lies in {found[0].name}, a file of the service"
+                f"{'' if found[0].exists() else ' (not there yet)'}; name a directory without the service's own files"
+            )
+
+    def serves(self, caller: Caller) -> bool:
+        return self._of in {None, (caller.owner, caller.conversation_id)}
+
+    def call(self, act: Callable[[Workspace], str]) -> str:
+        """Return the result of a call, or the refusal."""
+        caller = CALLER.get(None)
+        if caller and not self.serves(caller):
+            return f"{DENIED} this workspace belongs to another conversation"
+        try:
+            return act(self.workspace)
+        except ToolDenied as denial:
+            return f"{DENIED} {denial}"
+
+
+class WorkspaceTool(Tool):  # type: ignore[misc, unused-ignore]
+    """Tool on a bound workspace. Subclasses declare `forward`, whose parameters smolagents checks."""
+
+    output_type = "string"
+    inputs_for_names = frozenset({"path", "pattern", "glob"})
+    """Inputs that take a name of a file of the message as it is, not as that file's text."""
+
+    def __init__(self, bound: BoundWorkspace, lists: str) -> None:
+        """`lists` is the part of the access list that the description shows to the model."""
+        self.description = f"{self.description} {lists}".strip()
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bound = bound
+
+
+class ReadFile(WorkspaceTool):
+    name = "read_file"
+    description = "Reads a text file of the workspace."
+    inputs = {"path": _PATH}  # noqa: RUF012 - declared as smolagents expects
+
+    def forward(self, path: str) -> str:
+        return self.bound.call(lambda files: files.read(path))
+
+
+class WriteFile(WorkspaceTool):
+    name = "write_file"
+    description = "Writes a text file of the workspace: makes it, or replaces all of it."
+    inputs = {  # noqa: RUF012 - as above
+        "path": _PATH,
+        "content": {"type": "string", "description": "The whole text of the file."},
+    }
+
+    def forward(self, path: str, content: str) -> str:
+        def write(files: Workspace) -> str:
+            files.write(path, content)
+            return f"Wrote {len(content)} characters."
+
+        return self.bound.call(write)
+
+
+class EditFile(WorkspaceTool):
+    name = "edit_file"
+    description = (
+        "Replaces one text in a file of the workspace by another. The file must hold the old text exactly once."
+    )
+    inputs = {  # noqa: RUF012 - as above
+        "path": _PATH,
+        "old": {"type": "string", "description": "The text to replace, with enough around it to be unique."},
+        "new": {"type": "string", "description": "The text to put in its place."},
+    }
+    unsafe_to_repeat = True
+    """A second attempt could not tell the new text from an old one."""
+
+    def forward(self, path: str, old: str, new: str) -> str:
+        def edit(files: Workspace) -> str:
+            files.edit(path, old, new)
+            return "Replaced the text."
+
+        return self.bound.call(edit)
+
+
+class Glob(WorkspaceTool):
+    name = "glob"
+    description = "Lists files of the workspace."
+    inputs = {"pattern": {"type": "string", "description": _PATTERN}}  # noqa: RUF012 - as above
+
+    def forward(self, pattern: str) -> str:
+        def search(files: Workspace) -> str:
+            found = files.glob(pattern)
+            return _text(found, is_whole=found.is_whole)
+
+        return self.bound.call(search)
+
+
+class Grep(WorkspaceTool):
+    name = "grep"
+    description = "Finds lines in files of the workspace. Each result is path:line: text."
+    inputs = {  # noqa: RUF012 - as above
+        "pattern": {"type": "string", "description": "A regular expression (RE2: no look-around)."},
+        "glob": {"type": "string", "description": f"The files to search. {_PATTERN}", "nullable": True},
+    }
+
+    def forward(self, pattern: str, glob: str | None = None) -> str:
+        def search(files: Workspace) -> str:
+            found = files.grep(pattern, "**" if glob is None else glob)
+            lines = [f"{match.path}:{match.line}: {match.text}" for match in found]
+            return _text(lines, is_whole=found.is_whole)
+
+        return self.bound.call(search)
+
+
+TOOLS = (ReadFile, WriteFile, EditFile, Glob, Grep)
+_READING = (ReadFile, Glob, Grep)
+"""Tools of an agent that may write nothing."""
+WORKSPACE_TOOLS = tuple(tool.name for tool in TOOLS)
+
+
+def add_workspaces(name: str, agent: MultiStepAgent, caller: Caller, folders: ConversationFolders | None) -> None:
+    """Add the tools to an agent and its managed agents, as far as their options say. Raises `StartError`."""
+    agents = list(with_managed(agent))
+    wanted = [each for each in agents if options_of(each).workspace is not None]
+    if not wanted:
+        return
+    for each in agents:
+        _refuse_code(name if each is agent else f"{name} → {each.name}", each)
+    for each in wanted:
+        if workspace_of(each) is None:
+            _add_tools(name, each, caller, folders)
+
+
+def workspaces_of(agent: MultiStepAgent) -> list[BoundWorkspace]:
+    """Return the workspaces of an agent and its managed agents."""
+    return [bound for each in with_managed(agent) if (bound := workspace_of(each))]
+
+
+def workspace_of(agent: MultiStepAgent) -> BoundWorkspace | None:
+    tool = unproxied(agent.tools.get(ReadFile.name))
+    return tool.bound if isinstance(tool, ReadFile) else None
+
+
+def check_workspace(values: object) -> None:
+    """Raise `StartError` for a mistake in the option `workspace`. Its sentence names neither agent nor option."""
+    _make_workspace(values, Path)
+
+
+def _add_tools(name: str, agent: MultiStepAgent, caller: Caller, folders: ConversationFolders | None) -> None:
+    if taken := {*WORKSPACE_TOOLS} & {*agent.tools, *agent.managed_agents}:
+        raise StartError(
+            f"the agent {name!r} has a workspace and something of its own called {min(taken)!r}; rename that, or "
+            "remove the workspace"
+        )
+    values = options_of(agent).workspace
+    try:
+        workspace = _make_workspace(values, lambda: _folder(caller, folders))
+    except StartError as error:
+        raise StartError(f"the workspace of agent {name!r} {error.message}") from None
+    bound = BoundWorkspace(workspace, None if values and values.get("path") else caller)
+    access = workspace.access
+    lists = f"You may write: {', '.join(access.editable) or 'nothing'}."
+    lists += f" You may only read: {', '.join(access.readonly)}." if access.readonly else ""
+    tools = TOOLS if access.editable else _READING
+    agent.tools |= {tool.name: tool(bound, lists) for tool in tools}
+
+
+def _make_workspace(values: Any, folder: Callable[[], Path]) -> Workspace:
+    if not isinstance(values, dict) or set(values) - set(_KEYS):
+        raise StartError(f"is no dict of {', '.join(_KEYS)}; make it one")
+    for key in _LISTS:
+        if not isinstance(values.get(key, ()), list | tuple):
+            raise StartError(f"has {key} that are no list; write a list of patterns")
+    editable, readonly, hidden = (tuple(values.get(key, ())) for key in _LISTS)
+    path = values.get("path")
+    try:
+        root = folder() if path is None else _given(path, editable)
+        return Workspace(root, editable=editable, readonly=readonly, hidden=hidden)
+    except ValueError as error:
+        raise StartError(f"has a mistake in {error}") from None
+    except ImportError:
+        raise StartError("needs pathspec and google-re2: run `pip install 'smolsessions[workspace]'`") from None
+
+
+def _given(path: object, editable: tuple[str, ...]) -> Path:
+    root = Path(path).resolve() if isinstance(path, str) else None
+    if root is None or not root.is_dir() or root.parts[1:2] in _SYSTEM:
+        raise StartError("has a path that is no directory of files; name one")
+    if editable:
+        raise StartError("has a path, which is read-only; remove editable, or path")
+    return root
+
+
+def _folder(caller: Caller, folders: ConversationFolders | None) -> Path:
+    if folders is None:
+        raise StartError(
+            "is one for each conversation, and the store may have other processes: set SMOLSESSIONS_WORKSPACES_DIR to "
+            "one directory that all of them share"
+        )
+    return folders.of(caller.owner, caller.conversation_id)
+
+
+def _refuse_code(name: str, agent: MultiStepAgent) -> None:
+    """Refuse code that runs in this process, beside the access list, and code that runs elsewhere with copied tools."""
+    place = code_runs_in(agent)
+    if place == "remote":
+        raise StartError(
+            f"the agent {name!r} has a workspace and runs its code remotely, where its tools reach no file; use the "
+            "executor 'child', or remove the workspace"
+        )
+    if place == "thread":
+        raise StartError(
+            f"the agent {name!r} has a workspace and runs its code in this process, where it could read every file; "
+            "use the executor 'child', or remove the workspace"
+        )
+    for tool in agent.tools.values():
+        if _runs_code(unproxied(tool)):
+            raise StartError(
+                f"the agent {name!r} has a workspace and the tool {tool.name!r}, which runs code beside its "
+                "patterns, where it could read every file; remove the tool, or the workspace"
+            )
+
+
+def _runs_code(tool: Any) -> bool:
+    """Return whether a tool is an interpreter, holds one, calls `exec`, or is called as such tools are."""
+    if any(f"_{tool.name}".endswith(f"_{name}") for name in _CODE_TOOLS):  # a server's name may come before
+        return True
+    function = getattr(inspect.unwrap(tool.forward), "__code__", None)
+    names = dis.get_instructions(function) if function else ()
+    calls_it = any(each.opname == "LOAD_GLOBAL" and each.argval in {"exec", "eval"} for each in names)
+    return calls_it or any(map(_is_interpreter, [tool, *_held_by(tool)]))
+
+
+def _is_interpreter(value: Any) -> bool:
+    if isinstance(value, CodeAgent):
+        value = value.python_executor
+    is_local = isinstance(value, PythonExecutor) and not isinstance(value, RemotePythonExecutor)
+    return is_local or isinstance(value, PythonInterpreterTool) or value is evaluate_python_code
+
+
+def _held_by(tool: Any) -> Iterator[Any]:
+    yield from vars(tool).values()
+    with suppress(TypeError, ValueError):  # its code is not written in Python
+        used = inspect.getclosurevars(inspect.unwrap(tool.forward))
+        yield from (*used.nonlocals.values(), *used.globals.values())
+
+
+def _text(lines: list[str], *, is_whole: bool) -> str:
+    shown = lines if is_whole else [*lines, CUT]
+    return "\n".join(shown) or "Nothing matches."

@@ -1,0 +1,116 @@
+"""Files of a request, decoded and checked before anything is stored, and their headers when they are served."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import re
+import unicodedata
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from smolsessions.core.attachments import Audio, File, described, encode_file, is_text, name_flaw, name_of
+from smolsessions.core.errors import InvalidRequestError, TooLargeError
+from smolsessions.web.images import THREAD
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from smolsessions.core.records import StepFile
+    from smolsessions.wire.requests import FileIn
+
+TEXTS = ("text/plain", "text/csv", "text/markdown", "text/tab-separated-values", "application/json")
+_SOUNDS: dict[str, Callable[[bytes], object]] = {
+    "audio/wav": lambda data: data[:4] == b"RIFF" and data[8:12] == b"WAVE",
+    "audio/mpeg": lambda data: data[:3] == b"ID3" or (data[:1] == b"\xff" and data[1:2] >= b"\xe0"),
+    "audio/mp4": lambda data: data[4:8] == b"ftyp",
+    "audio/ogg": lambda data: data[:4] == b"OggS",
+    "audio/flac": lambda data: data[:4] == b"fLaC",
+    "audio/webm": lambda data: data[:4] == b"\x1aE\xdf\xa3",
+}
+PDF = "application/pdf"
+ACCEPTED = (*TEXTS, PDF, *_SOUNDS)
+_SHOWN = frozenset({*ACCEPTED, "image/png", "image/jpeg", "image/gif", "image/webp", "application/zip"})
+"""Types under which files are served. Others could run in a browser, or be taken for something that does."""
+_ALIASES = {"audio/x-wav": "audio/wav", "audio/wave": "audio/wav", "audio/mp3": "audio/mpeg"}
+_DATA_URL = re.compile(r"data:([a-z0-9.+-]{1,40}/[a-z0-9.+-]{1,80})(?:;charset=utf-8)?;base64,", re.IGNORECASE)
+_CHARSET = re.compile(r"; *charset=utf-8$", re.IGNORECASE)
+_EXTENSION = re.compile(r"\.[A-Za-z0-9]{1,10}$")
+_RATE = slice(24, 28)  # in the head of a WAV file
+
+
+async def read_files(
+    files: Sequence[FileIn], max_bytes: int, arguments: Collection[str]
+) -> tuple[tuple[bytes, ...], tuple[StepFile, ...]]:
+    """Return the files as they are stored, and their records. `arguments` are the names of other variables."""
+    return await asyncio.get_running_loop().run_in_executor(THREAD, _read_all, files, max_bytes, arguments)
+
+
+def _read_all(
+    files: Sequence[FileIn], max_bytes: int, arguments: Collection[str]
+) -> tuple[tuple[bytes, ...], tuple[StepFile, ...]]:
+    if sum(len(file.data) for file in files) * 3 // 4 > max_bytes + 1000:  # before anything is decoded
+        raise _too_large(max_bytes)
+    found, records, names, left = [], [], set(arguments), max_bytes
+    for index, sent in enumerate(files):
+        file = _read(sent, f"/files/{index}")
+        left -= len(file.data)
+        if left < 0:
+            raise _too_large(max_bytes)
+        if file.name in names:
+            raise InvalidRequestError.at(f"/files/{index}/name", "is that of another file or additional argument")
+        names.add(file.name)
+        stored = encode_file(file)
+        found.append(stored)
+        records.append(described(file, stored))
+    return tuple(found), tuple(records)
+
+
+def _too_large(max_bytes: int) -> TooLargeError:
+    return TooLargeError(f"The files have more than {max_bytes} bytes together (SMOLSESSIONS_MAX_FILE_BYTES).")
+
+
+def _read(sent: FileIn, pointer: str) -> File:
+    name = unicodedata.normalize("NFC", sent.name)
+    flaw = name_flaw(name) or (None if _EXTENSION.search(name) else "has no extension; write it as report.csv")
+    if flaw:
+        raise InvalidRequestError.at(f"{pointer}/name", flaw)
+    kind = _CHARSET.sub("", sent.media_type).lower()
+    kind = _ALIASES.get(kind, kind)
+    if kind not in ACCEPTED:
+        raise InvalidRequestError.at(f"{pointer}/media_type", f"is none of {', '.join(ACCEPTED)}")
+    url = _DATA_URL.match(sent.data)
+    try:
+        data = base64.b64decode(sent.data[url.end() :] if url else sent.data, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequestError.at(f"{pointer}/data", "is neither base64 nor a data:…;base64, URL") from None
+    if flaw := _content_flaw(kind, data):
+        raise InvalidRequestError.at(f"{pointer}/data", flaw)
+    if kind in _SOUNDS:
+        rate = int.from_bytes(data[_RATE], "little") if kind == "audio/wav" and data[12:16] == b"fmt " else None
+        return Audio(data, kind, name, rate or None)
+    return File(data, kind, name)
+
+
+def _content_flaw(kind: str, data: bytes) -> str | None:
+    if is_text(kind):
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            return "is no text in UTF-8"
+        return "holds a zero byte, which no text does" if "\0" in text else None
+    is_such = data.startswith(b"%PDF-") if kind == PDF else _SOUNDS[kind](data)
+    return None if is_such else f"does not begin as {kind} does"
+
+
+def served(file: File) -> tuple[str, dict[str, str]]:
+    """Return media type and headers under which a file is served. No browser shows or runs it on this origin."""
+    plain = "".join(char if char.isascii() and char not in "%;" else "_" for char in name_of(file))
+    kind = file.media_type
+    return kind if kind in _SHOWN else "application/octet-stream", {
+        "Cache-Control": "private, max-age=31536000, immutable",
+        "Content-Disposition": f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name_of(file), safe='')}",
+        "Content-Security-Policy": "default-src 'none'; sandbox",
+        "X-Content-Type-Options": "nosniff",
+    }

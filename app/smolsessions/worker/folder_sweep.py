@@ -1,0 +1,61 @@
+"""Sweep of workspaces: the files of conversations that were deleted, or whose time to live is over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from smolsessions.core.errors import ConversationNotFoundError, SealBrokenError, ServiceError, StoreUnavailableError
+from smolsessions.core.records import Owner, Ref
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from smolsessions.core.store_ports import ConversationStore, WorkspaceFolders
+
+log = logging.getLogger(__name__)
+
+SWEEP_S = 60.0
+AT_ONCE = 20
+PAUSE_S = 0.1  # between batches, so that many folders load the store little
+
+
+async def sweep_folders(
+    folders: WorkspaceFolders, conversations: ConversationStore, is_same_store: Callable[[], Awaitable[bool]]
+) -> None:
+    """Delete the folders of conversations that do not exist. Never ends.
+
+    A store that has lost its data knows no conversation, so nothing is deleted unless it `is_same_store`.
+    """
+    while True:
+        try:
+            await _sweep(folders, conversations, is_same_store)
+        except StoreUnavailableError:
+            pass  # the store's connection logs it
+        except (OSError, ServiceError) as error:
+            log.warning("the files of deleted conversations are not swept: %s", error, extra={"action": "folders.left"})
+        await asyncio.sleep(SWEEP_S)
+
+
+async def _sweep(
+    folders: WorkspaceFolders, conversations: ConversationStore, is_same_store: Callable[[], Awaitable[bool]]
+) -> None:
+    async def is_gone(ref: Ref) -> bool:
+        try:
+            await conversations.conversation(ref)
+        except ConversationNotFoundError:
+            return True
+        except SealBrokenError:
+            pass
+        return False
+
+    found = await asyncio.to_thread(lambda: list(folders.conversations()))
+    for start in range(0, len(found), AT_ONCE):
+        refs = [Ref(Owner(owner), name) for owner, name in found[start : start + AT_ONCE]]
+        flags = await asyncio.gather(*map(is_gone, refs))
+        gone = [ref for ref, flag in zip(refs, flags, strict=True) if flag]
+        if gone and await is_same_store():
+            for ref in gone:
+                await asyncio.to_thread(folders.delete, *ref)
+        await asyncio.sleep(PAUSE_S)

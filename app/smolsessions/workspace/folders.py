@@ -1,0 +1,123 @@
+"""Folders of conversations: one below the service's directory for each, made at its first file."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from smolsessions.core.errors import StartError
+from smolsessions.workspace.bounds import Bounds
+from smolsessions.workspace.paths import ToolDenied, opened_folder, parts_of, read_file, write_file
+from smolsessions.workspace.walk import Walk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+MARK = ".identity"
+_MARK = re.compile("[0-9a-f]{32}")
+_DELETED = ".smolsessions-deleted-"
+_READ_S = 30.0
+_MARK_S = 2.0
+
+
+class ConversationFolders:
+    """Folders of conversations below one directory, which all processes of a store share."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base.absolute()
+        self._bounds = Bounds()
+
+    def of(self, owner: str, conversation_id: str) -> Path:
+        """Return the path of a conversation's folder, which need not exist."""
+        return self.base / _encoded(owner) / _encoded(conversation_id)
+
+    def mark(self) -> str:
+        """Return the identity of the directory, which its first process writes. Raises `OSError`, `StartError`."""
+        self.base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self.base / MARK
+        if self.is_used() and not path.exists():
+            raise StartError(
+                f"SMOLSESSIONS_WORKSPACES_DIR {self.base} holds files, but not {MARK} of workspaces: name an empty "
+                "directory, as the files of conversations that the store does not know are deleted"
+            )
+        with suppress(FileExistsError), path.open("x") as file:
+            file.write(secrets.token_hex(16))
+        end = time.monotonic() + _MARK_S
+        while not _MARK.fullmatch(found := path.read_text().strip()):  # another process is writing it
+            if time.monotonic() > end:
+                raise OSError(f"{path} holds no identity")
+            time.sleep(0.05)
+        return found
+
+    def is_used(self) -> bool:
+        """Return whether the directory holds files. Those of a file system do not count. Raises `OSError`."""
+        return any(path.name[0] != "." and path.name != "lost+found" for path in self.base.iterdir())
+
+    def files(self, owner: str, conversation_id: str) -> dict[str, bytes]:
+        """Return the files of a conversation by path."""
+        found = {}
+        for file in Walk(self.of(owner, conversation_id), self._bounds.searched_entries, _READ_S).files():
+            with suppress(OSError):
+                data = read_file(file.name, file.folder, self._bounds.file_bytes)
+                if data is not None:
+                    found[file.path] = data
+        return found
+
+    def refusal(self, files: Mapping[str, bytes]) -> tuple[str, str] | None:
+        """Return path and sentence for the first of these files that no conversation can have."""
+        bounds, folders = self._bounds, set[str]()
+        for path, data in files.items():
+            try:
+                parts = parts_of(path)
+            except ToolDenied as denial:
+                return path, f"is no path that a workspace has: {denial}"
+            if "/".join(parts) != path:
+                return path, "is not the shortest form of its path"
+            if len(data) > bounds.file_bytes:
+                return path, f"is larger than {bounds.file_bytes} bytes"
+            folders |= {"/".join(parts[:end]) for end in range(1, len(parts))}
+        if both := folders & files.keys():
+            return min(both), "is a file and a folder"
+        if len(files) + len(folders) > bounds.entries or sum(map(len, files.values())) > bounds.total_bytes:
+            return "", f"holds more than {bounds.entries} files and folders or {bounds.total_bytes} bytes"
+        return None
+
+    def add(self, owner: str, conversation_id: str, files: Mapping[str, bytes]) -> None:
+        """Write files into a conversation's folder. Raises `OSError`."""
+        for path, data in files.items():
+            parts = parts_of(path)
+            with opened_folder(self.of(owner, conversation_id), parts[:-1], create=True) as folder:
+                write_file(parts[-1], folder, data)
+
+    def delete(self, owner: str, conversation_id: str) -> None:
+        """Delete a conversation's folder, if it has one."""
+        gone = self.base / f"{_DELETED}{secrets.token_hex(8)}"
+        with suppress(FileNotFoundError):
+            self.of(owner, conversation_id).rename(gone)  # at once for other processes
+            shutil.rmtree(gone, ignore_errors=True)
+
+    def conversations(self) -> Iterator[tuple[str, str]]:
+        """Yield owner and id of each folder. Removes what an interrupted deletion left."""
+        for owner in sorted(self.base.iterdir()):
+            if owner.name.startswith(_DELETED):
+                shutil.rmtree(owner, ignore_errors=True)
+            elif self.base / _encoded(unquote(owner.name)) == owner and owner.is_dir():
+                for folder in sorted(owner.iterdir()):
+                    names = unquote(owner.name), unquote(folder.name)
+                    if self.of(*names) == folder:
+                        yield names
+
+
+def _encoded(name: str) -> str:
+    """Encode a name as one of a folder, which differs from others on every file system, too."""
+
+    def escaped(letter: re.Match[str]) -> str:
+        return "".join(f"%{byte:02x}" for byte in letter[0].encode(errors="replace"))
+
+    return re.sub("[^a-z0-9_-]", escaped, name)

@@ -1,0 +1,202 @@
+"""docs/agents.md: each config of its table serves a turn, or is made, or names what to install."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import tomllib
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from jsonschema import Draft202012Validator
+from smolagents import ToolCallingAgent
+
+from smolsessions.agents.catalog import Catalog
+from smolsessions.agents.config.agents_file import load_agents_file
+from smolsessions.agents.config.json_schema import keys_reference, schema_text
+from smolsessions.agents.demo.agents import RuleModel
+from smolsessions.core.errors import StartError
+from tests.support.hub import Hub
+from tests.support.service import ROOT, Service
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.llm import LLM
+
+pytest_plugins = ["tests.support.llm"]
+
+PAGE = ROOT / "docs" / "agents.md"
+TABLE = PAGE.read_text().partition("<!-- configs -->\n")[2].partition("<!-- /configs -->")[0]
+ROWS = [
+    (what, "\n".join(re.findall("`(.*?)`", config)), tests)
+    for what, config, tests in re.findall(r"^\| (.*?) \| (`.*?) \| (.*) \|$", TABLE, re.MULTILINE)
+]
+MADE = {what: config for what, config, _ in ROWS if "provider = " in config or "executor = " in config}
+SERVED = {what: config for what, config, _ in ROWS if what not in MADE or re.search('"(child|thread)"', config)}
+KEYS = ("OPENAI_API_KEY", "AZURE_KEY", "ANTHROPIC_API_KEY", "HF_KEY", "E2B_KEY")
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+HEAD = """
+[models.small]
+provider = "openai"
+id = "gpt-4o"
+base = "{base}"
+"""
+EXTRA = re.compile(r"pip install 'smolsessions\[(azure|litellm|bedrock|transformers|docker|e2b|modal|blaxel)\]'")
+TOOLS = {
+    "own tools: instance, class or factory": {"search"},
+    "smolagents' own tools": {"visit_webpage"},
+    "MCP server as a process": {"add", "greet"},
+    "MCP server over HTTP": {"add", "greet"},
+    "files of a conversation": {"read_file", "write_file", "edit_file", "glob", "grep"},
+    "a given folder, read-only": {"read_file", "glob", "grep"},
+}
+CODE = """
+from smolagents import ToolCallingAgent, tool
+from smolsessions.agents.demo.agents import RuleModel
+from smolsessions.agents.demo.tools import Calculator
+
+@tool
+def search(words: str) -> str:
+    '''Search.
+
+    Args:
+        words: What to look for.
+    '''
+    return words
+
+def make_shop():
+    return ToolCallingAgent([Calculator()], RuleModel())
+"""
+
+
+def agent_text(name: str, config: str, *, folder: Path, mcp_url: str) -> str:
+    """Return the tables of one row, with addresses and paths of this machine."""
+    agent, _, server = config.partition("[mcp.files] ")
+    lines = [f"[agents.{name}]", agent.strip()]
+    if "kind" not in config and not re.search("^(factory|folder|hub) =", config, re.MULTILINE):
+        lines.append('kind = "tool_calling"')
+    if not re.search("^(factory|model) =", config, re.MULTILINE):
+        lines.append('model = "small"')
+    if server:
+        lines += [f"[mcp.{name}]", server]
+    text = "\n".join(lines) + "\n"
+    text = text.replace('mcp = ["files"]', f'mcp = ["{name}"]').replace("https://host.example/mcp", mcp_url)
+    return text.replace("/srv/handbook", str(folder / "handbook")).replace("my-server", str(folder / "my-server"))
+
+
+def write_around(folder: Path) -> None:
+    """Write the modules, the saved agent and the program that the rows name."""
+    (folder / "handbook").mkdir()
+    (folder / "my_tools.py").write_text(CODE)
+    (folder / "my_agents.py").write_text(CODE)
+    ToolCallingAgent([], RuleModel()).save(folder / "saved")
+    program = folder / "my-server"
+    program.write_text(f"#!/bin/sh\ncd {ROOT} && exec {sys.executable} -m tests.support.mcp_server stdio\n")
+    program.chmod(0o700)
+
+
+@contextmanager
+def mcp_server() -> Iterator[str]:
+    """Run an MCP server and yield its address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tests.support.mcp_server", str(port)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: is_listening(port))
+            yield f"http://127.0.0.1:{port}/mcp"
+        finally:
+            process.terminate()
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.timeout(120)
+def test_each_agent_of_the_table_serves_a_turn(llm: LLM, tmp_path: Path) -> None:
+    write_around(tmp_path)
+    names = {what: f"row{number}" for number, what in enumerate(SERVED)}
+    with (
+        mcp_server() as mcp_url,
+        Hub(tmp_path / "saved", "ada/agent", REVISION) as hub,
+    ):
+        tables = [agent_text(names[what], SERVED[what], folder=tmp_path, mcp_url=mcp_url) for what in SERVED]
+        file = tmp_path / "agents.toml"
+        file.write_text(HEAD.format(base=llm.base_url) + "\n".join(tables))
+        settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}
+        environment = {"FILES_TOKEN": "token-55", "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hub")}
+        with Service(tmp_path, settings, environment, forked=False) as service:
+            for what, name in names.items():
+                described = service.get(f"/agents/{name}")
+                assert TOOLS.get(what, set()) <= {tool["name"] for tool in described["tools"]}, what
+                code = "final_answer('done')"
+                if "structured_output" in SERVED[what]:
+                    llm.say(json.dumps({"thought": "", "code": code}))
+                elif described["kind"] == "CodeAgent":
+                    llm.say(f"<code>{code}</code>")
+                elif "factory" not in SERVED[what]:
+                    llm.answer("done")
+                turn = service.post("/turn", message="What is 12 * 7?", agent=name).json()
+                assert turn["status"] == "finished", (what, turn)
+                assert "84" in turn["reply"] or turn["reply"] == "done", what
+            assert "token-55" not in service.log()
+
+
+@pytest.mark.parametrize("what", MADE)
+def test_each_model_and_executor_of_the_table_is_made(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in KEYS:
+        monkeypatch.setenv(name, "sk-no-key-11")
+    file = tmp_path / "agents.toml"
+    text = agent_text("row", MADE[what], folder=tmp_path, mcp_url="")
+    file.write_text(HEAD.format(base="http://127.0.0.1:9/v1") + text)
+    Draft202012Validator(json.loads(schema_text())).validate(tomllib.loads(file.read_text()))
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the file's folder is added
+    try:
+        catalog = Catalog(load_agents_file(file))
+    except StartError as error:
+        assert EXTRA.search(error.message), error.message  # noqa: PT017 - an extra that is not installed is named
+    else:
+        assert list(catalog.infos) == ["row"]
+
+
+def test_each_row_names_a_test_that_is_there() -> None:
+    assert len(ROWS) == TABLE.count("\n") - 2, "a row has another form"
+    for what, _, tests in ROWS:
+        links = re.findall(r"\[[^]]+\]\((.*?)\)", tests)
+        assert links, what
+        assert all((PAGE.parent / link).is_file() for link in links), what
+
+
+def test_the_tables_of_keys_are_current() -> None:
+    assert f"<!-- keys -->\n{keys_reference()}\n<!-- /keys -->" in PAGE.read_text(), "make refresh writes them"
+
+
+def test_the_whole_example_serves_a_turn_with_all_its_parts(llm: LLM, tmp_path: Path) -> None:
+    write_around(tmp_path)
+    example = PAGE.read_text().partition("<!-- whole -->\n```toml\n")[2].partition("```")[0]
+    key = 'api_key_env = "OPENAI_API_KEY"'
+    assert key in example
+    text = example.replace(key, f'{key}\nbase = "{llm.base_url}"').replace("my-server", str(tmp_path / "my-server"))
+    file = tmp_path / "agents.toml"
+    file.write_text(text)
+    llm.call(("write_file", {"path": "notes/sum.md", "content": "42"}))
+    llm.call(("add", {"a": 40, "b": 2}))
+    llm.call(("researcher", {"task": "How much is it?"}))
+    llm.say("<code>import math\nfinal_answer(math.sqrt(1764))</code>")
+    llm.answer("It is 42.")
+    settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}
+    environment = {"FILES_TOKEN": "token-55", "OPENAI_API_KEY": "sk-no-key-11"}
+    with Service(tmp_path, settings, environment, forked=False) as service:
+        turn = service.post("/turn", message="How much is 40 + 2?", agent="manager").json()
+    assert (turn["reply"], turn["tool_call_names"]) == ("It is 42.", ["write_file", "add", "researcher"]), turn

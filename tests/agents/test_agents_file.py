@@ -1,0 +1,282 @@
+"""agents.toml: its agents answer turns, and its mistakes stop the start."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from smolsessions.agents.catalog import Catalog
+from smolsessions.agents.config.agents_file import load_agents_file
+from smolsessions.agents.config.json_schema import FILE, schema_text
+from smolsessions.agents.models.providers import with_fallbacks
+from smolsessions.core.errors import StartError
+from smolsessions.core.records import AgentName
+from smolsessions.options import options_of
+from tests.support.service import Service, run
+
+if TYPE_CHECKING:
+    from tests.support.llm import LLM
+
+pytest_plugins = ["tests.support.llm"]
+
+KEY = "sk-live-4f1d0c7e9a5b"
+BROKEN = Path(__file__).parents[1] / "data" / "broken_agents"
+"""Files with one mistake each. Lines with `#> ` hold the expected sentences."""
+ONE_AGENT = """
+[models.small]
+provider = "openai"
+id = "gpt-4o"
+base = "{base}"
+api_key_env = "SHOP_KEY"
+options = {{temperature = 0.25}}
+
+[agents.shop]
+kind = "tool_calling"
+model = "small"
+description = "Calculates."
+examples = ["What is 6 * 7?"]
+deadline_s = 90
+instructions = "Answer like a shopkeeper."
+tools = ["smolsessions.agents.demo.tools:Calculator"]
+max_steps = 3
+"""
+
+CHATTY = """
+import logging, os
+from smolagents import tool
+
+@tool
+def chatty() -> str:
+    '''Talk.'''
+    logging.getLogger("chatty").warning("the key is %s here", os.environ["SHOP_KEY"])
+    return "said"
+"""
+
+
+def test_an_agent_of_ten_lines_answers_a_turn(llm: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "agents.toml"
+    file.write_text(ONE_AGENT.format(base=llm.base_url))
+    settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}
+    llm.call(("calculator", {"expression": "6 * 7"}))
+    llm.answer("It is 42.")
+    with Service(tmp_path, settings, environment={"SHOP_KEY": KEY}) as service:
+        turn = service.post("/turn", message="what is six times seven?", agent="shop").json()
+        described = service.get("/agents/shop")
+        missing = service.client.get("/agents/nobody")
+    assert (turn["reply"], turn["tool_call_names"]) == ("It is 42.", ["calculator"])
+    assert [request.key for request in llm.requests] == [KEY, KEY]
+    assert llm.requests[0].body["temperature"] == 0.25
+    assert "Answer like a shopkeeper." in llm.requests[0].text
+    assert described["examples"] == ["What is 6 * 7?"]
+    assert described["version"] is None, "it has no code of its own"
+    assert described["tools"][0]["parameters"]["required"] == ["expression"]
+    assert (described["max_steps"], described["limits"]["deadline_s"]) == (3, 90)
+    assert (missing.status_code, missing.json()["code"]) == (404, "agent_not_found")
+
+
+@pytest.mark.parametrize("file", sorted(BROKEN.glob("*.toml")), ids=lambda file: file.stem)
+def test_a_mistake_is_a_sentence_with_file_agent_key_and_mend(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the file's folder is added
+    with pytest.raises(StartError) as caught:
+        Catalog(load_agents_file(file))
+    sentences = caught.value.message
+    assert KEY not in sentences + repr(caught.value.__cause__)
+    shown = sentences.replace(str(file), "FILE").replace(str(BROKEN), "FOLDER")
+    assert shown.splitlines() == [line[3:] for line in file.read_text().splitlines() if line.startswith("#> ")]
+
+
+def test_a_mistake_stops_the_start_and_the_check_names_it(tmp_path: Path) -> None:
+    file = BROKEN / "two-mistakes.toml"
+    settings = {"AGENTS": "", "AGENTS_FILE": str(file)}
+    status, _, errors = run(tmp_path, settings, "serve")
+    assert status == 2
+    assert f"{file}: [agents.shop] max_steps: is out of range" in errors
+    status, output, _ = run(tmp_path, settings, "check")
+    assert status == 1
+    assert f"agents      MEND  {file}: [agents.shop] max_steps: is out of range" in output
+
+
+def test_the_shipped_schema_is_current_and_finds_mistakes() -> None:
+    text = files("smolsessions.agents.config").joinpath(FILE).read_text("utf-8")
+    assert text == schema_text(), "make refresh writes it"
+    check = Draft202012Validator(json.loads(text))
+    check.validate(tomllib.loads(ONE_AGENT.format(base="http://127.0.0.1:9/v1")))
+    for name in (
+        "unknown-key",
+        "unknown-kind",
+        "key-in-the-file",
+        "tool-as-text",
+        "limit-unknown",
+        "mcp-secret-in-env",
+    ):
+        assert not check.is_valid(tomllib.loads((BROKEN / f"{name}.toml").read_text())), name
+
+
+FAILING = """
+import os
+def make():
+    raise ValueError("bad " + os.environ["SHOP_KEY"] + ".")
+"""
+FAILING_MODULE = """
+import os
+raise RuntimeError("bad " + os.environ["SHOP_KEY"])
+"""
+
+
+@pytest.mark.parametrize(("module", "text"), [("failing_shop", FAILING), ("failing_module", FAILING_MODULE)])
+def test_an_error_of_a_factory_shows_no_key_that_the_file_names(
+    module: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = f"correct horse battery {module}"
+    monkeypatch.setenv("SHOP_KEY", key)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the file's folder is added
+    (tmp_path / f"{module}.py").write_text(text)
+    file = tmp_path / "agents.toml"
+    models = ONE_AGENT.partition("[agents.shop]")[0].format(base="http://127.0.0.1:9/v1")
+    file.write_text(f'{models}[agents.shop]\nfactory = "{module}:make"\n')
+    with pytest.raises(StartError) as caught:
+        Catalog(load_agents_file(file))
+    assert caught.value.message.startswith(f"{file}: [agents.shop] ")
+    assert "Error: bad ***; mend" in caught.value.message
+    assert "horse" not in caught.value.message
+
+
+def test_an_agent_with_tool_servers_alone_needs_their_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "smolsessions.agents.tools.mcp", None)
+    monkeypatch.setenv("SHOP_KEY", KEY)
+    file = tmp_path / "agents.toml"
+    other = '[agents.other]\nkind = "code"\nmodel = "small"\nmcp = ["files"]\n[mcp.files]\ncommand = "true"\n'
+    file.write_text(ONE_AGENT.format(base="http://127.0.0.1:9/v1") + other)
+    shop, with_servers = load_agents_file(file)
+    assert list(Catalog([shop]).infos) == ["shop"]
+    with pytest.raises(StartError) as caught:
+        Catalog([with_servers])
+    sentence = "[agents.other] mcp: needs a package that is missing; pip install 'smolsessions[mcp]'"
+    assert caught.value.message == f"{file}: {sentence}"
+
+
+def test_base_tools_without_their_packages_are_named_as_the_file_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ddgs", None)
+    monkeypatch.setenv("SHOP_KEY", KEY)
+    file = tmp_path / "agents.toml"
+    file.write_text(ONE_AGENT.format(base="http://127.0.0.1:9/v1") + "add_base_tools = true\n")
+    with pytest.raises(StartError) as caught:
+        Catalog(load_agents_file(file))
+    sentence = "[agents.shop] add_base_tools: needs ddgs; pip install 'smolsessions[web-tools]'"
+    assert caught.value.message == f"{file}: {sentence}"
+
+
+EVERY_KEY = """
+[models.small]
+provider = "openai"
+id = "gpt-4o"
+base = "http://127.0.0.1:9/v1"
+first_byte_s = 7
+options = {temperature = 0.5, top_p = 0.9, max_tokens = 50, seed = 3}
+fallbacks = ["large"]
+
+[models.large]
+provider = "openai"
+id = "gpt-5"
+base = "http://127.0.0.1:9/v1"
+
+[agents.lead]
+kind = "code"
+model = "small"
+description = "Leads."
+instructions = "Be brief."
+prompt_templates = "prompts.yaml"
+trust = true
+tools = ["smolsessions.agents.demo.tools:Calculator", "smolsessions.agents.demo.tools:Clock"]
+managed_agents = ["clerk"]
+max_steps = 4
+planning_interval = 2
+structured_output = true
+authorized_imports = ["math", "json"]
+code_block_tags = ["<run>", "</run>"]
+executor = "thread"
+memory_policy = [{name = "token_budget", max_tokens = 4000}]
+scratchpad = true
+model_retries = 5
+unsafe_to_repeat = ["calculator"]
+examples = ["How many?"]
+deadline_s = 12.5
+
+[agents.clerk]
+kind = "tool_calling"
+model = "large"
+description = "Files papers."
+managed_agents = ["reader"]
+
+[agents.reader]
+kind = "code"
+model = {provider = "openai", id = "tiny", base = "http://127.0.0.1:9/v1"}
+description = "Reads."
+code_block_tags = "markdown"
+code_limits = {cpu_s = 3}
+"""
+
+
+def test_each_key_reaches_the_agent_and_the_agents_that_it_manages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the file's folder is added
+    templates = (BROKEN / "undefined.yaml").read_text().replace("{{ the_weather }}", "Never use {{ 6 * 7 }}.")
+    (tmp_path / "prompts.yaml").write_text(templates)
+    file = tmp_path / "agents.toml"
+    file.write_text(EVERY_KEY)
+    factories = dict(load_agents_file(file))
+    info = Catalog(list(factories.items())).infos[AgentName("lead")]
+    lead: Any = factories["lead"]()
+    clerk = lead.managed_agents["clerk"]
+    reader = clerk.managed_agents["reader"]
+    assert [model.model_id for model in with_fallbacks(lead.model)] == ["gpt-4o", "gpt-5"]
+    assert (clerk.model.model_id, reader.model.model_id) == ("gpt-5", "tiny")
+    assert lead.model is factories["lead"]().model, "one pool of connections"
+    assert {"temperature": 0.5, "top_p": 0.9, "seed": 3}.items() <= lead.model.kwargs.items()
+    assert (lead.system_prompt, lead.instructions) == ("Never use 42.", "Be brief.")
+    assert (lead.max_steps, lead.planning_interval, lead.code_block_tags) == (4, 2, ("<run>", "</run>"))
+    assert lead.additional_authorized_imports == ["math", "json"]
+    assert reader.code_block_tags == ("```python", "```")
+    options = options_of(lead)
+    assert (options.executor, options.model_retries, options.scratchpad) == ("thread", 5, True)
+    assert (list(options.unsafe_to_repeat), options_of(reader).code_limits) == (["calculator"], {"cpu_s": 3})
+    assert (info.description, info.examples, info.deadline_s) == ("Leads.", ("How many?",), 12.5)
+    assert (info.code_runs_in, [tool.name for tool in info.tools]) == (
+        "thread",
+        ["calculator", "clock", "note_write", "note_read", "clerk"],
+    )
+    assert info.policy
+
+
+def test_the_deadline_of_an_agent_ends_its_turn(llm: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "agents.toml"
+    file.write_text(ONE_AGENT.format(base=llm.base_url).replace("deadline_s = 90", "deadline_s = 0.5"))
+    llm.fall_silent()
+    settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}
+    with Service(tmp_path, settings, environment={"SHOP_KEY": KEY}) as service:
+        turn = service.post("/turn", message="what is six times seven?", agent="shop").json()
+    assert (turn["status"], turn["error"]["code"]) == ("failed", "deadline_exceeded"), turn
+
+
+def test_a_log_masks_the_keys_that_the_file_names(llm: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "agents.toml"
+    file.write_text(ONE_AGENT.format(base=llm.base_url) + 'unsafe_to_repeat = ["chatty"]\n')
+    file.write_text(file.read_text().replace("smolsessions.agents.demo.tools:Calculator", "chatty:chatty"))
+    (tmp_path / "chatty.py").write_text(CHATTY)
+    llm.call(("chatty", {}))
+    llm.answer("done")
+    settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}
+    with Service(tmp_path, settings, environment={"SHOP_KEY": KEY}) as service:
+        assert service.post("/turn", message="talk", agent="shop").json()["reply"] == "done"
+        assert "the key is *** here" in service.log()
+        assert KEY not in service.log()

@@ -1,0 +1,334 @@
+"""Clients of MCP servers, without a service: lists, results, and servers that die, freeze, change or lie."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from smolsessions.agents.config.schema import McpTable
+from smolsessions.agents.tools import mcp
+from smolsessions.agents.tools.mcp_results import MAX_ERROR_CHARS, ToolServerError
+from smolsessions.agents.tools.mcp_secrets import Secrets
+from smolsessions.core.attachments import Audio
+from smolsessions.core.errors import AgentUnavailableError, StartError
+from tests.support.hostile_http import HEADERS, hostile_http
+from tests.support.tool_servers import HOSTILE, HttpServer, Tools, programs_of, stdio
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+KEY = "sk-two-77aa01c2"
+RESULTS: dict[str, tuple[str, dict[str, Any], Any]] = {
+    "a default": ("add", {"a": 41}, {"result": 42}),
+    "an optional parameter": ("greet", {"name": "Ada"}, {"result": "None Ada None"}),
+    "null": ("greet", {"name": "Ada", "style": None, "ps": None}, {"result": "None Ada None"}),
+    "a changed name": ("read_file", {"path": "x"}, "contents of x"),
+    "references": (
+        "order",
+        {"order": {"item": "tea", "count": 2, "address": {"street": "Elm"}, "parts": []}},
+        "2 tea to Elm Address",
+    ),
+    "structured content": ("weather", {"city": "Oslo"}, {"city": "Oslo", "degrees": 21.5}),
+    "resources": ("resources", {}, "memo text\n[report, at memo://report: the report]"),
+    "nothing": ("nothing", {}, None),
+    "a broken picture": (
+        "broken_picture",
+        {},
+        "[an image of image/png that cannot be read, or has more than 50000000 pixels]",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def tools() -> Iterator[dict[str, Any]]:
+    with Tools(one=stdio()) as opened:
+        yield opened.all()
+
+
+@pytest.mark.parametrize("case", RESULTS)
+def test_a_result_is_a_plain_value(tools: dict[str, Any], case: str) -> None:
+    name, arguments, result = RESULTS[case]
+    assert tools[name](**arguments) == result
+
+
+def test_images_and_audio_are_carried(tools: dict[str, Any]) -> None:
+    assert tools["picture"](sanitize_inputs_outputs=False).size == (3, 2)
+    text, image = tools["picture"](with_text=True)
+    assert (text, image.size) == ("a red picture", (3, 2))
+    assert tools["sound"]() == Audio(b"RIFF....", "audio/wav")
+
+
+def test_schemas_have_no_references_and_say_what_is_optional(tools: dict[str, Any]) -> None:
+    order = tools["order"].inputs["order"]
+    assert order["type"] == "object"
+    assert order["properties"]["address"]["properties"]["street"]["type"] == "string"
+    assert order["properties"]["parts"]["items"] == {"type": "object"}, "it refers to itself"
+    assert "$" not in str(tools["order"].inputs)
+    style = tools["greet"].inputs["style"]
+    assert (style["type"], style["nullable"], style["enum"]) == ("string", True, ["plain", "warm"])
+    assert "nullable" not in tools["greet"].inputs["name"]
+
+
+def test_an_error_of_a_tool_is_an_error(tools: dict[str, Any]) -> None:
+    with pytest.raises(ToolServerError, match=r": no luck$"):
+        tools["fail"](reason="no luck")
+    with pytest.raises(ToolServerError, match="validation error"):
+        tools["add"](a="no number")
+
+
+def test_a_name_that_is_taken_or_that_two_servers_use_is_prefixed() -> None:
+    with Tools(("weather",), one=stdio(), two=stdio("names", program=HOSTILE)) as opened:
+        names = opened.all()
+    assert {"one_weather", "two_print", "two_final_answer", "add"} <= {*names, "two_final_answer"}
+    with Tools(one=stdio(), two=stdio()) as opened:
+        both = opened.all()
+    assert {"one_add", "two_add"} <= both.keys()
+    assert "add" not in both
+
+
+def test_names_of_a_hostile_list_are_python_names_and_hide_no_function_of_python() -> None:
+    with Tools(("final_answer",), one=stdio("names", program=HOSTILE)) as opened:
+        found = opened.all()
+        assert found["one_final_answer"]() == "called {}"
+    assert len(found) == 13
+    assert all(name.isidentifier() and len(name) <= 64 and not name.startswith("__") for name in found)
+    assert not {"print", "class", "final_answer", "__import__"} & found.keys()
+    assert all(tool.description.isprintable() for tool in found.values())
+
+
+def test_hostile_schemas_are_bounded_and_fetch_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with Tools(one=stdio("schemas", program=HOSTILE)) as opened:
+        found = opened.all()
+        assert found["odd"](self_=1, class_=None, a_b=1) == 'called {"self": 1, "a b": 1}'
+    assert found.keys() == {"good", "loop", "net", "file", "odd", "required"}
+    for name in ("deep", "wide", "long"):
+        assert f"the tool '{name}' of the MCP server one has too large a schema" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["endless", "many", "huge", "odd", "silent"])
+def test_a_list_without_end_or_sense_makes_the_agent_unavailable(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "START_S", 1.0)
+    with Tools(one=stdio(kind, program=HOSTILE)) as opened, pytest.raises(AgentUnavailableError) as caught:
+        opened.all()
+    assert "MCP server 'one' gave no list of tools" in caught.value.message
+    wait_until(lambda: not programs_of(os.getpid(), f"{HOSTILE} {kind}"))
+
+
+def test_pages_of_a_list_are_bounded_together() -> None:
+    with Tools(one=stdio("fat", program=HOSTILE)) as opened, pytest.raises(AgentUnavailableError) as caught:
+        opened.all()
+    assert "16 MiB" in str(caught.value.__cause__)
+
+
+def test_a_long_error_is_cut() -> None:
+    with Tools(one=stdio("verbose", program=HOSTILE)) as opened, pytest.raises(ToolServerError) as caught:
+        opened.all()["fail"]()
+    assert len(str(caught.value)) == MAX_ERROR_CHARS
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_a_bad_answer_over_http_is_neither_followed_nor_read_to_its_end(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp, "START_S", 1.0)
+    paths: list[str] = []
+    with hostile_http(kind, paths) as url:
+        table = stdio().model_copy(update={"command": None, "args": (), "url": url})
+        with Tools(one=table) as opened, pytest.raises(AgentUnavailableError):
+            opened.all()
+    assert set(paths) == {"/mcp"}
+
+
+def test_a_missing_program_or_variable_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BAD_HEADER", "a\nb: c")
+    tables = {
+        "there is no such program": stdio().model_copy(update={"command": "no-such-program"}),
+        "env.TOKEN: names a variable that is not set": stdio(env={"TOKEN": "UNSET_HERE"}),
+        "letters beyond ASCII": stdio().model_copy(
+            update={"command": None, "url": "http://127.0.0.1:9", "headers": {"X-Key": "BAD_HEADER"}}
+        ),
+    }
+    for sentence, table in tables.items():
+        with pytest.raises(StartError, match=sentence) as caught:
+            Tools(one=table)
+        assert "b: c" not in caught.value.message
+
+
+PROGRAM_THAT_FAILS = 'import os, sys; print("PAT", os.environ["GITHUB_PAT"], file=sys.stderr); import not_there'
+VARIABLES = {
+    "GITHUB_PAT": "ghp-77aa01c2",
+    "DB_PWD": "hunter-2",
+    "LICENSE": "letters",
+    "OTHER": "8f14e45fceea167a",
+    "LEVEL": "verbosely",
+    "PORT": "127.0.0.1",
+    "PATH_OF_NOTES": "/tmp/notes-of-Ada",
+    "SHORT": "a1b2c3d",
+}
+
+
+def test_an_operator_reads_the_last_line_of_a_program_that_ended(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PAT_HERE", KEY)
+    table = McpTable(command=sys.executable, args=("-c", PROGRAM_THAT_FAILS), env={"GITHUB_PAT": "PAT_HERE"})
+    with Tools(one=table) as opened:
+        opened.servers.try_once()
+        with pytest.raises(
+            StartError, match=r"\[mcp.one\] gives no list .*ModuleNotFoundError: No module named 'not_there'"
+        ):
+            opened.all()
+        time.sleep(0.5)
+        assert opened.servers.health()[0].restarts == 0
+    assert "is down" not in caplog.text
+    monkeypatch.setattr(mcp, "START_S", 1.5)
+    with Tools(one=table) as opened:
+        with pytest.raises(AgentUnavailableError) as caught:
+            opened.all()
+        assert opened.servers.health()[0].restarts > 1
+    assert "not_there" not in caught.value.message, "callers read it"
+    assert caplog.text.count("the MCP server one is down: MCPError") == 1
+    assert "ModuleNotFoundError" in caplog.text
+    assert KEY not in caplog.text
+
+
+def test_secrets_of_a_program_are_told_from_plain_values_by_name_and_form() -> None:
+    hidden = {name for name, value in VARIABLES.items() if Secrets({name: value}, None).hide(value) == "***"}
+    assert hidden == {"GITHUB_PAT", "DB_PWD", "LICENSE", "OTHER"}
+    assert Secrets({"Level": "verbosely"}, "http://tools.example").hide("verbosely") == "***", "any header is a secret"
+
+
+def test_a_server_that_comes_up_late_is_logged_with_the_restart_that_its_agents_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mcp, "START_S", 1.0)
+    with HttpServer(tmp_path) as server:
+        server.kill()
+        with Tools(two=McpTable(url=server.url)) as opened:
+            with pytest.raises(AgentUnavailableError):
+                opened.all()
+            server.start()
+            wait_until(opened.is_up)
+            wait_until(lambda: "restart the service to serve the agents that use it" in caplog.text)
+    assert caplog.text.count("the MCP server two is down: ConnectError") == 1
+
+
+def test_a_killed_program_is_started_again_and_no_call_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTES_FILE", str(tmp_path / "notes"))
+    with Tools(one=stdio(env={"NOTES": "NOTES_FILE"}, timeout_s=20)) as opened:
+        found = opened.all()
+        with pytest.raises(ToolServerError, match="it is not known whether the call had its effect"):
+            found["end"]()
+        assert found["noted"](text="after") == "noted after", "a call waits for the next connection"
+        (server,) = opened.servers.health()
+        assert (server.restarts, server.calls["failed"], server.list_changes) == (1, 1, 0)
+    assert len((tmp_path / "notes").read_text().splitlines()) == 1
+
+
+def test_a_frozen_program_is_an_error_in_time_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = programs_of(os.getpid())
+    with Tools(one=stdio(timeout_s=0.5)) as opened:
+        found = opened.all()
+        (program,) = set(programs_of(os.getpid())) - {*others}
+        monkeypatch.setattr(mcp, "ALIVE_S", 1.0)
+        program.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(ToolServerError, match=r"did not answer within 0\.5 s; it is not known"):
+            found["add"](a=1)
+        assert time.monotonic() - began < 1
+        wait_until(lambda: opened.servers.health()[0].restarts == 1 and opened.is_up())
+        assert found["add"](a=1) == {"result": 2}
+        assert not program.is_running()
+
+
+def test_an_end_leaves_no_program_behind_not_even_a_frozen_one() -> None:
+    others = programs_of(os.getpid())
+    with Tools(one=stdio()) as opened:
+        opened.all()
+        (program,) = set(programs_of(os.getpid())) - {*others}
+        program.send_signal(signal.SIGSTOP)
+    assert not program.is_running()
+
+
+def test_programs_that_a_server_has_started_end_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = f'sleep 600 >/dev/null & echo $! >> "$STARTED"; exec {sys.executable} -m {HOSTILE} names'
+    monkeypatch.setenv("STARTED_FILE", str(tmp_path / "started"))
+    table = McpTable(command="sh", args=("-c", script), env={"STARTED": "STARTED_FILE"})
+    with Tools(one=table) as opened:
+        opened.all()
+        (program,) = programs_of(os.getpid(), f"{HOSTILE} names")
+        program.kill()
+        wait_until(lambda: opened.servers.health()[0].restarts == 1 and opened.is_up())
+    first, second = map(int, (tmp_path / "started").read_text().split())
+    wait_until(lambda: not psutil.pid_exists(first) and not psutil.pid_exists(second))
+
+
+def test_a_key_at_the_end_of_a_long_line_of_the_log_is_masked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setenv("ONE_KEY", KEY)
+    script = f"printf '%490s %s\\nend' x $API_KEY >&2; exec {sys.executable} -m {HOSTILE} names"
+    with Tools(one=McpTable(command="sh", args=("-c", script), env={"API_KEY": "ONE_KEY"})) as opened:
+        opened.all()
+        wait_until(lambda: "***" in caplog.text)
+    assert "the MCP server one: end" in caplog.text, "a last line without an end is logged, too"
+    assert KEY[:6] not in caplog.text
+
+
+def test_the_last_words_of_a_program_that_does_not_start_are_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(mcp, "START_S", 2.0)
+    script = "echo reads its configuration >&2; sleep 0.01; echo no such database >&2"
+    with Tools(one=McpTable(command="sh", args=("-c", script))) as opened, pytest.raises(AgentUnavailableError):
+        opened.all()
+    assert "the MCP server one: no such database" in caplog.text
+
+
+def test_a_server_over_http_may_die_freeze_and_come_back_with_other_tools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TWO_KEY", KEY)
+    with HttpServer(tmp_path) as server:
+        table = stdio().model_copy(
+            update={"command": None, "args": (), "url": server.url, "headers": {"X-Key": "TWO_KEY"}, "timeout_s": 1.0}
+        )
+        with Tools(two=table) as opened:
+            found = opened.all()
+            assert found["show_secret"](name="X-Key") == "it is ***", "it was sent, and is not repeated"
+            server.kill()
+            began = time.monotonic()
+            for _ in range(2):
+                with pytest.raises(ToolServerError, match="the MCP server two"):
+                    found["add"](a=1)
+            assert time.monotonic() - began < 3
+            server.environment["EXTRA"] = "1"
+            server.start()
+            wait_until(lambda: opened.is_up() and opened.servers.health()[0].list_changes == 1)
+            assert found["add"](a=1) == {"result": 2}
+            assert "extra" not in opened.all(), "the first list is pinned"
+            assert caplog.text.count("the MCP server two lists other tools now; restart the service") == 1
+            with Tools(two=table) as again:
+                assert again.all()["extra"]() == {"result": "more"}
+            server.freeze()
+            with pytest.raises(ToolServerError, match="did not answer within 1 s"):
+                found["add"](a=1)
+
+
+def test_an_answer_that_is_too_large_is_an_error_and_others_go_on(tools: dict[str, Any]) -> None:
+    assert len(tools["huge"](mebibytes=8)) == 8 * 1024 * 1024
+    with pytest.raises(ToolServerError, match="more than 16 MiB"):
+        tools["huge"](mebibytes=20)
+    assert tools["add"](a=1) == {"result": 2}

@@ -1,0 +1,216 @@
+"""Code in remote executors: smolagents' own classes and an own one, each with a real process behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from smolsessions.agents.factories import check_factory
+from smolsessions.core.errors import StartError
+from tests.support import remote
+from tests.support.cancellation import cancel_and_check
+from tests.support.code_turns import ENDED_S, code_script, play_code, shown_outputs
+from tests.support.service import Service
+from tests.support.sounds import CSV, PDF, sent
+from tests.support.streaming import posting
+from tests.support.transfer import export, import_document
+from tests.support.turns import DONE, submit_turn, wait_for_end
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from smolagents import CodeAgent
+
+HANG = """import os, time
+open(os.environ["TEST_REMOTE_FOLDER"] + "/hangs", "a").write("1\\n")
+time.sleep(2)"""
+NAMES = ("remote", "lead", "unstartable")
+AGENTS = ",".join(f"{name}=tests.support.remote:make_{name}" for name in NAMES)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("remote")
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[Service]:
+    settings = {"AGENTS": AGENTS, "DEMO_AGENTS": "0"}
+    with Service(folder, settings, {remote.FOLDER: str(folder)}, forked=False) as service:
+        yield service
+
+
+@pytest.fixture(autouse=True)
+def unmarked(folder: Path) -> None:
+    for name in ("started", "ended", "noted", "hangs"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def kill_kernel(folder: Path) -> None:
+    os.kill(int(remote.marks(folder, "started")[-1]), signal.SIGKILL)
+
+
+def play_and_kill(service: Service, folder: Path, *blocks: str) -> tuple[dict[str, Any], list[str]]:
+    """Play blocks, kill the service while one hangs, and let the next process play the rest."""
+    turn = submit_turn(service, *code_script(*blocks), DONE, agent="remote")
+    wait_until(lambda: bool(remote.marks(folder, "hangs")))
+    service.kill()
+    service.start()
+    turn = wait_for_end(service, turn, 30)
+    assert turn["status"] == "finished", turn["error"]
+    return turn, shown_outputs(service, turn)
+
+
+def test_nothing_starts_before_the_first_block(service: Service, folder: Path) -> None:
+    turn = service.play({"text": "no code"}, {"text": "none"}, agent="remote", max_steps=1)
+    assert turn["state"] == "max_steps_error"
+    assert remote.marks(folder, "started") == []
+    service.follow_up(turn, {"code": "x = 1"}, DONE)
+    assert len(remote.marks(folder, "started")) == 1
+
+
+def test_blocks_share_variables_and_tools_across_turns(service: Service, folder: Path) -> None:
+    turn, shown = play_code(service, "list = [40]\nprint(note(word='a'))", "print(list[0] + 2)", agent="remote")
+    assert "noted a" in shown[0]
+    assert "42" in shown[1]
+    assert (turn["tool_call_names"], turn["dropped_variables"]) == ([], [])
+    assert turn["reply"] == "done"
+    again = service.follow_up(turn, {"code": "final_answer(note(word='b') + str(list))"})
+    assert again["reply"] == "noted b[40]"
+    assert remote.marks(folder, "noted") == ["a", "b"]
+    assert len(remote.marks(folder, "started")) == 1
+
+
+def test_files_of_a_message_are_texts_and_bytes_there(service: Service) -> None:
+    files = [sent("data.csv", "text/csv", CSV), sent("the contract.pdf", "application/pdf", PDF)]
+    code = "final_answer([data_csv, the_contract_pdf[:4].decode()])"
+    turn = service.play({"code": code}, agent="remote", files=files)
+    assert turn["output"] == [CSV, "%PDF"], turn
+    assert "the_contract_pdf: the bytes of the contract.pdf" in service.steps(turn)[0]["task"]
+    copy = import_document(service, export(service, turn["conversation_id"]))
+    again = service.play({"code": code}, agent="remote", conversation_id=copy["id"])
+    assert again["output"] == turn["output"]
+
+
+def test_an_error_of_the_code_is_shown_and_its_variables_stay(service: Service) -> None:
+    _, shown = play_code(service, "kept = 1\n1 / 0", "print(kept)", agent="remote")
+    assert "ZeroDivisionError: division by zero" in shown[0]
+    assert "1" in shown[1]
+
+
+def test_a_lost_kernel_is_an_error_that_names_its_variables(service: Service, folder: Path) -> None:
+    script = [{"code": "a = b = 1"}, {"code": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"}]
+    turn, shown = play_code(service, *(each["code"] for each in script), "c = 2\nprint('anew')", agent="remote")
+    assert "was lost during this block" in shown[1]
+    assert "a, b" in shown[1]
+    assert "Traceback" not in shown[1]
+    assert "anew" in shown[2]
+    assert turn["dropped_variables"] == ["a", "b"]
+    kill_kernel(folder)  # between two turns
+    turn = service.follow_up(turn, {"code": "print(c)"}, {"code": "c = 3\nprint(note(word=str(c)))"}, DONE)
+    assert turn["dropped_variables"] == []
+    texts = [step for step in service.steps(turn) if step["type"] == "action" and step["turn"] == 2]
+    assert "These variables of earlier code are gone: c. This block has not run" in texts[0]["error"]["message"]
+    assert "noted 3" in texts[1]["observations"]
+    assert len(remote.marks(folder, "started")) == 3
+
+
+def test_variables_that_died_with_their_kernel_are_named(service: Service, folder: Path) -> None:
+    turn, _ = play_code(service, "d = 1", agent="remote")
+    service.stop()
+    assert set(remote.marks(folder, "started")) <= set(remote.marks(folder, "ended"))
+    service.start()
+    turn = service.follow_up(turn, {"code": "print('d' in globals())"}, {"shown": True})
+    assert turn["dropped_variables"] == ["d"]
+    assert "These variables of earlier code could not be kept and are gone: d." in turn["reply"]
+
+
+def test_the_executor_of_a_managed_agent_ends_with_the_service(service: Service, folder: Path) -> None:
+    inner = json.dumps([{"code": "e = 1"}, DONE])
+    turn = service.play({"call": [["coder", {"task": inner}]]}, DONE, agent="lead")
+    assert turn["tool_call_names"] == ["coder"]
+    service.stop()
+    started = remote.marks(folder, "started")
+    assert (len(started), set(started) <= set(remote.marks(folder, "ended"))) == (1, True)
+    service.start()
+
+
+def test_a_block_without_end_is_ended(service: Service, folder: Path) -> None:
+    turn, shown = play_code(service, "e = 1", "while True: pass", "print('next')", agent="remote")
+    assert "exceeded the maximum execution time of 3 seconds" in shown[1]
+    assert "gone: e." in shown[1]
+    assert "next" in shown[2]
+    assert turn["dropped_variables"] == ["e"]
+    wait_until(lambda: len(remote.marks(folder, "ended")) == 1)
+
+
+def test_a_stop_ends_a_block(service: Service, folder: Path) -> None:
+    with posting(service, {"code": "while True: pass"}, agent="remote") as stream:
+        stream.until("tool.call")
+        wait_until(lambda: bool(remote.marks(folder, "started")))
+        cancel_and_check(service, stream, within_s=ENDED_S)
+    wait_until(lambda: remote.marks(folder, "ended") == remote.marks(folder, "started"))
+
+
+def test_a_journaled_block_does_not_run_again_after_a_crash(service: Service, folder: Path) -> None:
+    blocks = ["f = note(word='once')", f"{HANG}\nprint(f)", "print(f)"]
+    turn, shown = play_and_kill(service, folder, *blocks)
+    assert remote.marks(folder, "noted") == ["once"]
+    assert "These variables of earlier code are gone: f. This block has not run" in shown[1]
+    assert "NameError" in shown[2]
+    assert turn["dropped_variables"] == ["f"]
+
+
+def test_a_block_with_a_tool_that_is_unsafe_to_repeat_is_not_repeated(service: Service, folder: Path) -> None:
+    _, shown = play_and_kill(service, folder, f"note(word='charge')\n{HANG}", "print('next')")
+    assert remote.marks(folder, "noted") == ["charge"]
+    assert "it is not known whether this call of note had its effect" in shown[0]
+    assert "next" in shown[1]
+
+
+def test_an_executor_that_does_not_start_is_a_clear_error(service: Service) -> None:
+    turn, shown = play_code(service, "print(1)", agent="unstartable")
+    assert shown[0].startswith("The place where code runs (remote) could not be started (RuntimeError), so no code ran")
+    assert turn["status"] == "finished"
+    assert "no daemon, and token=*** is wrong" in service.log()
+    assert "sk-of-a-vendor" not in service.log()
+    assert "Traceback" not in service.log()
+
+
+def test_the_list_of_agents_says_so(service: Service) -> None:
+    agent = next(agent for agent in service.get("/agents")["items"] if agent["name"] == "remote")
+    assert (agent["code_runs_in"], agent["code_confinement"]) == ("remote", "not run here")
+    assert "recorded as a whole" in agent["limitations"][0]
+    assert [tool["name"] for tool in agent["tools"]] == ["note"]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (remote.make_eager, "starts its remote executor at once"),
+        (remote.make_docker_at_once, "starts its remote executor at once"),
+        (remote.make_chief, "starts its remote executor at once"),
+        (remote.make_pickling, "allow_pickle=True"),
+        (remote.make_managing, "managed agents"),
+        (remote.make_with_outsider, "the tool 'outsider', which cannot run in a remote executor"),
+        (remote.make_noting, "scratchpad"),
+        (remote.make_unknown, "there is no remote executor 'wasm'; use one of docker, e2b, modal, blaxel"),
+        (remote.make_misspelt, "has no option 'imagename'; it has build_new_image"),
+        (remote.make_keyless, "takes no name of a key's variable"),
+    ],
+)
+def test_an_agent_that_it_cannot_serve_is_refused_at_start(
+    make: Callable[[], CodeAgent], words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(remote.FOLDER, str(folder))
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")  # the default Unix socket would be left open
+    with pytest.raises(StartError) as caught:
+        check_factory("bad", make)
+    assert words in str(caught.value)
+    wait_until(lambda: remote.marks(folder, "ended") == remote.marks(folder, "started"))

@@ -1,0 +1,112 @@
+"""Tools of agents.toml: import strings, smolagents' own, base tools, and tools that hold state."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from smolagents import CodeAgent, PythonInterpreterTool, ToolCallingAgent, UserInputTool
+
+from smolsessions.agents.catalog import Catalog
+from smolsessions.agents.demo.agents import RuleModel
+from smolsessions.agents.tools.sources import load_tools
+from smolsessions.core.errors import StartError
+from tests.support import own_tools
+from tests.support.service import Service
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from smolsessions.agents.tools.sources import Loaded
+    from tests.support.llm import LLM
+
+pytest_plugins = ["tests.support.llm"]
+
+OWN = "tests.support.own_tools"
+FILE = """
+[agents.shop]
+kind = "tool_calling"
+model = {{provider = "openai", id = "gpt-4o", base = "{base}"}}
+tools = ["tests.support.own_tools:Counting", "tests.support.own_tools:instance"]
+"""
+REFUSED = {
+    "tests.support.own_tools:Async": "the tool later has an async forward, whose coroutine smolagents would return",
+    "tests.support.own_tools:Fails": r"setup\(\) of the tool .* failed with OSError: no disk; mend it",
+    "tests.support.own_tools:make_number": "gave int, which is no smolagents tool; return one",
+    "tests.support.own_tools:nothing": "has no nothing; name a tool, its class, or a function that makes it",
+    "tests.support.own_tools:counting": "is one tool that holds state .* name its class",
+    "tests.support.own_tools:OWN": "has no OWN",
+    "tests.support.nowhere:x": "importing tests.support.nowhere failed with ModuleNotFoundError",
+    "smolagents:PythonInterpreterTool": "runs model-written code in this process; use an agent of kind code",
+    "smolagents:UserInputTool": "reads from the terminal of the service",
+    "smolagents:Tool": "gave Tool, which is no smolagents tool",
+    "smolagents:CodeAgent": "failed with TypeError",
+    "builtins:exit": "failed with SystemExit",
+}
+
+
+def loaded(*entries: str, known: dict[str, Loaded] | None = None, base: bool = False) -> list[Any]:
+    return load_tools(entries, {} if known is None else known, add_base_tools=base)()
+
+
+def test_a_string_names_an_instance_a_class_or_a_function() -> None:
+    instance, shared, made = loaded(f"{OWN}:instance", f"{OWN}:Shared", "smolagents:VisitWebpageTool")
+    assert (instance(text="a"), shared(), made.name) == ("a", "shared", "visit_webpage")
+    assert loaded(f"{OWN}:make_shared")[0]() == "shared"
+
+
+@pytest.mark.parametrize("entry", REFUSED)
+def test_what_cannot_serve_as_a_tool_stops_the_start(entry: str) -> None:
+    with pytest.raises(StartError, match=REFUSED[entry]):
+        loaded(entry)
+
+
+def test_base_tools_run_no_code_and_read_no_terminal() -> None:
+    names = {tool.name for tool in loaded(base=True)}
+    assert names == {"web_search", "visit_webpage"}
+    own = loaded("smolagents:VisitWebpageTool", base=True)
+    assert [tool.name for tool in own].count("visit_webpage") == 1
+
+
+def test_tools_are_shared_and_set_up_once_except_those_that_hold_state() -> None:
+    own_tools.SETUPS.clear()
+    known: dict[str, Loaded] = {}
+    makers = [load_tools([f"{OWN}:Shared", f"{OWN}:Counting"], known) for _ in range(2)]
+    (shared, counting), (same, other) = (make() for make in makers)
+    assert shared is same
+    assert counting is not other
+    threads = [threading.Thread(target=shared) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert own_tools.SETUPS.count("shared") == 1
+    counting()
+    assert (counting(), other()) == ("call 2", "call 1")
+
+
+def test_each_session_has_its_own_instance_of_a_tool_that_holds_state(llm: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "agents.toml"
+    file.write_text(FILE.format(base=llm.base_url))
+    with Service(tmp_path, {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}) as service:
+        ids = []
+        for _ in range(2):
+            llm.call(("counting", {}))
+            llm.answer("done")
+            ids.append(service.post("/turn", message="go").json()["conversation_id"])
+        llm.call(("counting", {}))
+        llm.answer("done")
+        service.post("/turn", message="go", conversation_id=ids[0])
+    assert ["call 1" in request.text for request in llm.requests[1:4:2]] == [True, True]
+    assert "call 2" in llm.requests[5].text
+
+
+@pytest.mark.parametrize(
+    ("tool", "sentence"),
+    [(PythonInterpreterTool, "runs model-written code in this process"), (UserInputTool, "reads from the terminal")],
+)
+@pytest.mark.parametrize("kind", [ToolCallingAgent, CodeAgent])
+def test_a_factory_cannot_bring_them_either(kind: Any, tool: Any, sentence: str) -> None:
+    with pytest.raises(StartError, match=f"the agent 'shop': the tool .* {sentence}"):
+        Catalog([("shop", lambda: kind(tools=[tool()], model=RuleModel()))])

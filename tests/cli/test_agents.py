@@ -1,0 +1,100 @@
+"""Commands `agents check|show|schema`: they make agents, and call nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from tests.support.service import run
+from tests.support.tool_servers import HOSTILE
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.llm import LLM
+
+pytest_plugins = ["tests.support.llm"]
+
+KEY = "sk-live-4f1d0c7e9a5b"
+FILE = """
+[models.small]
+provider = "openai"
+id = "gpt-4o"
+base = "{base}"
+api_key_env = "SHOP_KEY"
+
+[agents.shop]
+kind = "tool_calling"
+model = "small"
+instructions = "Answer like a shopkeeper."
+tools = ["smolsessions.agents.demo.tools:Calculator"]
+managed_agents = ["clerk"]
+deadline_s = 90
+
+[agents.clerk]
+kind = "code"
+model = "small"
+description = "Files papers."
+"""
+
+
+@pytest.fixture
+def settings(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    monkeypatch.setenv("SHOP_KEY", KEY)
+    file = tmp_path / "agents.toml"
+    file.write_text(FILE.format(base=llm.base_url))
+    return {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}
+
+
+def test_check_makes_each_agent_and_names_the_one_that_needs_a_mend(
+    settings: dict[str, str], llm: LLM, tmp_path: Path
+) -> None:
+    file = tmp_path / "agents.toml"
+    file.write_text(file.read_text() + 'tools = ["nowhere_at_all:search"]\n')
+    status, output, errors = run(tmp_path, settings, "agents", "check")
+    assert status == 1, output + errors
+    shop, clerk = output.splitlines()
+    assert clerk.startswith(f"clerk: MEND  {file}: [agents.clerk] tools: ")
+    assert shop.startswith(f"shop: MEND  {file}: [agents.clerk] tools: "), "it manages the clerk"
+    file.write_text(file.read_text().replace("nowhere_at_all:search", "smolsessions.agents.demo.tools:Clock"))
+    status, output, errors = run(tmp_path, settings, "agents", "check", "clerk")
+    assert (status, output.split(", fingerprint")[0]) == (0, "clerk: ok    CodeAgent, clock"), errors
+    assert llm.requests == []
+
+
+def test_show_prints_model_tools_fingerprint_and_prompts(settings: dict[str, str], llm: LLM, tmp_path: Path) -> None:
+    status, output, errors = run(tmp_path, settings, "agents", "show", "shop")
+    assert status == 0, errors
+    for text in ("deadline_s: 90", "calculator(expression): ", "Answer like a shopkeeper.", "system prompt of /clerk:"):
+        assert text in output
+    _, listed, _ = run(tmp_path, settings, "agents", "check", "shop")
+    assert f"fingerprint: {listed.split()[-1]}" in output
+    assert (KEY in output + errors, llm.requests) == (False, [])
+    status, _, errors = run(tmp_path, settings, "agents", "show", KEY)
+    assert (status, errors) == (2, "smolsessions: no agent has that name; there are: shop, clerk\n")
+
+
+@pytest.mark.parametrize("command", ["serve", "check", "agents show shop"])
+def test_a_start_that_fails_leaves_no_program_of_an_mcp_server(
+    settings: dict[str, str], tmp_path: Path, command: str
+) -> None:
+    script = f"sleep 600 >/dev/null 2>&1 & echo $! > {tmp_path}/started; exec {sys.executable} -m {HOSTILE} names"
+    file = tmp_path / "agents.toml"
+    text = file.read_text().replace("deadline_s = 90", 'mcp = ["one"]\nunsafe_to_repeat = ["nothing"]')  # found late
+    file.write_text(f"{text}\n[mcp.one]\ncommand = 'sh'\nargs = ['-c', '{script}']\n")
+    status, output, errors = run(tmp_path, settings, *command.split())
+    assert status, output
+    assert "unsafe_to_repeat" in output + errors
+    started = int((tmp_path / "started").read_text())
+    wait_until(lambda: not psutil.pid_exists(started))
+
+
+def test_schema_prints_the_schema_of_the_file(tmp_path: Path) -> None:
+    status, output, _ = run(tmp_path, {}, "agents", "schema")
+    assert status == 0
+    assert {"models", "agents", "mcp"} == json.loads(output)["properties"].keys()

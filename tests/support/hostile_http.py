@@ -1,0 +1,51 @@
+"""HTTP servers that answer an MCP client badly, in a thread of the test."""
+
+from __future__ import annotations
+
+import gzip
+import http.server
+import threading
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CHUNK = b"0" * 65536
+HEADERS: dict[str, dict[str, str]] = {
+    "redirected": {"Location": "http://localhost:{port}/elsewhere"},  # another origin that is the same server
+    "compressed": {"Content-Type": "application/json", "Content-Encoding": "gzip"},
+    "endless": {"Content-Type": "application/json"},
+    "endless event": {"Content-Type": "text/event-stream"},
+    "a page": {"Content-Type": "text/html"},
+}
+
+
+@contextmanager
+def hostile_http(kind: str, paths: list[str]) -> Iterator[str]:
+    """Serve answers of one kind, and note the paths that are asked for. Yields the address."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_POST(self) -> None:
+            paths.append(self.path)
+            self.send_response(307 if kind == "redirected" else 200)
+            for name, value in HEADERS[kind].items():
+                self.send_header(name, value.format(port=server.server_port))
+            self.end_headers()
+            with suppress(OSError):
+                self.wfile.write(gzip.compress(CHUNK) if kind == "compressed" else b"data: <html>")
+                while kind.startswith("endless"):
+                    self.wfile.write(CHUNK)
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/mcp"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

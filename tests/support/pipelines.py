@@ -1,0 +1,361 @@
+"""Turns that docs/pipelines shows: agents, scripted answers of their model, and a record of the turn as it was played.
+
+The model is a real HTTP server, the service a real process on a store of its own. The store's MONITOR shows the order
+of all writes. A tool sends `ECHO` to the store when it runs, and so has its place in that order.
+
+PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from redis import Redis
+from smolagents import AgentLogger, CodeAgent, LogLevel, OpenAIModel, ToolCallingAgent, tool
+
+import smolsessions
+from smolsessions.agents.config.schema import ModelTable
+from smolsessions.agents.models.providers import make_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smolagents import MultiStepAgent
+
+    from tests.support.llm import LLM, Request
+    from tests.support.service import Service
+    from tests.support.store_server import StoreServer
+    from tests.support.streaming import Event
+
+NAMES = ("basic", "shop", "coder", "planner", "manager", "short", "patient", "spared")
+AGENTS = ",".join(f"{name}=tests.support.pipelines:make_{name}" for name in NAMES)
+MODEL = "m"
+ORDER = "Order A17: two lamps, sent on Monday."
+REPLY = "It was sent on Monday."
+FIND: Answer = ("call", "find_order", {"number": "A17"})
+END: Answer = ("call", "final_answer", {"answer": REPLY})
+FAIL: Answer = ("fail", 500)
+Answer = tuple[Any, ...]
+
+
+class Entry(NamedTuple):
+    """One thing that happened: `kind` is event, queue, journal, step, tool or commit."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A turn to play. `answers` are those of the model, in order.
+
+    `data` are texts to look for, by their names. `whole` names messages that the page shows uncut, such as "system 1",
+    each with the words at which the shown part begins, or with an empty text. `after` is the turn before it.
+    """
+
+    page: str
+    title: str
+    agent: str
+    answers: tuple[Answer, ...]
+    message: str = "Where is order A17?"
+    data: dict[str, str] = field(default_factory=dict)
+    whole: dict[str, str] = field(default_factory=dict)
+    after: Scenario | None = None
+
+
+@dataclass(frozen=True)
+class Played:
+    """A turn as it was played. `entries` are in the order in which the store wrote them."""
+
+    scenario: Scenario
+    events: list[Event]
+    entries: list[Entry]
+    requests: list[Request]
+    steps: list[dict[str, Any]]
+
+
+LOOKED_UP = {"message": "Where is order A17?", "tool's result": ORDER, "answer": REPLY}
+CODE = """Thought: I look the order up.
+<code>
+order = find_order(number="A17")
+print(order)
+</code>"""
+LAST_CODE = f"""Thought: the order is known.
+<code>
+final_answer("{REPLY}")
+</code>"""
+FAILURE = "The words of the provider."
+PLAN = "1. Find the order.\n2. Answer."
+HELLO = Scenario(
+    "basic-run",
+    "A turn",
+    "basic",
+    (("call", "final_answer", {"answer": "Hello!"}),),
+    "Say hello.",
+    {"message": "Say hello.", "answer": "Hello!"},
+)
+SCENARIOS = (
+    HELLO,
+    Scenario(
+        "basic-run",
+        "The next turn",
+        "basic",
+        (("call", "final_answer", {"answer": "Bye!"}),),
+        "Say goodbye.",
+        {"message": "Say goodbye.", "answer": "Bye!", "earlier message": "Say hello.", "earlier answer": "Hello!"},
+        after=HELLO,
+    ),
+    Scenario(
+        "tool-calling-agent", "A turn with one tool call", "shop", (FIND, END), data=LOOKED_UP, whole={"system 1": ""}
+    ),
+    Scenario(
+        "code-agent",
+        "A turn with two blocks of code",
+        "coder",
+        (("say", CODE), ("say", LAST_CODE)),
+        data={**LOOKED_UP, "code": 'order = find_order(number="A17")'},
+        whole={"system 1": ""},
+    ),
+    Scenario(
+        "planning",
+        "A turn with two plans",
+        "planner",
+        (("say", PLAN), FIND, ("say", "1. Answer."), END),
+        data={**LOOKED_UP, "first plan": PLAN, "second plan": "1. Answer."},
+        whole={"user 1": "", "system 3": "", "user 3": ""},
+    ),
+    Scenario(
+        "managed-agents",
+        "A turn with a managed agent",
+        "manager",
+        (("call", "clerk", {"task": "Find order A17."}), FIND, ("call", "final_answer", {"answer": ORDER}), END),
+        data={**LOOKED_UP, "order to the clerk": "Find order A17."},
+        whole={"system 1": "You can also give tasks", "user 2": ""},
+    ),
+    Scenario(
+        "errors",
+        "A tool fails",
+        "shop",
+        (("call", "find_order", {"number": "unknown"}), END),
+        data={"text of the exception": "the shop has no order unknown"},
+    ),
+    Scenario(
+        "errors",
+        "The model calls no tool",
+        "shop",
+        (("say", "Well, let me think."), END),
+        data={"text of the model": "Well, let me think."},
+    ),
+    Scenario(
+        "errors",
+        "Code fails",
+        "coder",
+        (("say", "<code>\nprint(1 / 0)\n</code>"), ("say", LAST_CODE)),
+        data={"text of the exception": "division by zero"},
+    ),
+    Scenario(
+        "errors",
+        "A managed agent fails",
+        "manager",
+        (("call", "clerk", {"task": "Find order A17."}), FAIL, END),
+        data={"text of the provider's error": FAILURE},
+    ),
+    Scenario("errors", "No step is left", "short", (FIND, ("say", REPLY)), data={"answer": REPLY}),
+    Scenario(
+        "errors",
+        "The provider fails, and a retry helps",
+        "patient",
+        (FAIL, END),
+        data={"text of the provider's error": FAILURE},
+    ),
+    Scenario(
+        "errors",
+        "The provider fails, and a fallback answers",
+        "spared",
+        (FAIL, END),
+        data={"text of the provider's error": FAILURE},
+    ),
+    Scenario(
+        "errors",
+        "The provider refuses the key",
+        "shop",
+        (("fail", 401),),
+        data={"text of the provider's error": FAILURE, "message": LOOKED_UP["message"]},
+    ),
+)
+
+
+class Player:
+    """Plays scenarios on a service. `provider` answers as the scenario says."""
+
+    def __init__(self, service: Service, store: StoreServer, provider: LLM) -> None:
+        self._service, self._store, self._provider = service, store, provider
+
+    def play(self, scenario: Scenario) -> Played:
+        from tests.support.streaming import posting  # noqa: PLC0415 - imports pytest, for which the service has no use
+
+        earlier = self.play(scenario.after).events[-1]["result"]["conversation_id"] if scenario.after else None
+        self._provider.reset()
+        for verb, *rest in scenario.answers:
+            if verb == "call":
+                self._provider.call((rest[0], rest[1]))
+            elif verb == "say":
+                self._provider.say(*rest)
+            else:
+                self._provider.fail(*rest, message=FAILURE)
+        posted = posting(
+            self._service,
+            agent=scenario.agent,
+            message=scenario.message,
+            **{"conversation_id": earlier} if earlier else {},
+        )
+        with _monitored(self._store) as lines, posted as stream:
+            events = [frame.data for frame in stream]
+        entries = [*_entries(lines), Entry("event", events[-1]["type"])]  # the commit packs the log with its last event
+        result = events[-1]["result"]
+        steps = [step for step in self._service.steps(result) if step["turn"] == result["turn"]]
+        return Played(scenario, events, entries, list(self._provider.requests), steps)
+
+
+@contextmanager
+def _monitored(store: StoreServer) -> Iterator[list[str]]:
+    """Collect the store's commands. The list is whole after the block."""
+    lines: list[str] = []
+    client = store.client()
+    with client.monitor() as monitor:
+
+        def read() -> None:
+            while (line := " ".join(_ARGUMENT.findall(monitor.connection.read_response().decode()))) != "ECHO end":
+                lines.append(line)
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        yield lines
+        with store.client() as other:
+            other.echo("end")
+        reader.join(10)
+    client.close()
+    assert not reader.is_alive(), "the store ended"
+
+
+_ARGUMENT = re.compile(r'"((?:[^"\\]|\\.)*)"')  # redis-py's own takes an escaped backslash for an escaped quote
+_LINE = re.compile(
+    r"(LLEN|HSETNX|RPUSH|DEL|ECHO) (?:\{p\d+\}:run:\S+ )?(?:\{p\d+\}:(queue|log|journal|steps):\S+ ?)?([^\s\\]*)"
+)
+_WITH_EVENT = {
+    "queue": "turn.queued",
+    "started": "turn.started",
+    "tool": "tool.result",
+    "code": "tool.result",
+    "step": "step.finished",
+}
+"""Records that are stored in one write with their event, and its type."""
+
+
+def _entries(lines: list[str]) -> Iterator[Entry]:
+    """Yield writes in the order in which the agent made them.
+
+    `LLEN` of the log begins a write with events. Its record (a step or an effect) comes first there.
+    """
+    records: list[Entry] = []
+    events: list[Entry] = []
+    for match in filter(None, map(_LINE.match, lines)):
+        command, kind, name = match.groups()
+        if (command, kind) == ("RPUSH", "log"):
+            events.append(Entry("event", name))
+            continue
+        entry = {
+            ("ECHO", None): Entry("tool", name),
+            ("RPUSH", "queue"): Entry("queue", "queue"),
+            ("HSETNX", "journal"): Entry("journal", name),
+            ("RPUSH", "steps"): Entry("step", "step"),
+            ("DEL", "journal"): Entry("commit", ""),
+        }.get((command, kind))
+        if entry or (command, kind) == ("LLEN", "log"):
+            if events or not entry:
+                yield from _ordered(records, events)
+                records, events = [], []
+            if entry:
+                records.append(entry)
+    yield from _ordered(records, events)
+
+
+def _ordered(records: list[Entry], events: list[Entry]) -> list[Entry]:
+    """Return the entries of one write: its events, and its record before its own event or after all."""
+    last = [each for each in records if events and _WITH_EVENT.get(each.name.split(":")[0]) == events[-1].name]
+    return [*events[:-1], *last, *events[-1:], *(each for each in records if each not in last)]
+
+
+class Settled(AgentLogger):  # type: ignore[misc, unused-ignore]
+    """Logger that waits at each line until the store has all that the agent wrote.
+
+    Without it the commit, which deletes the journal, would drop the last effects before or after they are stored.
+    """
+
+    agent: MultiStepAgent | None = None
+
+    def log(self, *_: Any, **__: Any) -> None:
+        node = getattr(self.agent and self.agent.model, "_node", None)
+        if node and node.agent_run:
+            node.agent_run.recorder.bridge.flush()
+
+
+@tool
+def find_order(number: str) -> str:
+    """Find an order of the shop.
+
+    Args:
+        number: number of the order, such as A17
+    """
+    with Redis(unix_socket_path=os.environ["PIPELINES_STORE"]) as store:
+        store.echo("find_order")
+    if number != "A17":
+        raise LookupError(f"the shop has no order {number}")
+    return ORDER
+
+
+def make_basic(kind: type[ToolCallingAgent | CodeAgent] = ToolCallingAgent, **options: Any) -> MultiStepAgent:
+    model = OpenAIModel(
+        MODEL, api_base=os.environ["PIPELINES_MODEL"], api_key="none", retry=False, client_kwargs={"max_retries": 0}
+    )
+    logger = Settled(level=LogLevel.OFF)
+    given: dict[str, Any] = {"tools": [], "model": model, "max_steps": 4, "logger": logger} | options
+    logger.agent = kind(**given)
+    return logger.agent
+
+
+def make_shop(**options: Any) -> MultiStepAgent:
+    return make_basic(tools=[find_order], **options)
+
+
+def make_coder() -> MultiStepAgent:
+    return make_shop(kind=CodeAgent, executor_kwargs={"timeout_seconds": None})
+
+
+def make_planner() -> MultiStepAgent:
+    return make_shop(planning_interval=1)
+
+
+def make_manager() -> MultiStepAgent:
+    clerk = make_shop(name="clerk", description="Knows the orders.")
+    return make_basic(managed_agents=[clerk])
+
+
+def make_short() -> MultiStepAgent:
+    return make_shop(max_steps=1)
+
+
+def make_patient() -> MultiStepAgent:
+    return smolsessions.options(make_shop(), model_retries=1)
+
+
+def make_spared() -> MultiStepAgent:
+    first, spare = (
+        ModelTable(provider="openai", id=name, base=os.environ["PIPELINES_MODEL"]) for name in (MODEL, "spare")
+    )
+    return make_shop(model=make_model(first, spare))

@@ -1,0 +1,396 @@
+"""Files and audio of turns: sent with a message, used by tools and code, answered, and served."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from smolsessions.agents.run.turn_files import UNKEPT
+from tests.support.code_turns import code_script
+from tests.support.openapi import assert_described
+from tests.support.pictures import png
+from tests.support.problems import nothing_stored, problem, send
+from tests.support.service import ROOT, Service
+from tests.support.sounds import AGENTS, CSV, PDF, sent, sound
+from tests.support.streaming import log_of
+from tests.support.terminal import command
+from tests.support.transfer import export, import_document, post_import
+from tests.support.turns import DONE, held_turn, submit_next, submit_turn, wait_for_end, wait_for_gate
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.streaming import Event
+
+FILES = [sent("data.csv", "text/csv", CSV), sent("the contract.pdf", "application/pdf", PDF)]
+SPOKEN: list[Event] = [{"call": [["speak", {"text": "hello"}]]}, {"say": "audio.wav"}]
+SPEECH = ("audio.wav", "audio/wav", sound(frames=5))
+REPORT = ("report.csv", "text/csv", b"a,b\n" * 3)
+BOTH = "[speak('hello'), {'of': write_report(3)}]"
+ANSWERS: dict[str, tuple[str, list[Event], list[tuple[str, str, bytes]]]] = {
+    "a tool's audio by name": ("teller", SPOKEN, [SPEECH]),
+    "a tool's file by name": (
+        "teller",
+        [{"call": [["write_report", {"lines": 3}]]}, {"say": "report.csv"}],
+        [REPORT],
+    ),
+    "a file of the message by name": (
+        "teller",
+        [{"say": "the contract.pdf"}],
+        [("the contract.pdf", "application/pdf", PDF)],
+    ),
+    "audio of code": ("coder", code_script("final_answer(speak('hello'))"), [SPEECH]),
+    "parts of a list": ("coder", code_script(f"final_answer({BOTH})"), [SPEECH, REPORT]),
+    "parts of a list in a thread": ("threaded", code_script(f"final_answer({BOTH})"), [SPEECH, REPORT]),
+    "a text": ("teller", [{"call": [["speak", {"text": "hello"}]]}, DONE], []),
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Yield a service whose agents take and return files."""
+    settings = {"AGENTS": AGENTS, "MAX_FILE_BYTES": "100000"}
+    with Service(tmp_path_factory.mktemp("files"), settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def document(files: Service) -> Event:
+    """Return the export of a conversation with two files in its first message."""
+    turn = files.play({"say": "hi"}, agent="teller", files=FILES)
+    return export(files, turn["conversation_id"])
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_the_files_of_an_answer_are_linked_in_turn_step_and_events(files: Service, kind: str) -> None:
+    agent, script, expected = ANSWERS[kind]
+    turn = files.play(*script, agent=agent, files=FILES)
+    assert turn["status"] == "finished", turn
+    assert contents(files, turn["output_files"]) == expected
+    assert contents(files, turn["files"]) == [
+        ("data.csv", "text/csv", CSV.encode()),
+        ("the contract.pdf", "application/pdf", PDF),
+    ]
+    assert files.get(f"/conversations/{turn['conversation_id']}/turns")["items"] == [turn]
+    steps = files.steps(turn)
+    assert (steps[0]["files"], steps[-1]["files"]) == (turn["files"], turn["output_files"])
+    events = [frame.data for frame in log_of(files, turn)]
+    for event in events:
+        assert_described("Event", event)
+    last, final = events[-2:]
+    assert (last["type"], last["files"]) == ("step.finished", turn["output_files"])
+    assert final["result"] == turn
+
+
+def test_a_tool_gets_a_file_by_its_name_and_the_model_reads_the_name_only(files: Service) -> None:
+    calls = [
+        ["count_lines", {"text": "data.csv"}],
+        ["describe", {"file": "the contract.pdf"}],
+        ["describe", {"file": "a.wav"}],
+    ]
+    script: list[Event] = [{"call": calls}, {"call": [["refuse", {"text": "data.csv"}]]}, {"shown": True}]
+    turn = files.play(*script, agent="teller", files=[*FILES, sent("a.wav", "audio/x-wav", sound(11025))])
+    observed = files.steps(turn)[1]["observations"]
+    assert observed == f"3\nFile {len(PDF)} None\nAudio {len(sound())} 11025"
+    prompt = turn["reply"]
+    assert "data.csv (text/csv, 27 bytes)" in prompt
+    assert "no text of 27 characters is welcome" in prompt
+    assert "Paris" not in prompt
+    called = [call["arguments"] for call in turn["tool_calls"]]
+    assert called[0] == called[3] == {"text": "data.csv"}
+    assert "Paris" not in str(log_of(files, turn)[-1].data)
+
+
+@pytest.mark.parametrize("agent", ["coder", "threaded"])
+def test_files_are_variables_of_code_in_later_turns_too(files: Service, agent: str) -> None:
+    code = "print(data_csv, the_contract_pdf.data[:4], describe(the_contract_pdf))\nheard = speak('hey')"
+    turn = files.play(*code_script(code), DONE, agent=agent, files=FILES)
+    assert f"{CSV} b'%PDF' File {len(PDF)} None" in files.steps(turn)[1]["observations"]
+    later = files.follow_up(turn, *code_script("final_answer([heard.rate, len(data_csv), the_contract_pdf])"))
+    assert later["output"][:2] == [8000, len(CSV)]
+    assert later["output_files"] == turn["files"][1:]
+
+
+def test_a_variable_of_a_file_takes_no_name_that_is_taken(files: Service) -> None:
+    names = ["data 1.csv", "data_1.csv", "data-1.csv", "7.csv", "count.lines"]
+    sent_files = [sent(name, "text/csv", name) for name in names]
+    block = "final_answer([data_1_csv_2, data_1_csv_3, data_1_csv_4, file_7_csv, count_lines_2, data_1_csv])"
+    turn = files.play(*code_script(block), agent="coder", files=sent_files, additional_args={"data_1_csv": 5})
+    assert turn["output"] == [*names, 5]
+
+
+def test_code_can_write_the_variable_of_any_name_of_a_file(files: Service) -> None:
+    names = ["Fläche m².csv", "½ ௰.csv", "ﬁne.csv", "__class__.csv"]
+    sent_files = [sent(name, "text/csv", name) for name in names]
+    block = "final_answer([Fläche_m2_csv, file_1_2_csv, fine_csv, class_csv])"
+    turn = files.play(*code_script(block), agent="coder", files=sent_files)
+    assert turn["output"] == names
+
+
+def test_no_other_argument_is_taken_for_a_tools_file(files: Service) -> None:
+    turn = files.play(
+        {"call": [["write_letter", {"name": "Rome"}]]},
+        {"call": [["count_lines", {"text": "Rome"}], ["describe", {"file": "Rome.txt"}]]},
+        DONE,
+        agent="teller",
+    )
+    assert [step["observations"] for step in files.steps(turn)[1:3]] == [
+        "Stored 'Rome.txt' in memory.",
+        "1\nFile 5 None",
+    ]
+
+
+def test_a_tools_file_beyond_the_room_is_not_kept_and_the_model_reads_why(files: Service) -> None:
+    turn = files.play(
+        {"call": [["write_report", {"lines": 9_000_000}]]},
+        {"call": [["write_report", {"lines": 1}]]},
+        {"say": "report.csv"},
+        agent="teller",
+    )
+    assert [step["observations"] for step in files.steps(turn)[1:3]] == [
+        f"[file report.csv, text/csv, 36,000,000 bytes]{UNKEPT}",
+        "Stored 'report.csv' in memory.",
+    ]
+    assert turn["output_files"][0]["size_bytes"] == len(b"a,b\n")
+
+
+def test_forks_imports_and_rollbacks_keep_files(files: Service) -> None:
+    turn = files.play(*SPOKEN, agent="teller", files=FILES)
+    later = files.follow_up(turn, {"say": "the contract.pdf"}, files=[sent("data.csv", "text/csv", "new")])
+    name = turn["conversation_id"]
+    document = export(files, name)
+    others = [import_document(files, document)["id"], files.post(f"/conversations/{name}/fork", turn=2).json()["id"]]
+    for other in others:
+        again = files.get(f"/conversations/{other}/turns")["items"]
+        for one, copy in zip((turn, later), again, strict=True):
+            for field in ("files", "output_files"):
+                assert contents(files, copy[field]) == contents(files, one[field])
+                assert all(file["url"].startswith(f"/conversations/{other}/files/") for file in copy[field])
+        call = {"call": [["describe", {"file": "the contract.pdf"}], ["count_lines", {"text": "data.csv"}]]}
+        found = files.play(call, DONE, agent="teller", conversation_id=other)
+        assert files.steps(found)[-2]["observations"] == f"File {len(PDF)} None\n1"
+    assert export(files, others[0])["turns"][:2] == document["turns"]
+    files.post(f"/conversations/{name}/rollback", turn=1)
+    back = files.play({"call": [["count_lines", {"text": "data.csv"}]]}, DONE, agent="teller", conversation_id=name)
+    assert files.steps(back)[-2]["observations"] == "3"
+
+
+def _renamed(document: Event) -> None:
+    name, file = document["files"].popitem()
+    document["files"]["0" * 32] = file | {"data": "AAAA"}
+    document["steps"][0]["task_files"] = [
+        "0" * 32 if each == name else each for each in document["steps"][0]["task_files"]
+    ]
+
+
+def _changed(**members: Any) -> Callable[[Event], None]:
+    def change(document: Event) -> None:
+        next(iter(document["files"].values())).update(members)
+
+    return change
+
+
+HOSTILE: dict[str, tuple[Callable[[Event], Any], str]] = {
+    "no object": (lambda document: document.update(files=[]), "/files"),
+    "a file that nothing names": (lambda document: document["steps"][0].update(task_files=[]), "/files/"),
+    "a step that names no file": (
+        lambda document: document["steps"][0]["task_files"].append("0" * 32),
+        "/steps/0/task_files/2",
+    ),
+    "a number for a file": (lambda document: document["steps"][0].update(task_files=[5]), "/steps/0/task_files/0"),
+    "other content": (_changed(data="AAAA"), "/files/"),
+    "another hash": (_renamed, "/files/" + "0" * 32),
+    "a path": (_changed(name="../../etc/passwd"), "/files/"),
+    "a line break in the name": (_changed(name="a\r\nX: y.csv"), "/files/"),
+    "a header in the type": (_changed(media_type="text/csv\r\nX: y"), "/files/"),
+    "no base64": (_changed(data="a!"), "/data"),
+    "another kind": (_changed(kind="program"), "/kind"),
+    "a rate of a text": (_changed(kind="audio", rate=-1), "/files/"),
+    "a member more": (_changed(path="/etc/passwd"), "/path"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_an_import_with_a_wrong_file_is_refused_with_the_place(files: Service, document: Event, kind: str) -> None:
+    change, place = HOSTILE[kind]
+    document = deepcopy(document)
+    change(document)
+    with nothing_stored(files):
+        found = problem(post_import(files, document), 422, "invalid_request")
+    (error,) = found["errors"]
+    assert place in error["pointer"], error
+
+
+def test_no_link_is_left_to_destroyed_and_deleted_files(files: Service) -> None:
+    turn = files.play(*SPOKEN, agent="teller", files=FILES)
+    third = files.follow_up(turn, {"say": "third"}, files=FILES[:1])
+    at = f"/conversations/{turn['conversation_id']}"
+    body = {"policy": {"name": "keep_last_n_steps", "n": 1}, "destroy": True}
+    assert files.client.post(f"{at}/prune", json=body).status_code == 200
+    left = files.get(f"{at}/turns/1")
+    assert (left["files"], left["output_files"]) == (turn["files"], [])
+    gone = turn["output_files"][0]["url"]
+    assert files.client.get(gone).status_code == 404
+    assert files.client.delete(at).status_code == 204
+    assert files.client.get(third["files"][0]["url"]).status_code == 404
+
+
+def test_files_and_images_are_not_served_as_each_other(files: Service) -> None:
+    turn = files.play(*SPOKEN, agent="teller", files=FILES)
+    url = turn["files"][0]["url"]
+    assert files.client.get(url.replace("/files/", "/images/")).status_code == 404
+    assert files.client.get(f"{url[:-1]}{'1' if url[-1] == '0' else '0'}").status_code == 404
+    assert files.client.get(url.rpartition("/")[0] + "/data.csv").status_code == 422
+
+
+def test_a_file_is_a_download_that_no_browser_runs(files: Service) -> None:
+    code = "a = write_report(1)\nfinal_answer(type(a)(b'<script>', 'text/html', 'ünter \\'%.html'))"
+    turn = files.play(*code_script(code), agent="coder")
+    (file,) = turn["output_files"]
+    assert file["media_type"] == "text/html"
+    response = files.client.get(file["url"])
+    assert response.headers["content-type"] == "application/octet-stream"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["content-security-policy"] == "default-src 'none'; sandbox"
+    assert response.headers["content-disposition"] == (
+        "attachment; filename=\"_nter '_.html\"; filename*=UTF-8''%C3%BCnter%20%27%25.html"
+    )
+
+
+REFUSED: dict[str, tuple[Any, int, str]] = {
+    "a folder": ([sent("a/b.csv", "text/csv", "")], 422, "/files/0/name"),
+    "a folder of Windows": ([sent("a\\b.csv", "text/csv", "")], 422, "/files/0/name"),
+    "a parent": ([sent("../b.csv", "text/csv", "")], 422, "/files/0/name"),
+    "no extension": ([sent("Paris", "text/csv", "")], 422, "/files/0/name"),
+    "a hidden file": ([sent(".csv", "text/csv", "")], 422, "/files/0/name"),
+    "a line break": ([sent("a\n.csv", "text/csv", "")], 422, "/files/0/name"),
+    "a turned text": ([sent("a\u202ev.csv", "text/csv", "")], 422, "/files/0/name"),
+    "a zero byte in the name": ([sent("a\0.csv", "text/csv", "")], 422, "/files/0/name"),
+    "a stream of Windows": ([sent("a.csv:b.csv", "text/csv", "")], 422, "/files/0/name"),
+    "a dot": ([sent(".", "text/csv", "")], 422, "/files/0/name"),
+    "a dot at the end": ([sent("a.csv.", "text/csv", "")], 422, "/files/0/name"),
+    "no name": ([sent("", "text/csv", "")], 422, "/files/0/name"),
+    "300 characters": ([sent("a" * 296 + ".csv", "text/csv", "")], 422, "/files/0/name"),
+    "half a character": ([sent("\ud800.csv", "text/csv", "")], 422, "/files/0/name"),
+    "a long name": ([sent("a" * 100 + ".csv", "text/csv", "")], 422, "/files/0/name"),
+    "the same name": ([sent("ä.csv", "text/csv", ""), sent("a\u0308.csv", "text/csv", "")], 422, "/files/1/name"),
+    "an argument's name": ([sent("taken.csv", "text/csv", "")], 422, "/files/0/name"),
+    "HTML as a text": ([sent("a.html", "text/html", "<script>")], 422, "/files/0/media_type"),
+    "SVG": ([sent("a.svg", "image/svg+xml", "<svg/>")], 422, "/files/0/media_type"),
+    "an image": ([sent("a.png", "image/png", "")], 422, "/files/0/media_type"),
+    "another charset": ([sent("a.csv", "text/csv; charset=utf-16", "")], 422, "/files/0/media_type"),
+    "HTML": ([sent("a.html", "text/html", "")], 422, "/files/0/media_type"),
+    "a header": ([sent("a.csv", "text/csv\r\nX: y", "")], 422, "/files/0/media_type"),
+    "no base64": ([{"name": "a.csv", "media_type": "text/csv", "data": "a!"}], 422, "/files/0/data"),
+    "base64 in lines": ([{"name": "a.csv", "media_type": "text/csv", "data": "YQ==\nYQ=="}], 422, "/files/0/data"),
+    "half of base64": ([{"name": "a.csv", "media_type": "text/csv", "data": "YWJj0"}], 422, "/files/0/data"),
+    "base64 of another script": ([{"name": "a.csv", "media_type": "text/csv", "data": "ＹＱ=="}], 422, "/files/0/data"),  # noqa: RUF001
+    "an address": ([{"name": "a.csv", "media_type": "text/csv", "data": "http://127.0.0.1/"}], 422, "/files/0/data"),
+    "a number": ([{"name": "a.csv", "media_type": "text/csv", "data": 5}], 422, "/files/0/data"),
+    "no data": ([{"name": "a.csv", "media_type": "text/csv"}], 422, "/files/0/data"),
+    "a text in place of files": ("a.csv", 422, "/files"),
+    "a text in place of a file": (["a.csv"], 422, "/files/0"),
+    "no PDF": ([sent("a.pdf", "application/pdf", "MZ")], 422, "/files/0/data"),
+    "no sound": ([sent("a.mp3", "audio/mpeg", "MZ")], 422, "/files/0/data"),
+    "no UTF-8": ([sent("a.csv", "text/csv", b"\xff\xfe")], 422, "/files/0/data"),
+    "a zero byte": ([sent("a.csv", "text/csv", "a\0b")], 422, "/files/0/data"),
+    "another member": ([FILES[0] | {"path": "/etc/passwd"}], 422, "/files/0/path"),
+    "too many": ([sent(f"{n}.csv", "text/csv", "") for n in range(17)], 422, "/files"),
+    "too large": ([sent("a.csv", "text/csv", "a" * 100_001)], 413, "MAX_FILE_BYTES"),
+    "too large together": ([sent(f"{n}.csv", "text/csv", "a" * 60_000) for n in range(2)], 413, "MAX_FILE_BYTES"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_refused_file_changes_nothing(files: Service, kind: str) -> None:
+    sent_files, status, place = REFUSED[kind]
+    body = {"message": "[]", "agent": "teller", "files": sent_files, "additional_args": {"taken.csv": 1}}
+    with nothing_stored(files):
+        response = send(files, "POST", "/turn", json.dumps(body))
+    code = "invalid_request" if status == 422 else "too_large"
+    assert place in str(problem(response, status, code).get("errors") or response.text)
+
+
+def test_data_urls_and_charsets_are_read(files: Service) -> None:
+    data = f"data:text/csv;charset=utf-8;base64,{base64.b64encode(CSV.encode()).decode()}"
+    file = {"name": "ä b.csv", "media_type": "text/csv; charset=UTF-8", "data": data}
+    turn = files.play({"call": [["count_lines", {"text": "ä b.csv"}]]}, DONE, agent="teller", files=[file])
+    assert (files.steps(turn)[1]["observations"], turn["files"][0]["name"]) == ("3", "ä b.csv")
+
+
+def test_a_chat_sends_files_and_images_and_shows_links(files: Service, tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_bytes(b"\xef\xbb\xbf" + CSV.encode())
+    (tmp_path / "red.PNG").write_bytes(base64.b64decode(png("red")))
+    calls = [["describe", {"file": "data.csv"}], ["speak", {"text": "hello"}]]
+    ended = subprocess.run(
+        [*command("chat", "teller", "--url", str(files.client.base_url)), "--file", "data.csv", "--file", "red.PNG"],
+        input=json.dumps([{"call": calls}, {"say": "audio.wav"}]) + '\n[{"say": "second"}]\n',
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=50,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+    )
+    assert f"✓ str {len(CSV)} None" in ended.stdout
+    assert "audio.wav, audio/wav, 54 bytes: http://" in ended.stdout
+    second, first = files.get("/conversations?limit=1")["items"][0], ended.stdout
+    turns = files.get(f"/conversations/{second['id']}/turns")["items"]
+    assert [(len(turn["files"]), len(turn["images"])) for turn in turns] == [(1, 1), (0, 0)], first
+
+
+def test_a_retry_with_other_content_is_another_request(files: Service) -> None:
+    def post(content: str) -> Any:
+        body = {"message": '[{"say": "hi"}]', "agent": "teller", "files": [sent("a.csv", "text/csv", content)]}
+        return files.client.post("/turn", json=body, headers={"Idempotency-Key": "the-files"})
+
+    first, again, other = post("1"), post("1"), post("2")
+    assert first.json() == again.json()
+    assert other.status_code == 422
+
+
+def test_a_replayed_turn_has_the_same_files(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    script = [
+        {"call": [["speak", {"text": "hello"}]]},
+        wait_for_gate(gate),
+        {"call": [["describe", {"file": "audio.wav"}], ["count_lines", {"text": "data.csv"}]]},
+        {"say": "audio.wav"},
+    ]
+    with Service(tmp_path / "service", {"AGENTS": AGENTS}) as service:
+        turn = submit_turn(service, *script, agent="teller", files=FILES)
+        wait_until(gate.with_name("gate.started").exists)
+        service.kill()
+        gate.touch()
+        service.start()
+        played = wait_for_end(service, turn, 60)
+        assert (played["status"], played["attempts"]) == ("finished", 2)
+        assert service.steps(played)[-2]["observations"] == f"Audio {len(SPEECH[2])} 8000\n3"
+        assert contents(service, played["output_files"]) == [SPEECH]
+        assert len(contents(service, played["files"])) == 2
+
+
+def test_files_of_a_turn_that_never_began_are_not_promised_to_the_model(files: Service, tmp_path: Path) -> None:
+    with held_turn(files, tmp_path / "gate", agent="teller") as first:
+        queued = submit_next(files, first, {"say": "never"}, files=FILES, deadline_s=0.2)
+    ended = wait_for_end(files, queued)
+    assert ended["files"] == [] or ended["status"] == "finished"
+
+
+def contents(service: Service, links: list[Event]) -> list[tuple[str, str, bytes]]:
+    """Fetch files by their links. Return their names, their types and the bytes."""
+    found = []
+    for file in links:
+        response = service.client.get(file["url"])
+        assert response.status_code == 200, response.text
+        assert len(response.content) == file["size_bytes"]
+        found.append((file["name"], response.headers["content-type"].partition(";")[0], response.content))
+    return found

@@ -1,0 +1,257 @@
+"""Agents that must not have a workspace: no way to register a tool leads to code beside the patterns."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from smolagents import CodeAgent, PythonInterpreterTool, Tool, ToolCallingAgent, tool
+from smolagents.default_tools import TOOL_MAPPING
+from smolagents.local_python_executor import LocalPythonExecutor, evaluate_python_code
+
+import smolsessions
+from smolsessions.agents.factories import check_factory
+from smolsessions.agents.run.remote_interpreter import RemoteInterpreter
+from smolsessions.agents.tools.workspace_tools import BoundWorkspace
+from smolsessions.caller import CALLER
+from smolsessions.core.callers import Caller
+from smolsessions.core.errors import StartError
+from smolsessions.workspace import Workspace
+from smolsessions.workspace.folders import ConversationFolders
+from tests.support.agents import TOOLS, ScriptedModel, make_code, make_scripted
+from tests.support.service import run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from smolagents import MultiStepAgent
+
+INTERPRETER = PythonInterpreterTool()
+
+
+class Renamed(PythonInterpreterTool):
+    name = "think"
+
+
+class Holder(Tool):
+    name = "think"
+    description = "Thinks."
+    inputs = {"code": {"type": "string", "description": "Code."}}  # noqa: RUF012 - as smolagents expects
+    output_type = "string"
+
+    def __init__(self, holder: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.holder = holder
+
+    def forward(self, code: str) -> str:
+        return str(self.holder(code))
+
+
+@tool
+def by_global(code: str) -> str:
+    """Think.
+
+    Args:
+        code: any.
+    """
+    return str(INTERPRETER(code))
+
+
+@tool
+def by_function(code: str) -> str:
+    """Think.
+
+    Args:
+        code: any.
+    """
+    return str(evaluate_python_code(code, {}))
+
+
+@tool
+def by_exec(code: str) -> str:
+    """Think.
+
+    Args:
+        code: any.
+    """
+    exec(code)
+    return "done"
+
+
+@tool
+def one_run_python(code: str) -> str:
+    """Run Python, as a tool of an MCP server called one would.
+
+    Args:
+        code: any.
+    """
+    return code
+
+
+def managing(agent: MultiStepAgent) -> ToolCallingAgent:
+    return ToolCallingAgent([], ScriptedModel(), managed_agents=[agent])
+
+
+def with_base_tools(agent: ToolCallingAgent) -> ToolCallingAgent:
+    """Do as `add_base_tools` does, whose search needs a package."""
+    agent.tools |= {PythonInterpreterTool.name: TOOL_MAPPING[PythonInterpreterTool.name]()}
+    return agent
+
+
+NAMES: Any = {"name": "helper", "description": "Helps."}
+CODE: dict[str, Callable[[], MultiStepAgent]] = {
+    "base tools": lambda: with_base_tools(ToolCallingAgent([], ScriptedModel())),
+    "an interpreter": lambda: ToolCallingAgent([PythonInterpreterTool()], ScriptedModel()),
+    "an interpreter by another name": lambda: ToolCallingAgent([Renamed()], ScriptedModel()),  # type: ignore[no-untyped-call]
+    "a tool that holds an interpreter": lambda: ToolCallingAgent([Holder(INTERPRETER)], ScriptedModel()),
+    "a tool that holds an executor": lambda: ToolCallingAgent([Holder(LocalPythonExecutor([]))], ScriptedModel()),
+    "a tool that holds a code agent": lambda: ToolCallingAgent([Holder(make_code())], ScriptedModel()),
+    "a global interpreter": lambda: ToolCallingAgent([by_global], ScriptedModel()),
+    "smolagents' function": lambda: ToolCallingAgent([by_function], ScriptedModel()),
+    "exec": lambda: ToolCallingAgent([by_exec], ScriptedModel()),
+    "a server's tool by its name": lambda: ToolCallingAgent([one_run_python], ScriptedModel()),
+    "a managed agent with an interpreter": lambda: managing(
+        ToolCallingAgent([PythonInterpreterTool()], ScriptedModel(), **NAMES)
+    ),
+    "code in this process": lambda: smolsessions.options(make_code(), executor="thread"),
+    "a managed agent with code in this process": lambda: managing(
+        smolsessions.options(make_code(**NAMES), executor="thread")
+    ),
+    "a code agent with an interpreter": lambda: CodeAgent([PythonInterpreterTool()], ScriptedModel()),
+    "code elsewhere": lambda: CodeAgent(
+        [], ScriptedModel(), executor=RemoteInterpreter("docker", lambda *_: pytest.fail("it is not started"))
+    ),
+}
+
+
+def with_workspace(make: Callable[[], MultiStepAgent]) -> Callable[[], MultiStepAgent]:
+    return lambda: smolsessions.options(make(), workspace={"editable": ["**"]})
+
+
+@pytest.mark.parametrize("make", CODE.values(), ids=CODE)
+def test_an_agent_with_a_workspace_gets_no_tool_that_runs_code(
+    make: Callable[[], MultiStepAgent], tmp_path: Path
+) -> None:
+    folders = ConversationFolders(tmp_path)
+    with pytest.raises(StartError, match=r"runs (its )?code"):
+        check_factory("shop", with_workspace(make), folders)
+
+
+def test_a_managed_agent_with_a_workspace_bars_code_from_the_whole_family(tmp_path: Path) -> None:
+    def make() -> MultiStepAgent:
+        helper = smolsessions.options(make_scripted(**NAMES), workspace={"editable": ["**"]})
+        return smolsessions.options(make_code(managed_agents=[helper]), executor="thread")
+
+    with pytest.raises(StartError, match="runs its code in this process"):
+        check_factory("shop", make, ConversationFolders(tmp_path))
+
+
+@pytest.mark.parametrize("make", [make_scripted, make_code])
+def test_other_agents_get_the_tools(make: Callable[[], MultiStepAgent], tmp_path: Path) -> None:
+    info = check_factory("shop", with_workspace(make), ConversationFolders(tmp_path)).info
+    names = {each.name for each in info.tools}
+    assert names >= {"read_file", "write_file", "edit_file", "glob", "grep", *(each.name for each in TOOLS)}
+
+
+MISTAKES: dict[str, tuple[Any, str]] = {
+    "no dict": (["**"], "is no dict"),
+    "unknown key": ({"editible": ["**"]}, "is no dict of editable, readonly, hidden, path"),
+    "text for a list": ({"editable": "**"}, "write a list"),
+    "negation": ({"editable": ["**"], "hidden": ["!a"]}, "hidden, entry 1: it begins with !"),
+    "parent": ({"editable": ["../**"]}, "editable, entry 1: it has a part that no path has"),
+    "no directory": ({"readonly": ["**"], "path": "/nowhere"}, "no directory of files"),
+    "system": ({"readonly": ["**"], "path": "/proc"}, "no directory of files"),
+    "editable and given": ({"editable": ["**"], "path": "/usr/share"}, "read-only"),
+}
+
+
+@pytest.mark.parametrize(("values", "sentence"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_stops_the_start(values: Any, sentence: str, tmp_path: Path) -> None:
+    def make() -> MultiStepAgent:
+        return smolsessions.options(make_scripted(), workspace=values)
+
+    with pytest.raises(StartError, match="the workspace of agent 'shop'") as caught:
+        check_factory("shop", make, ConversationFolders(tmp_path))
+    assert sentence in caught.value.message
+
+
+def test_an_own_tool_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    @tool
+    def glob(pattern: str) -> str:
+        """List.
+
+        Args:
+            pattern: any.
+        """
+        return pattern
+
+    with pytest.raises(StartError, match="something of its own called 'glob'"):
+        check_factory(
+            "shop", with_workspace(lambda: ToolCallingAgent([glob], ScriptedModel())), ConversationFolders(tmp_path)
+        )
+
+
+def test_a_workspace_serves_its_conversation_alone(tmp_path: Path) -> None:
+    ada, bob = (Caller(owner, "c1") for owner in ("ada", "bob"))
+    bound = BoundWorkspace(Workspace(tmp_path, editable=["**"]), ada)
+    (tmp_path / "a").write_text("ada's")
+    answers = []
+    for caller in (ada, bob):
+        token = CALLER.set(caller)
+        answers.append(bound.call(lambda files: files.read("a")))
+        CALLER.reset(token)
+    assert answers == ["ada's", "[denied] this workspace belongs to another conversation"]
+
+
+@pytest.mark.parametrize("role", ["web", "work", "serve"])
+def test_processes_that_may_be_several_need_a_directory_that_they_share(role: str, tmp_path: Path) -> None:
+    settings = {"AGENTS": "w=tests.workspace.test_refusals:make_writer", "DEMO_AGENTS": "0"}
+    settings |= {"REDIS_URL": "redis://127.0.0.1:9", "SEAL_KEYS": "1:" + "A" * 43 + "="}
+    status, _, errors = run(tmp_path, settings, role)
+    assert (status, "set SMOLSESSIONS_WORKSPACES_DIR to one directory that all of them share" in errors) == (2, True), (
+        errors
+    )
+
+
+def make_writer() -> MultiStepAgent:
+    return smolsessions.options(make_scripted(), workspace={"editable": ["**"]})
+
+
+@pytest.mark.parametrize("path", [".", "given", "given/files", "given/files/ada"])
+def test_a_given_directory_with_files_of_the_service_is_refused(path: str, tmp_path: Path) -> None:
+    (tmp_path / "given/files/ada").mkdir(parents=True)
+    (tmp_path / "agents.toml").write_text(
+        '[agents.w]\nfactory = "tests.support.agents:make_scripted"\n'
+        f'workspace = {{readonly = ["**"], path = "{path}"}}\n'
+    )
+    settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(tmp_path / "agents.toml")}
+    settings["WORKSPACES_DIR"] = str(tmp_path / "given/files")
+    status, _, errors = run(tmp_path, settings)
+    assert status == 2
+    assert f"{settings['AGENTS_FILE']}: [agents.w] workspace.path: holds or lies in" in errors
+    assert "a file of the service" in errors
+
+
+IMPORTED = """
+import sys
+from smolsessions.workspace import Bounds, ToolDenied, Workspace
+files = Workspace(sys.argv[1], editable=["notes/**"], readonly=["**"], hidden=["*.key"])
+files.write("notes/a.md", "hello\\n")
+files.edit("notes/a.md", "hello", "bye")
+print(files.read("notes/a.md"), files.glob("**"), [tuple(one) for one in files.grep("b.e")])
+try:
+    files.read("a.key")
+except ToolDenied as denied:
+    print(denied)
+print(sorted({"smolagents", "fastapi", "redis", "pydantic"} & set(sys.modules)))
+"""
+
+
+def test_the_layer_beneath_is_imported_without_smolagents(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", IMPORTED, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert ended.stdout == (
+        "bye\n ['notes/a.md'] [('notes/a.md', 1, 'bye')]\nthere is no file of that name that you may use\n[]\n"
+    )

@@ -1,0 +1,343 @@
+"""Workspaces of conversations over HTTP: turns that write, exports, forks, rollbacks, deletions, other processes."""
+
+from __future__ import annotations
+
+import json
+import time
+from base64 import b64decode, b64encode
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.owners import ADA, BOB, owner_line, request_as
+from tests.support.service import Service, run, write_private
+from tests.support.sounds import sent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.store_server import StoreServer
+
+AGENTS_FILE = """
+[agents.writer]
+factory = "tests.support.agents:make_scripted"
+workspace = {editable = ["notes/**"], readonly = ["**"], hidden = ["secrets/**"]}
+
+[agents.coder]
+factory = "tests.support.agents:make_code"
+workspace = {editable = ["**"]}
+
+[agents.walled]
+factory = "tests.support.coders:make_walled"
+workspace = {editable = ["notes/**"], hidden = ["secrets/**"]}
+
+[agents.reader]
+factory = "tests.support.agents:make_scripted"
+workspace = {readonly = ["**"], hidden = ["*.key"], path = "handbook"}
+
+[agents.plain]
+factory = "tests.support.agents:make_scripted"
+"""
+MARK = ".identity"
+WRITE = {"call": [["write_file", {"path": "notes/plan.md", "content": "Buy milk.\n"}]]}
+READ = {"call": [["read_file", {"path": "notes/plan.md"}]]}
+DONE = {"say": "done"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("workspaces")
+    (folder / "handbook").mkdir()
+    (folder / "handbook/rules.md").write_text("Be kind.\n")
+    (folder / "handbook/door.key").write_text("1234")
+    (folder / "agents.toml").write_text(AGENTS_FILE)
+    return folder
+
+
+@contextmanager
+def started(folder: Path, **settings: str) -> Iterator[Service]:
+    settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(folder / "agents.toml")} | settings
+    with Service(folder, settings) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[Service]:
+    with started(folder) as service:
+        yield service
+
+
+def results(service: Service, turn: dict[str, Any]) -> list[str]:
+    """Return the results of the turn's tools."""
+    steps = [step for step in service.steps(turn) if step["turn"] == turn["turn"] and step["type"] == "action"]
+    return [step["observations"].strip() for step in steps if step["observations"]]
+
+
+def files_in(folder: Path) -> dict[str, str]:
+    return {
+        str(each.relative_to(folder)): each.read_text()
+        for each in folder.rglob("*")
+        if each.is_file() and each.name != MARK
+    }
+
+
+def folder_of(folder: Path, conversation_id: str, owner: str = "local") -> Path:
+    return folder / "data/workspaces" / owner / conversation_id
+
+
+def test_a_conversation_has_files_that_its_next_turns_find(service: Service, folder: Path) -> None:
+    first = service.play({"say": "hello"}, agent="writer")
+    mine = folder_of(folder, first["conversation_id"])
+    assert not mine.exists()
+    turn = service.follow_up(first, WRITE, DONE)
+    assert turn["tool_call_names"] == ["write_file"]
+    assert files_in(mine) == {"notes/plan.md": "Buy milk.\n"}
+    edit = {"call": [["edit_file", {"path": "notes/plan.md", "old": "milk", "new": "bread"}]]}
+    search = {"call": [["glob", {"pattern": "**"}]]}
+    lines = {"call": [["grep", {"pattern": "b.*d"}]]}
+    turn = service.follow_up(turn, edit, READ, search, lines, DONE)
+    assert results(service, turn)[:4] == [
+        "Replaced the text.",
+        "Buy bread.",
+        "notes/plan.md",
+        "notes/plan.md:1: Buy bread.",
+    ]
+    other = service.play(READ, DONE, agent="writer")
+    assert results(service, other)[0].startswith("[denied] there is no file")
+
+
+def test_a_file_of_the_message_gets_into_the_workspace_under_its_own_name(service: Service, folder: Path) -> None:
+    table = "city,people\nParis,2\n"
+    write = {"call": [["write_file", {"path": "notes/data.csv", "content": "data.csv"}]]}
+    names = {"call": [["write_file", {"path": "data.csv", "content": "data.csv"}]]}
+    search = {"call": [["grep", {"pattern": "Paris", "glob": "data.csv"}]]}
+    sent_file = sent("data.csv", "text/csv", table)
+    turn = service.play(write, names, search, DONE, agent="writer", files=[sent_file])
+    assert files_in(folder_of(folder, turn["conversation_id"])) == {"notes/data.csv": table}
+    assert results(service, turn)[1:3] == ["[denied] this path is read-only", "notes/data.csv:2: Paris,2"]
+
+
+def test_a_denial_is_a_result_and_never_tells_whether_a_hidden_file_exists(service: Service, folder: Path) -> None:
+    first = service.play(WRITE, DONE, agent="writer")
+    hidden = folder_of(folder, first["conversation_id"]) / "secrets/key.txt"
+    calls = [
+        ["read_file", {"path": "secrets/key.txt"}],
+        ["write_file", {"path": "secrets/key.txt", "content": "mine"}],
+        ["edit_file", {"path": "secrets/key.txt", "old": "secret", "new": "mine"}],
+        ["read_file", {"path": "../../../../seal.key"}],
+        ["write_file", {"path": "/etc/motd", "content": "mine"}],
+        ["read_file", {"path": "notes\\plan.md"}],
+        ["write_file", {"path": "other.md", "content": "mine"}],
+        ["glob", {"pattern": "/etc/*"}],
+        ["grep", {"pattern": "(?=a)"}],
+    ]
+    script = [{"call": [call]} for call in calls]
+
+    def answers() -> tuple[list[str], dict[str, Any]]:
+        turn = service.play(*script[:5], DONE, agent="writer", conversation_id=first["conversation_id"])
+        more = service.follow_up(turn, *script[5:], DONE)
+        assert [call["ok"] for call in turn["tool_calls"] + more["tool_calls"]] == [True] * 9
+        return results(service, turn)[:5] + results(service, more)[:4], more
+
+    absent, _ = answers()
+    hidden.parent.mkdir()
+    hidden.write_text("secret")
+    there, turn = answers()
+    assert there == absent
+    assert [each.split()[0] for each in there] == ["[denied]"] * 9
+    assert hidden.read_text() == "secret"
+    export = service.client.get(f"/conversations/{turn['conversation_id']}/export").json()
+    assert list(export["workspace"]) == ["notes/plan.md"]
+
+
+def test_code_in_a_child_process_has_the_tools_and_not_the_folder(service: Service, folder: Path) -> None:
+    code = """
+write_file(path="a.md", content="one\\ntwo\\n")
+print(read_file(path="a.md"), read_file(path="../x"), grep(pattern="tw.", glob="*.md"))
+"""
+    turn = service.play({"code": code}, DONE, agent="coder")
+    assert "two\n [denied] a path is relative" in results(service, turn)[0]
+    assert "a.md:2: two" in results(service, turn)[0]
+    assert turn["tool_call_names"] == ["write_file", "read_file", "read_file", "grep"]
+    assert files_in(folder_of(folder, turn["conversation_id"])) == {"a.md": "one\ntwo\n"}
+
+
+def test_code_that_may_import_os_sees_neither_workspaces_nor_given_directories(service: Service, folder: Path) -> None:
+    first = service.play({"say": "hello"}, agent="walled")
+    write = 'write_file(path="notes/a.md", content="mine")'
+    places = [str(folder_of(folder, first["conversation_id"]) / "notes/a.md"), str(folder / "handbook/door.key")]
+    code = f"""
+{write}
+import os
+for place in {places!r}:
+    try:
+        print(os.read(os.open(place, os.O_RDONLY), 9))
+    except OSError as error:
+        print("closed", error.errno)
+"""
+    turn = service.follow_up(first, {"code": code}, DONE)
+    assert service.get("/agents/walled")["code_confinement"] in {"namespaces", "landlock"}
+    assert results(service, turn)[0].count("closed") == len(places)
+    assert Path(places[0]).read_text() == "mine"
+
+
+def test_a_given_directory_is_read_by_all_conversations_and_written_by_none(service: Service, folder: Path) -> None:
+    before = files_in(folder / "handbook")
+    read = {"call": [["read_file", {"path": "rules.md"}]]}
+    turn = service.play(read, {"call": [["glob", {"pattern": "**"}]]}, DONE, agent="reader")
+    assert results(service, turn)[:2] == ["Be kind.", "rules.md"]
+    tools = {tool["name"] for tool in service.get("/agents/reader")["tools"]}
+    assert {"read_file", "glob", "grep"} <= tools
+    assert not {"write_file", "edit_file"} & tools
+    assert files_in(folder / "handbook") == before
+    export = service.client.get(f"/conversations/{turn['conversation_id']}/export").json()
+    assert "workspace" not in export
+    service.client.delete(f"/conversations/{turn['conversation_id']}")
+    assert files_in(folder / "handbook") == before
+
+
+def test_a_fork_copies_the_files_and_a_rollback_leaves_them(service: Service, folder: Path) -> None:
+    turn = service.play({"say": "hello"}, agent="writer")
+    place = f"/conversations/{turn['conversation_id']}"
+    service.follow_up(turn, WRITE, DONE)
+    fork = service.post(f"{place}/fork", turn=1).json()
+    rolled = service.post(f"{place}/rollback", turn=1)
+    assert rolled.status_code == 200, rolled.text
+    assert files_in(folder_of(folder, turn["conversation_id"])) == {"notes/plan.md": "Buy milk.\n"}
+    edit = {"call": [["edit_file", {"path": "notes/plan.md", "old": "milk", "new": "tea"}]]}
+    service.play(edit, DONE, agent="writer", conversation_id=fork["id"])
+    assert files_in(folder_of(folder, fork["id"])) == {"notes/plan.md": "Buy tea.\n"}
+    assert files_in(folder_of(folder, turn["conversation_id"])) == {"notes/plan.md": "Buy milk.\n"}
+
+
+def test_an_export_carries_the_files_into_another_conversation(service: Service, folder: Path) -> None:
+    turn = service.play(WRITE, DONE, agent="writer")
+    document = service.client.get(f"/conversations/{turn['conversation_id']}/export").json()
+    made = service.post("/conversations/import", **document)
+    assert made.status_code == 201, made.text
+    assert files_in(folder_of(folder, made.json()["id"])) == {"notes/plan.md": "Buy milk.\n"}
+    read = service.play(READ, DONE, agent="writer", conversation_id=made.json()["id"])
+    assert results(service, read)[0] == "Buy milk."
+
+
+@pytest.mark.parametrize(
+    "path", ["../out.md", "/etc/motd", "notes\\a", "secrets/a", "notes/../a", "a//b", "", ".identity/../x"]
+)
+def test_an_import_writes_no_file_that_the_agent_could_not_read(service: Service, folder: Path, path: str) -> None:
+    turn = service.play({"say": "hello"}, agent="writer")
+    document = service.client.get(f"/conversations/{turn['conversation_id']}/export").json()
+    before = files_in(folder / "data/workspaces")
+    refused = service.post("/conversations/import", **document, workspace={path: b64encode(b"x").decode()})
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
+    assert refused.json()["errors"][0]["pointer"].startswith("/workspace")
+    assert files_in(folder / "data/workspaces") == before
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"notes/a": "no base64!"},
+        {"notes/a": b64encode(b"x" * (256 * 1024 + 1)).decode()},
+        {f"notes/{number}": "" for number in range(1001)},
+        {"notes/a": "", "notes/a/b": ""},
+    ],
+    ids=["no base64", "large", "many", "file and folder"],
+)
+def test_an_import_is_bounded_like_a_workspace(service: Service, files: dict[str, str]) -> None:
+    turn = service.play({"say": "hello"}, agent="writer")
+    document = service.client.get(f"/conversations/{turn['conversation_id']}/export").json()
+    refused = service.post("/conversations/import", **document, workspace=files)
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
+    other = service.post("/conversations/import", **document | {"agent": "plain"}, workspace={"notes/a": ""})
+    assert other.status_code == 422, other.text
+
+
+def test_a_deleted_conversation_leaves_no_file(service: Service, folder: Path) -> None:
+    turn = service.play(WRITE, DONE, agent="writer")
+    mine = folder_of(folder, turn["conversation_id"])
+    assert mine.exists()
+    assert service.client.delete(f"/conversations/{turn['conversation_id']}").status_code == 204
+    assert not mine.exists()
+    assert not [
+        each for each in (folder / "data/workspaces").iterdir() if each.name.startswith(".smolsessions-deleted-")
+    ]
+
+
+def test_the_agents_tools_are_described_without_its_hidden_patterns(service: Service) -> None:
+    described = service.get("/agents/writer")
+    tools = {tool["name"]: tool for tool in described["tools"]}
+    assert {"read_file", "write_file", "edit_file", "glob", "grep"} <= tools.keys()
+    assert "notes/**" in tools["write_file"]["description"]
+    assert tools["grep"]["parameters"]["required"] == ["pattern"]
+    assert "secrets" not in json.dumps(described)
+
+
+def test_owners_with_the_same_id_have_files_of_their_own(folder: Path, tmp_path: Path) -> None:
+    keys = write_private(tmp_path / "keys", owner_line("ada", ADA) + owner_line("Ada", BOB))
+    (tmp_path / "agents.toml").write_text(AGENTS_FILE.replace('"handbook"', f'"{folder}/handbook"'))
+    with started(tmp_path, API_KEYS_FILE=str(keys)) as service:
+        for key in (ADA, BOB):
+            made = request_as(service, key, "POST", "/conversations/import?id=same", EMPTY)
+            assert made.status_code == 201, made.text
+        body = {"message": json.dumps([WRITE, DONE]), "conversation_id": "same"}
+        assert request_as(service, ADA, "POST", "/turn", body).json()["reply"] == "done"
+        body["message"] = json.dumps([READ, {"shown": True}])
+        assert "[denied] there is no file" in request_as(service, BOB, "POST", "/turn", body).json()["reply"]
+        request_as(service, BOB, "DELETE", "/conversations/same")
+    assert files_in(tmp_path / "data/workspaces") == {"ada/same/notes/plan.md": "Buy milk.\n"}
+
+
+EMPTY: dict[str, Any] = {"format": "smolsessions/conversation", "version": 1, "agent": "writer", "steps": []}
+
+
+def test_a_restart_sweeps_files_of_conversations_that_are_gone(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "agents.toml").write_text(AGENTS_FILE.replace('"handbook"', f'"{folder}/handbook"'))
+    with started(tmp_path) as service:
+        turn = service.play(WRITE, DONE, agent="writer")
+    kept = folder_of(tmp_path, turn["conversation_id"])
+    left = folder_of(tmp_path, "gone")
+    left.mkdir()
+    (left / "a.md").write_text("of a conversation whose time to live was over")
+    (tmp_path / "data/workspaces/.smolsessions-deleted-1").mkdir()
+    (tmp_path / "data/workspaces/lost+found/a").mkdir(parents=True)
+    (tmp_path / "data/workspaces/\udcff").mkdir()  # the byte 255
+    with started(tmp_path):
+        end = time.monotonic() + 10
+        while left.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+    assert (kept.exists(), left.exists()) == (True, False)
+    assert not (tmp_path / "data/workspaces/.smolsessions-deleted-1").exists()
+    assert (tmp_path / "data/workspaces/lost+found/a").exists()
+
+
+def test_a_directory_of_other_files_or_of_another_store_is_refused(folder: Path, tmp_path: Path) -> None:
+    settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(folder / "agents.toml")}
+    (tmp_path / "mine/letters").mkdir(parents=True)
+    for each in (".snapshot", "lost+found"):
+        (tmp_path / "shared" / each).mkdir(parents=True)
+    status, _, errors = run(tmp_path / "one", settings | {"WORKSPACES_DIR": str(tmp_path / "mine")})
+    assert (status, "holds files, but not .identity" in errors) == (2, True), errors
+    with started(folder, DATA_DIR=str(tmp_path / "a"), WORKSPACES_DIR=str(tmp_path / "shared")) as service:
+        service.play(WRITE, DONE, agent="writer")
+    settings |= {"WORKSPACES_DIR": str(tmp_path / "shared"), "DATA_DIR": str(tmp_path / "b")}
+    status, _, errors = run(tmp_path / "two", settings)
+    assert (status, "is not the directory that this store's conversations have" in errors) == (2, True), errors
+    assert len(list((tmp_path / "shared").rglob("plan.md"))) == 1
+
+
+def test_web_and_work_share_the_files_or_do_not_start(server: StoreServer, folder: Path, tmp_path: Path) -> None:
+    settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(folder / "agents.toml")} | server.settings
+    shared = {"WORKSPACES_DIR": str(tmp_path / "shared")}
+    with (
+        Service(tmp_path / "web", settings | shared, command=("web",)) as web,
+        Service(tmp_path / "work", settings | shared, command=("work",)),
+    ):
+        turn = web.play(WRITE, DONE, agent="writer")
+        export = web.client.get(f"/conversations/{turn['conversation_id']}/export").json()
+        assert b64decode(export["workspace"]["notes/plan.md"]) == b"Buy milk.\n"
+        refused = run(tmp_path / "more", settings | {"WORKSPACES_DIR": str(tmp_path / "own")}, "work")
+        assert (refused[0], "use the same one in every process" in refused[2]) == (2, True), refused
+        web.client.delete(f"/conversations/{turn['conversation_id']}")
+    assert files_in(tmp_path / "shared") == {}
