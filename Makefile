@@ -5,7 +5,7 @@ DEPLOY := .venv-deploy
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install
 
-.PHONY: run test coverage browser chaos check deploy-check image-check bench lock refresh clean
+.PHONY: run test coverage browser chaos check deploy-check image-check bench lock refresh site clean
 .DEFAULT_GOAL := run
 # Without cached bytecode every process compiles the package anew, which is a fifth of its start.
 unexport PYTHONDONTWRITEBYTECODE
@@ -63,6 +63,7 @@ check: $(VENV)/test-ready
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_english.py
 	$(BIN)/python tools/node_programs.py
+	$(BIN)/python tools/site.py
 
 $(DEPLOY)/ready: requirements-deploy.lock | python
 	@echo "setting up $(DEPLOY) from requirements-deploy.lock (once) …"
@@ -99,6 +100,10 @@ refresh: $(VENV)/test-ready
 	$(BIN)/python -m tests.support.pipeline_pages
 	$(BIN)/python tools/refresh.py
 	$(BIN)/python tools/sync_client.py
+
+# The docs as a site in the folder site, which needs no other host. `make check` builds it too, to find broken links.
+site: $(VENV)/test-ready
+	$(BIN)/python tools/site.py site
 
 clean:
 	rm -rf $(VENV) $(DEPLOY) .mypy_cache .ruff_cache .pytest_cache .coverage*

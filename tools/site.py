@@ -1,0 +1,140 @@
+"""Builds the site of the docs, strictly: a link without a target is an error.
+
+python tools/site.py [FOLDER]   (default: a temporary folder, for the check alone)
+
+The built site needs no other host: the script that draws diagrams is fetched once, by version and hash (MERMAID).
+The Markdown files stay readable on a forge, so they link to files outside of `docs`. Such files become pages of
+the site (PAGES), or the link becomes plain text. A link to a file that does not exist is refused either way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+CONFIG = ROOT / "zensical.toml"
+PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
+MERMAID = "mermaid@12.3.0"
+MERMAID_SHA256 = "be0684e8d20bfc874df12c0f04927a5c482f57f2200eec54cca52a4583fd4040"
+MERMAID_ADDRESS = '"https://unpkg.com/mermaid@12/dist/mermaid.min.js"'  # in the scripts of the site
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:|#)([^)\s#]+)(#[^)\s]*)?\)")
+FENCE = re.compile(r"(^ *(?:```+|~~~+).*?^ *(?:```+|~~~+) *$)", re.MULTILINE | re.DOTALL)
+
+
+class BrokenDocsError(Exception):
+    """The docs have a broken link, or the navigation lacks a page."""
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            site = build(Path(folder))
+        except BrokenDocsError as error:
+            sys.exit(str(error))
+        if sys.argv[1:]:
+            _add_mermaid(site, Path(folder))
+            shutil.rmtree(sys.argv[1], ignore_errors=True)
+            shutil.copytree(site, sys.argv[1])
+            sys.stdout.write(f"{sys.argv[1]}: open it with `python -m http.server -d {sys.argv[1]}`\n")
+
+
+def build(folder: Path) -> Path:
+    """Build the site in a folder and return the folder of its pages. Raises `BrokenDocsError`."""
+    shutil.copytree(DOCS, folder / "docs", ignore=lambda _, names: [name for name in names if name.endswith(".md")])
+    for source, name in _sources():
+        page = folder / "docs" / name
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(_with_links_of_the_site(source), "utf-8")
+    _check_navigation({name for _, name in _sources()})
+    shutil.copy(CONFIG, folder)
+    command = [str(Path(sys.executable).parent / "zensical"), "build", "--strict"]
+    built = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    if built.returncode:
+        raise BrokenDocsError(re.sub(r"\x1b\[[\d;]*m", "", built.stdout))
+    return folder / "site"
+
+
+def _add_mermaid(site: Path, folder: Path) -> None:
+    """Fetch the script that draws diagrams, and have the site load it from itself."""
+    command = ["npm", "pack", "--silent", "--pack-destination", str(folder), MERMAID]
+    subprocess.run(command, cwd=folder, check=True, timeout=120)
+    archive = folder / f"{MERMAID.replace('@', '-')}.tgz"
+    if hashlib.sha256(archive.read_bytes()).hexdigest() != MERMAID_SHA256:
+        sys.exit(f"{MERMAID} has another hash than MERMAID_SHA256")
+    (bundle,) = (site / "assets" / "javascripts").glob("bundle.*.js")
+    script = bundle.read_text("utf-8")
+    if MERMAID_ADDRESS not in script:
+        sys.exit(f"the site's script does not load {MERMAID_ADDRESS} any more: change MERMAID_ADDRESS")
+    beside = 'new URL("mermaid.min.js",document.querySelector("script[src*=bundle]").src).href'
+    bundle.write_text(script.replace(MERMAID_ADDRESS, beside), "utf-8")
+    with tarfile.open(archive) as packed:
+        (bundle.parent / "mermaid.min.js").write_bytes(packed.extractfile("package/dist/mermaid.min.js").read())  # type: ignore[union-attr]
+
+
+def _sources() -> Iterator[tuple[Path, str]]:
+    """Yield each Markdown file with its path in the site."""
+    for path, name in PAGES.items():
+        yield ROOT / path, name
+    for page in sorted(DOCS.rglob("*.md")):
+        yield page, str(page.relative_to(DOCS))
+
+
+def _with_links_of_the_site(source: Path) -> str:
+    parts = FENCE.split(source.read_text("utf-8"))
+    parts[::2] = [LINK.sub(lambda found: _link(found, source), part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _link(found: re.Match[str], source: Path) -> str:
+    sign, text, path, anchor = found.groups()
+    target = Path(os.path.normpath(source.parent / path))
+    if not target.exists():
+        raise BrokenDocsError(f"{source.relative_to(ROOT)}: {found[0]} leads to no file")
+    if target.is_dir():
+        target /= "README.md"
+    if not (page := _page(target)):
+        return str(text)
+    here = Path(_page(source) or "").parent
+    return f"{sign}[{text}]({os.path.relpath(page, here)}{anchor or ''})"
+
+
+def _page(file: Path) -> str | None:
+    """Return the path of a file in the site, or None for a file that it does not have."""
+    if file.is_relative_to(DOCS):
+        return str(file.relative_to(DOCS))
+    return PAGES.get(str(file.relative_to(ROOT)))
+
+
+def _check_navigation(pages: set[str]) -> None:
+    named = set(_names(tomllib.loads(CONFIG.read_text("utf-8"))["project"]["nav"]))
+    missing = {page for page in pages - named if not re.match(r"decisions/\d", page)}  # their README lists these
+    if missing or named - pages:
+        raise BrokenDocsError(
+            f"nav of zensical.toml: missing {sorted(missing)}, without a file {sorted(named - pages)}"
+        )
+
+
+def _names(entry: Any) -> Iterator[str]:
+    if isinstance(entry, str):
+        yield entry
+    else:
+        for each in entry.values() if isinstance(entry, dict) else entry:
+            yield from _names(each)
+
+
+if __name__ == "__main__":
+    main()
