@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import math
 import threading
 import time
@@ -38,6 +39,8 @@ class LoopEventBridge:
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
         self._loop = asyncio.get_running_loop()
+        # A timer keeps the context in which it was set. That of a tool call leads back to this bridge: a cycle.
+        self._context = contextvars.copy_context()
         self._queue: list[Item] = []  # an empty deque takes 0.7 KB
         self._events: list[StepEvent | TurnStarted] = []  # taken from the queue, not yet written
         self._waiting = False  # a timer is set, or about to be set
@@ -87,10 +90,10 @@ class LoopEventBridge:
         if not self._waking:
             if step or effect or len(self._queue) > most or not (is_delta or not self._lease.watched):
                 self._waking = True
-                self._loop.call_soon_threadsafe(self._on_wake)
+                self._loop.call_soon_threadsafe(self._on_wake, context=self._context)
             elif not self._waiting:
                 self._waiting = True
-                self._loop.call_soon_threadsafe(self._set_timer)
+                self._loop.call_soon_threadsafe(self._set_timer, context=self._context)
         while len(self._queue) > most and self._open:
             self._room = room = self._room or threading.Event()
             room.clear()
@@ -107,7 +110,7 @@ class LoopEventBridge:
         written = threading.Lock()
         written.acquire()
         while not self.stop_requested:
-            self._loop.call_soon_threadsafe(self._flush, written)
+            self._loop.call_soon_threadsafe(self._flush, written, context=self._context)
             while not written.acquire(timeout=POLL_S):
                 if self.stop_requested or not self._open:
                     return

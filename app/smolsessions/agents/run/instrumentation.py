@@ -80,23 +80,25 @@ class AgentNode:
 def instrument(agent: MultiStepAgent, fork_client: ForkClient, carries: tuple[type, ...]) -> list[AgentNode]:
     """Put proxies into an agent and all its managed agents, once. Return their nodes, the root first."""
     nodes: list[AgentNode] = []
-
-    def visit(agent: MultiStepAgent, path: str) -> AgentNode:
-        for known in nodes:
-            if known.agent is agent:  # two agents manage this one
-                return known
-        node = AgentNode(path, agent, carries, code_runs_in(agent), getattr(agent, "stream_outputs", False))
-        nodes.append(node)
-        _put_proxies(node)
-        for name, managed in agent.managed_agents.items():
-            inner = visit(managed, f"{path}/{name}" if path else name)
-            agent.managed_agents[name] = AgentProxy(managed, node, inner)
-        if isinstance(agent, CodeAgent):
-            _put_interpreter(node, agent, fork_client)
-        return node
-
-    visit(agent, "")
+    _visit(agent, "", nodes, fork_client, carries)
     return nodes
+
+
+def _visit(
+    agent: MultiStepAgent, path: str, nodes: list[AgentNode], fork_client: ForkClient, carries: tuple[type, ...]
+) -> AgentNode:
+    for known in nodes:
+        if known.agent is agent:  # two agents manage this one
+            return known
+    node = AgentNode(path, agent, carries, code_runs_in(agent), getattr(agent, "stream_outputs", False))
+    nodes.append(node)
+    _put_proxies(node)
+    for name, managed in agent.managed_agents.items():
+        inner = _visit(managed, f"{path}/{name}" if path else name, nodes, fork_client, carries)
+        agent.managed_agents[name] = AgentProxy(managed, node, inner)
+    if isinstance(agent, CodeAgent):
+        _put_interpreter(node, agent, fork_client)
+    return node
 
 
 def code_runs_in(agent: MultiStepAgent) -> CodePlace | None:
