@@ -81,6 +81,15 @@ def opened(browser: Browser, sins: list[str]) -> Iterator[Callable[..., Page]]:
     assert not sins
 
 
+@pytest.fixture(scope="module")
+def opened_once(browser: Browser, service: Service) -> Iterator[Page]:
+    """Yield a page for tests that only call its modules."""
+    page = browser.new_page()
+    page.goto(str(service.client.base_url))
+    yield page
+    page.close()
+
+
 def _watch(page: Page, own: str, sins: list[str]) -> None:
     def requested(request: Request) -> None:
         place = urlsplit(request.url)

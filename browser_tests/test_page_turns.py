@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
     Open = Callable[..., Page]
 
-MOST_MS = 5000
-MARKUP = "<script>window.ran = 1</script><img src=x onerror='window.ran = 2'><b>not bold</b>"
-
 
 def test_an_answer_appears_piece_by_piece_before_the_turn_ends(opened: Open, service: Service, gate: Path) -> None:
     page = opened(service)
@@ -151,72 +148,3 @@ def test_the_steps_of_a_managed_agent_stand_inside_the_call(opened: Open, servic
     assert inside["x"] > outside["x"]
     gate.touch()
     expect(answer(page)).to_have_text("From above.")
-
-
-def test_markup_stays_text_wherever_it_comes_from(opened: Open, service: Service) -> None:
-    page = opened(service)
-    script: list[dict[str, Any]] = [
-        {"think": [MARKUP], "call": [["echo", {"text": MARKUP}]]},
-        {"say": [MARKUP[:20], MARKUP[20:]]},
-    ]
-    say(page, script)
-    expect(answer(page)).to_have_text(MARKUP)
-    page.locator(".step summary").first.click()
-    expect(page.locator(".part-thought .text")).to_have_text(MARKUP)
-    expect(page.locator(".call .result pre")).to_have_text(MARKUP)
-    assert page.locator("#turns script, #turns img, #turns b, #list img").count() == 0
-    page.reload()
-    expect(answer(page)).to_have_text(MARKUP)
-    assert page.evaluate("window.ran") is None
-
-
-def test_code_in_an_answer_is_set_apart_and_the_rest_stays_as_written(opened: Open, service: Service) -> None:
-    page = opened(service)
-    text = "2**3**4 and `x = 1` and **so**:\n\n```python\nprint('```')\n\n# end\n```\nAn open ` tick,\n * a star."
-    say(page, [{"say": [*text]}])
-    expect(turn(page)).to_have_attribute("data-status", "finished")
-    expect(answer(page).locator("p code")).to_have_text("x = 1")
-    expect(answer(page).locator("strong")).to_have_text("so")
-    expect(answer(page).locator("pre code")).to_have_text("print('```')\n\n# end\n")
-    assert answer(page).locator("p").all_text_contents() == [
-        "2**3**4 and x = 1 and so:\n\n",
-        "An open ` tick,\n * a star.",
-    ]
-
-
-def test_text_in_pieces_looks_like_text_at_once_and_costs_no_more_with_its_length(
-    opened: Open, service: Service
-) -> None:
-    page = opened(service)
-    texts = [
-        "plain\n\n\nand\n`code` ``two ` ticks`` `open\n**strong `inside`** ** no ** 2**3",
-        "```\nfence\n``` \nafter ```inline``` x\n````md\n```\ninner\n```\n````\nlast",
-        "```js never closed\nx = `1`\n``",
-        "**a**b **c** (**d**) **\n** e**",
-    ]
-    differing = page.evaluate(
-        """async (texts) => {
-          const { Text } = await import("/page/text.js");
-          const drawn = (text, pieces) => {
-            const target = document.createElement("div");
-            const drawing = new Text(target);
-            for (const piece of pieces) drawing.push(piece);
-            if (drawing.finish().raw !== text) return "raw differs";
-            target.normalize();
-            return target.innerHTML;
-          };
-          return texts.filter((text) => drawn(text, [text]) !== drawn(text, [...text]));
-        }""",
-        texts,
-    )
-    assert differing == []
-    ms = page.evaluate(
-        """async () => {
-          const { Text } = await import("/page/text.js");
-          const drawing = new Text(document.createElement("div"));
-          const start = performance.now();
-          for (let number = 0; number < 100_000; number += 1) drawing.push("a word, ");
-          return performance.now() - start;
-        }"""
-    )
-    assert ms < MOST_MS

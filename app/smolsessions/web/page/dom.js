@@ -1,4 +1,4 @@
-// The only module that creates elements. Text of models, tools and users becomes a text node, never markup.
+// Creates elements. Text of models, tools and users becomes a text node, except for Markdown (markdown.js).
 
 const SVG = "http://www.w3.org/2000/svg";
 const NODE_CHARS = 2000; // a browser copies the whole text node for each piece

@@ -2,6 +2,7 @@
 
 import { make, show, write } from "./dom.js";
 import { brief, duration, entriesOf, joined, tokens, whole } from "./figures.js";
+import { coloured } from "./markdown.js";
 import { Text } from "./text.js";
 
 const PREFIX = "Thought:"; // a CodeAgent's model begins with it, and the heading shows it
@@ -146,7 +147,7 @@ export class Step {
     let part;
     if (channel === "code") {
       const element = this.#section(LABELS.code, "code", (pre) => {
-        part = { push: (text) => write(pre, text), finish: () => {} };
+        part = { push: (text) => write(pre, text), finish: () => pre.replaceChildren(coloured(pre.textContent, "python")) };
       }, "pre");
       return { part, element };
     }

@@ -1,24 +1,21 @@
-// Streamed text with ``` blocks, `code` and **strong**. All other text stays as it is.
+// Streamed Markdown. A block that is complete is rendered once, and only the open block is rendered again.
 
-import { make, write } from "./dom.js";
+import { drawn, parsed } from "./markdown.js";
 
-const PLAIN = /[^`*\n]+/y;
-const TICKS = /`+/y;
-const STARS = /\*+/y;
-const CLOSING = /^[ \t]*(`{3,})[ \t]*$/;
-const BEFORE_STRONG = /^$|[\s([{"'–—:/]/;
-const LABEL_CHARS = 40;
-const WORD = /[\p{L}\p{N}_]/u;
+const REST = 4; // times the duration of a rendering that pass before the next one
+const OPEN_MARK = /<(?:[/|][a-z_|]{0,22}|[a-z_]{0,12})$/; // may become a mark that is not shown
 
-/** Appends pieces to an element. A piece costs its own length, because no text is rendered twice. */
+/** Appends pieces to an element, at most once a frame. */
 export class Text {
   #target;
-  #block = null; // the current paragraph or code
-  #fence = null; // the backticks that opened a code block
-  #open = []; // inline marks that wait for their end: {mark, element}
-  #line = ""; // of the current line: its start and its last characters
-  #held = ""; // text that waits for the next piece
   #pieces = [];
+  #open = ""; // the text from the start of the last block on
+  #waiting = []; // pieces that are not rendered yet
+  #openNodes = []; // the elements of the last block
+  #frame = null;
+  #notBefore = 0;
+  #isPlain = false;
+  #isSplit = false;
 
   constructor(target) {
     this.#target = target;
@@ -32,153 +29,115 @@ export class Text {
 
   push(piece) {
     this.#pieces.push(piece);
-    this.#take(this.#held + piece, false);
+    this.#waiting.push(piece);
+    this.#frame ??= requestAnimationFrame((now) => this.#tick(now));
   }
 
   /** The text is complete. */
   finish() {
-    this.#take(this.#held, true);
-    this.#revert();
+    this.#cancel();
+    this.#render(true);
     return this;
   }
 
   replace(text) {
     this.clear();
-    this.push(text);
+    this.#pieces.push(text);
+    this.#waiting.push(text);
     return this.finish();
   }
 
   clear() {
+    this.#cancel();
     this.#target.replaceChildren();
-    this.#block = this.#fence = null;
-    this.#open = [];
     this.#pieces = [];
-    this.#line = this.#held = "";
+    this.#waiting = [];
+    this.#openNodes = [];
+    this.#open = "";
+    this.#isPlain = this.#isSplit = false;
   }
 
-  #take(text, last) {
-    this.#held = "";
-    let at = 0;
-    while (at < text.length) {
-      const next = this.#fence ? this.#code(text, at, last) : this.#prose(text, at, last);
-      if (next === at) {
-        this.#held = text.slice(at);
-        return;
-      }
-      at = next;
+  #cancel() {
+    cancelAnimationFrame(this.#frame);
+    this.#frame = null;
+  }
+
+  #tick(now) {
+    this.#frame = requestAnimationFrame((next) => this.#tick(next));
+    if (now < this.#notBefore) return;
+    this.#cancel();
+    const start = performance.now();
+    this.#render(false);
+    const end = performance.now();
+    this.#notBefore = end + REST * (end - start);
+  }
+
+  #render(last) {
+    const fresh = this.#waiting.join("");
+    this.#waiting = [];
+    if (this.#isPlain) {
+      this.#target.lastChild.append(fresh);
+      return;
     }
+    this.#open += fresh;
+    const shown = last ? this.#open : this.#open.replace(OPEN_MARK, "");
+    const found = parsed(shown);
+    if (!found) this.#plain();
+    else if (last && found.references && this.#isSplit) this.#again();
+    else this.#show(found.blocks, last, shown.lastIndexOf("\n") + 1);
   }
 
-  #code(text, at, last) {
-    const end = text.indexOf("\n", at);
-    const stop = end < 0 ? text.length : end;
-    if (this.#line === "") {
-      const line = text.slice(at, stop);
-      const closing = CLOSING.exec(line);
-      if (closing && closing[1].length >= this.#fence.length && (end >= 0 || last)) {
-        this.#fence = this.#block = null;
-        return end < 0 ? stop : stop + 1;
-      }
-      if (end < 0 && !last && /^[ \t]*`*[ \t]*$/.test(line)) return at;
-    }
-    const upTo = end < 0 ? stop : stop + 1;
-    write(this.#block, text.slice(at, upTo));
-    this.#line = end < 0 ? "code" : "";
-    return upTo;
+  /** Close each block except the last. A block whose first line is incomplete may still belong to the one before it. */
+  #show(blocks, last, lineStart) {
+    let next = blocks.length - 1;
+    while (next > 0 && blocks[next].start >= lineStart) next -= 1;
+    if (next < 0) return;
+    const nodes = blocks.map((block, index) => [...drawn(block, !last && index >= next).childNodes]);
+    const closed = nodes.slice(0, next).flat();
+    const open = nodes.slice(next).flat();
+    patch(this.#target, this.#openNodes, [...closed, ...open]);
+    this.#openNodes = open.length ? [...this.#target.childNodes].slice(-open.length) : [];
+    if (next > 0) this.#isSplit = true;
+    this.#open = this.#open.slice(blocks[next].start);
   }
 
-  #prose(text, at, last) {
-    const found = matched(PLAIN, text, at);
-    if (found) return this.#put(found, at);
-    if (text[at] === "\n") return this.#newline(text, at, last);
-    const run = matched(text[at] === "`" ? TICKS : STARS, text, at);
-    const end = at + run.length;
-    if (end === text.length && !last) return at;
-    if (run[0] === "`") return this.#ticks(run, text, at, last);
-    return this.#stars(run, text, at);
+  #again() {
+    const text = this.raw;
+    const found = parsed(text);
+    if (found) this.#target.replaceChildren(...found.blocks.map((block) => drawn(block)));
+    this.#openNodes = [];
   }
 
-  #newline(text, at, last) {
-    let end = at;
-    while (text[end] === "\n") end += 1;
-    if (end === text.length && !last) return at; // a paragraph ends with all its empty lines
-    this.#revert();
-    this.#put(text.slice(at, end), at);
-    if (end - at > 1) {
-      this.#block.className = "spaced";
-      this.#block = null;
-    }
-    this.#line = "";
-    return end;
-  }
-
-  #ticks(run, text, at, last) {
-    const end = at + run.length;
-    const open = this.#open.at(-1);
-    if (open?.mark[0] === "`") {
-      if (open.mark !== run) return this.#put(run, at);
-      this.#open.pop();
-      this.#line += run;
-      return end;
-    }
-    if (run.length < 3 || this.#line.trim()) return this.#begin(run, "code", end);
-    const stop = text.indexOf("\n", end);
-    const rest = text.slice(end, stop < 0 ? text.length : stop);
-    if (rest.includes("`") || rest.length > LABEL_CHARS) return this.#begin(run, "code", end);
-    if (stop < 0 && !last) return at;
-    this.#fence = run;
-    this.#line = "";
-    this.#block = make("code");
-    const data = rest.trim() ? { language: rest.trim() } : {};
-    this.#target.append(make("pre", { tabIndex: 0, data }, this.#block));
-    return stop < 0 ? text.length : stop + 1;
-  }
-
-  #stars(run, text, at) {
-    const end = at + run.length;
-    const next = text[end] ?? "";
-    const open = this.#open.at(-1);
-    if (run === "**" && open?.mark === run && /\S$/.test(this.#line) && !WORD.test(next)) {
-      this.#open.pop();
-      this.#line += run;
-      return end;
-    }
-    if (run === "**" && !open && BEFORE_STRONG.test(this.#line.slice(-1)) && /\S/.test(next)) {
-      return this.#begin(run, "strong", end);
-    }
-    return this.#put(run, at);
-  }
-
-  #begin(mark, tag, end) {
-    const element = make(tag);
-    this.#inner().append(element);
-    this.#open.push({ mark, element });
-    this.#line += mark;
-    return end;
-  }
-
-  #put(text, at) {
-    write(this.#inner(), text);
-    this.#line = (this.#line.trim() ? "…" : "") + text.slice(-20);
-    return at + text.length;
-  }
-
-  #inner() {
-    if (!this.#block) {
-      this.#block = make("p");
-      this.#target.append(this.#block);
-    }
-    return this.#open.at(-1)?.element ?? this.#block;
-  }
-
-  /** A mark without an end is plain text. */
-  #revert() {
-    for (const { mark, element } of this.#open.reverse()) element.replaceWith(mark, ...element.childNodes);
-    this.#open = [];
+  #plain() {
+    for (const node of this.#openNodes) node.remove();
+    const place = document.createElement("div");
+    place.className = "plain";
+    place.append(this.#open);
+    this.#target.append(place);
+    this.#openNodes = [];
+    this.#isPlain = true;
   }
 }
 
-function matched(pattern, text, at) {
-  pattern.lastIndex = at;
-  return pattern.exec(text)?.[0];
+/** Change the last children `old` into `nodes`. Equal elements stay, so that selections and scroll positions do. */
+function patch(parent, old, nodes) {
+  nodes.forEach((node, index) => {
+    const kept = old[index];
+    if (!kept) parent.append(node);
+    else if (!isLike(kept, node)) kept.replaceWith(node);
+    else if (kept.nodeType === Node.TEXT_NODE) write(kept, node.data);
+    else patch(kept, [...kept.childNodes], [...node.childNodes]);
+  });
+  for (const gone of old.slice(nodes.length)) gone.remove();
+}
+
+function isLike(kept, node) {
+  if (kept.nodeType !== node.nodeType) return false;
+  return kept.nodeType === Node.TEXT_NODE || kept.cloneNode(false).isEqualNode(node.cloneNode(false));
+}
+
+function write(text, data) {
+  if (text.data === data) return;
+  if (data.startsWith(text.data)) text.appendData(data.slice(text.data.length));
+  else text.data = data;
 }

@@ -1,0 +1,223 @@
+"""Markdown in answers: its forms, its streaming, and hostile texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from playwright.sync_api import expect
+
+from browser_tests.reader import answer, say, turn, wait
+from tools.vendor import changed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from playwright.sync_api import Page
+
+    from tests.support.service import Service
+
+    Open = Callable[..., Page]
+
+MOST_MS = 5000
+MARKUP = "<script>window.ran = 1</script><img src=x onerror='window.ran = 2'><b>not bold</b>"
+REPORT = """# Report
+
+Some **strong** and *light* text, `code`, a [link](https://example.org/a) and https://example.org/b.
+
+- one
+  - inner
+- two
+
+| city | people |
+|:-----|-------:|
+| Bonn | 330000 |
+
+> quoted
+
+```python
+def f(x):
+    return "1"  # why
+```
+
+Euler: $e^{i\\pi} + 1 = 0$, \\(a_1 \\cdot b_2\\), it costs $5 and $10.
+
+$$
+x_1 = *y* \\\\
+- z
+$$
+
+- [x] done
+- [ ] open
+
+<end_plan>"""
+DRAW = """(texts) => import("/page/text.js").then(({ Text }) => texts.map(([text, pieces, paced]) => {
+  const target = document.createElement("div");
+  const drawing = new Text(target);
+  const draw = async () => {
+    for (const [index, piece] of pieces.entries()) {
+      drawing.push(piece);
+      if (paced && index % 2) await new Promise(requestAnimationFrame);
+    }
+    drawing.finish();
+    return drawing.raw === text ? target.innerHTML : "raw differs";
+  };
+  return draw();
+})).then((all) => Promise.all(all))"""
+
+
+def test_vendored_libraries_are_as_they_were_published() -> None:
+    assert changed() == []
+
+
+def test_markdown_has_its_forms(opened: Open, service: Service) -> None:
+    page = opened(service)
+    say(page, [{"say": [REPORT]}])
+    expect(turn(page)).to_have_attribute("data-status", "finished")
+    place = answer(page)
+    expect(place.locator("h3")).to_have_text("Report")
+    expect(place.locator("strong")).to_have_text("strong")
+    expect(place.locator("em")).to_have_text("light")
+    expect(place.locator("ul ul li")).to_have_text("inner")
+    expect(place.locator("td[align=right]")).to_have_text("330000")
+    expect(place.locator("blockquote")).to_have_text("quoted")
+    expect(place.locator("pre .hljs-keyword").first).to_have_text("def")
+    expect(place.locator(".math")).to_have_text(
+        ["$e^{i\\pi} + 1 = 0$", "\\(a_1 \\cdot b_2\\)", "$$\nx_1 = *y* \\\\\n- z\n$$"]
+    )
+    expect(place.locator(".task.done")).to_have_text("done")
+    expect(place.locator(".task:not(.done)")).to_have_text("open")
+    expect(place).not_to_contain_text("end_plan")
+    for link in place.locator("a").all():
+        assert link.get_attribute("rel") == "noopener noreferrer"
+        assert link.get_attribute("target") == "_blank"
+    assert [link.get_attribute("href") for link in place.locator("a").all()] == [
+        "https://example.org/a",
+        "https://example.org/b",
+    ]
+
+
+def test_text_from_right_to_left_has_its_direction(opened: Open, service: Service) -> None:
+    page = opened(service)
+    say(page, [{"say": ["שלום **עולם** hello\n\n1. אחת\n2. שתיים\n\nHello שלום"]}], title="مرحبا")
+    expect(turn(page)).to_have_attribute("data-status", "finished")
+    for selector in ("p:first-child", "ol", "li:first-child"):
+        expect(answer(page).locator(selector)).to_have_css("direction", "rtl")
+    expect(answer(page).locator("p:last-child")).to_have_css("direction", "ltr")
+    expect(page.locator(".said-text")).to_have_css("unicode-bidi", "plaintext")
+
+
+def test_text_in_pieces_looks_like_text_at_once(opened: Open, service: Service) -> None:
+    page = opened(service)
+    texts = [
+        REPORT,
+        "para\n#hash\n# head\npara\n-\n- item\n\n- more\n1. one\n\n   two\n\n2. three",
+        "```\nfence\n``` \nafter ```inline``` x\n````md\n```\ninner\n```\n````\nlast",
+        "```js never closed\nx = `1`\n``",
+        "[a] and [b]\n\ntext\n\n[a]: https://example.org/a\n",
+        "| a | b |\n|---|---|\n| 1 | 2 |\nafter\n\n$$\nopen",
+        "2 < 3 <end_code> <|im_end|> <end_\nx <en",
+    ]
+    whole = page.evaluate(DRAW, [[text, [text], False] for text in texts])
+    assert "raw differs" not in whole
+    assert page.evaluate(DRAW, [[text, [*text], True] for text in texts]) == whole
+
+
+def test_a_block_that_is_complete_is_not_rendered_again(opened: Open, service: Service, gate: Path) -> None:
+    page = opened(service)
+    say(page, [{"say": ["First.\n\n- one\n- two", wait(gate), "\n- three\n\nLast."]}])
+    expect(answer(page).locator("li")).to_have_count(2)
+    page.evaluate("document.querySelectorAll('.answer p, .answer li').forEach((each) => (each.isKept = true))")
+    gate.touch()
+    expect(turn(page)).to_have_attribute("data-status", "finished")
+    kept = "[...document.querySelectorAll('.answer p, .answer li')].map((each) => Boolean(each.isKept))"
+    assert page.evaluate(kept) == [True, True, True, False, False]
+
+
+def test_a_long_text_costs_no_more_with_its_length(opened: Open, service: Service) -> None:
+    page = opened(service)
+    ms = page.evaluate(
+        """async () => {
+          const { Text } = await import("/page/text.js");
+          const drawing = new Text(document.createElement("div"));
+          let spent = 0;
+          for (let number = 0; number < 20_000; number += 1) {
+            const start = performance.now();
+            drawing.push(number % 40 ? "a *word*, " : "ends.\\n\\n");
+            spent += performance.now() - start;
+            if (number % 1000 === 0) await new Promise(requestAnimationFrame);
+          }
+          const start = performance.now();
+          drawing.finish();
+          return spent + performance.now() - start;
+        }"""
+    )
+    assert ms < MOST_MS
+
+
+def test_markup_stays_text_wherever_it_comes_from(opened: Open, service: Service) -> None:
+    page = opened(service)
+    script: list[dict[str, Any]] = [
+        {"think": [MARKUP], "call": [["echo", {"text": MARKUP}]]},
+        {"say": [MARKUP[:20], MARKUP[20:]]},
+    ]
+    say(page, script)
+    expect(answer(page)).to_have_text(MARKUP)
+    page.locator(".step summary").first.click()
+    expect(page.locator(".part-thought .text")).to_have_text(MARKUP)
+    expect(page.locator(".call .result pre")).to_have_text(MARKUP)
+    assert page.locator("#turns script, #turns img, #turns b, #list img").count() == 0
+    page.reload()
+    expect(answer(page)).to_have_text(MARKUP)
+    assert page.evaluate("window.ran") is None
+
+
+def test_hostile_links_and_images_are_shown_and_load_nothing(opened: Open, service: Service) -> None:
+    page = opened(service)
+    text = (
+        "[a](javascript:window.ran=1) [b](data:text/html,x) [c](JaVaScRiPt&#58;window.ran=2) "
+        "<javascript:window.ran=3>\n\n"
+        "![pixel](https://evil.example/p.png) ![](data:image/png;base64,AA==) [d](//evil.example) [e](#/c/x)\n\n"
+        '```"><img src=x onerror=window.ran=4>\nx\n```\n\n[f](https://ok.example \'a" onclick="window.ran=5\')'
+    )
+    say(page, [{"say": [text]}])
+    expect(turn(page)).to_have_attribute("data-status", "finished")
+    links = answer(page).locator("a")
+    assert [link.get_attribute("href") for link in links.all()] == ["https://evil.example/p.png", "https://ok.example"]
+    expect(links.first).to_have_text("pixel")
+    expect(answer(page)).to_contain_text("[a](javascript:window.ran=1)")
+    assert answer(page).locator("img, [onclick], [onerror], [style]").count() == 0
+    assert page.evaluate("window.ran") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ">" * 5000 + " deep",
+        "- " * 5000 + "deep",
+        "[" * 50_000 + "deep",
+        "*a **b " * 10_000 + "deep",
+        "\\(" * 20_000 + "deep",
+        "$a " * 50_000 + "deep",
+        "a " + "`" * 50_000 + " deep",
+        "<end_" * 20_000 + "deep",
+        "a\n" * 20_000 + "deep",
+        "| a |\n|---|\n" + "| b |\n" * 5000 + "deep",
+        "x" * 500_000 + "deep",
+    ],
+    ids=["quotes", "lists", "brackets", "emphasis", "math", "dollars", "ticks", "marks", "lines", "table", "long"],
+)
+def test_hostile_nesting_is_shown_within_a_bounded_time(opened_once: Page, text: str) -> None:
+    ms, shown = opened_once.evaluate(
+        """async (text) => {
+          const { Text } = await import("/page/text.js");
+          const target = document.createElement("div");
+          const start = performance.now();
+          new Text(target).replace(text);
+          return [performance.now() - start, target.textContent];
+        }""",
+        text,
+    )
+    assert ms < MOST_MS
+    assert "deep" in shown
