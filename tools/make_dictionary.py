@@ -27,7 +27,7 @@ from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.core.callers import DUMMY
 from smolsessions.core.events import MessageDelta, TurnQueued, TurnStarted
 from smolsessions.core.memories import Head, PackedStep
-from smolsessions.core.records import AgentName, AgentVersion, ModelIdentity, Owner, Ref, Turn, TurnInput, TurnOptions
+from smolsessions.core.records import AgentName, AgentVersion, ModelIdentity, Outcome, Owner, Ref, Turn, TurnInput, TurnOptions
 from smolsessions.core.records import Timing as TurnTiming
 from smolsessions.store import codec
 
@@ -85,6 +85,7 @@ def samples() -> Iterator[bytes]:
             turn = codec.started(turn, time.time(), 1)
             heard = Heard()
             outcome = session.run_turn(turn, TurnInput(), DUMMY, heard)
+            assert isinstance(outcome, Outcome)
             steps = [*heard.steps, *([pack(_plan(message), number)] if number % 10 == 0 else [])]
             joined = [TurnQueued(), TurnStarted(1, time.time()), *_joined(heard.events)]
             timing = replace(turn.timing, finished_at=time.time())

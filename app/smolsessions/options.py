@@ -25,6 +25,9 @@ P = ParamSpec("P")
 PolicyRules = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 """Name of a rule, a rule with its parameters, or several rules in their order."""
 
+ApproveRule = Sequence[str] | Callable[[str, Any, Any], bool]
+"""Names and patterns of tools, or a function `(name, arguments, caller) -> bool`."""
+
 _ATTRIBUTE = "_smolsessions_options"
 _NAME = "_smolsessions_name"
 _ALIKE = 0.81
@@ -80,6 +83,8 @@ class OptionValues(TypedDict, total=False):
     fingerprint: str | None
     examples: list[str] | tuple[str, ...]
     deadline_s: float | None
+    approve: ApproveRule
+    ask_user: bool
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,11 @@ class Options:
     """Questions that a page may offer."""
     deadline_s: float | None = None
     """Longest time of a turn whose caller sets none. None: the service's."""
+    approve: ApproveRule = ()
+    """Tools whose calls wait for a person's approval: names, patterns such as `delete_*`, or a function of name,
+    arguments and caller. It holds for managed agents, too."""
+    ask_user: bool = False
+    """The agent gets the tool `ask_user(question, choices=None)`, and its turn waits for the answer."""
 
 
 NAMES = tuple(each.name for each in fields(Options))

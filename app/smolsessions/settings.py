@@ -194,6 +194,12 @@ class Settings(BaseSettings):
     log_ttl_s: int = Field(
         0, ge=0, description="How long the log of a turn that is over is kept; 0: as long as its conversation."
     )
+    answer_ttl_s: float = Field(
+        7 * 86400,
+        gt=0,
+        le=366 * 86400,
+        description="How long a turn waits for a person's answer; then the call counts as rejected.",
+    )
     id_reuse_s: int = Field(3600, ge=1, description="How long the id of a deleted conversation stays taken.")
     warm_sessions: int = Field(256, ge=0, description="Agents kept in memory between turns, at most.")
     warm_mb: float = Field(

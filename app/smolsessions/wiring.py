@@ -129,6 +129,7 @@ def catalog_of(settings: Settings, agents: LoadedAgents, slot: ProcessSlot | Non
         must_confine=settings.code_confinement == "required",
         tool_servers=agents.tool_servers,
         workspaces=workspace_folders(settings, slot),
+        answer_ttl_s=settings.answer_ttl_s,
     )
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from smolsessions.agents.approval_checks import UNCONFINED, argument_problems, refused_tools
 from smolsessions.agents.config.mistakes import placed
 from smolsessions.agents.factories import check_factory, make_agent
 from smolsessions.agents.memory.author_policies import check_own_rules
@@ -18,7 +19,7 @@ from smolsessions.agents.memory.views import PromptPreview, describe_step
 from smolsessions.agents.run.clean_ups import wait_for_clean_ups
 from smolsessions.agents.run.effects import MODEL_KEY, usage_of
 from smolsessions.agents.run.instrumentation import clean_up
-from smolsessions.agents.run.session import AgentSession, task_step
+from smolsessions.agents.run.session import ANSWER_TTL_S, AgentSession, task_step
 from smolsessions.agents.sandbox.confinement.levels import CONFINED
 from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.json_export import VariableReader
@@ -28,7 +29,7 @@ from smolsessions.agents.transfer import documents
 from smolsessions.agents.values.images import browser_image, image_from_bytes
 from smolsessions.caller import CALLER
 from smolsessions.core.callers import DUMMY
-from smolsessions.core.errors import AgentFailedError, AgentUnavailableError, StartError
+from smolsessions.core.errors import AgentFailedError, AgentUnavailableError, InvalidRequestError, StartError
 from smolsessions.core.memories import with_gaps
 from smolsessions.core.records import AgentName, Usage
 
@@ -70,12 +71,14 @@ class Catalog:
         must_confine: bool = False,
         tool_servers: ToolServers | None = None,
         workspaces: ConversationFolders | None = None,
+        answer_ttl_s: float = ANSWER_TTL_S,
     ) -> None:
         """Model-written code cannot see `hidden` files and folders, nor `workspaces`. It may read `code_folders`.
 
-        `tool_servers` are those of the factories. The catalog closes them.
+        `tool_servers` are those of the factories. The catalog closes them. `answer_ttl_s` bounds the wait for a person.
         """
         patch_smolagents()
+        self._answer_ttl_s = answer_ttl_s
         self._agents: dict[AgentName, CheckedAgent] = {}
         self.infos: dict[AgentName, AgentInfo] = {}
         self.unavailable: dict[AgentName, str] = {}
@@ -130,7 +133,13 @@ class Catalog:
         wait_for_clean_ups(CLEAN_UP_S)
 
     def check_confinement(self) -> None:
-        """Raise `StartError` if code must be confined and cannot be. Waits for the server of processes."""
+        """Raise `StartError` if code must be confined and cannot be. Waits for the server of processes.
+
+        It must be if the agent's turns may wait for a person: unconfined code could approve its own calls.
+        """
+        for name, agent in self._agents.items():
+            if agent.asks and self._is_unconfined(agent):
+                raise StartError(f"the agent {name!r} has the option approve or ask_user, and {UNCONFINED}")
         if not self._must_confine:
             return
         mend = "or set SMOLSESSIONS_CODE_CONFINEMENT=auto"
@@ -174,6 +183,8 @@ class Catalog:
             made_for=caller,
             version=agent.version_of(made),
             takes_caller=agent.takes_caller,
+            answer_ttl_s=self._answer_ttl_s,
+            refuses_approvals=self._is_unconfined(agent),
         )
 
     def task_step(self, turn: Turn, turn_input: TurnInput) -> PackedStep:
@@ -193,6 +204,26 @@ class Catalog:
     def check_policy(self, name: AgentName, policy: Policy, pointer: str) -> None:
         """Raise `InvalidRequestError` for a policy that this agent does not support."""
         check_own_rules(policy, self._agent(name).own_policies, pointer)
+
+    def check_approve(self, name: AgentName, tools: Sequence[str]) -> None:
+        """Raise `InvalidRequestError` for tools that this agent lacks, or if it cannot wait for a person."""
+        agent = self._agent(name)
+        if sentence := agent.cannot_wait or (UNCONFINED if self._is_unconfined(agent) else None):
+            raise InvalidRequestError.at("/approve", f"the agent {name!r} takes no approvals: {sentence}")
+        if not agent.takes_caller and (refused := refused_tools(name, agent.tool_names, tools)):
+            raise InvalidRequestError.at(f"/approve/{refused[0]}", refused[1])
+
+    def _is_unconfined(self, agent: CheckedAgent) -> bool:
+        """Return whether code of an agent may reach this service's port. Another process may run the code."""
+        return self._started and "child" in agent.executors and self._fork_client.level() not in CONFINED
+
+    def argument_problems(self, parameters: dict[str, Any], arguments: dict[str, Any]) -> list[tuple[str, str]]:
+        """Return pointer and message of each mistake in a call's arguments, by their JSON Schema."""
+        return argument_problems(parameters, arguments)
+
+    def depends_on_caller(self, name: AgentName) -> bool:
+        """Return whether the agent is made for each caller."""
+        return name in self._agents and self._agents[name].takes_caller
 
     def messages(
         self, caller: Caller, memory: Memory, policy: Policy | None, *, summary_mode: bool

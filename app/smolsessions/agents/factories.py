@@ -18,6 +18,7 @@ from smolagents import MultiStepAgent
 from smolagents.models import get_tool_json_schema
 
 import smolsessions
+from smolsessions.agents.approval_checks import asks, cannot_wait, check_approvals, tool_names
 from smolsessions.agents.identity import model_identity, release_of
 from smolsessions.agents.memory.author_policies import agent_policy, import_own_policies
 from smolsessions.agents.memory.scratchpad import add_scratchpad
@@ -33,6 +34,7 @@ from smolsessions.agents.remote_executors import (
 )
 from smolsessions.agents.run.agent_state import has_own_state
 from smolsessions.agents.run.instrumentation import clean_up, code_runs_in, with_managed
+from smolsessions.agents.tools.ask_user import add_ask_user
 from smolsessions.agents.tools.sources import check_tool
 from smolsessions.agents.tools.workspace_tools import add_workspaces, workspaces_of
 from smolsessions.agents.transfer.variables import ImportTarget, import_targets
@@ -82,6 +84,12 @@ class CheckedAgent:
     """Parts that differ between two agents of the factory, which no fingerprint holds."""
     workspaces: tuple[BoundWorkspace, ...]
     """The workspaces of an agent for no conversation."""
+    tool_names: frozenset[str]
+    """Names of all that it can call, and the agents below it."""
+    asks: bool
+    """True if an option lets its turns wait for a person."""
+    cannot_wait: str | None
+    """Why its turns cannot wait for a person."""
 
     def version_of(self, agent: MultiStepAgent) -> AgentVersion:
         """Return the version of an agent that the factory made."""
@@ -109,6 +117,8 @@ def make_agent(
     if isinstance(agent, MultiStepAgent):
         add_scratchpad(name, agent)
         add_workspaces(name, agent, caller, folders)
+        for each in with_managed(agent):
+            add_ask_user(name, each)
     return agent
 
 
@@ -130,6 +140,7 @@ def check_factory(name: str, factory: Factory, folders: ConversationFolders | No
         _check_tools(name, one)
         check_options(name, one)
         check_remote_executor(name, one)
+    check_approvals(name, first, takes_caller=takes_caller(factory))
     carries = carried_classes(name, first)
     unstable = _differing(first, second)
     own_policies = import_own_policies(name, first)
@@ -158,6 +169,9 @@ def check_factory(name: str, factory: Factory, folders: ConversationFolders | No
         takes_caller(factory),
         unstable,
         tuple(workspaces_of(first)),
+        tool_names(first),
+        asks(first),
+        cannot_wait(first),
     )
 
 
@@ -327,6 +341,8 @@ def _parts(agent: MultiStepAgent, path: str = "") -> dict[str, Any]:
         **{name: json_form(getattr(agent, name, None)) for name in _ATTRIBUTES},
         "executor": remote_form(agent) or options_of(agent).executor,
     }
+    if rule := options_of(agent).approve:
+        parts["approve"] = getattr(rule, "__qualname__", "") if callable(rule) else sorted(rule)
     for name, tool in agent.tools.items():
         parts[f"tool {name}"] = [tool.description, json_form(tool.inputs), tool.output_type]
     found = {f"{path}:{name}": part for name, part in parts.items()}

@@ -12,7 +12,17 @@ if TYPE_CHECKING:
     from smolsessions.core.events import ReplayState, StepEvent
     from smolsessions.core.memories import ExportedMemory, ImportedMemory, Memory, PackedStep, PrunePreview
     from smolsessions.core.policies import Policy
-    from smolsessions.core.records import AgentInfo, AgentName, AgentVersion, LeftOut, Outcome, Turn, TurnInput, Usage
+    from smolsessions.core.records import (
+        AgentInfo,
+        AgentName,
+        AgentVersion,
+        LeftOut,
+        Outcome,
+        Suspension,
+        Turn,
+        TurnInput,
+        Usage,
+    )
 
 
 @dataclass(frozen=True)
@@ -83,11 +93,13 @@ class Session(Protocol):
         *,
         replay: ReplayState | None = None,
         policy: Policy | None = None,
-    ) -> Outcome:
+        approve: tuple[str, ...] = (),
+    ) -> Outcome | Suspension:
         """Run the agent in the calling thread, and emit its events and finished steps.
 
         Effects of earlier attempts (`replay`) are not repeated. `policy` None means the agent's own. An exception of
-        the agent is a failed outcome, and a requested stop a cancelled one.
+        the agent is a failed outcome, and a requested stop a cancelled one. A run that needs a person's decision ends
+        as a suspension. `approve` names tools that need one in this conversation, beside those of agent and turn.
         """
 
     def cut_model_calls(self) -> None:
@@ -140,6 +152,15 @@ class AgentCatalog(Protocol):
 
     def check_policy(self, name: AgentName, policy: Policy, pointer: str) -> None:
         """Raise `InvalidRequestError` at this pointer for a policy that the agent cannot have."""
+
+    def check_approve(self, name: AgentName, tools: Sequence[str]) -> None:
+        """Raise `InvalidRequestError` at `/approve` for tools that the agent lacks, or if it cannot wait."""
+
+    def argument_problems(self, parameters: dict[str, Any], arguments: dict[str, Any]) -> Sequence[tuple[str, str]]:
+        """Return pointer and message of each mistake in a call's arguments, by their JSON Schema."""
+
+    def depends_on_caller(self, name: AgentName) -> bool:
+        """Return whether the agent is made for each caller, so that its fingerprint is known in its turns alone."""
 
     def messages(
         self, caller: Caller, memory: Memory, policy: Policy | None, *, summary_mode: bool

@@ -104,7 +104,8 @@ class Conversations:
             check(now)
             metadata = merge(now.metadata, changes.get("metadata", {}))
             draft = replace(
-                ConversationFields({}, now.policy, now.ttl_s, now.title), **changes | {"metadata": metadata}
+                ConversationFields({}, now.policy, now.ttl_s, now.title, now.approve),
+                **changes | {"metadata": metadata},
             )
             self._check(now.agent, draft)
             return draft
@@ -258,6 +259,8 @@ class Conversations:
         bounded(draft.metadata)
         if draft.policy is not None:
             self._agents.check_policy(agent, draft.policy, "/policy")
+        if draft.approve:
+            self._agents.check_approve(agent, draft.approve)
 
 
 def _caller(ref: Ref, claims: Mapping[str, Any], memory: Memory) -> Caller:

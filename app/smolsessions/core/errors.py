@@ -112,6 +112,12 @@ class ConversationExistsError(ConflictError):
 class BusyError(ConflictError):
     """A turn of this conversation is running; wait for its end, then send the next."""
 
+    @classmethod
+    def of_turn(cls, number: int, advice: str, *, waits: bool) -> Self:
+        """Name the turn, and say whether it waits for a person."""
+        state = "waits for a person; answer its requests, or" if waits else "is running;"
+        return cls(f"Turn {number} of this conversation {state} {advice}.", running_turn=number, waiting=waits)
+
 
 class HistoryGoneError(ConflictError):
     """The variables that the conversation had then are not kept any more: only the newest 64 MiB of changes are."""
@@ -127,6 +133,18 @@ class OverloadedError(ServiceError, retry_after_s=5):
 
 class OtherAgentError(ConflictError, code="agent_mismatch"):
     """The conversation belongs to another agent."""
+
+
+class RequestNotFoundError(NotFoundError):
+    """The turn has no request of that id; GET the turn for those that are open."""
+
+
+class AlreadyAnsweredError(ConflictError):
+    """This request has been answered with another decision, which counts."""
+
+
+class NotWaitingError(ConflictError):
+    """The turn does not wait for this answer any more: it was stopped, or its wait has expired."""
 
 
 class AgentUnavailableError(ServiceError):

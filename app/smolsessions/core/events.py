@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
 
-from smolsessions.core.records import StepFile, StepImage, ToolCall, Turn, Usage, record
+from smolsessions.core.frozen import record
+from smolsessions.core.records import StepFile, StepImage, ToolCall, Turn, Usage
+from smolsessions.core.requests import Answer, InputRequest  # noqa: TC001 - pydantic reads the annotations
 
 MessageChannel = Literal["answer", "thought", "code", "plan", "arguments"]
 StepKind = Literal["action", "planning"]
@@ -135,6 +137,24 @@ class StepFinished:
 
 
 @record
+class TurnWaiting:
+    """The turn waits for a person: these requests are open. It holds no thread meanwhile."""
+
+    type: ClassVar[Literal["turn.waiting"]] = "turn.waiting"
+    attempt: int
+    requests: tuple[InputRequest, ...]
+
+
+@record
+class InputAnswered:
+    """A person answered. Without open requests the turn goes on, in attempt `attempt` + 1."""
+
+    type: ClassVar[Literal["input.answered"]] = "input.answered"
+    attempt: int
+    answers: tuple[Answer, ...]
+
+
+@record
 class TurnEnded:
     """The final event, exactly one: `turn.finished`, `turn.failed` or `turn.cancelled`. It holds the whole turn."""
 
@@ -147,14 +167,15 @@ class TurnEnded:
 
 
 StepEvent = StepStarted | MessageDelta | MessageRestarted | ToolCalled | ToolReturned | StepFinished
-Event = TurnQueued | TurnStarted | StepEvent | TurnEnded
+PersonEvent = TurnWaiting | InputAnswered
+Event = TurnQueued | TurnStarted | StepEvent | PersonEvent | TurnEnded
 
 FINAL: dict[Literal["finished", "failed", "cancelled"], Literal["turn.finished", "turn.failed", "turn.cancelled"]] = {
     "finished": "turn.finished",
     "failed": "turn.failed",
     "cancelled": "turn.cancelled",
 }
-EVENT_TYPES = (*(kind.type for kind in get_args(TurnQueued | TurnStarted | StepEvent)), *FINAL.values())
+EVENT_TYPES = (*(kind.type for kind in get_args(TurnQueued | TurnStarted | StepEvent | PersonEvent)), *FINAL.values())
 
 
 @record

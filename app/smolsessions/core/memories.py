@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-from smolsessions.core.records import record
+from smolsessions.core.frozen import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
-from functools import cache
-from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, NewType, TypeVar, dataclass_transform
+from dataclasses import field
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, NewType, TypeVar
 
 from pydantic import Field, SkipValidation
+
+from smolsessions.core.frozen import changed, record
+from smolsessions.core.requests import Answered, Approval, InputRequest  # noqa: TC001 - pydantic reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,33 +18,11 @@ if TYPE_CHECKING:
     from smolsessions.core.policies import Policy
 
 T = TypeVar("T")
-
-
-@dataclass_transform(frozen_default=True)
-def record(kind: type[T]) -> type[T]:
-    """Make a class a dataclass. The type checker keeps it frozen: at run time a check would double the cost of each."""
-    return dataclass(slots=True, unsafe_hash=True)(kind)
-
-
-@cache
-def _values_of(kind: Any) -> attrgetter[tuple[Any, ...]]:
-    return attrgetter(*kind.__match_args__)
-
-
-def changed(old: T, **values: Any) -> T:
-    """Return a copy of a record of several fields with new values. `dataclasses.replace` takes twice as long."""
-    kind: Any = type(old)
-    new: T = kind(*_values_of(kind)(old))
-    for name, value in values.items():
-        setattr(new, name, value)
-    return new
-
-
 Owner = NewType("Owner", str)
 AgentName = NewType("AgentName", str)
-TurnStatus = Literal["queued", "running", "finished", "failed", "cancelled"]
+TurnStatus = Literal["queued", "running", "waiting", "finished", "failed", "cancelled"]
 OnBusy = Literal["reject", "enqueue", "interrupt", "rollback"]
-ConversationStatus = Literal["idle", "queued", "running"]
+ConversationStatus = Literal["idle", "queued", "running", "waiting"]
 Sort = Literal["updated", "created"]
 Order = Literal["asc", "desc"]
 RunState = Literal["success", "max_steps_error"]
@@ -143,11 +122,15 @@ class Rollback:
 
 @record
 class Terms:
-    """Own memory policy of a conversation (None: the agent's), its origins and its rollbacks, in their order."""
+    """Own memory policy of a conversation (None: the agent's), its origins and its rollbacks, in their order.
+
+    `approve` names the tools that need an approval, beside those of the agent.
+    """
 
     policy: Policy | None = None
     lineage: tuple[Origin, ...] = ()
     jumps: tuple[Rollback, ...] = ()
+    approve: tuple[str, ...] = ()
 
     def is_rolled_back(self, turn: int, last: int) -> bool:
         """Return whether a turn does not lead to the conversation as it is after turn `last`."""
@@ -164,13 +147,14 @@ class Terms:
 class ConversationFields:
     """Fields that a caller may change. `policy` None: the agent's. `ttl_s` None: it never expires.
 
-    `title` None: that of the first message, if that is still to come.
+    `title` None: that of the first message, if that is still to come. `approve` names tools that need an approval.
     """
 
     metadata: dict[str, Any]
     policy: Policy | None = None
     ttl_s: float | None = None
     title: str | None = None
+    approve: tuple[str, ...] = ()
 
 
 @record
@@ -192,11 +176,14 @@ class Conversation:
     expires_at: float | None = None
     forked_from: tuple[str, int] | None = None
     title: str | None = None
+    approve: tuple[str, ...] = ()
+    waits: bool = False
+    """True if the running turn waits for a person."""
 
     @property
     def status(self) -> ConversationStatus:
         if self.running_turn is not None:
-            return "running"
+            return "waiting" if self.waits else "running"
         return "queued" if self.queued_turns else "idle"
 
 
@@ -244,8 +231,8 @@ class Failure:
 
 AGENT_CHANGED = Failure(
     "agent_changed",
-    "The process that played this turn ended, and the agent is another one now: its prompts, tools or options were "
-    "changed. The turn ends with its finished steps.",
+    "The process that played this turn ended, or the turn waited for a person, and the agent is another one now: its "
+    "prompts, tools or options were changed. The turn ends with its finished steps.",
     retryable=True,
 )
 
@@ -254,7 +241,8 @@ AGENT_CHANGED = Failure(
 class ToolCall:
     """Tool call of a turn. `arguments` is JSON. `ok` is true if the tool returned.
 
-    `repeated`: it was in flight when the process of an earlier attempt ended, so it may have run twice.
+    `repeated`: it was in flight when the process of an earlier attempt ended, so it may have run twice. `approval`:
+    a person's decision on it, for a call that needed one.
     """
 
     call_id: str
@@ -266,6 +254,7 @@ class ToolCall:
     ok: bool
     duration_ms: Annotated[float, Field(allow_inf_nan=False)]
     repeated: bool = False
+    approval: Approval | None = None
 
 
 @record
@@ -298,24 +287,37 @@ class LeftOut:
 
 @record
 class Timing:
-    """Times of a turn: accepted, claimed first, ended. Unix seconds."""
+    """Times of a turn: accepted, claimed first, ended. Unix seconds.
+
+    `waited_s` are the seconds that it waited for persons, without the present wait, which began at `waits_since`.
+    """
 
     submitted_at: Seconds
     started_at: Seconds | None = None
     finished_at: Seconds | None = None
+    waited_s: Seconds = 0.0
+    waits_since: Seconds | None = None
+
+    def wait_over(self, now: float) -> Timing:
+        """Return these times after the present wait."""
+        if self.waits_since is None:
+            return self
+        waited_s = self.waited_s + max(0.0, now - self.waits_since)
+        return changed(self, waited_s=waited_s, waits_since=None)
 
 
 @record
 class TurnOptions:
     """Options of a turn. `max_steps` None: the agent's. `deadline_s` None: the service's, from the turn's start.
 
-    `on_busy` is applied to the turns that run or wait already.
+    `on_busy` is applied to the turns that run or wait already. `approve` names tools that need an approval, too.
     """
 
     max_steps: Annotated[int, Field(ge=1)] | None = None
     reset: bool = False
     deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     on_busy: OnBusy = "reject"
+    approve: tuple[str, ...] = ()
 
 
 @record
@@ -367,7 +369,8 @@ class Turn:
     """One user message and everything that the agent does until it answers.
 
     A turn that is over has an `outcome`, and mostly `last_seq`, the number of its final event. `images` and `files` are
-    those of the message, stored with the task step. `additional_args` is JSON.
+    those of the message, stored with the task step. `additional_args` is JSON. A turn with open `requests` waits for a
+    person.
     """
 
     ref: SkipValidation[Ref]
@@ -382,6 +385,8 @@ class Turn:
     images: tuple[StepImage, ...] = ()
     additional_args: dict[str, Any] = field(default_factory=dict)
     files: tuple[StepFile, ...] = ()
+    requests: tuple[InputRequest, ...] = ()
+    answered: tuple[Answered, ...] = ()
     rolled_back: bool = False
     """True after a rollback to an earlier turn. Derived when turns are listed, and not stored."""
 
@@ -389,7 +394,17 @@ class Turn:
     def status(self) -> TurnStatus:
         if self.outcome:
             return self.outcome.status
+        if self.requests:
+            return "waiting"
         return "queued" if self.timing.started_at is None else "running"
+
+
+@record
+class Suspension:
+    """Pause of a turn that waits for a person. `so_far` is its outcome if a stop comes first."""
+
+    requests: tuple[InputRequest, ...]
+    so_far: Outcome
 
 
 @record

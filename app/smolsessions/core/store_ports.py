@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from smolsessions.core.records import record
+from smolsessions.core.frozen import record
 
 if TYPE_CHECKING:
     import asyncio
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         Turn,
         TurnInput,
     )
+    from smolsessions.core.requests import Answer, InputRequest
 
 
 StopReason = Literal["cancelled", "interrupted", "rolled_back", "deadline", "lost", "broken", "drained"]
@@ -53,9 +54,13 @@ class Queue:
 
 @record
 class Queues:
-    """Queues by agent, of the partitions that answered. `silent` is the number of the others."""
+    """Queues by agent, of the partitions that answered. `silent` is the number of the others.
+
+    `waiting` counts the turns that wait for a person.
+    """
 
     of: Mapping[AgentName, Queue]
+    waiting: Queue
     silent: int
 
 
@@ -109,6 +114,13 @@ class TurnStore(Protocol):
         """Stop a turn. A turn that has not begun ends at once (True). Otherwise its worker is notified.
 
         Raises the errors of `turn`.
+        """
+
+    async def answer(self, ref: Ref, number: int, accept: Callable[[Turn, bool], Sequence[Answer] | None]) -> Turn:
+        """Record the answers that `accept` returns for the turn, in one step. None: it goes on without one.
+
+        `accept` gets the turn and whether it waits. It is called again after a concurrent write. Raises the errors of
+        `accept` and of `turn`.
         """
 
     async def turn(self, ref: Ref, number: int) -> Turn:
@@ -222,6 +234,8 @@ class Lease(Protocol):
     """Fingerprint of the agent that began the turn."""
     policy: Policy | None
     """The conversation's memory policy at the claim, or None for the agent's."""
+    approve: tuple[str, ...]
+    """Tools that need an approval in this conversation, at the claim."""
     crashes: int
     """Number of attempts that ended with their process and without a new effect."""
     is_over: bool
@@ -291,6 +305,12 @@ class Lease(Protocol):
 
     async def flush(self) -> None:
         """Wait until all writes so far are acknowledged. Raises `LeaseLostError` and `SealBrokenError`."""
+
+    async def suspend(self, requests: tuple[InputRequest, ...]) -> bool:
+        """Let the turn wait for a person, and release the lease. Retried until the store answers.
+
+        Returns False, and keeps the lease, if the turn is to stop. Raises as `commit` does.
+        """
 
     async def commit(self, outcome: Outcome) -> Turn:
         """End the turn: keep its steps, append the final event, release the lease. Retried until the store answers.

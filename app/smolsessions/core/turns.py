@@ -10,7 +10,9 @@ from contextlib import closing
 from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Any
 
+from smolsessions.core.answers import new_answers
 from smolsessions.core.errors import AgentUnavailableError, StoreUnavailableError, UnknownAgentError
+from smolsessions.core.frozen import record
 from smolsessions.core.json_data import bounded
 from smolsessions.core.records import (
     AgentName,
@@ -22,15 +24,15 @@ from smolsessions.core.records import (
     Turn,
     TurnInput,
     TurnOptions,
-    record,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from smolsessions.core.agent_ports import AgentCatalog
     from smolsessions.core.records import Owner, StepFile, StepImage
+    from smolsessions.core.requests import Answer
     from smolsessions.core.store_ports import LogReader, TurnStore
 
 
@@ -84,6 +86,8 @@ class Turns:
             files=new.files,
             additional_args=new.additional_args,
         )
+        if new.options.approve and wanted.name in self._agents.infos:
+            self._agents.check_approve(wanted.name, new.options.approve)
         subscription = self._subscribe(turn, is_new=True, for_end=for_end)
         try:
             create = None if new.conversation_id else bounded(new.metadata)
@@ -99,7 +103,7 @@ class Turns:
         return self._subscribe(subscription.turn, for_end=for_end)
 
     async def submit_and_wait(self, owner: Owner, new: NewTurn, wait_s: float) -> Turn:
-        """Submit a turn and wait for its end. The turn has no outcome if it did not end in time."""
+        """Submit a turn and wait for its end. It has no outcome if it did not end in time, or waits for a person."""
         with closing(await self.submit(owner, new, for_end=True)) as subscription:
             return await self._wait_for_end(subscription, wait_s)
 
@@ -127,6 +131,29 @@ class Turns:
         if turn.outcome or not wait_s:
             return turn
         with closing(self._subscribe(turn)) as subscription:
+            return await self._wait_for_end(subscription, wait_s)
+
+    async def answer(self, ref: Ref, number: int, answers: Sequence[Answer]) -> tuple[Turn, int]:
+        """Record a person's answers. Return the turn, and the number of the event before theirs.
+
+        A turn whose agent is another one by now gets no answer: it goes on, and ends as `agent_changed`. Raises the
+        errors of `new_answers`.
+        """
+
+        def accept(turn: Turn, waits: bool) -> Sequence[Answer] | None:
+            new = new_answers(turn, answers, self._agents.argument_problems, waits=waits)
+            is_changed = self._version_of(turn.agent.name).fingerprint != turn.agent.fingerprint
+            return None if new and is_changed and not self._agents.depends_on_caller(turn.agent.name) else new
+
+        if any(answer.arguments is not None for answer in answers):
+            await asyncio.to_thread(self._agents.argument_problems, {}, {})  # its library takes long to import
+        turn = await self.store.answer(ref, number, accept)
+        names = {answer.request_id for answer in answers}
+        return turn, min((each.seq for each in turn.answered if each.request_id in names), default=1) - 1
+
+    async def wait(self, turn: Turn, wait_s: float) -> Turn:
+        """Wait until a turn is over or waits for a person, for at most `wait_s`."""
+        with closing(self._subscribe(turn, for_end=True)) as subscription:
             return await self._wait_for_end(subscription, wait_s)
 
     def cancel_in_background(self, turn: Turn) -> None:
@@ -163,7 +190,7 @@ class Turns:
 
     async def _wait_for_end(self, subscription: TurnSubscription, wait_s: float) -> Turn:
         turn = subscription.turn
-        if turn.outcome:
+        if turn.outcome or turn.status == "waiting":
             return turn
         timer = asyncio.get_running_loop().call_later(wait_s, subscription.stop)  # a quarter of a timeout's cost
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -10,10 +11,12 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
 from smolsessions.core.errors import DAMAGED, NEWER, SealBrokenError
-from smolsessions.core.events import StepEvent, TurnQueued, TurnStarted
+from smolsessions.core.events import PersonEvent, StepEvent, TurnQueued, TurnStarted
+from smolsessions.core.frozen import changed
 from smolsessions.core.memories import Head, StoredStep
 from smolsessions.core.policies import policy_of
-from smolsessions.core.records import AgentName, Origin, Owner, Ref, Rollback, Terms, Turn, TurnInput, changed
+from smolsessions.core.records import AgentName, Origin, Owner, Ref, Rollback, Terms, Turn, TurnInput
+from smolsessions.core.requests import Answer
 from smolsessions.store.seal import TAG_BYTES
 
 if TYPE_CHECKING:
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
     """Type and turn of a stored step, its bytes, and the names of its attachments."""
 
 _TURN = TypeAdapter(Turn)
-_EVENT_TYPES: tuple[Any, ...] = (TurnQueued, TurnStarted, *get_args(StepEvent))
+_ANSWER = TypeAdapter(Answer)
+_EVENT_TYPES: tuple[Any, ...] = (TurnQueued, TurnStarted, *get_args(StepEvent), *get_args(PersonEvent))
 _EVENTS: dict[str, TypeAdapter[Any]] = {kind.type: TypeAdapter(kind) for kind in _EVENT_TYPES}
 _EVENT_ENCODERS = {kind: _EVENTS[kind.type].serializer.to_json for kind in _EVENT_TYPES}
 _STEP = struct.Struct(">BIH")  # type, turn, number of attachments; their names follow
@@ -82,6 +86,10 @@ def decode_event(name: str, data: bytes) -> Event:
         raise ValueError(f"an event {name!r} is of a newer release")
     event: Event = _EVENTS[name].validate_json(data)
     return event
+
+
+def encode_answer(answer: Answer) -> bytes:
+    return _ANSWER.serializer.to_json(answer, exclude_defaults=True)
 
 
 def pack_events(events: Iterable[tuple[str, bytes]]) -> bytes:
@@ -171,9 +179,15 @@ def stored_step(index: int, parts: StepParts, head: Head) -> StoredStep:
     return StoredStep(index, *parts, index < head.shown_from, archived, rolled_back)
 
 
-def started(turn: Turn, at: float, attempts: int) -> Turn:
-    """Return a running turn with its start and attempts, which are not part of its record."""
-    return changed(turn, timing=changed(turn.timing, started_at=at), attempts=attempts)
+def started(turn: Turn, at: float, attempts: int, *, waits: bool = False) -> Turn:
+    """Return a begun turn with its start and attempts, which are not part of its record.
+
+    The record of a turn that goes on still holds the requests of its last wait.
+    """
+    timing = changed(turn.timing, started_at=at)
+    if waits or not turn.requests:
+        return changed(turn, timing=timing, attempts=attempts)
+    return changed(turn, timing=timing.wait_over(time.time()), attempts=attempts, requests=())
 
 
 def ref_of(scope: str) -> Ref:
@@ -219,7 +233,8 @@ def decode_metadata(data: bytes) -> dict[str, Any]:
 
 def encode_terms(terms: Terms) -> bytes:
     pairs = {"lineage": list(map(astuple, terms.lineage)), "jumps": list(map(astuple, terms.jumps))}
-    return to_json({"policy": terms.policy} | pairs)
+    approve = {"approve": terms.approve} if terms.approve else {}
+    return to_json({"policy": terms.policy} | pairs | approve)
 
 
 def decode_terms(data: bytes) -> Terms:
@@ -227,6 +242,7 @@ def decode_terms(data: bytes) -> Terms:
     try:
         policy = None if fields["policy"] is None else policy_of(fields["policy"])
         lineage = tuple(Origin(*origin) for origin in fields["lineage"])
-        return Terms(policy, lineage, tuple(Rollback(*jump) for jump in fields["jumps"]))
+        jumps = tuple(Rollback(*jump) for jump in fields["jumps"])
+        return Terms(policy, lineage, jumps, tuple(fields.get("approve", ())))
     except (ValueError, TypeError, KeyError) as error:
         raise SealBrokenError(f"a conversation's record {NEWER}") from error

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+KEY_DIGITS = 12
 CHECK_INTERVAL_S = 2.0
 LOCAL = Owner("local")
 _KEY_LINE = re.compile(r"([A-Za-z0-9._@-]{1,64})\s+([0-9a-fA-F]{64})(?:\s+(\S.*))?")
@@ -32,6 +33,8 @@ class Identity(NamedTuple):
 
     owner: Owner
     claims: dict[str, Any]
+    key: str | None = None
+    """First digits of the key's SHA-256, by which records name it."""
 
 
 WITHOUT_KEY = Identity(LOCAL, {})
@@ -170,5 +173,5 @@ def _read(path: Path) -> tuple[dict[bytes, Identity], list[str]]:
         except ValueError as error:
             wrong.append(f"line {number}: {error} (`smolsessions keys owner OWNER` makes a line)")
             continue
-        identities[bytes.fromhex(match[2])] = Identity(Owner(match[1]), claims)
+        identities[bytes.fromhex(match[2])] = Identity(Owner(match[1]), claims, match[2][:KEY_DIGITS].lower())
     return identities, wrong

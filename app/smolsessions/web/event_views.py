@@ -6,8 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from smolsessions.core.events import EVENT_TYPES, MessageDelta, StepFinished, TurnEnded, TurnQueued, TurnStarted
-from smolsessions.web.views import data_of, file_views, image_views, time_view, turn_view
+from smolsessions.core.events import (
+    EVENT_TYPES,
+    InputAnswered,
+    MessageDelta,
+    StepFinished,
+    TurnEnded,
+    TurnQueued,
+    TurnStarted,
+    TurnWaiting,
+)
+from smolsessions.web.views import answer_view, data_of, file_views, image_views, request_view, time_view, turn_view
 from smolsessions.wire.events import KnownEvent, TurnEvent
 
 if TYPE_CHECKING:
@@ -48,6 +57,10 @@ def event_view(ref: Ref, turn: int, logged: Logged, *, internal: bool) -> dict[s
         view |= {"attempt": event.attempt, "at": time_view(event.at)}
     elif isinstance(event, TurnEnded):
         view |= {"attempt": event.result.attempts, "result": turn_view(event.result, internal=internal)}
+    elif isinstance(event, TurnWaiting):
+        view |= {"attempt": event.attempt, "requests": list(map(request_view, event.requests))}
+    elif isinstance(event, InputAnswered):
+        view |= {"attempt": event.attempt, "answers": list(map(answer_view, event.answers))}
     elif not isinstance(event, TurnQueued):
         records: tuple[Any, Any] = event.where, event
         for record in records:

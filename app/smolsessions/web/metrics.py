@@ -65,6 +65,10 @@ class Metrics:
         self._lengths = self._add(Gauge, "queue_length", text, "agent")
         text = "Waiting time of the oldest of them: the same in every process."
         self._ages = self._add(Gauge, "queue_oldest_seconds", text, "agent")
+        text = "Turns of the whole store that wait for a person: the same in every process."
+        self._waiting = self._add(Gauge, "turns_waiting", text)
+        text = "Waiting time of one of the first of them to expire: the same in every process."
+        self._waiting_age = self._add(Gauge, "turns_waiting_oldest_seconds", text)
         text = (
             "Partitions of the store that do not answer: their waiting conversations are missing in the queue metrics."
         )
@@ -96,6 +100,8 @@ class Metrics:
             for agent, queue in found.of.items():
                 self._lengths.labels(agent).set(queue.length)
                 self._ages.labels(agent).set(queue.oldest_s)
+            self._waiting.set(found.waiting.length)
+            self._waiting_age.set(found.waiting.oldest_s)
             self._silent.set(found.silent)
         return generate_latest(self._registry)
 

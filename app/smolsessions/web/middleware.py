@@ -115,7 +115,7 @@ class RequestChecks:
         if scope["method"] in _WITH_BODY:
             # An unauthorized body is not read. The route takes owner and claims from the scope.
             authorization = headers.get(b"authorization", b"").decode("latin-1")
-            scope["owner"], scope["claims"] = self._authenticator.identify(authorization)
+            scope["owner"], scope["claims"], scope["key"] = self._authenticator.identify(authorization)
             is_import = (scope["method"], scope["path"]) == _IMPORT
             body = await self._checked_body(headers, receive, is_import=is_import)
             if response := await self._answer_at_once(scope, headers, body):

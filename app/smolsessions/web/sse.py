@@ -13,7 +13,7 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.datastructures import Headers
 
 from smolsessions.core.errors import InvalidRequestError, NotFoundError, ServiceError
-from smolsessions.core.events import TurnEnded
+from smolsessions.core.events import TurnEnded, TurnWaiting
 from smolsessions.web.event_views import event_view
 from smolsessions.web.http_connection import call_on_disconnect
 from smolsessions.web.routes.common import location_of
@@ -93,9 +93,12 @@ class TurnStream(EventSourceResponse):
         *,
         internal: bool,
         on_disconnect: str | None,
+        until: str | None = None,
     ) -> None:
+        """`until` `waiting` ends the stream after the event `turn.waiting`, too."""
         self._streams = streams
         self._subscription = subscription
+        self._ends: tuple[type, ...] = (TurnEnded, TurnWaiting) if until == "waiting" else (TurnEnded,)
         self._cancels = on_disconnect == "cancel"
         self._is_complete = False
         self._last_frame = RECONNECT
@@ -125,8 +128,10 @@ class TurnStream(EventSourceResponse):
         try:
             async with aclosing(subscription.reader.follow(turn.number, after)) as events:
                 async for logged in events:
-                    self._is_complete = logged is not None and isinstance(logged.event, TurnEnded)
+                    self._is_complete = logged is not None and isinstance(logged.event, self._ends)
                     yield self._streams.frame(turn, logged, internal=internal) if logged else PING
+                    if self._is_complete:
+                        break
         except NotFoundError:
             pass  # deleted in the meantime
         except ServiceError as error:  # a request for the rest gets it as its answer

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
         PromptSize,
         StepFile,
         StepImage,
+        ToolCall,
         Turn,
     )
+    from smolsessions.core.requests import Answer, Approval, InputRequest
 
 NO_OUTCOME = Outcome("finished")
 """Values of a turn that is not over."""
@@ -56,13 +58,15 @@ def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:
             "deadline_s": options.deadline_s,
             "reset": options.reset,
             "on_busy": options.on_busy,
+            "approve": options.approve,
         },
         "reply": outcome.reply,
         "output": outcome.output,
         "output_images": image_views(turn.ref.id, outcome.images),
         "output_files": file_views(turn.ref.id, outcome.files) if outcome.files else [],
-        "tool_call_names": [call.name for call in calls],
-        "tool_calls": [data_of(call) for call in calls],
+        "tool_call_names": [call.name for call in calls if not is_refused(call)],
+        "tool_calls": list(map(_call_view, calls)),
+        "requests": list(map(request_view, turn.requests)) if turn.requests else [],
         "state": outcome.state,
         "steps": outcome.steps,
         "usage": data_of(outcome.usage),
@@ -75,6 +79,32 @@ def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:
     }
 
 
+def is_refused(call: ToolCall) -> bool:
+    """Return whether a call was not made, as a person rejected it or nobody answered in time."""
+    return call.approval is not None and call.approval.decision in {"rejected", "expired"}
+
+
+def _call_view(call: ToolCall) -> dict[str, Any]:
+    data = data_of(call)
+    if approval := call.approval:
+        data["approval"] = {"decision": approval.decision, **_by_and_at(approval), "reason": approval.reason}
+    return data
+
+
+def request_view(request: InputRequest) -> dict[str, Any]:
+    """Return a request for a person's decision."""
+    times = {"asked_at": time_view(request.asked_at), "expires_at": time_view(request.expires_at)}
+    return data_of(request) | times
+
+
+def answer_view(answer: Answer) -> dict[str, Any]:
+    return data_of(answer) | _by_and_at(answer)
+
+
+def _by_and_at(decided: Answer | Approval) -> dict[str, Any]:
+    return {"by": decided.by and data_of(decided.by), "at": time_view(decided.at)}
+
+
 def _timing_view(turn: Turn) -> dict[str, Any]:
     timing = turn.timing
     started_at = timing.started_at or timing.finished_at  # a turn that never started was queued until its end
@@ -83,7 +113,8 @@ def _timing_view(turn: Turn) -> dict[str, Any]:
         "started_at": time_view(timing.started_at),
         "finished_at": time_view(timing.finished_at),
         "queued_ms": _ms_between(timing.submitted_at, started_at),
-        "duration_ms": _ms_between(started_at, timing.finished_at),
+        "duration_ms": _ms_between(started_at, timing.finished_at and timing.finished_at - timing.waited_s),
+        "waited_ms": round(timing.waited_s * 1_000_000) / 1000,
     }
 
 

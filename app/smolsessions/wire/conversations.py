@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from smolsessions.core.policies import Rules
 from smolsessions.wire.events import StepError
-from smolsessions.wire.requests import METADATA, POLICY, TITLE, TTL
+from smolsessions.wire.requests import APPROVE, METADATA, POLICY, TITLE, TTL
 from smolsessions.wire.turns import CURSOR, AgentVersion, File, Image, LeftOut, Usage
 from smolsessions.wire.words import CodePlace, Confinement, ConversationStatus, StepType, TokenCount
 
@@ -29,6 +29,7 @@ class Conversation(BaseModel):
     )
     agent: str = Field(description="Name of its agent.")
     title: str | None = Field(description=TITLE)
+    approve: list[str] = Field(description=APPROVE)
     status: ConversationStatus
     metadata: dict[str, Any] = Field(description=METADATA)
     created_at: datetime = Field(description="Time of its creation.")

@@ -7,8 +7,19 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from smolsessions.wire.turns import AGENT_PATH, CALL_ID, INTERNAL, STEP_ID, File, Image, Turn, Usage
-from smolsessions.wire.words import Channel, EventType, StepKind
+from smolsessions.wire.turns import (
+    AGENT_PATH,
+    CALL_ID,
+    INTERNAL,
+    STEP_ID,
+    Answerer,
+    File,
+    Image,
+    InputRequest,
+    Turn,
+    Usage,
+)
+from smolsessions.wire.words import Channel, DecisionWord, EventType, StepKind
 
 KIND = "Kind of event, also the `event:` line."
 MODEL_CALL = "Id of the model call, unique in the turn."
@@ -119,6 +130,32 @@ class StepFinished(StepEvent):
     duration_ms: float | None = Field(description="Milliseconds that it took.")
 
 
+class TurnWaiting(TurnEvent):
+    """The turn waits for a person. It goes on after the answers, however late they come."""
+
+    type: Literal["turn.waiting"] = Field(description=KIND)
+    requests: list[InputRequest] = Field(description="The open requests.")
+
+
+class InputAnswer(BaseModel):
+    """Person's answer to one request."""
+
+    request_id: str = Field(description="Id of the request.")
+    decision: DecisionWord
+    arguments: dict[str, Any] | None = Field(description="Arguments in place of those that were asked. Null: the same.")
+    reason: str | None = Field(description="Reason for the agent's model. Null: none.")
+    text: str | None = Field(description="Answer to a question. Null for an approval.")
+    by: Answerer | None = Field(description="Who answered.")
+    at: datetime = Field(description="Time of the answer.")
+
+
+class InputAnswered(TurnEvent):
+    """A person answered. Without open requests the turn goes on."""
+
+    type: Literal["input.answered"] = Field(description=KIND)
+    answers: list[InputAnswer] = Field(description="The new answers.")
+
+
 class TurnEnded(TurnEvent):
     """The final event. It holds the whole turn."""
 
@@ -135,6 +172,8 @@ KnownEvent = Annotated[
     | ToolCalled
     | ToolReturned
     | StepFinished
+    | TurnWaiting
+    | InputAnswered
     | TurnEnded,
     Field(discriminator="type"),
 ]

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from smolsessions.core.json_data import MAX_OBJECT_BYTES, storable
 from smolsessions.core.policies import Rules
 from smolsessions.core.records import AgentName, OnBusy
+from smolsessions.core.requests import Decision
 
 MAX_FIELDS = 50
 
@@ -17,10 +18,12 @@ ConversationId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 # `storable` checks the names: pydantic's error about a name that holds half a character could not be encoded.
 JsonObject = Annotated[dict[Any, Any], AfterValidator(partial(storable, most_bytes=MAX_OBJECT_BYTES))]
 Agent = Annotated[AgentName, Field(min_length=1, max_length=64)]
+Approve = Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=50, fail_fast=True)]
 Ttl = Annotated[float, Field(ge=1, le=10 * 366 * 86400)]
 
 POLICY = "Rules that bound the memory in the prompt. Null: the agent's own policy."
 TTL = "Seconds from its last use until the conversation is deleted. Null: it is kept."
+APPROVE = "Tools whose calls wait for a person's approval: names, and patterns such as `delete_*`."
 METADATA = "Data of the caller about the conversation. At most 64 KiB of JSON."
 TITLE = "Taken from the first message, and null until it comes."
 
@@ -94,8 +97,34 @@ class TurnRequest(Body):
         description="If a turn of the conversation is running: `reject` returns 409, `enqueue` waits for its end. "
         "`interrupt` and `rollback` stop it and wait: `interrupt` keeps its finished steps, `rollback` drops them.",
     )
+    approve: Approve = Field(
+        [], description=f"{APPROVE} They hold for this turn, beside those of conversation and agent."
+    )
     include_internal_tools: bool = Field(False, description="Include python_interpreter and final_answer.")
     metadata: JsonObject = Field({}, description=f"{METADATA} An existing conversation keeps its own.")
+
+
+class AnswerIn(Body):
+    """Answer to one request of a waiting turn: a decision on a call, or the answer to a question."""
+
+    request_id: str = Field(min_length=1, max_length=500, description="Id of the request.")
+    decision: Decision | None = Field(
+        None, description="`reject` also declines to answer a question. Null: the answer is `text`."
+    )
+    arguments: JsonObject | None = Field(
+        None, description="With `approve`: all arguments of the call, in place of those that were asked."
+    )
+    reason: str | None = Field(None, max_length=10_000, description="Told to the agent's model.")
+    text: str | None = Field(
+        None, max_length=100_000, description="Answer to a question: one of its `choices`, if it has any."
+    )
+
+
+class AnswersRequest(Body):
+    """Answers to requests of a waiting turn. The turn goes on when none is open. One invalid answer rejects all."""
+
+    answers: list[AnswerIn] = Field(min_length=1, max_length=100, fail_fast=True, description="At most 100.")
+    include_internal_tools: bool = Field(False, description="Include python_interpreter and final_answer.")
 
 
 class NewConversation(Body):
@@ -108,6 +137,7 @@ class NewConversation(Body):
     metadata: JsonObject = Field({}, description=METADATA)
     policy: Rules | None = Field(None, description=POLICY)
     ttl_s: Ttl | None = Field(None, description=TTL)
+    approve: Approve = Field([], description=APPROVE)
 
 
 class ConversationPatch(Body):
@@ -117,11 +147,12 @@ class ConversationPatch(Body):
     policy: Rules | None = Field(None, description=POLICY)
     ttl_s: Ttl | None = Field(None, description=TTL)
     title: str | None = Field(None, min_length=1, max_length=200, description="Null removes it.")
+    approve: Approve = Field([], description=f"{APPROVE} It replaces the list.")
 
     @model_validator(mode="after")
     def _has_a_field(self) -> Self:
         if not self.model_fields_set:
-            raise ValueError("names nothing to change: send metadata, policy, ttl_s or title")
+            raise ValueError("names nothing to change: send metadata, policy, ttl_s, title or approve")
         return self
 
 

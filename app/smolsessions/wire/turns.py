@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from smolsessions.wire.words import FailureCode, OnBusyWord, State, Status
+from smolsessions.wire.words import ApprovalWord, FailureCode, OnBusyWord, RequestWord, State, Status
 
 CURSOR = "`cursor` of the next page. Null: this is the last page."
 CALL_ID = "Id of the call, unique in the turn."
@@ -38,6 +38,42 @@ class AgentVersion(BaseModel):
     version: str | None = Field(description="Release of the package that makes it. Null: unknown.")
 
 
+class Answerer(BaseModel):
+    """Who answered a request."""
+
+    owner: str = Field(description="Owner of the conversation.")
+    key: str | None = Field(description="First digits of the SHA-256 of the API key. Null: the service has no keys.")
+
+
+class Approval(BaseModel):
+    """Person's decision on a call."""
+
+    decision: ApprovalWord
+    by: Answerer | None = Field(description="Who decided. Null: nobody did in time.")
+    at: datetime = Field(description="Time of the decision, or of the end of the wait.")
+    reason: str | None = Field(description="Reason that was given. Null: none.")
+
+
+class InputRequest(BaseModel):
+    """Request of a waiting turn for a person's decision: an approval of a call, or a question."""
+
+    request_id: str = Field(description="Its id, unique for its owner. It names conversation, turn and call.")
+    kind: RequestWord
+    call_id: str = Field(description=CALL_ID)
+    tool: str = Field(description="Name of the tool or managed agent, or `python_interpreter` for a code block.")
+    arguments: Any = Field(description="Arguments of the call, as JSON: those that the tool gets if it is approved.")
+    parameters: dict[str, Any] | None = Field(description="JSON Schema of the arguments. Null for a question.")
+    question: str | None = Field(description="The question. Null for an approval.")
+    choices: list[str] | None = Field(description="Answers to choose from. Null: any text.")
+    agent: str = Field(description=AGENT_PATH)
+    step_id: str = Field(description=STEP_ID)
+    asked_at: datetime = Field(description="Time at which it was asked first.")
+    expires_at: datetime = Field(description="Time after which it counts as rejected.")
+    replaces: str | None = Field(
+        description="Earlier request for the same call, whose arguments were other ones. Null: none."
+    )
+
+
 class ToolCall(BaseModel):
     """Call of a tool or a managed agent, or a run of a code block."""
 
@@ -50,6 +86,7 @@ class ToolCall(BaseModel):
     ok: bool = Field(description="True if the tool returned.")
     duration_ms: float = Field(description="Duration of the call in milliseconds.")
     repeated: bool = Field(description="True if the call was made again, because a process ended during the first.")
+    approval: Approval | None = Field(description="A person's decision on it. Null: it needed none.")
 
 
 class Usage(BaseModel):
@@ -86,8 +123,10 @@ class Timing(BaseModel):
         description="Milliseconds until its start, or until its end if it never started. Null: it waits."
     )
     duration_ms: float | None = Field(
-        description="Milliseconds from its start to its end. 0 if it never started. Null: it is not over."
+        description="Milliseconds from its start to its end, without `waited_ms`. 0 if it never started. Null: it is "
+        "not over."
     )
+    waited_ms: float = Field(description="Milliseconds that it waited for persons, without the present wait.")
 
 
 class Image(BaseModel):
@@ -114,6 +153,7 @@ class TurnOptions(BaseModel):
     deadline_s: float | None = Field(description="Longest duration in seconds. Null: the service's own limit.")
     reset: bool = Field(description="True if earlier steps are hidden from the model from this turn on.")
     on_busy: OnBusyWord
+    approve: list[str] = Field(description="Tools that need an approval in this turn, beside others.")
 
 
 class Turn(BaseModel):
@@ -142,15 +182,20 @@ class Turn(BaseModel):
     output_files: list[File] = Field(
         description="Files and audio in the answer, also inside its lists and objects. At most 16 with the images."
     )
-    tool_call_names: list[str] = Field(description="Names of the tools that this turn called, in order.")
+    tool_call_names: list[str] = Field(
+        description="Names of the tools that this turn called, in order, without the calls that a person rejected."
+    )
     tool_calls: list[ToolCall] = Field(
         description="Calls of this turn, in order. Internal ones only with `include_internal_tools`."
+    )
+    requests: list[InputRequest] = Field(
+        description="Open requests of a waiting turn. Answer them with POST …/answers."
     )
     state: State | None = Field(description="How smolagents ended the run. Null until then.")
     steps: int = Field(description="Number of the finished steps of the turn's own agent, plans among them.")
     usage: Usage = Field(description="Tokens of all model calls in finished steps.")
     timing: Timing = Field(description="Times of the turn.")
-    attempts: int = Field(description="Number of processes that have run the turn. 0: it waits.")
+    attempts: int = Field(description="Number of times that a process began or continued the turn. 0: it is queued.")
     dropped_variables: list[str] = Field(
         description="Variables of the agent's code, and keys of its state, that could not be saved."
     )

@@ -12,6 +12,7 @@ from smolsessions.core.events import StepKind as EventStepKind
 from smolsessions.core.records import ConversationStatus as StatusOfConversation
 from smolsessions.core.records import OnBusy, RunState, TurnStatus
 from smolsessions.core.records import StepType as EntryType
+from smolsessions.core.requests import ApprovalDecision, Decision, RequestKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,9 +26,21 @@ def _word(known: Iterable[str], meaning: str) -> object:
 
 Status = Annotated[str, _word(get_args(TurnStatus), "State of the turn.")]
 ConversationStatus = Annotated[
-    str, _word(get_args(StatusOfConversation), "`running`: a turn runs. `queued`: none runs, and at least one waits.")
+    str,
+    _word(
+        get_args(StatusOfConversation),
+        "`running`: a turn runs. `queued`: none runs, and at least one is to. `waiting`: a turn waits for a person.",
+    ),
 ]
 OnBusyWord = Annotated[str, _word(get_args(OnBusy), "Meeting with a turn of the conversation that runs or waits.")]
+RequestWord = Annotated[str, _word(get_args(RequestKind), "What is asked.")]
+ApprovalWord = Annotated[
+    str,
+    _word(get_args(ApprovalDecision), "`edited`: approved with other arguments. `expired`: nobody answered in time."),
+]
+DecisionWord = Annotated[
+    str, _word(get_args(Decision), "`reject`: the call is not made, or the question not answered.")
+]
 State = Annotated[str, _word(get_args(RunState), "How smolagents ended the run.")]
 StepType = Annotated[str, _word(get_args(EntryType), "Kind of step.")]
 StepKind = Annotated[str, _word(get_args(EventStepKind), "Kind of step.")]

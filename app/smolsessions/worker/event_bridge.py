@@ -52,6 +52,8 @@ class LoopEventBridge:
         """Set by the agent's thread. The bridge is closed next, so the queue is left for the commit."""
         self._room: threading.Event | None = None  # of a thread that met a full queue
         self._next_at = 0.0
+        self.suspends = False
+        """Set before `close` if the turn waits for a person."""
         self.pause_requested = False
         """Set to hand the turn to another worker after the current step."""
         self.reason: StopReason | None = None
@@ -136,9 +138,10 @@ class LoopEventBridge:
         for timer in (self._hold_timer, self._call_timer):
             if timer:
                 timer.cancel()
-        self._take(len(self._queue), keeps_effects=self.hands_over)  # a commit deletes the journal
+        goes_on = self.suspends or self.hands_over
+        self._take(len(self._queue), keeps_effects=goes_on)  # a commit deletes the journal
         # Without a commit, held events would be lost: a replay produces them again, but not the start of the attempt.
-        if self.hands_over or not self._lease.buffer_events(self._events):
+        if goes_on or not self._lease.buffer_events(self._events):
             self._emit()
         self._make_room()
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from smolsessions.core.errors import LeaseLostError, SealBrokenError, ServiceError, StoreUnavailableError
-from smolsessions.core.records import AGENT_CHANGED, MAX_CRASHES, Failure, Outcome, changed
+from smolsessions.core.frozen import changed
+from smolsessions.core.records import AGENT_CHANGED, MAX_CRASHES, Failure, Outcome, Suspension
 from smolsessions.worker.event_bridge import LoopEventBridge
 
 if TYPE_CHECKING:
@@ -186,7 +187,12 @@ class Worker:
         _log_turn(logging.INFO, turn, "start", f"starts{again}")
         try:
             outcome = await self._outcome(run)
-            if run.bridge.hands_over and outcome.status == "cancelled":
+            if isinstance(outcome, Suspension):
+                if await lease.suspend(outcome.requests):
+                    _log_turn(logging.INFO, turn, "wait", "waits for a person")
+                    return
+                outcome = outcome.so_far  # a stop came first
+            elif run.bridge.hands_over and outcome.status == "cancelled":
                 _log_turn(logging.INFO, turn, "back", "is handed back")
                 await self._hand_back(lease)
                 return
@@ -228,18 +234,19 @@ class Worker:
             task = await asyncio.to_thread(self._agents.task_step, lease.turn, lease.turn_input)
             lease.emit("", step=task)
 
-    async def _outcome(self, run: _Run) -> Outcome:
+    async def _outcome(self, run: _Run) -> Outcome | Suspension:
         lease, bridge = run.lease, run.bridge
         info = self._agents.infos.get(lease.turn.agent.name)
         deadline_s = lease.turn.options.deadline_s or (info and info.deadline_s) or self._deadline_s
         started_at = lease.turn.timing.started_at  # of the first attempt
-        passed_s = time.time() - started_at if started_at and lease.attempt > 1 else 0.0
+        passed_s = time.time() - started_at - lease.turn.timing.waited_s if started_at and lease.attempt > 1 else 0.0
         left_s = max(0.0, deadline_s - passed_s)
         timer = asyncio.get_running_loop().call_later(left_s, bridge.request_stop, "deadline")
         bridge.ends_at = time.monotonic() + left_s
         lease.stop_reason.add_done_callback(bridge.hear_stop)
         try:
             outcome = await self._attempt(run)
+            bridge.suspends = isinstance(outcome, Suspension)
             if bridge.reason == "broken":
                 lease.check_readable()
         except (LeaseLostError, StoreUnavailableError):
@@ -249,12 +256,14 @@ class Worker:
         finally:
             timer.cancel()
             bridge.close()
+        if isinstance(outcome, Suspension):
+            return outcome
         if outcome.status == "cancelled" and bridge.reason == "deadline":
             sentence = f"The turn took longer than its deadline of {deadline_s:g} s."
             outcome = replace(outcome, status="failed", error=Failure("deadline_exceeded", sentence, retryable=True))
         return self._with_earlier(outcome, run.replay)
 
-    async def _attempt(self, run: _Run) -> Outcome:
+    async def _attempt(self, run: _Run) -> Outcome | Suspension:
         lease, turn = run.lease, run.lease.turn
         lease.check_readable()
         run.session = self._sessions.acquire(turn.ref, b"" if turn.options.reset else lease.version, lease.caller)
@@ -296,14 +305,20 @@ class Worker:
             run.bridge, lambda: self._agents.build(turn.agent.name, lease.caller, steps, attachments, variables), _close
         )
 
-    async def _run_session(self, run: _Run, session: Session) -> Outcome:
+    async def _run_session(self, run: _Run, session: Session) -> Outcome | Suspension:
         """Run the session in a thread until its end, a stop or the deadline."""
         lease, bridge = run.lease, run.bridge
 
-        def run_turn() -> Outcome:
+        def run_turn() -> Outcome | Suspension:
             try:
                 return session.run_turn(
-                    lease.turn, lease.turn_input, lease.caller, bridge, replay=run.replay, policy=lease.policy
+                    lease.turn,
+                    lease.turn_input,
+                    lease.caller,
+                    bridge,
+                    replay=run.replay,
+                    policy=lease.policy,
+                    approve=lease.approve,
                 )
             finally:
                 bridge.run_has_ended = True

@@ -7,12 +7,12 @@ import time
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from smolagents.memory import ActionStep, PlanningStep
 
 from smolsessions.agents.run.effects import Effect, as_text, encode_raised, error_text
-from smolsessions.agents.run.failures import TurnStopped
+from smolsessions.agents.run.failures import TurnStopped, TurnWaiting
 from smolsessions.agents.run.recorder import RECORDER, digest_of
 from smolsessions.agents.values import dumps
 from smolsessions.agents.values.images import stored_images
@@ -36,8 +36,15 @@ INTERNAL_TOOLS = frozenset({"python_interpreter", "final_answer"})
 class AgentRun:
     """Run of one agent within a turn. It numbers the agent's steps and calls. An agent has one run at a time."""
 
-    def __init__(self, recorder: Recorder, path: str, parent_call_id: str | None = None) -> None:
-        """`parent_call_id` is the call that started this run, for a managed agent."""
+    def __init__(
+        self, recorder: Recorder, path: str, parent_call_id: str | None = None, parent: AgentRun | None = None
+    ) -> None:
+        """For a managed agent: `parent_call_id` is the call that started this run, `parent` the run that made it."""
+        self.waits = False
+        """True once a call within this run waits for a person: the run makes no model call any more."""
+        self.notes: list[str] = []
+        """Sentences for the model about decisions of persons, for the observations of the open step."""
+        self._parent = parent
         self.recorder = recorder
         self.path = path
         self._parent_call_id = parent_call_id
@@ -56,6 +63,7 @@ class AgentRun:
     def model_call(self, kind: StepKind) -> tuple[Where, str]:
         """Begin a model call, and a step if none is open. Return its place and its id."""
         self.recorder.check()
+        self.check_waits()
         where = self.where or self._open(kind)
         inside = self._inside.get(threading.get_ident())
         if inside:  # a replay may skip the tool or check that asks, so its calls have numbers of their own
@@ -63,6 +71,18 @@ class AgentRun:
             return where, f"{inside[0]}.m{inside[1]}"
         self._models += 1
         return where, f"{where.step_id}.m{self._models}"
+
+    def check_waits(self) -> None:
+        """Raise `TurnWaiting` if a call within this run waits for a person."""
+        if self.waits:
+            raise TurnWaiting
+
+    def wait(self) -> NoReturn:
+        """Leave this run, and the runs that it is part of, to wait for a person."""
+        run: AgentRun | None = self
+        while run:
+            run.waits, run = True, run._parent  # noqa: SLF001 - its own class
+        raise TurnWaiting
 
     def run_inside(self, place: str, act: Callable[[], T]) -> T:
         """Run a tool call or a check. The model calls of this thread are numbered within it."""
@@ -185,6 +205,8 @@ class ToolCallInProgress:
         self.known: Effect | None = None
         """The effect that an earlier attempt journaled. None: the call is to be made."""
         self.effect: Effect | None = None
+        self.refusal: str | None = None
+        """Sentence in place of a result: a person rejected the call."""
         self._key = ""
         self._recorder = recorder
         self._where = where
@@ -202,6 +224,22 @@ class ToolCallInProgress:
             self.known = known
         if known or journal.was_begun(self._key):
             self.record = replace(record, repeated=self.known.repeated if self.known else True)
+
+    def digest(self, arguments: Any) -> str:
+        """Return the hash of this call's arguments."""
+        return self._key.rpartition(":")[2] or digest_of(self.record.name, arguments, self._flat)
+
+    def refuse(self, sentence: str) -> None:
+        """End this call without making it. The model gets the sentence for its result."""
+        self.refusal = self.result = sentence
+        if self._key and not self.known:
+            self.effect = Effect(sentence.encode(), "text")
+
+    def answer(self, text: str) -> None:
+        """End this call with a person's answer."""
+        self.result = text
+        if not self.known:
+            self.effect = Effect(text.encode(), "text")
 
     def begin(self, *, is_harmless: bool = False) -> None:
         """Journal the start of this call. Unless it is harmless, wait until this and all earlier writes are stored."""
@@ -230,15 +268,20 @@ class ToolCallInProgress:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, TurnWaiting):
+            return  # it ends in a later attempt
         took_ms = round((time.perf_counter() - self._since) * 1000, 3)
         duration_ms = self.known.duration_ms if self.known else took_ms
         call = self.record
         made = (call.call_id, call.name, call.arguments, call.agent, call.step_id, call.internal)
-        self._recorder.note_call(ToolCall(*made, error is None, duration_ms, call.repeated))
+        ok = error is None and self.refusal is None
+        self._recorder.note_call(ToolCall(*made, ok, duration_ms, call.repeated, call.approval))
         if isinstance(error, TurnStopped) and self._recorder.bridge.hands_over:
             return
         result = words = None
-        if error is None:
+        if self.refusal:
+            words = truncated(self.refusal)
+        elif error is None:
             result = truncated(as_text(self.result))
         else:
             words = f"{type(error).__name__}: {error_text(error)}"
@@ -248,7 +291,7 @@ class ToolCallInProgress:
             call.call_id,
             call.name,
             call.internal,
-            ok=error is None,
+            ok=ok,
             result=result,
             error=words,
             duration_ms=duration_ms,

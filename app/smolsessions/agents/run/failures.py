@@ -26,6 +26,10 @@ class TurnStopped(BaseException):
     """Leaves a run that is to stop. If an author's code catches it, the next call raises it again."""
 
 
+class TurnWaiting(TurnStopped):
+    """Leaves a run that waits for a person. It goes on as a replay, once somebody has answered."""
+
+
 class ReplayDivergedError(TurnStopped):
     """A replay requests a call that is not in the journal, while the journal still holds results of tools."""
 

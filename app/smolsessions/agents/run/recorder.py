@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from smolagents.monitoring import TokenUsage
 
+    from smolsessions.agents.run.approvals import Approvals
     from smolsessions.core.agent_ports import EventBridge
     from smolsessions.core.callers import Caller
     from smolsessions.core.events import Event, ReplayState, StepEvent, Where
@@ -38,6 +39,7 @@ MAX_CAUGHT_STOPS = 100
 MAX_WHOLE_CALLS = 200  # of a turn, recorded with long texts in their arguments
 _NUMBER = re.compile(r"\d+")
 BEGUN = "begun:"
+PARKED = "parked:"  # an attempt that ended to wait for a person
 _TOOLS = ("tool:", "code:")
 _sorted_json = json.JSONEncoder(sort_keys=True).encode
 _ADDRESS = re.compile(rb" at 0x[0-9a-f]+")
@@ -53,7 +55,9 @@ class Recorder:
         """`replay` holds the effects and events of earlier attempts, which are not repeated."""
         self.attempt = attempt
         self.caller = caller
-        self.journal = Journal(bridge, replay)
+        self.journal = Journal(bridge, replay, attempt)
+        self.approvals: Approvals | None = None
+        """None: no call of this turn needs a person's decision."""
         self.is_replay = replay is not None
         self._filter = ReplayFilter(replay.events) if replay else None
         self.bridge = bridge
@@ -72,7 +76,7 @@ class Recorder:
     def calls(self) -> tuple[ToolCall, ...]:
         """All tool calls, in the order in which the models requested them."""
         calls = self._calls.copy().values()
-        return tuple(sorted(calls, key=_place_of) if self.parallel_calls else calls)
+        return tuple(sorted(calls, key=lambda call: place_of(call.call_id)) if self.parallel_calls else calls)
 
     @property
     def usage(self) -> Usage:
@@ -141,7 +145,7 @@ class Recorder:
 class Journal:
     """Effects by key. A key holds the place of a call, which a replay repeats, and a digest of its arguments."""
 
-    def __init__(self, bridge: EventBridge, replay: ReplayState | None) -> None:
+    def __init__(self, bridge: EventBridge, replay: ReplayState | None, attempt: int) -> None:
         self._bridge = bridge
         self._effects: dict[str, bytes] = {}
         self._begun: dict[str, str] = {}  # keys without the digest, by call
@@ -150,7 +154,8 @@ class Journal:
         self.diverged = False
         if replay:
             self._effects = dict(replay.effects)
-            begun = [name.removeprefix(BEGUN) for name in replay.begun if name.startswith(BEGUN)]
+            began = replay.begun if f"{PARKED}{attempt - 1}" not in replay.begun else ()  # nothing was in flight
+            begun = [name.removeprefix(BEGUN) for name in began if name.startswith(BEGUN)]
             self._begun = {call_of(key): key.rpartition(":")[0] for key in begun}
             self._done = {call_of(key) for key in self._effects if key.startswith(_TOOLS)}
 
@@ -200,6 +205,10 @@ class Journal:
     def write(self, key: str, effect: Effect) -> None:
         self._bridge.emit(None, None, (key, effect.to_bytes()))
 
+    def put(self, key: str, data: bytes) -> None:
+        """Write an effect that is no result of a call."""
+        self._bridge.emit(None, None, (key, data))
+
     def once(self, name: str, make: Callable[[], bytes]) -> bytes:
         """Return the choice under this name. The first attempt makes it."""
         key = f"once:{name}"
@@ -239,8 +248,9 @@ def stoppable(end: Callable[[], object]) -> Iterator[None]:
             yield
 
 
-def _place_of(call: ToolCall) -> list[int]:
-    return [*map(int, _NUMBER.findall(call.call_id))]
+def place_of(call_id: str) -> list[int]:
+    """Return the numbers of a call's id, by which calls are in the order of their turn."""
+    return [*map(int, _NUMBER.findall(call_id))]
 
 
 def call_of(key: str) -> str:

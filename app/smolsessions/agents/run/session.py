@@ -20,10 +20,11 @@ from smolsessions.agents.memory.steps import pack
 from smolsessions.agents.memory.summarizer import Summarizer
 from smolsessions.agents.run.agent_run import AgentRun
 from smolsessions.agents.run.agent_state import AgentState
+from smolsessions.agents.run.approvals import Approvals
 from smolsessions.agents.run.effects import as_text, without_text
 from smolsessions.agents.run.failures import FINAL_ANSWER_FAILED, TurnStopped, classify, is_swallowed_failure
 from smolsessions.agents.run.instrumentation import clean_up, instrument
-from smolsessions.agents.run.recorder import Recorder
+from smolsessions.agents.run.recorder import Recorder, place_of
 from smolsessions.agents.run.step_writer import StepWriter
 from smolsessions.agents.run.tool_proxy import proxy_tools
 from smolsessions.agents.run.turn_files import files_of, state_of_files, unread_sentence
@@ -34,8 +35,9 @@ from smolsessions.agents.values.json_forms import joined_text, json_form, label_
 from smolsessions.agents.values.media import attach_files, drop_pixels
 from smolsessions.caller import CALLER
 from smolsessions.core.attachments import File
+from smolsessions.core.errors import AgentUnavailableError
 from smolsessions.core.policies import policy_data, policy_of
-from smolsessions.core.records import AGENT_CHANGED, Failure, Outcome
+from smolsessions.core.records import AGENT_CHANGED, Failure, Outcome, Suspension
 from smolsessions.options import options_of
 
 if TYPE_CHECKING:
@@ -58,6 +60,11 @@ log = logging.getLogger(__name__)
 
 MAX_REPLY_CHARS = 1_000_000
 POLICY = "policy"
+APPROVE = "approve"
+ANSWER_TTL_S = 7 * 86400.0
+UNCONFINED_SENTENCE = (
+    "This turn needs approvals, and here the agent's code could reach the service and approve its own calls."
+)
 FINGERPRINT = "fingerprint"
 _WITHIN_STEP = frozenset({ToolCall, ToolOutput, ActionOutput})
 """Items of a run that come before the end of their step in smolagents' own loop."""
@@ -87,11 +94,16 @@ class AgentSession:
         made_for: Caller,
         version: AgentVersion,
         takes_caller: bool = False,
+        answer_ttl_s: float = ANSWER_TTL_S,
+        refuses_approvals: bool = False,
     ) -> None:
         """`policy` is the agent's own memory policy, `own_policies` its functions by import string.
 
-        `takes_caller`: the factory made the agent for this caller.
+        `takes_caller`: the factory made the agent for this caller. `answer_ttl_s` bounds the wait for a person.
+        `refuses_approvals`: the agent's code could reach the service and approve its own calls.
         """
+        self._refuses_approvals = refuses_approvals
+        self._answer_ttl_s = answer_ttl_s
         self._made_for = made_for
         self.version = version
         self._fingerprint = version.fingerprint.encode() if takes_caller else b""
@@ -109,6 +121,7 @@ class AgentSession:
             self._prompt_builder.summarize = Summarizer(agent, self._prompt_builder, summary_model)
         nodes = instrument(agent, fork_client, tuple(carries))
         self._root = nodes[0]
+        self._asks = any(options_of(node.agent).approve or options_of(node.agent).ask_user for node in nodes)
         self._state = AgentState(nodes, variables)
         self._scratchpad = scratchpad_of(agent)
         self._workspaces = workspaces_of(agent)
@@ -135,11 +148,13 @@ class AgentSession:
         *,
         replay: ReplayState | None = None,
         policy: Policy | None = None,
-    ) -> Outcome:
+        approve: tuple[str, ...] = (),
+    ) -> Outcome | Suspension:
         recorder = Recorder(bridge, turn.attempts, caller, replay)
         self._set_policy(self._policy if policy is None else policy, recorder.journal, replay)
         if self._fingerprint and recorder.journal.once(FINGERPRINT, lambda: self._fingerprint) != self._fingerprint:
             return Outcome("failed", error=AGENT_CHANGED)
+        recorder.approvals = approvals = self._approvals(recorder, turn, approve, replay)
         if replay and self._scratchpad:
             self._scratchpad.expect(replay.effects)
         agent_run = self._root.agent_run = AgentRun(recorder, turn.agent.name)
@@ -156,6 +171,9 @@ class AgentSession:
             self._writer = self._root.agent_run = None  # a warm session holds no turn that is over
             self._state.stop_interpreters()
             self.held_bytes = drop_pixels(self._memory.illustrated()) + self._state.size()
+        if approvals and approvals.requests and not (bridge.stop_requested or recorder.journal.diverged):
+            asked = sorted(approvals.requests.values(), key=lambda request: place_of(request.call_id))
+            return Suspension(tuple(asked), writer.outcome("cancelled"))
         left_out = self._prompt_builder.left_out() if self._prompt_builder else None
         return replace(outcome, left_out=left_out) if left_out else outcome
 
@@ -220,6 +238,21 @@ class AgentSession:
         writer.write_finished(are_whole=True)
         writer.write_edits()
         return answer
+
+    def _approvals(
+        self, recorder: Recorder, turn: Turn, approve: tuple[str, ...], replay: ReplayState | None
+    ) -> Approvals | None:
+        """Return the approvals of a turn, if any call may need one. A replay keeps the names of its first attempt."""
+        if replay and replay.effects:
+            approve = tuple(from_json(recorder.journal.chosen(APPROVE) or b"[]"))
+        elif approve:
+            recorder.journal.once(APPROVE, lambda: to_json(approve))
+        names = {*approve, *turn.options.approve}
+        if not names and not self._asks:
+            return None
+        if self._refuses_approvals:
+            raise AgentUnavailableError(UNCONFINED_SENTENCE)
+        return Approvals(recorder, turn, replay, names=names, root=self._agent, ttl_s=self._answer_ttl_s)
 
     def _set_policy(self, policy: Policy, journal: Journal, replay: ReplayState | None) -> None:
         """Apply the memory policy. A replay applies the one of its first attempt: another would change the prompts."""

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 import PIL.Image
 from smolagents.agent_types import handle_agent_output_types
 from smolagents.default_tools import FinalAnswerTool
-from smolagents.local_python_executor import LocalPythonExecutor
-from smolagents.memory import FinalAnswerStep
+from smolagents.local_python_executor import CodeOutput, LocalPythonExecutor
+from smolagents.memory import ActionStep, FinalAnswerStep
 
 from smolsessions.agents.run.agent_run import AgentRun
+from smolsessions.agents.run.approvals import edited
 from smolsessions.agents.run.effects import Effect, ValueWithText, as_text, encode_returned, without_text
 from smolsessions.agents.run.turn_files import UNKEPT, by_name, fits, name_in_state
 from smolsessions.agents.sandbox.guard import tool_stub
+from smolsessions.agents.tools.ask_user import AskUser, checked_question
 from smolsessions.agents.values.json_forms import label_of
 from smolsessions.caller import CALLER
 from smolsessions.core.attachments import File
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from smolagents.memory import MemoryStep
 
     from smolsessions.agents.run.agent_run import ToolCallInProgress
+    from smolsessions.agents.run.approvals import Approvals, Decision
     from smolsessions.agents.run.instrumentation import AgentNode
 
 WAIT_S = 0.1
@@ -93,8 +96,19 @@ class ToolProxy(Proxy):
             kwargs |= {key: arguments[key] for key in names if key in kwargs}
         is_answer = type(self._real) is FinalAnswerTool  # it returns its argument
         with agent_run.tool_call(self._real.name, arguments, "" if is_answer else "tool") as call:
+            approvals, decision = agent_run.recorder.approvals, None
+            if approvals and not is_answer:
+                decision = self._decision(approvals, call, arguments)
+                if decision and decision.arguments is not None:
+                    given = {**kwargs, **_named(self._real, args, kwargs)}
+                    args, kwargs = (), edited(given, call.record.arguments, decision.arguments)
+                    call.record = replace(call.record, arguments=decision.arguments)
             if is_answer:
                 call.result = self._real(*args, **kwargs)
+            elif decision and decision.refusal is not None:
+                call.refuse(decision.refusal)
+            elif decision and decision.text is not None:
+                call.answer(decision.text)
             elif call.known:
                 self._node.state.apply_changes(call.known.changes)
                 call.result = call.known.outcome(self._node.carries)
@@ -104,6 +118,16 @@ class ToolProxy(Proxy):
         if isinstance(call.result, _STORED) and not (is_answer or self._node.code_runs_in):
             return self._stored(call.result)
         return call.result
+
+    def _decision(self, approvals: Approvals, call: ToolCallInProgress, arguments: Any) -> Decision | None:
+        """Return a person's decision on a call, if it needs one. Raises `TurnWaiting` to wait for it."""
+        if isinstance(self._real, AskUser):
+            decision: Decision | None = approvals.question(self._node, call, *checked_question(**arguments))
+        else:
+            decision = approvals.decide(self._node, call, self._real, arguments)
+        if decision and decision.approval:
+            call.record = replace(call.record, approval=decision.approval)
+        return decision
 
     def _stored(self, result: File | list[Any]) -> Any:
         """Put files into `agent.state`, as smolagents does with an image: the model passes them on by name.
@@ -172,11 +196,20 @@ class AgentProxy(Proxy):
             return run(*args, **kwargs)
         arguments = kwargs if not args else {"task": args[0], **kwargs}
         with agent_run.tool_call(self._real.name or "", arguments) as call:
+            approvals = agent_run.recorder.approvals
+            if approvals and (decision := approvals.decide(self._node, call, self._real, arguments)):
+                call.record = replace(call.record, approval=decision.approval)
+                if decision.refusal is not None:
+                    call.refuse(decision.refusal)
+                    return call.result
+                if decision.arguments is not None:
+                    args, kwargs = (), edited(arguments, call.record.arguments, decision.arguments)
+                    call.record = replace(call.record, arguments=decision.arguments)
             while not inner.busy.acquire(timeout=WAIT_S):
                 agent_run.recorder.check()
             try:
                 path = f"{agent_run.path}/{self._real.name}"
-                inner.agent_run = AgentRun(agent_run.recorder, path, call.record.call_id)
+                inner.agent_run = AgentRun(agent_run.recorder, path, call.record.call_id, agent_run)
                 token = CALLER.set(agent_run.recorder.caller)
                 try:
                     call.result = run(*args, **kwargs)
@@ -202,6 +235,15 @@ class InterpreterProxy(Proxy):
         if agent_run is None:
             return real(code_action)
         with agent_run.tool_call("python_interpreter", code_action, "code") as call:
+            approvals = agent_run.recorder.approvals
+            if approvals and (decision := approvals.decide(self._node, call, None, code_action)):
+                call.record = replace(call.record, approval=decision.approval)
+                if decision.refusal is not None:
+                    call.refuse(decision.refusal)
+                    return CodeOutput(output=None, logs=decision.refusal, is_final_answer=False)
+                if decision.arguments is not None:
+                    code_action = decision.arguments["code"]
+                    call.record = replace(call.record, arguments=code_action)
             output = real.replay(call.known.returned) if call.known else self._live(call, agent_run, code_action)
             call.result = output.logs if output.output is None else output.logs + as_text(output.output)
         return output
@@ -243,6 +285,11 @@ class CallbacksProxy(Proxy):
 
     def callback(self, memory_step: MemoryStep, **kwargs: Any) -> None:
         step: Any = memory_step
+        if agent_run := self._node.agent_run:
+            agent_run.check_waits()
+            if agent_run.notes and isinstance(step, ActionStep):
+                step.observations = "\n".join([*filter(None, [step.observations]), *agent_run.notes])
+                agent_run.notes.clear()
         name = "output" if isinstance(step, FinalAnswerStep) else "action_output"
         output = getattr(step, name, None)
         if type(output) is not ValueWithText:

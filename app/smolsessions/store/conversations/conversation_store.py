@@ -51,7 +51,7 @@ class ConversationStore:
 
     async def create(self, ref: Ref, agent: AgentName, draft: ConversationFields) -> Conversation:
         scope = self._partitions.scope(ref)
-        fields = sealed_fields(scope, agent, draft, 0, Terms(draft.policy))
+        fields = sealed_fields(scope, agent, draft, 0, Terms(draft.policy, approve=draft.approve))
         state, *rest = await scope.call("create", owner=ref.owner, agent=agent, ttl=ttl_us(draft.ttl_s), **fields)
         if state == b"exists":
             raise ConversationExistsError
@@ -107,7 +107,7 @@ class ConversationStore:
                 record, sealed, title = row[1][1], row[1][7], row[1][10]
                 conversation = self.of_row(*row)
                 draft = change(conversation)
-                terms = replace(scope.terms(sealed), policy=draft.policy)
+                terms = replace(scope.terms(sealed), policy=draft.policy, approve=draft.approve)
                 fields = sealed_fields(scope, conversation.agent, draft, conversation.turns, terms)
                 read = {"read": record, "read_terms": sealed or b"", "read_title": title or b""}
                 state, *rest = await scope.call("patch", ttl=ttl_us(draft.ttl_s), **read, **fields)
@@ -197,6 +197,7 @@ class ConversationStore:
         stored_turns: int,
         stored_steps: int,
         listed_at: bytes,
+        waits: int,
     ) -> Conversation:
         """Open a row of a script's reply, and check its parts against each other."""
         agent, record, sealed_head, generation, created, updated, turns, sealed, ttl, expires, title = fields
@@ -231,6 +232,8 @@ class ConversationStore:
             expires_at=None if expires is None else codec.moment(expires),
             forked_from=(codec.ref_of(origin.scope).id, origin.turn) if origin else None,
             title=(_opened_title(scope, title) if about.title is None else about.title) or None,
+            approve=terms.approve,
+            waits=bool(waits),
         )
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from smolsessions.core.errors import DAMAGED, ConversationNotFoundError, SealBrokenError
+from smolsessions.core.frozen import changed
 from smolsessions.core.memories import Head
-from smolsessions.core.records import changed
 from smolsessions.store import codec
 from smolsessions.store.seal import tag_of
 

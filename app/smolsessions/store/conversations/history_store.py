@@ -206,7 +206,7 @@ class HistoryStore:
             raise _refusal(state, rest)
         row, first, earlier, of_turn = rest
         if first and not may_run:
-            raise _refusal(b"busy", [first])
+            raise _refusal(b"busy", [first, row[-1]])
         conversation = self._conversations.of_row(*row)
         if turn > conversation.turns:
             raise TurnNotFoundError
@@ -384,8 +384,5 @@ def _bits(places: Iterable[int]) -> int:
 
 def _refusal(state: bytes, rest: list[Any]) -> Exception:
     if state == b"busy":
-        running = codec.number(rest[0])
-        return BusyError(
-            f"Turn {running} of this conversation is running; wait for its end, or stop it.", running_turn=running
-        )
+        return BusyError.of_turn(codec.number(rest[0]), "wait for its end, or stop it", waits=bool(rest[1]))
     return HistoryGoneError() if state == b"gone" else ConversationNotFoundError()

@@ -7,7 +7,7 @@ local conversation, i = key('conversation', ref), 1
 local found = redis.call('HMGET', conversation, 'agent', 'generation', 'head', 'terms', 'turns')
 if not found[1] then check_not_damaged(ref) return {'unknown'} end
 local first = first_turn(ref)
-if first then return {'busy', first} end
+if first then return {'busy', first, waits_until(ref, first) and 1 or 0} end
 if (found[3] or '') ~= read_head or (found[4] or '') ~= read_terms or (turns ~= '' and found[5] ~= turns) then
   return {'moved'}
 end

@@ -1,10 +1,10 @@
 -- Cancel a turn. A turn that has not started ends at once, with `record`. Otherwise its worker gets a message, and finds the
 -- flag when it renews its lease or claims the turn again.
--- ARGV: ref turn record own_channel log_ttl_s
+-- ARGV: ref turn record own_channel wake log_ttl_s
 local conversation, run = key('conversation', ref), key('run', ref, turn)
 if redis.call('EXISTS', run) == 0 then return {'over'} end
 if redis.call('HEXISTS', run, 'started') == 1 then
-  request_stop(ref, turn, '1')
+  request_stop(ref, turn, '1', wake)
   return {'told'}
 end
 local agent = redis.call('HGET', conversation, 'agent') or damaged('conversation')

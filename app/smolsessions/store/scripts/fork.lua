@@ -4,7 +4,7 @@
 local from = redis.call('HMGET', key('conversation', ref), 'agent', 'generation', 'head')
 if not from[1] then check_not_damaged(ref) return {'unknown'} end
 local first = first_turn(ref)
-if first then return {'busy', first} end
+if first then return {'busy', first, waits_until(ref, first) and 1 or 0} end
 if (from[3] or '') ~= read_head then return {'moved'} end
 if redis.call('EXISTS', key('conversation', to)) == 1 then return {'exists'} end
 local generation, chunks = from[2] or damaged('conversation'), {}

@@ -78,7 +78,7 @@ local function clear_damage(ref, turn)
     for _, name in ipairs(names) do delete_wrong_type(expected, name) end
   end
   restore_long_logs(ref)
-  for _, name in ipairs({'attempts', 'counted', 'effects', 'effects_at', 'written', 'claimed', 'started'}) do
+  for _, name in ipairs({'attempts', 'counted', 'effects', 'effects_at', 'written', 'claimed', 'started', 'waits', 'waits_since'}) do
     local value = redis.call('HGET', key('run', ref, turn), name)
     local number = value and parse_int(value)
     if value and (not number or (name == 'counted' and number > MAX_COUNTED)) then
@@ -223,6 +223,21 @@ local function make_ready(ref, wake)
   if wake ~= '' then redis.call('SPUBLISH', wake, owner_of(ref)) end
 end
 
+-- Turns that wait for a person. The field `waits` of a turn's `run` holds when its wait expires, in microseconds. `waiting` holds their
+-- conversations by that time.
+local waiting = partition .. ':waiting'
+
+local function waits_until(ref, turn)
+  return turn and parse_int(redis.call('HGET', key('run', ref, turn), 'waits'))
+end
+
+-- Make a conversation ready whose turn waits. Without a waiting turn nothing happens.
+local function end_wait(ref, turn, wake)
+  if redis.call('HDEL', key('run', ref, turn), 'waits', 'waits_since') == 0 then return end
+  redis.pcall('ZREM', waiting, ref)
+  make_ready(ref, wake)
+end
+
 -- Logs without a time to live (`log_ttl_s` is 0): `logs` holds packed logs by turn. A log that is not packed stays a list,
 -- and `longlogs` holds its turn. Raise if one of the two has another type.
 local function check_logs(ref)
@@ -261,8 +276,8 @@ local function notify_worker(ref, turn, message)
 end
 
 -- Request a turn to stop: `1` (plain), `interrupt:N` or `rollback:N` (by turn N). A stronger request stays. The worker gets
--- the strongest as a message, and finds it when it renews its lease or claims the turn again.
-local function request_stop(ref, turn, flag)
+-- the strongest as a message, and finds it when it renews its lease or claims the turn again. A waiting turn is claimed again.
+local function request_stop(ref, turn, flag, wake)
   local strength, run = {interrupt = 1, rollback = 2}, key('run', ref, turn)
   local current = redis.call('HGET', run, 'cancel')
   if not current or (strength[string.match(flag, '^%a+') or ''] or 0) > (strength[string.match(current, '^%a+') or ''] or 0) then
@@ -270,6 +285,7 @@ local function request_stop(ref, turn, flag)
     current = flag
   end
   notify_worker(ref, turn, current)
+  end_wait(ref, turn, wake)
 end
 
 -- Restart the time to live of a conversation, if it has one.
@@ -340,6 +356,7 @@ local function delete_conversation(ref, owner, tombstone_s)
   redis.call('EXPIRE', conversation, tombstone_s)
   redis.call('ZREM', leases, ref)
   redis.call('ZREM', partition .. ':expiring', ref)
+  redis.pcall('ZREM', partition .. ':waiting', ref)
   remove_ready(agent, ref)
   redis.call('ZREM', key('owner', owner), ref)
   redis.pcall('ZREM', key('recent', owner), ref)
@@ -362,9 +379,13 @@ end
 local function row(ref)
   local fields = redis.call('HMGET', key('conversation', ref), 'agent', 'record', 'head', 'generation', 'created',
     'updated', 'turns', 'terms', 'ttl', 'expires', 'title')
-  local first, running = first_turn(ref), ''
-  if first and redis.call('HEXISTS', key('run', ref, first), 'started') == 1 then running = first end
+  local first, running, waits = first_turn(ref), '', 0
+  if first then
+    local run = redis.call('HMGET', key('run', ref, first), 'started', 'waits')
+    if run[1] then running = first end
+    if run[2] then waits = 1 end
+  end
   return {ref, fields, running, redis.call('LLEN', key('queue', ref)), redis.call('LLEN', key('turns', ref)),
     redis.call('LLEN', key('steps', ref, fields[4] or '')),
-    redis.call('ZSCORE', key('owner', owner_of(ref)), ref) or ''}
+    redis.call('ZSCORE', key('owner', owner_of(ref)), ref) or '', waits}
 end

@@ -6,7 +6,8 @@ local about = redis.call('HMGET', key('conversation', ref), 'agent', 'terms')
 if not about[1] then check_not_damaged(ref) return {'unknown'} end
 if tonumber(turn) > count_turns(ref) then return {'unknown'} end
 local record = redis.call('LINDEX', key('turns', ref), turn - 1)
-local log, open = key('log', ref, turn), redis.call('EXISTS', key('run', ref, turn)) == 1
+local log, run = key('log', ref, turn), key('run', ref, turn)
+local open = redis.call('EXISTS', run) == 1 and (redis.call('HEXISTS', run, 'waits') == 1 and 'waiting' or 'open')
 local terms, length = about[2] or '', redis.call('LLEN', log)
 if open and own_channel ~= '' then
   redis.call('SADD', key('watch', ref, turn), own_channel)
@@ -16,4 +17,4 @@ local packed = not open and redis.call('HGET', key('logs', ref), turn)
 if packed then return {'packed', record, {packed}, terms, length} end
 local first = not open and redis.call('LINDEX', log, 0)
 if first and string.sub(first, 1, 7) == 'packed\n' then return {'packed', record, {string.sub(first, 8)}, terms, length} end
-return {open and 'open' or 'over', record, redis.call('LRANGE', log, after, after + most - 1), terms, length}
+return {open or 'over', record, redis.call('LRANGE', log, after, after + most - 1), terms, length}

@@ -49,7 +49,7 @@ else
   if conversation ~= '' and idem ~= '' then return {'taken'} end
   turns = count_turns(ref, turns)
   first = first_turn(ref)
-  if first and on_busy == 'reject' then return {'busy', first} end
+  if first and on_busy == 'reject' then return {'busy', first, waits_until(ref, first) and 1 or 0} end
   if first and redis.call('LLEN', key('queue', ref)) > tonumber(most_behind) then return {'full', most_behind} end
   if agent ~= known_agent or tonumber(turn) ~= turns + 1 then return {'moved', known_agent, turns + 1} end
 end
@@ -76,7 +76,7 @@ if is_claimed then  -- the caller's worker begins at once
 elseif not first then
   make_ready(ref, wake)
 elseif on_busy ~= 'enqueue' then
-  request_stop(ref, first, on_busy .. ':' .. turn)
+  request_stop(ref, first, on_busy .. ':' .. turn, wake)
 end
 if idem ~= '' then
   created = redis.call('HGET', conversation_key, 'created')

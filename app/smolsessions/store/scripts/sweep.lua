@@ -4,6 +4,7 @@
 -- - An attempt that started and wrote no effect is counted against its turn, unless a living process had lost the store. An
 --   attempt with a new effect clears the count.
 -- - A damaged conversation loses its lease. The next claim finds the damage.
+-- - A turn whose wait for a person is over goes on. Its journal notes which requests have expired.
 -- Returns the conversations that became ready, and names that were removed as damaged.
 -- ARGV: lease_us all wake tombstone_s
 local at, ready, removed, expiring = now(), {}, {}, partition .. ':expiring'
@@ -44,6 +45,20 @@ local function take_back(ref, outage)
   ready[#ready + 1] = ref
 end
 
+local function expire_wait(ref)
+  local turn = first_turn(ref)
+  local until_us = waits_until(ref, turn)
+  if not until_us then
+    redis.call('ZREM', waiting, ref)
+  elseif until_us > at then
+    redis.call('ZADD', waiting, until_us, ref)
+  else
+    redis.call('HSET', key('journal', ref, turn), string.format('expired:%.0f', until_us), '')
+    end_wait(ref, turn, wake)
+    ready[#ready + 1] = ref
+  end
+end
+
 delete_wrong_type('zset', leases, removed)
 delete_wrong_type('zset', expiring, removed)
 local last = redis.pcall('GET', partition .. ':beat')
@@ -58,6 +73,13 @@ end
 for _, ref in ipairs(redis.call('ZRANGEBYSCORE', expiring, '-inf', at, 'LIMIT', 0, 100)) do
   if not pcall(expire, ref) then
     redis.call('ZREM', expiring, ref)
+    removed[#removed + 1] = ref
+  end
+end
+delete_wrong_type('zset', waiting, removed)
+for _, ref in ipairs(redis.call('ZRANGEBYSCORE', waiting, '-inf', at, 'LIMIT', 0, 100)) do
+  if not pcall(expire_wait, ref) then
+    redis.call('ZREM', waiting, ref)
     removed[#removed + 1] = ref
   end
 end

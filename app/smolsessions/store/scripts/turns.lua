@@ -7,8 +7,8 @@ local open, stored = {}, count_turns(ref)
 local queue = redis.call('LRANGE', key('queue', ref), 0, MAX_QUEUED)
 if #queue > MAX_QUEUED then damaged('queue') end
 for _, turn in ipairs(queue) do
-  local run = redis.call('HMGET', key('run', ref, turn), 'started', 'attempts')
-  open[#open + 1] = {turn, run[1] or '', run[2] or ''}
+  local run = redis.call('HMGET', key('run', ref, turn), 'started', 'attempts', 'waits')
+  open[#open + 1] = {turn, run[1] or '', run[2] or '', run[3] and 1 or 0}
 end
 first, last = tonumber(first), tonumber(last)
 local records, left = {}, tonumber(max_bytes)

@@ -11,9 +11,10 @@ from smolsessions.core.memories import Head
 from smolsessions.core.records import AgentName, AgentVersion, Failure, Outcome, Timing, Turn, TurnInput, TurnOptions
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import COUNT_SENTENCE, open_chunk_list, open_head
+from smolsessions.store.partition import NO_TERMS
 
 if TYPE_CHECKING:
-    from smolsessions.core.policies import Policy
+    from smolsessions.core.records import Terms
     from smolsessions.store.partition import Scope
 
 
@@ -56,7 +57,7 @@ class Claim:
     head: Head = field(default_factory=Head)
     chunks: dict[str, bytes] = field(default_factory=dict)
     """Tags of the variables' chunks by name, as the head was sealed over them."""
-    policy: Policy | None = None
+    terms: Terms = NO_TERMS
     defect: SealBrokenError | None = None
     """Set if the state cannot be read. The lease can only end the turn."""
 
@@ -95,7 +96,7 @@ def open_claim(scope: Scope, reply: ClaimReply, submitted: tuple[Turn, TurnInput
     number, ref = codec.number(reply.turn), codec.ref_of(scope.name)
     claim = Claim(reply, Turn(ref, number, AgentVersion(AgentName(""), "", ""), "", TurnOptions(), Timing(time.time())))
     try:
-        claim.policy = scope.terms(reply.terms).policy
+        claim.terms = scope.terms(reply.terms)
         claim.head = open_head(scope, reply.generation, reply.head)
         claim.chunks = open_chunk_list(scope, claim.head, reply.chunk_list)
         if submitted:

@@ -12,8 +12,8 @@ from redis.exceptions import ResponseError
 
 from smolsessions.core.callers import Caller
 from smolsessions.core.errors import DAMAGED, LeaseLostError, SealBrokenError, StoreUnavailableError
-from smolsessions.core.events import FINAL, Logged, TurnEnded
-from smolsessions.core.records import changed
+from smolsessions.core.events import FINAL, Logged, TurnEnded, TurnWaiting
+from smolsessions.core.frozen import changed
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import COUNT_SENTENCE
 from smolsessions.store.partition import SealedMetadata
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from smolsessions.core.events import Event, ReplayState
     from smolsessions.core.memories import PackedStep
     from smolsessions.core.records import Outcome, Turn
+    from smolsessions.core.requests import InputRequest
     from smolsessions.core.store_ports import StopReason
     from smolsessions.store.connection.commands import Reply
     from smolsessions.store.partition import Scope
@@ -72,7 +73,8 @@ class HeldLease:
         self.version = tag_of(reply.head)
         self.crashes = reply.crashes
         self.fingerprint = reply.fingerprint.decode(errors="replace")
-        self.policy = claim.policy
+        self.policy = claim.terms.policy
+        self.approve = claim.terms.approve
         self.stop_reason: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
         self.has_progressed = self.lost = self._is_delay_logged = False
         self.is_over = claim.defect is not None
@@ -226,6 +228,43 @@ class HeldLease:
             return turn
         raise SealBrokenError(DAMAGED)  # a rollback without a turn
 
+    async def suspend(self, requests: tuple[InputRequest, ...]) -> bool:
+        now = time.time()
+        turn = changed(self.turn, requests=requests, timing=changed(self.turn.timing, waits_since=now))
+        self.emit(f"parked:{self.attempt}", events=(TurnWaiting(self.attempt, requests),))
+        record = self.scope.seal(codec.encode_turn(turn), "turn", turn.number)
+        expires = min(int(request.expires_at * 1_000_000) for request in requests)
+        return await self._retry(partial(self._suspend, record, expires))
+
+    async def _suspend(self, record: bytes, expires: int) -> bool:
+        batch, sent_at = self._take_unsent(), time.monotonic()
+        serial = batch[0].serial if batch else self._made + 1
+        state, *rest = await self.scope.partition.call(
+            "suspend",
+            *[argument for write in batch for argument in write.arguments],
+            **self._target,
+            record=record,
+            expires=expires,
+            written=self._made,
+            serial=serial,
+        )
+        if state in {b"behind", b"gap"} and self._writes and self._writes[0].serial < serial:
+            raise StoreUnavailableError  # the store refused the writes before it
+        if state == b"gap":
+            self._mark_broken(COUNT_SENTENCE)
+            self.check_readable()
+        if state == b"stopped":
+            self._unsent = len(self._writes)
+            return False
+        if state not in {b"ok", b"done"}:
+            self.lose()
+            raise LeaseLostError
+        if state == b"ok":
+            self._on_written(batch, rest[0], sent_at)
+        self.is_over = True
+        self._forget_writes()
+        return True
+
     def _ended(self, outcome: Outcome) -> Turn:
         stop = self._stop_request
         has_task = not (stop.rollback_by or self.lacks_task)
@@ -236,6 +275,7 @@ class HeldLease:
             last_seq=(self._last_seen if self._defect else self._log.last_seq) + 1,
             images=self.turn.images if has_task else (),
             files=self.turn.files if has_task else (),
+            requests=(),
         )
 
     def _sealed(self, turn: Turn, *, by: int) -> dict[str, bytes]:

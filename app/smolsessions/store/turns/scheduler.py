@@ -304,7 +304,9 @@ class Scheduler:
             for name, *here in zip(names, *found, strict=False)
             if here
         }
-        return Queues(queues, silent=len(replies) - len(found))
+        waiting = [reply[-1] for reply in found]
+        oldest_s = max((age for _, age in waiting), default=0) / 1_000_000
+        return Queues(queues, Queue(sum(count for count, _ in waiting), oldest_s), silent=len(replies) - len(found))
 
     async def _in_each(
         self, what: str, partitions: Iterable[Partition], job: Callable[[Partition], Coroutine[None, None, int]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from smolsessions.core.errors import DAMAGED, SealBrokenError, ServiceError, StoreUnavailableError, TurnNotFoundError
-from smolsessions.core.events import FINAL, Logged, TurnEnded
+from smolsessions.core.events import FINAL, Logged, TurnEnded, TurnWaiting
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import with_stored_images
 
@@ -115,6 +115,8 @@ class TurnLog:
             if is_misplaced or (final and 0 < length < final.seq):
                 raise SealBrokenError(CUT_SENTENCE)
             found = [final] if final and not entries else found
+            if state == b"waiting" and after == NEVER:
+                found = [Logged(length, TurnWaiting(0, ()))]
         if found and isinstance(ended := found[-1].event, TurnEnded):
             found[-1] = Logged(found[-1].seq, TurnEnded(await with_stored_images(scope, ended.result)))
         return found
@@ -166,7 +168,7 @@ class LogReader:
         self._readers.following -= self._wants_all
 
     def push(self, turn: int, logged: Logged) -> None:
-        if not self._wants_all and not isinstance(logged.event, TurnEnded):
+        if not self._wants_all and not isinstance(logged.event, TurnEnded | TurnWaiting):
             return
         if len(self._events) >= MOST_BUFFERED:
             self._events.clear()
@@ -201,6 +203,8 @@ class LogReader:
             for logged in await self._next(turn, NEVER):
                 if isinstance(logged.event, TurnEnded):
                     return logged.event.result
+                if isinstance(logged.event, TurnWaiting):
+                    return None
         return None
 
     async def prepare(self, turn: int, after: int) -> None:
@@ -213,7 +217,7 @@ class LogReader:
         while not self._must_read:
             while self._events:
                 of, logged = self._events.pop(0)
-                is_end = of == turn and isinstance(logged.event, TurnEnded) and logged.seq <= after
+                is_end = of == turn and isinstance(logged.event, TurnEnded | TurnWaiting) and logged.seq <= after
                 if is_end or (of == turn and logged.seq == after + 1):
                     return [logged]
                 self._must_read |= of == turn and logged.seq > after

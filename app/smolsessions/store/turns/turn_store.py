@@ -28,9 +28,11 @@ from smolsessions.core.errors import (
     TurnNotFoundError,
 )
 from smolsessions.core.events import Logged, TurnEnded, TurnQueued
-from smolsessions.core.records import AgentName, Outcome, Page, Ref, changed, title_of
+from smolsessions.core.frozen import changed
+from smolsessions.core.records import AgentName, Outcome, Page, Ref, title_of
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import with_stored_images
+from smolsessions.store.turns.answers import record_answers
 from smolsessions.store.turns.claim import claim_of_submission, open_claim
 from smolsessions.store.turns.lease import HeldLease
 from smolsessions.store.turns.scheduler import Offer
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
     from smolsessions.core.records import IdempotentRequest, Order, Owner, Submission, Terms, Turn, TurnInput
     from smolsessions.store.partition import Options, Partition, Partitions, Scope
+    from smolsessions.store.turns.answers import Accept
     from smolsessions.store.turns.scheduler import Scheduler
 
 MOST_GUESSES = 10_000
@@ -142,12 +145,16 @@ class TurnStore:
             turn=number,
             record=scope.seal(codec.encode_turn(ended), "turn", number),
             own_channel=partition.channel,
+            wake=partition.wake,
             log_ttl_s=partition.options.log_ttl_s,
         )
         if state == b"ended":
             partition.log.deliver(ref, number, Logged(rest[0], TurnEnded(ended)))
             return ended, True
         return (await self.turn(ref, number) if state == b"over" else turn), False
+
+    async def answer(self, ref: Ref, number: int, accept: Accept) -> Turn:
+        return await record_answers(self._partitions.scope(ref), number, accept)
 
     async def open_turns(self, ref: Ref) -> list[Turn]:
         """Read the running and waiting turns, in order."""
@@ -191,7 +198,7 @@ class TurnStore:
         if not found:
             raise ConversationNotFoundError
         records, still_open, sealed, last_turn, agent = found
-        known = {codec.number(number): (at, attempts) for number, at, attempts in still_open}
+        known = {codec.number(number): (at, attempts, bool(waits)) for number, at, attempts, waits in still_open}
         return records, _OpenTurns(known, scope.terms(sealed), last_turn, agent)
 
     async def _begin(self, new: Submission, once: IdempotentRequest) -> tuple[Turn, bool]:
@@ -347,10 +354,11 @@ class TurnStore:
 class _OpenTurns:
     """State of a conversation beside its turn records.
 
-    `open`: start (empty if not started) and attempts of the turns that are not over. `last`: the last number.
+    `open`: start (empty if not started), attempts, and whether it waits for a person, of each turn that is not over.
+    `last`: the last number.
     """
 
-    open: dict[int, tuple[bytes, bytes]]
+    open: dict[int, tuple[bytes, bytes, bool]]
     terms: Terms
     last: int
     agent: bytes
@@ -360,21 +368,19 @@ def _decoded(ref: Ref, number: int, record: bytes, known: _OpenTurns) -> Turn:
     turn = codec.decode_turn(record, ref, number)
     if not turn.outcome and (number not in known.open or turn.agent.name.encode() != known.agent):
         raise SealBrokenError(DAMAGED)
-    at, attempts = known.open.get(number, (b"", b""))
+    at, attempts, waits = known.open.get(number, (b"", b"", False))
     if known.terms.is_rolled_back(number, known.last):
         turn = replace(turn, rolled_back=True)
-    return codec.started(turn, codec.moment(at), codec.number(attempts)) if at and not turn.outcome else turn
+    if not at or turn.outcome:
+        return turn
+    return codec.started(turn, codec.moment(at), codec.number(attempts), waits=waits)
 
 
-def _refusal(state: bytes, rest: list[bytes]) -> Exception:
+def _refusal(state: bytes, rest: list[Any]) -> Exception:
     match state:
         case b"busy":
-            running = codec.number(rest[0])
-            return BusyError(
-                f"Turn {running} of this conversation is running; wait for its end, or choose with on_busy how "
-                "both turns go on.",
-                running_turn=running,
-            )
+            advice = "wait for its end, or choose with on_busy how both turns go on"
+            return BusyError.of_turn(codec.number(rest[0]), advice, waits=bool(rest[1]))
         case b"full":
             return TooManyTurnsError(
                 f"{int(rest[0])} turns wait in this conversation, more may not (SMOLSESSIONS_MAX_TURNS_BEHIND); try "

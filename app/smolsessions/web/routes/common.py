@@ -86,7 +86,7 @@ def _identified(request: Request) -> Scope:
     scope = request.scope
     if "owner" not in scope:
         authenticator: Authenticator = request.app.state.authenticator
-        scope["owner"], scope["claims"] = authenticator.identify(request.headers.get("authorization"))
+        scope["owner"], scope["claims"], scope["key"] = authenticator.identify(request.headers.get("authorization"))
     return scope
 
 

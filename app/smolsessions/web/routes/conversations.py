@@ -126,7 +126,7 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
     )
     async def create_conversation(owner: CallerOwner, body: NewConversation) -> Response:
         """Create an empty conversation. POST /turn also creates one."""
-        fields = ConversationFields(body.metadata, body.policy, body.ttl_s)
+        fields = ConversationFields(body.metadata, body.policy, body.ttl_s, approve=tuple(body.approve))
         made = await conversations.create(owner, body.id, body.agent, fields)
         return _created(made)
 
@@ -166,8 +166,13 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
     async def update_conversation(
         owner: CallerOwner, conversation_id: PathId, body: Patch, if_match: IfMatch = None
     ) -> Response:
-        """Change metadata, memory policy, time to live or title by a merge patch. A running turn is not affected."""
+        """Change metadata, memory policy, time to live, title or approvals by a merge patch.
+
+        A running turn is not affected.
+        """
         changes = {name: getattr(body, name) for name in body.model_fields_set}
+        if "approve" in changes:
+            changes["approve"] = tuple(body.approve)
         check = partial(_check_match, if_match)
         return _shown(await conversations.patch(Ref(owner, conversation_id), changes, check))
 

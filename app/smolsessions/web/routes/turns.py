@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,6 +13,7 @@ from pydantic import ValidationError
 
 from smolsessions.core.errors import InvalidRequestError, ShuttingDownError
 from smolsessions.core.records import Owner, Ref, TurnInput, TurnOptions
+from smolsessions.core.requests import Answer, Answerer
 from smolsessions.core.turns import NewTurn
 from smolsessions.web.body import in_thread_if_large
 from smolsessions.web.cursors import number_at
@@ -30,7 +33,7 @@ from smolsessions.web.routes.common import (
 )
 from smolsessions.web.sse import EVENT_STREAM, TurnStream, cursor_of
 from smolsessions.web.views import page_view, turn_view
-from smolsessions.wire.requests import TurnRequest
+from smolsessions.wire.requests import AnswerIn, AnswersRequest, TurnRequest
 from smolsessions.wire.turns import Turn as TurnAnswer
 from smolsessions.wire.turns import TurnPage
 
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
     from smolsessions.core.turns import Turns
     from smolsessions.web.sse import EventStreams
 
+log = logging.getLogger(__name__)
+
 Internal = Annotated[bool, Query(description="Include python_interpreter and final_answer.")]
 Prefer = Annotated[
     str | None,
@@ -52,6 +57,10 @@ Prefer = Annotated[
 ]
 OnDisconnect = Annotated[
     Literal["cancel"] | None, Query(description="`cancel`: stop the turn if this stream's client disconnects.")
+]
+Until = Annotated[
+    Literal["waiting"] | None,
+    Query(description="`waiting`: the stream also ends when the turn waits for a person."),
 ]
 TurnNumber = Annotated[int, Path(ge=1, le=2**31, description="The turn's number: 1, 2, 3 …")]
 IdempotencyKey = Annotated[
@@ -75,7 +84,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     },
     202: {
         "model": TurnAnswer,
-        "description": "The turn, which is still running or queued. `Location` is its address.",
+        "description": "The turn, which is running, queued, or waiting for a person. `Location` is its address.",
         "headers": _HEADERS,
     },
     **responses(None, *WRITE, 429),
@@ -119,6 +128,7 @@ class NewTurns:
         prefer: str | None,
         on_disconnect: str | None = None,
         idempotency_key: str | None = None,
+        until: str | None = None,
     ) -> Response:
         """Submit a turn, and return it at its end or stream its events."""
         if scope["app"].state.draining:
@@ -127,7 +137,7 @@ class NewTurns:
         new = await _new_turn(body, scope["claims"], idempotency_key, self._limits)
         if wants_stream(accept):
             subscription = await self._turns.submit(owner, new)
-            return TurnStream(self._streams, subscription, internal=internal, on_disconnect=on_disconnect)
+            return TurnStream(self._streams, subscription, internal=internal, on_disconnect=on_disconnect, until=until)
         wait_s, applied = wait_of(prefer, self._limits.wait_s)
         return turn_answer(await self._turns.submit_and_wait(owner, new, wait_s), applied, internal=internal)
 
@@ -137,17 +147,18 @@ def new_turn_routes(new_turns: NewTurns) -> APIRouter:
     router = APIRouter(tags=["turns"], route_class=StrictRoute)
 
     @router.post("/turn", responses=_RESPONSES)
-    async def create_turn(
+    async def create_turn(  # noqa: PLR0917 - FastAPI passes them by name
         request: Request,
         _owner: CallerOwner,
         body: TurnRequest,
         prefer: Prefer = None,
         on_disconnect: OnDisconnect = None,
         idempotency_key: IdempotencyKey = None,
+        until: Until = None,
     ) -> Response:
         """Send a message to an agent, and return the turn at its end or stream its events."""
         return await new_turns.answer(
-            request.scope, body, request.headers.get("accept"), prefer, on_disconnect, idempotency_key
+            request.scope, body, request.headers.get("accept"), prefer, on_disconnect, idempotency_key, until
         )
 
     @router.post("/conversations/{conversation_id}/turns", responses=_RESPONSES)
@@ -159,11 +170,12 @@ def new_turn_routes(new_turns: NewTurns) -> APIRouter:
         prefer: Prefer = None,
         on_disconnect: OnDisconnect = None,
         idempotency_key: IdempotencyKey = None,
+        until: Until = None,
     ) -> Response:
         """Send a message in this conversation, and return the turn at its end or stream its events."""
         set_conversation(body, conversation_id)
         return await new_turns.answer(
-            request.scope, body, request.headers.get("accept"), prefer, on_disconnect, idempotency_key
+            request.scope, body, request.headers.get("accept"), prefer, on_disconnect, idempotency_key, until
         )
 
     return router
@@ -216,13 +228,21 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         after: After = None,
         include_internal_tools: Internal = False,
         on_disconnect: OnDisconnect = None,
+        until: Until = None,
     ) -> Response:
         """Stream a turn's events, from its beginning or from a cursor."""
         cursor = cursor_of(last_event_id, after)
         subscription = await turns.subscribe(Ref(owner, conversation_id), number, cursor)
         if subscription is None:
             return Response(status_code=204)
-        return TurnStream(streams, subscription, cursor, internal=include_internal_tools, on_disconnect=on_disconnect)
+        return TurnStream(
+            streams,
+            subscription,
+            cursor,
+            internal=include_internal_tools,
+            on_disconnect=on_disconnect,
+            until=until,
+        )
 
     @router.post(
         f"{at}/{{number}}/cancel",
@@ -244,7 +264,58 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         turn = await turns.cancel(Ref(owner, conversation_id), number, wait_s if applied else 0.0)
         return turn_answer(turn, applied, internal=include_internal_tools)
 
+    @router.post(
+        f"{at}/{{number}}/answers",
+        responses={**_RESPONSES, **responses(None, *WRITE, 404, 409)},
+    )
+    async def answer_turn(  # noqa: PLR0917 - FastAPI passes them by name
+        request: Request,
+        owner: CallerOwner,
+        conversation_id: PathId,
+        number: TurnNumber,
+        body: AnswersRequest,
+        prefer: Prefer = None,
+        until: Until = None,
+        on_disconnect: OnDisconnect = None,
+    ) -> Response:
+        """Answer requests of a waiting turn, and return the turn at its end or stream its events.
+
+        The stream begins with the event of these answers.
+        """
+        if request.app.state.draining:
+            raise ShuttingDownError
+        by, now, internal = Answerer(owner, request.scope["key"]), time.time(), body.include_internal_tools
+        answers = [_answer_of(each, by, now) for each in body.answers]
+        turn, cursor = await turns.answer(Ref(owner, conversation_id), number, answers)
+        _audit(turn, answers, by)
+        if wants_stream(request.headers.get("accept")):
+            subscription = await turns.subscribe(turn.ref, number, cursor)
+            if subscription is None:
+                return Response(status_code=204)
+            return TurnStream(
+                streams, subscription, cursor, internal=internal, on_disconnect=on_disconnect, until=until
+            )
+        wait_s, applied = wait_of(prefer, limits.wait_s)
+        return turn_answer(await turns.wait(turn, wait_s), applied, internal=internal)
+
     return router
+
+
+def _answer_of(sent: AnswerIn, by: Answerer, now: float) -> Answer:
+    """Return an answer. Without a decision, a text answers a question."""
+    decision = sent.decision or ("approve" if sent.text is not None else None)
+    if decision is None:
+        raise InvalidRequestError.at(
+            "/answers", f"{sent.request_id!r} has no decision: send approve or reject, or text"
+        )
+    return Answer(sent.request_id, decision, sent.arguments, sent.reason, sent.text, by, now)
+
+
+def _audit(turn: Turn, answers: list[Answer], by: Answerer) -> None:
+    """Log who answered what."""
+    for each in answers:
+        extra = {"action": "input.answered", "conversation": str(turn.ref), "turn": turn.number}
+        log.info("%s: %s by %s (key %s)", each.request_id, each.decision, by.owner, by.key or "none", extra=extra)
 
 
 def set_conversation(body: TurnRequest, conversation_id: str) -> None:
@@ -276,7 +347,7 @@ async def _new_turn(body: TurnRequest, claims: dict[str, Any], idempotency_key: 
         message=body.message,
         conversation_id=body.conversation_id,
         agent=body.agent,
-        options=TurnOptions(body.max_steps, body.reset, body.deadline_s, body.on_busy),
+        options=TurnOptions(body.max_steps, body.reset, body.deadline_s, body.on_busy, tuple(body.approve)),
         turn_input=TurnInput(data, claims, stored),
         images=images,
         files=files,

@@ -1,0 +1,104 @@
+"""Checks of approvals: at start, of the tools that a caller names, and of the arguments that a person changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from smolsessions.agents.run.approvals import matches
+from smolsessions.agents.run.instrumentation import code_runs_in, with_managed
+from smolsessions.core.errors import StartError
+from smolsessions.core.json_data import json_pointer
+from smolsessions.options import options_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from smolagents import MultiStepAgent
+
+UNCONFINED = (
+    "its code could reach this service and approve its own calls, as this system confines code with neither namespaces "
+    "nor Landlock (docs/security.md)"
+)
+MAX_PROBLEMS = 10
+
+
+def tool_names(agent: MultiStepAgent) -> frozenset[str]:
+    """Return the names of everything that an agent can call, and the agents below it."""
+    names: set[str] = set()
+    for each in with_managed(agent):
+        names |= {*each.tools, *each.managed_agents}
+        if code_runs_in(each):
+            names.add("python_interpreter")
+    return frozenset(names)
+
+
+def cannot_wait(agent: MultiStepAgent) -> str | None:
+    """Say why no turn of an agent can wait for a person, or return None. Its code must be such that it can be replayed."""
+    for each in with_managed(agent):
+        place = code_runs_in(each)
+        if place in {"thread", "remote"}:
+            where = "the thread of its turn (executor='thread')" if place == "thread" else "a remote executor"
+            return f"its code runs in {where}, so a turn cannot wait for a person; let it run in a child process"
+    return None
+
+
+def asks(agent: MultiStepAgent) -> bool:
+    """Return whether an agent or one below it has an option that lets turns wait for a person."""
+    return any(options_of(each).approve or options_of(each).ask_user for each in with_managed(agent))
+
+
+def check_approvals(name: str, agent: MultiStepAgent, *, takes_caller: bool) -> None:
+    """Check the options `approve` and `ask_user` of an agent and those below it. Raises `StartError`."""
+    for each in with_managed(agent):
+        options = options_of(each)
+        rule = options.approve
+        if type(options.ask_user) is not bool:
+            raise StartError(f"the agent {name!r} has ask_user = {options.ask_user!r}; make it True or False")
+        if callable(rule):
+            continue
+        if not isinstance(rule, list | tuple | set | frozenset) or not all(isinstance(one, str) for one in rule):
+            raise StartError(
+                f"the agent {name!r} has approve = {rule!r}; make it a list of names of tools, or a function of name, "
+                "arguments and caller"
+            )
+        known = tool_names(each)
+        for pattern in rule:
+            if not takes_caller and not any(matches(tool, [pattern]) for tool in known):
+                raise StartError(
+                    f"the agent {name!r} has approve = {[*rule]!r}, and {pattern!r} names none of its tools: "
+                    f"{', '.join(sorted(known - {'final_answer'}))}"
+                )
+    if asks(agent) and (sentence := cannot_wait(agent)):
+        raise StartError(f"the agent {name!r} has the option approve or ask_user, and {sentence}")
+
+
+def refused_tools(name: str, known: Collection[str], tools: Collection[str]) -> tuple[int, str] | None:
+    """Return place and sentence of the first pattern that names no tool of an agent."""
+    for place, pattern in enumerate(tools):
+        if not any(matches(tool, [pattern]) for tool in known):
+            return place, f"{pattern!r} names no tool of the agent {name!r}"
+    return None
+
+
+def argument_problems(parameters: dict[str, Any], arguments: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return pointer and message of each mistake in arguments, by their JSON Schema.
+
+    Patterns are not checked, as those of a foreign server may take for ever, and no reference is followed.
+    """
+    from jsonschema.validators import Draft202012Validator  # noqa: PLC0415 - it takes 60 ms
+    from referencing import Registry  # noqa: PLC0415
+
+    schema = _without(parameters, frozenset({"pattern", "patternProperties", "$ref", "$dynamicRef"}))
+    validator = Draft202012Validator(schema, registry=Registry())
+    found = []
+    for error in validator.iter_errors(arguments):
+        found.append((json_pointer([str(part) for part in error.absolute_path]), error.message[:300]))
+        if len(found) == MAX_PROBLEMS:
+            break
+    return found
+
+
+def _without(schema: Any, names: Collection[str]) -> Any:
+    if isinstance(schema, dict):
+        return {key: _without(value, names) for key, value in schema.items() if key not in names}
+    return [_without(each, names) for each in schema] if isinstance(schema, list) else schema

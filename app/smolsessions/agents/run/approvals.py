@@ -1,0 +1,240 @@
+"""Approvals: the calls and questions of a turn that need a person's decision.
+
+The service asks beneath the agent: the run ends before the call, the turn waits without a thread, and after the answer
+a replay comes to the same call and finds the decision in the journal. A decision is bound to the call's id and to a
+digest of its arguments.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from pydantic import TypeAdapter
+from pydantic_core import from_json, to_json
+from smolagents.models import get_tool_json_schema
+
+from smolsessions.agents.run.agent_run import INTERNAL_TOOLS
+from smolsessions.agents.run.failures import ReplayDivergedError
+from smolsessions.agents.tools.ask_user import NAME as ASK_USER
+from smolsessions.agents.values.json_forms import json_form
+from smolsessions.core.frozen import changed
+from smolsessions.core.requests import Answer, Approval, InputRequest, answer_key
+from smolsessions.options import options_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from smolagents import MultiStepAgent
+
+    from smolsessions.agents.run.agent_run import ToolCallInProgress
+    from smolsessions.agents.run.instrumentation import AgentNode
+    from smolsessions.agents.run.recorder import Recorder
+    from smolsessions.core.events import ReplayState
+    from smolsessions.core.records import Turn
+
+MAX_ASKED = 4  # requests for one call: the first, and three for a replay that comes with other arguments
+MAX_OPEN = 100  # requests of a turn at a time; the rest is asked after them
+MAX_SHOWN_BYTES = 256 * 1024
+TIMEOUT = "answer_timeout"
+CODE = "python_interpreter"
+_ASKED, _EXPIRED = "asked:", "expired:"
+_CODE_PARAMETERS = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
+_WILD = frozenset("*?[")
+_ANSWER = TypeAdapter(Answer)
+
+
+class Decision(NamedTuple):
+    """Decision on a call. `refusal` and `text` are its result. `arguments` replace those that were shown."""
+
+    approval: Approval | None = None
+    refusal: str | None = None
+    text: str | None = None
+    arguments: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request as the journal has it. Times are Unix seconds."""
+
+    digest: str
+    asked_at: float
+    expires_at: float
+
+
+class Approvals:
+    """Decisions on the calls of one turn, and the requests that are open. For any thread."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        turn: Turn,
+        replay: ReplayState | None,
+        *,
+        names: Collection[str],
+        root: MultiStepAgent,
+        ttl_s: float,
+    ) -> None:
+        """`names` are the tools that conversation and turn name. `ttl_s` bounds the wait for an answer."""
+        self.requests: dict[str, InputRequest] = {}
+        self._recorder = recorder
+        self._turn = turn
+        self._names = names
+        self._root = root
+        self._ttl_s = ttl_s
+        self._asked: dict[str, list[_Asked]] = {}
+        self._effects = replay.effects if replay else {}
+        asked = [key for key in self._effects if key.startswith(_ASKED)]
+        for key in sorted(asked, key=lambda key: int(key.rpartition(":")[2])):
+            self._asked.setdefault(key.split(":")[1], []).append(_Asked(**from_json(self._effects[key])))
+        expired = [int(name.removeprefix(_EXPIRED)) for name in (replay.begun if replay else ()) if _is_expiry(name)]
+        self._expired_us = max(expired, default=0)
+
+    def decide(self, node: AgentNode, call: ToolCallInProgress, tool: Any, arguments: Any) -> Decision | None:
+        """Return the decision on a call, or None if it needs none. Raises `TurnWaiting` to wait for it."""
+        if not self._needs(node, call, arguments):
+            return None
+        shown = {"code": call.record.arguments} if call.record.name == CODE else call.record.arguments
+        if len(to_json(shown)) > MAX_SHOWN_BYTES:
+            sentence = f"needs an approval, and its arguments are larger than {MAX_SHOWN_BYTES // 1024} KiB"
+            return Decision(refusal=f"[rejected] This call of {call.record.name} {sentence}. It was not made.")
+        answer, request = self._answer(node, call, arguments)
+        if answer is None:
+            self._ask(node, changed(request, arguments=shown, parameters=_parameters(tool)))
+        return self._decided(node, call, answer, shown)
+
+    def question(
+        self, node: AgentNode, call: ToolCallInProgress, question: str, choices: tuple[str, ...] | None
+    ) -> Decision:
+        """Return the answer to a question. Raises `TurnWaiting` to wait for it."""
+        arguments = {"question": question, "choices": choices}
+        answer, request = self._answer(node, call, arguments)
+        if answer is None:
+            self._ask(node, changed(request, kind="question", question=question, choices=choices))
+        if answer.decision == "approve":
+            return Decision(text=answer.text)
+        approval, why = _refused(answer)
+        if approval.decision == "expired":
+            return Decision(approval, f"[no answer] Nobody answered in time ({TIMEOUT}).")
+        return Decision(approval, f"[declined] The user declined to answer this question.{why}")
+
+    def _needs(self, node: AgentNode, call: ToolCallInProgress, arguments: Any) -> bool:
+        name, agents = call.record.name, {id(agent): agent for agent in (self._root, node.agent)}.values()
+        rules = [options_of(agent).approve for agent in agents]
+        named = [rule for rule in rules if not callable(rule)]
+        if any(matches(name, names) for names in (self._names, *named)):
+            return True
+        if name in INTERNAL_TOOLS or name == ASK_USER:
+            return False
+        return any(self._wants(rule, call, arguments) for rule in rules if callable(rule))
+
+    def _wants(self, predicate: Callable[..., Any], call: ToolCallInProgress, arguments: Any) -> bool:
+        """Ask an author's predicate, once for each call. If it raises, the call needs an approval."""
+
+        def ask() -> bytes:
+            try:
+                return b"1" if predicate(call.record.name, arguments, self._recorder.caller) else b"0"
+            except Exception:  # noqa: BLE001 - an author's function
+                return b"1"
+
+        return self._recorder.journal.once(f"asks:{call.record.call_id}:{call.digest(arguments)}", ask) == b"1"
+
+    def _answer(self, node: AgentNode, call: ToolCallInProgress, arguments: Any) -> tuple[Answer | None, InputRequest]:
+        """Return the answer for this call with these arguments, if there is one, and its request."""
+        record, digest = call.record, call.digest(arguments)
+        asked = self._asked.setdefault(record.call_id, [])
+        place = next((place for place, each in enumerate(asked) if each.digest == digest), len(asked))
+        if place == MAX_ASKED:
+            self._recorder.journal.diverged = True
+            raise ReplayDivergedError
+        if place == len(asked):
+            now = time.time()
+            asked.append(_Asked(digest, now, now + self._ttl_s))
+            effect = {"digest": digest, "asked_at": now, "expires_at": now + self._ttl_s}
+            self._recorder.journal.put(f"{_ASKED}{record.call_id}:{place}", to_json(effect))
+        found = asked[place]
+        request = InputRequest(
+            self._id(record.call_id, place),
+            "approval",
+            record.call_id,
+            record.name,
+            node.agent_run.path if node.agent_run else "",
+            record.step_id,
+            found.asked_at,
+            found.expires_at,
+            replaces=self._id(record.call_id, place - 1) if place else None,
+        )
+        if data := self._effects.get(answer_key(request.request_id)):
+            return _ANSWER.validate_json(data), request
+        if int(found.expires_at * 1_000_000) <= self._expired_us:
+            return Answer(request.request_id, "reject", reason=TIMEOUT, at=found.expires_at), request
+        return None, request
+
+    def _id(self, call_id: str, place: int) -> str:
+        again = f":{place + 1}" if place else ""
+        return f"{self._turn.ref.id}:{self._turn.number}:{call_id}{again}"
+
+    def _ask(self, node: AgentNode, request: InputRequest) -> NoReturn:
+        if len(self.requests) < MAX_OPEN:
+            self.requests[request.request_id] = request
+        assert node.agent_run
+        node.agent_run.wait()
+
+    def _decided(self, node: AgentNode, call: ToolCallInProgress, answer: Answer, shown: Any) -> Decision:
+        name, notes = call.record.name, node.agent_run.notes if node.agent_run else []
+        if answer.decision == "reject":
+            approval, why = _refused(answer)
+            cause = f"Nobody approved this call of {name} in time ({TIMEOUT})"
+            if approval.decision == "rejected":
+                cause = f"A person rejected this call of {name}"
+            sentence = f"[rejected] {cause}. It was not made.{why}"
+            if node.code_runs_in and name != CODE:  # the code may not show its result
+                notes.append(sentence)
+            return Decision(approval, sentence)
+        if answer.arguments is None or answer.arguments == shown:
+            return Decision(Approval("approved", answer.at, answer.by, answer.reason))
+        notes.append(f"A person changed the arguments of {name} to {to_json(answer.arguments).decode()}.")
+        return Decision(Approval("edited", answer.at, answer.by, answer.reason), arguments=answer.arguments)
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a tool is named. A pattern such as `delete_*` matches no internal tool, and no question."""
+    for pattern in patterns:
+        if name == pattern:
+            return name != "final_answer"
+        if _WILD & {*pattern} and fnmatchcase(name, pattern) and name not in INTERNAL_TOOLS and name != ASK_USER:
+            return True
+    return False
+
+
+def edited(given: dict[str, Any], shown: Any, new: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call after a person's change. Those that are as shown stay the same objects."""
+    shown = shown if isinstance(shown, dict) else {}
+    return {key: given[key] if key in given and shown.get(key) == value else value for key, value in new.items()}
+
+
+def _refused(answer: Answer) -> tuple[Approval, str]:
+    if answer.by is None and answer.reason == TIMEOUT:
+        return Approval("expired", answer.at, reason=TIMEOUT), ""
+    why = f" Reason: {answer.reason}" if answer.reason else ""
+    return Approval("rejected", answer.at, answer.by, answer.reason), why
+
+
+def _is_expiry(name: str) -> bool:
+    return name.startswith(_EXPIRED) and name.removeprefix(_EXPIRED).isdigit()
+
+
+def _parameters(tool: Any) -> dict[str, Any]:
+    """Return the JSON Schema of a tool's arguments, in which `any` means any type and `nullable` also null."""
+    if tool is None:
+        return _CODE_PARAMETERS
+    schema: dict[str, Any] = json_form(get_tool_json_schema(tool)["function"]["parameters"])
+    for name, about in getattr(tool, "inputs", {}).items():
+        shown = schema["properties"].get(name, {})
+        if about.get("type") == "any":
+            shown.pop("type", None)
+        elif about.get("nullable") and isinstance(shown.get("type"), str):
+            shown["type"] = [shown["type"], "null"]
+    return {"additionalProperties": False} | schema

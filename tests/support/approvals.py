@@ -1,0 +1,118 @@
+"""Agents whose calls need a person's approval, or that ask questions. Their e-mails are lines of a file.
+
+PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smolagents import CodeAgent, LogLevel, ToolCallingAgent, tool
+
+import smolsessions
+from tests.support import agents, coders
+
+if TYPE_CHECKING:
+    from smolsessions.caller import Caller
+
+OUTBOX = "APPROVALS_OUTBOX"
+"""Variable with the path of the file of sent e-mails."""
+
+
+@tool
+def send_email(to: str, text: str) -> str:
+    """Send an e-mail.
+
+    Args:
+        to: its receiver.
+        text: its text.
+    """
+    with Path(os.environ[OUTBOX]).open("a") as outbox:
+        outbox.write(f"{to}: {text}\n")
+    return f"sent to {to}"
+
+
+@tool
+def send_and_crash(to: str) -> str:
+    """Send an e-mail, and end the process.
+
+    Args:
+        to: its receiver.
+    """
+    with Path(os.environ[OUTBOX]).open("a") as outbox:
+        outbox.write(f"{to}: the last\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "never"
+
+
+@tool
+def delete_file(path: str, force: bool = False, times: int | None = None) -> str:
+    """Delete a file.
+
+    Args:
+        path: the file.
+        force: also if it is locked.
+        times: number of tries.
+    """
+    return f"deleted {path} {force} {times}"
+
+
+TOOLS = [send_email, send_and_crash, delete_file, agents.echo, agents.wait_for]
+
+
+def make_plain(**options: Any) -> ToolCallingAgent:
+    """Make an agent without approvals of its own."""
+    return ToolCallingAgent(
+        tools=[*TOOLS],
+        model=agents.ScriptedModel(),
+        prompt_templates=agents._templates("toolcalling_agent.yaml"),  # noqa: SLF001 - one set of templates
+        verbosity_level=LogLevel.OFF,
+        **({"max_steps": 12} | options),
+    )
+
+
+def make_mailer(**options: Any) -> ToolCallingAgent:
+    agent = make_plain(**options)
+    return smolsessions.options(agent, approve=["send_*", "delete_file"], ask_user=True)
+
+
+def make_code_mailer(**options: Any) -> CodeAgent:
+    agent = coders.make_coder(("time", "random"), tools=[*TOOLS], **options)
+    return smolsessions.options(agent, approve=["send_*"], ask_user=True)
+
+
+def make_code_reader() -> CodeAgent:
+    """Make a coder each of whose blocks is approved."""
+    return smolsessions.options(coders.make_coder(tools=[*TOOLS]), approve=["python_interpreter"])
+
+
+def make_office() -> ToolCallingAgent:
+    """Make a manager whose rule holds for the mailers below it."""
+    lead = make_plain(
+        name="lead", description="Leads.", managed_agents=[make_plain(name="deputy", description="Helps the lead.")]
+    )
+    clerk = coders.make_coder(tools=[*TOOLS], name="clerk", description="Writes code.")
+    office = make_plain(managed_agents=[lead, clerk])
+    return smolsessions.options(office, approve=["send_email", "lead"])
+
+
+def make_judging() -> ToolCallingAgent:
+    """Make an agent with a rule of its own, which fails for one receiver."""
+    return smolsessions.options(make_plain(), approve=_is_outside)
+
+
+def _is_outside(name: str, arguments: dict[str, Any], caller: Caller) -> bool:
+    if arguments.get("to") == "nobody":
+        raise LookupError(caller.owner)
+    return name == "send_email" and not arguments["to"].endswith("@here")
+
+
+def make_threaded() -> CodeAgent:
+    return smolsessions.options(coders.make_coder(tools=[*TOOLS]), executor="thread")
+
+
+NAMES = "plain mailer code_mailer code_reader office judging threaded".split()
+AGENTS = ",".join(f"{name.replace('_', '-')}=tests.support.approvals:make_{name}" for name in NAMES)
