@@ -27,7 +27,17 @@ from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.core.callers import DUMMY
 from smolsessions.core.events import MessageDelta, TurnQueued, TurnStarted
 from smolsessions.core.memories import Head, PackedStep
-from smolsessions.core.records import AgentName, AgentVersion, ModelIdentity, Outcome, Owner, Ref, Turn, TurnInput, TurnOptions
+from smolsessions.core.records import (
+    AgentName,
+    AgentVersion,
+    ModelIdentity,
+    Outcome,
+    Owner,
+    Ref,
+    Turn,
+    TurnInput,
+    TurnOptions,
+)
 from smolsessions.core.records import Timing as TurnTiming
 from smolsessions.store import codec
 
