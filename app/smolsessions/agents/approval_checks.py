@@ -33,7 +33,7 @@ def tool_names(agent: MultiStepAgent) -> frozenset[str]:
 
 
 def cannot_wait(agent: MultiStepAgent) -> str | None:
-    """Say why no turn of an agent can wait for a person, or return None. Its code must be such that it can be replayed."""
+    """Say why no turn of an agent can wait for a person, or return None. Its code must be able to run again."""
     for each in with_managed(agent):
         place = code_runs_in(each)
         if place in {"thread", "remote"}:
