@@ -38,7 +38,7 @@ class InputRequest:
 
 @record
 class Answerer:
-    """Who answered: the owner, and the first digits of the SHA-256 of the API key. None: without a key."""
+    """Author of an answer: the owner, and the first digits of the SHA-256 of the API key (None: without a key)."""
 
     owner: str
     key: str | None = None

@@ -80,7 +80,7 @@ def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:
 
 
 def is_refused(call: ToolCall) -> bool:
-    """Return whether a call was not made, as a person rejected it or nobody answered in time."""
+    """Return whether a call was not made: a person rejected it, or its request expired."""
     return call.approval is not None and call.approval.decision in {"rejected", "expired"}
 
 

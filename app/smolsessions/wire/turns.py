@@ -39,7 +39,7 @@ class AgentVersion(BaseModel):
 
 
 class Answerer(BaseModel):
-    """Who answered a request."""
+    """Author of an answer."""
 
     owner: str = Field(description="Owner of the conversation.")
     key: str | None = Field(description="First digits of the SHA-256 of the API key. Null: the service has no keys.")

@@ -142,7 +142,7 @@ class Approvals:
         return self._recorder.journal.once(f"asks:{call.record.call_id}:{call.digest(arguments)}", ask) == b"1"
 
     def _answer(self, node: AgentNode, call: ToolCallInProgress, arguments: Any) -> tuple[Answer | None, InputRequest]:
-        """Return the answer for this call with these arguments, if there is one, and its request."""
+        """Return the answer to the request for this call, or None, and the request."""
         record, digest = call.record, call.digest(arguments)
         asked = self._asked.setdefault(record.call_id, [])
         place = next((place for place, each in enumerate(asked) if each.digest == digest), len(asked))

@@ -27,7 +27,7 @@ class TurnStopped(BaseException):
 
 
 class TurnWaiting(TurnStopped):
-    """Leaves a run that waits for a person. It goes on as a replay, once somebody has answered."""
+    """Leaves a run that waits for a person. It goes on as a replay after the answer."""
 
 
 class ReplayDivergedError(TurnStopped):
