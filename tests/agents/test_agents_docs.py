@@ -121,7 +121,6 @@ def is_listening(port: int) -> bool:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.mark.timeout(120)
 def test_each_agent_of_the_table_serves_a_turn(llm: LLM, tmp_path: Path) -> None:
     write_around(tmp_path)
     names = {what: f"row{number}" for number, what in enumerate(SERVED)}

@@ -164,7 +164,7 @@ def mcp_address() -> Iterator[str]:
         port = closing.getsockname()[1]
     command = [sys.executable, "-m", "tests.support.mcp_server", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        wait_until(lambda: is_listening(port), 30)
+        wait_until(lambda: is_listening(port))
         yield f"http://127.0.0.1:{port}/mcp"
         server.kill()
 

@@ -18,6 +18,7 @@ from smolsessions.agents.tools.mcp_secrets import Secrets
 from smolsessions.core.attachments import Audio
 from smolsessions.core.errors import AgentUnavailableError, StartError
 from tests.support.hostile_http import HEADERS, hostile_http
+from tests.support.stopwatch import Stopwatch
 from tests.support.tool_servers import HOSTILE, HttpServer, Tools, programs_of, stdio
 from tests.support.waiting import wait_until
 
@@ -242,10 +243,9 @@ def test_a_frozen_program_is_an_error_in_time_and_replaced(monkeypatch: pytest.M
         (program,) = set(programs_of(os.getpid())) - {*others}
         monkeypatch.setattr(mcp, "ALIVE_S", 1.0)
         program.send_signal(signal.SIGSTOP)
-        began = time.monotonic()
-        with pytest.raises(ToolServerError, match=r"did not answer within 0\.5 s; it is not known"):
+        with Stopwatch() as watch, pytest.raises(ToolServerError, match=r"not answer within 0\.5 s; it is not known"):
             found["add"](a=1)
-        assert time.monotonic() - began < 1
+        assert watch.s < 1
         wait_until(lambda: opened.servers.health()[0].restarts == 1 and opened.is_up())
         assert found["add"](a=1) == {"result": 2}
         assert not program.is_running()
@@ -309,11 +309,11 @@ def test_a_server_over_http_may_die_freeze_and_come_back_with_other_tools(
             found = opened.all()
             assert found["show_secret"](name="X-Key") == "it is ***", "it was sent, and is not repeated"
             server.kill()
-            began = time.monotonic()
-            for _ in range(2):
-                with pytest.raises(ToolServerError, match="the MCP server two"):
-                    found["add"](a=1)
-            assert time.monotonic() - began < 3
+            with Stopwatch() as watch:
+                for _ in range(2):
+                    with pytest.raises(ToolServerError, match="the MCP server two"):
+                        found["add"](a=1)
+            assert watch.s < 3
             server.environment["EXTRA"] = "1"
             server.start()
             wait_until(lambda: opened.is_up() and opened.servers.health()[0].list_changes == 1)

@@ -12,6 +12,7 @@ from tests.support.endpoint import Endpoint, endpoint
 from tests.support.llm import LLM
 from tests.support.service import Service, run
 from tests.support.streaming import log_of
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -167,7 +168,7 @@ def test_retries_end_with_the_deadline(retrying: tuple[Service, LLM]) -> None:
     turn = service.post("/turn", message="hello", deadline_s=2).json()
 
     assert turn["error"]["code"] == "deadline_exceeded"
-    assert llm.is_idle(within_s=2)
+    assert llm.is_idle(within_s=PATIENCE_S)
 
 
 @pytest.mark.parametrize(("agent", "requests"), [("openai", 1), ("retried", 2)])

@@ -272,7 +272,6 @@ def test_a_provider_that_litellm_does_not_know_is_refused() -> None:
 
 
 @pytest.mark.skipif(HAS_LITELLM, reason="this is that environment")
-@pytest.mark.timeout(300)
 def test_litellm_in_its_own_environment(tmp_path: Path) -> None:
     python = environment(tmp_path / "litellm", LITELLM)
     options = ["-p", "no:cacheprovider", "-p", "no:xdist", "-o", "filterwarnings=default", "-s"]
@@ -287,7 +286,7 @@ def test_litellm_in_its_own_environment(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=290,
+        timeout=580,
     )
     assert not ended.returncode, ended.stdout[-5000:]
     assert KEY not in ended.stdout + ended.stderr

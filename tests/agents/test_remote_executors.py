@@ -62,7 +62,7 @@ def play_and_kill(service: Service, folder: Path, *blocks: str) -> tuple[dict[st
     wait_until(lambda: bool(remote.marks(folder, "hangs")))
     service.kill()
     service.start()
-    turn = wait_for_end(service, turn, 30)
+    turn = wait_for_end(service, turn)
     assert turn["status"] == "finished", turn["error"]
     return turn, shown_outputs(service, turn)
 

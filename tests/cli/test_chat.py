@@ -16,6 +16,7 @@ import pytest
 from tests.support.service import ROOT, Service
 from tests.support.terminal import CTRL_C, CTRL_D, SOON_S, Terminal, command, terminal_of
 from tests.support.turns import ECHO, ENDLESS
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +35,6 @@ def type_endless(terminal: Terminal) -> None:
     terminal.wait_for("on and on on and on")
 
 
-@pytest.mark.timeout(150)
 def test_ctrl_c_stops_the_turn_and_the_chat_goes_on_and_is_resumed(service: Service, tmp_path: Path) -> None:
     url = str(service.client.base_url)
     with chatting(tmp_path, "streamed", "--url", url) as terminal:
@@ -59,7 +59,6 @@ def test_ctrl_c_stops_the_turn_and_the_chat_goes_on_and_is_resumed(service: Serv
         terminal.wait_for("still here")
 
 
-@pytest.mark.timeout(150)
 def test_a_chat_starts_a_service_which_survives_ctrl_c_and_ends_with_it(tmp_path: Path) -> None:
     with chatting(tmp_path, "tests.support.streaming:make_streamed", "--no-demo-agents") as terminal:
         terminal.wait_for(r"agents: streamed \(default\)")
@@ -75,7 +74,6 @@ def test_a_chat_starts_a_service_which_survives_ctrl_c_and_ends_with_it(tmp_path
         assert later.get("/conversations")["items"], "nothing holds the data folder any more"
 
 
-@pytest.mark.timeout(150)
 def test_the_service_of_a_killed_chat_ends_and_keeps_its_turn(tmp_path: Path) -> None:
     with chatting(tmp_path, "tests.support.streaming:make_streamed", "--no-demo-agents") as terminal:
         terminal.wait_for(r"agents: streamed \(default\)")
@@ -92,7 +90,6 @@ def test_the_service_of_a_killed_chat_ends_and_keeps_its_turn(tmp_path: Path) ->
         later.post(f"/conversations/{conversation['id']}/turns/1/cancel")
 
 
-@pytest.mark.timeout(150)
 def test_a_chat_shows_links_of_images_and_goes_on_after_a_refusal(service: Service, tmp_path: Path) -> None:
     url = str(service.client.base_url).rstrip("/")
     with chatting(tmp_path, "nobody", "--url", url) as terminal:
@@ -119,7 +116,7 @@ def piped(folder: Path, messages: str, *arguments: str) -> subprocess.CompletedP
         capture_output=True,
         text=True,
         check=False,
-        timeout=50,
+        timeout=PATIENCE_S,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert ended.returncode == 0, ended.stderr
@@ -132,7 +129,6 @@ def test_a_pipe_gets_the_answers_without_colour(service: Service, tmp_path: Path
     assert "\x1b" not in ended.stdout + ended.stderr
 
 
-@pytest.mark.timeout(120)
 def test_the_last_line_of_a_chat_names_what_to_add_to_its_command(tmp_path: Path) -> None:
     begun = ("tests.support.streaming:make_streamed", "--no-demo-agents", "--data-dir", "elsewhere")
     last = piped(tmp_path, '[{"say": "one"}]\n', *begun).stdout.splitlines()[-1]

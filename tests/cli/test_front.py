@@ -9,11 +9,11 @@ from pathlib import Path
 
 from tests.support.service import PLAIN, ROOT, Service
 from tests.support.terminal import CTRL_U, command, terminal_of
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 def test_a_bare_command_prints_help() -> None:
-    ended = subprocess.run(command(), cwd=ROOT, capture_output=True, text=True, check=False, timeout=50)
+    ended = subprocess.run(command(), cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "Usage: smolsessions" in ended.stdout
     assert "conversations" in ended.stdout
@@ -36,7 +36,7 @@ def test_bash_completes_commands_beside_a_broken_settings_file(tmp_path: Path) -
         shell.type(b"--out\t")
         shell.wait_for("--output ")
         shell.type(CTRL_U + b"exit 0\n")
-        assert shell.process.wait(30) == 0
+        assert shell.process.wait(PATIENCE_S) == 0
 
 
 def test_open_shows_the_page_in_the_browser(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.support.refusals import sentence_of
 from tests.support.service import ROOT, Service, run
+from tests.support.waiting import PATIENCE_S
 
 FILES = {"agents.toml", "my_agents.py", "test_my_agents.py", "smolsessions.toml", "requirements.txt", "Dockerfile"}
 
@@ -23,7 +24,7 @@ def test_a_new_folder_can_be_served_and_tested(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=50,
+        timeout=PATIENCE_S,
     )
     assert "1 passed" in tests.stdout, tests.stdout + tests.stderr
     file = folder / "agents.toml"
@@ -53,5 +54,5 @@ def test_no_file_is_overwritten(tmp_path: Path) -> None:
 def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
     template = ROOT / "app" / "smolsessions" / "cli" / "template" / "Dockerfile.txt"
     hadolint = Path(sys.executable).with_name("hadolint")
-    ended = subprocess.run([hadolint, template], capture_output=True, text=True, check=False, timeout=20)
+    ended = subprocess.run([hadolint, template], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert (ended.returncode, ended.stdout + ended.stderr) == (0, "")

@@ -17,6 +17,7 @@ import pytest
 from tests.support.refusals import sentence_of
 from tests.support.service import ROOT, run
 from tests.support.terminal import CTRL_C, command, terminal_of
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,7 +118,7 @@ def ending(*arguments: str, shell: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=50,
+        timeout=PATIENCE_S,
     )
 
 
@@ -156,13 +157,13 @@ def test_ctrl_c_ends_a_command_at_once(service: Service, tmp_path: Path) -> None
     with terminal_of(tmp_path, *command(*waits)) as terminal:
         terminal.wait_for("message.delta")
         terminal.type(CTRL_C)
-        assert terminal.process.wait(30) == 128 + signal.SIGINT
+        assert terminal.process.wait(PATIENCE_S) == 128 + signal.SIGINT
         assert "Traceback" not in terminal.seen
     service.post(f"/conversations/{endless['conversation_id']}/turns/1/cancel")
     with terminal_of(tmp_path, *command("conversations", "delete", name, "--url", url)) as terminal:
         terminal.wait_for("permanently")
         terminal.type(CTRL_C)
-        assert terminal.process.wait(30) == 1
+        assert terminal.process.wait(PATIENCE_S) == 1
         terminal.wait_for("nothing was deleted")
 
 
@@ -190,7 +191,7 @@ def test_chat_replaces_input_in_no_encoding(service: Service, tmp_path: Path) ->
         cwd=tmp_path,
         capture_output=True,
         check=False,
-        timeout=50,
+        timeout=PATIENCE_S,
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii:strict"},
     )
     assert (ended.returncode, ended.stderr) == (0, b""), ended.stderr

@@ -14,6 +14,7 @@ import pytest
 from tests.support.service import ROOT, run
 from tests.support.terminal import command, terminal_of
 from tests.support.turns import DONE, ECHO, ENDLESS, submit_turn, wait_for_end
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,7 +140,7 @@ def test_conversations_are_deleted_after_a_question(
         terminal.wait_for("Delete 2 permanently")
         terminal.type(b"y\n")
         terminal.wait_for("deleting")
-        assert terminal.process.wait(30) == 0
+        assert terminal.process.wait(PATIENCE_S) == 0
     statuses = [service.client.get(f"/conversations/{each}").status_code for each in (kept, first, second)]
     assert statuses == [200, 404, 404]
     assert ask("conversations", "delete", "--yes", kept) == (0, "", ""), "progress is for terminals"

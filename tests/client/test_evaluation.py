@@ -16,6 +16,7 @@ from tests.support.agents import make_code, make_scripted
 from tests.support.environments import AGENT_EVAL, environment
 from tests.support.service import ROOT, Service
 from tests.support.turns import DONE, ECHO
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -148,7 +149,9 @@ def test_a_suite_of_pytest_agent_eval_passes(service: Service, tmp_path: Path) -
         str(tmp_path),
     ]
     variables = {"SERVICE": str(service.client.base_url), "PYTHONPATH": str(ROOT), "PATH": ""}
-    run = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50)
+    run = subprocess.run(
+        command, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
     assert "2 passed" in run.stdout, run.stdout + run.stderr
 
 

@@ -140,7 +140,7 @@ def test_a_turn_that_was_stored_is_not_made_again_after_a_kill(tmp_path: Path, g
         service.kill()
         gate.open()
         service.start()
-        thread.join(30)
+        thread.join(PATIENCE_S)
         assert [turn.reply for turn in turns] == ["done"]
         assert [turn.turn for turn in client.list_turns(conversation)] == [1]
 
@@ -195,7 +195,7 @@ async def test_more_streams_are_open_than_a_usual_pool_has_connections(service: 
 
         async with asyncio.TaskGroup() as group:
             ends = [group.create_task(end()) for _ in range(101)]
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(PATIENCE_S):
                 while await open_streams(client) < len(ends):
                     pass
             gate.write_text("open")

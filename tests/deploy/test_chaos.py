@@ -23,7 +23,6 @@ LATER_S = 60
 
 
 @pytest.mark.alone
-@pytest.mark.timeout(120)
 async def test_turns_under_random_kills_end_as_they_do_without(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("chaos")
     text, holds = report(*await run(Scale(turns=24, seed=SEED, processes=3, at_once=12), folder), "the short form")

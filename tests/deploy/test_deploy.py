@@ -17,6 +17,7 @@ from smolsessions.settings import PREFIX, Settings
 from smolsessions.store.connection.server_errors import RIGHTS
 from tests.support.manifests import ROLES, Overlay, metrics_of
 from tests.support.service import ROOT
+from tests.support.waiting import PATIENCE_S
 from tools.deploy_check import OVERLAYS, kustomize, make_secrets
 
 if TYPE_CHECKING:
@@ -303,7 +304,7 @@ def test_secrets_are_made_once(tmp_path: Path) -> None:
 def test_secrets_are_not_begun_where_nothing_can_make_them(tmp_path: Path) -> None:
     command = [str(DEPLOY / "make-secrets"), str(tmp_path / "secrets"), "no-such-program"]
     for arguments, told in ((command[:1], "make-secrets FOLDER"), (command, "docker run --rm IMAGE")):
-        ended = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=10)
+        ended = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
         assert (ended.returncode != 0, ended.stdout) == (True, "")
         assert told in ended.stderr
     assert not (tmp_path / "secrets").exists()

@@ -14,7 +14,7 @@ from smolsessions.store.connection.server_errors import RIGHTS
 from tests.support.manifests import metrics_of
 from tests.support.nodes import USER, Nodes, StorePod, password_of
 from tests.support.service import ROOT
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from tests.topology.certificates import new_authority
 from tests.topology.sentinels import Sentinels
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.support.nodes import Running
 
 pytest_plugins = ["tests.support.manifests"]
-pytestmark = [pytest.mark.timeout(600), pytest.mark.alone]  # an image is built first, which keeps the disk busy
+pytestmark = pytest.mark.alone  # an image is built first, which keeps the disk busy
 
 WELL = dict.fromkeys(("startup", "liveness", "readiness"), 200)
 
@@ -130,7 +130,7 @@ class Asking:
         self._thread.start()
 
     def answer(self) -> httpx2.Response:
-        self._thread.join(20)
+        self._thread.join(PATIENCE_S)
         return self._answers[0]
 
 
@@ -144,6 +144,6 @@ def test_pods_that_lose_their_store_stay_and_go_on_when_it_is_back(dev: Nodes, s
     assert [pod.probes() for pod in (web, work)] == [WELL, WELL]
     store.start()
     asked = {"conversation_id": str(first["conversation_id"])}
-    wait_until(lambda: dev.post(web, "What did I ask first?", **asked).status_code == 200, 20)
+    wait_until(lambda: dev.post(web, "What did I ask first?", **asked).status_code == 200)
     listed = dev.get(web, f"/conversations/{first['conversation_id']}/turns")["items"]
     assert "12 * 7" in listed[-1]["reply"]

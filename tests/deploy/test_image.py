@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.images import build, started
 from tests.support.service import ROOT
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from tests.support.llm import LLM
 
 pytest_plugins = ["tests.support.llm"]
-pytestmark = [pytest.mark.timeout(600), pytest.mark.alone]  # an image is built first, which keeps the disk busy
+pytestmark = pytest.mark.alone  # an image is built first, which keeps the disk busy
 
 MOST_MB = 230
 GROUP = 4242  # group of the API key file's owner: `--group-add "$(id -g)"`
@@ -42,7 +43,7 @@ print(json.dumps({"there": sorted(there), "missing": missing}))
 
 def run(image: Image, *arguments: str, entrypoint: Sequence[str] | None = None) -> tuple[int, str, str]:
     command = image.command(*arguments, entrypoint=entrypoint, user="12345:0")
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     return ended.returncode, ended.stdout, ended.stderr
 
 
@@ -98,7 +99,7 @@ def test_any_user_runs_it_with_nothing_but_its_volume_to_write_to(image: Image, 
         assert (written["reply"], written["tool_call_names"]) == ("12 * 7 = 84.", ["calculator"])
         assert container.is_healthy(image, user)
         container.process.terminate()
-        assert container.process.wait(20) == 0
+        assert container.process.wait(PATIENCE_S) == 0
         assert not container.is_healthy(image, user)
         assert "Traceback" not in container.log.read_text()
     uid = int(user.partition(":")[0])
@@ -113,7 +114,7 @@ def test_several_processes_need_no_other_place_to_write_to(image: Image, owner: 
         assert container.is_healthy(image, "12345:0")
         assert owner.asks(container, "What is 12 * 7?")["reply"] == "12 * 7 = 84."
         container.process.terminate()
-        assert container.process.wait(20) == 0
+        assert container.process.wait(PATIENCE_S) == 0
 
 
 def test_without_keys_it_listens_to_no_network(image: Image) -> None:

@@ -329,12 +329,12 @@ def test_the_messages_of_finished_steps_are_built_once(policy: Any, built: list[
     shown = patch_agent(agent, {"tests.support.remembering:shout": remembering.shout})
     assert isinstance(shown, PromptBuilder)
     shown.policy = policy_of(policy)
-    for number in range(150):
+    for number in range(80):
         agent.memory.steps += [TaskStep(f"task {number}"), action(f"result {number} " * 20)]
         for mode in (False, True, False):
             agent.write_memory_to_messages(summary_mode=mode)
         shown.left_out()
-    assert len(built) <= 300 * 6  # per step: the step, its changed and its cut copies; each in both modes
+    assert len(built) <= 160 * 6  # per step: the step, its changed and its cut copies; each in both modes
     late = len(built)
     agent.write_memory_to_messages()
     assert len(built) == late

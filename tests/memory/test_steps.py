@@ -678,9 +678,9 @@ def test_the_shown_form_of_a_value_is_bounded(kind: type) -> None:
     value: Any = [0]
     for _ in range(60):  # two to the power of sixty leaves
         value = {"a": value, "b": value} if kind is dict else kind([value, value])
-    began = time.monotonic()
+    began = time.process_time()
     assert len(json.dumps(json_form(value))) < 60_000_000
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 20
 
 
 def test_a_large_dict_is_cut_without_a_copy_of_it() -> None:

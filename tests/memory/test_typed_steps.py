@@ -113,7 +113,6 @@ def test_an_unknown_type_is_refused(service: Service, query: Json, parameter: st
     assert [(error["in"], error["parameter"]) for error in answer.json()["errors"]] == [("query", parameter)]
 
 
-@pytest.mark.timeout(120)
 def test_a_rare_type_is_found_across_pages(service: Service) -> None:
     turn = service.play(DONE, agent="plain")
     patch_policy(service, turn, LAST_TWO)

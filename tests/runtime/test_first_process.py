@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers and pid namespaces")
 
-SOON_S = 20.0
+SOON_S = 120.0
 TINI = ("tini", "-s", "--")
 NEW_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child")
 MAY_UNSHARE = os.getuid() == 0 and shutil.which("unshare")

@@ -25,9 +25,10 @@ from tests.support.ledgers import Ledger
 from tests.support.metrics import samples
 from tests.support.refusals import sentence_of
 from tests.support.service import Service, run
+from tests.support.stopwatch import Stopwatch
 from tests.support.streaming import FINAL, log_of, place, posting
 from tests.support.turns import DONE, submit_turn, wait_for_end
-from tests.support.waiting import Gate, wait_until
+from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from tests.support.store_server import StoreServer
     from tests.support.streaming import Event
 
-SOON_S = 20.0  # for a process to start or to end
+SOON_S = 60.0  # for a process to start or to end
 HELD = "7**10_000_000"  # holds the interpreter for seconds
 
 
@@ -129,7 +130,7 @@ def test_web_and_work_play_a_turn_that_is_seen_live(server: StoreServer, tmp_pat
 
 def test_an_idle_connection_is_kept_for_as_long_as_is_said(server: StoreServer, tmp_path: Path) -> None:
     with started(server, tmp_path, "web", KEEP_ALIVE_S="1") as (web,):
-        idle = HTTPConnection(web.client.base_url.host, web.client.base_url.port, timeout=10)
+        idle = HTTPConnection(web.client.base_url.host, web.client.base_url.port, timeout=PATIENCE_S)
         idle.request("GET", "/livez")
         answer = idle.getresponse()
         assert (answer.status, answer.read()) == (200, b'{"status":"ok"}')
@@ -359,9 +360,9 @@ def test_a_process_that_hangs_is_left_out_of_the_figures_and_counted(tmp_path: P
     with several(tmp_path) as service:
         frozen = psutil.Process(pids(service)["1"])
         frozen.suspend()
-        began = time.monotonic()
-        found = samples(service)
-        assert time.monotonic() - began < 5
+        with Stopwatch() as watch:
+            found = samples(service)
+        assert watch.s < 5
         assert found["processes_silent", ""] == 1
         assert {process for name, process in found if name == "threads_free"} == {"0", "2"}
         frozen.kill()
@@ -446,7 +447,7 @@ def test_a_process_that_does_not_end_is_killed_in_the_end(tmp_path: Path) -> Non
         everyone = family(service)
         psutil.Process(pids(service)["0"]).suspend()
         service.process.send_signal(signal.SIGTERM)
-        assert service.process.wait(30) == 0
+        assert service.process.wait(PATIENCE_S) == 0
         wait_gone(everyone)
         assert "process 0 does not end; killing it" in service.log()
 

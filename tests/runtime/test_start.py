@@ -32,7 +32,8 @@ from smolsessions.store.connection.server_errors import RIGHTS
 from smolsessions.store.embedded.server import RESTARTS, embedded_server
 from tests.support.refusals import Refused, sentence_of, started
 from tests.support.service import AGENTS, PLAIN, ROOT, Service, run, spawn, write_private
-from tests.support.waiting import wait_until
+from tests.support.stopwatch import Stopwatch
+from tests.support.waiting import PATIENCE_S, wait_until
 from tests.topology.certificates import new_authority
 from tests.topology.node import DURABLE, HOST, Node
 
@@ -55,7 +56,7 @@ from itertools import chain
 from pathlib import Path
 from tests.support.agents import make_scripted
 Path("started").touch()
-end = time.monotonic() + 20
+end = time.monotonic() + 120
 while not Path("go").exists() and time.monotonic() < end:
     time.sleep(0.005)
 """
@@ -512,7 +513,7 @@ def test_a_signal_lets_the_step_that_runs_end_and_takes_nothing_new(number: sign
         waiting.gate.touch()
         answer = waiting.answer()
         assert (answer.status_code, answer.json()["status"]) == (202, "running"), answer.text
-        assert service.process.wait(10) == 0
+        assert service.process.wait(PATIENCE_S) == 0
         assert not store.is_running()
     with service:
         where = answer.headers["location"]
@@ -530,9 +531,11 @@ def test_a_turn_that_is_stuck_keeps_the_process_no_longer_than_the_drain(tmp_pat
         turn = waiting.answer().json()
         store = psutil.Process(_store_of(service))
         began = time.monotonic()
-        service.process.send_signal(signal.SIGTERM)
-        assert service.process.wait(10) == 0
-        assert 0.3 <= time.monotonic() - began < 5
+        with Stopwatch() as watch:
+            service.process.send_signal(signal.SIGTERM)
+            assert service.process.wait(PATIENCE_S) == 0
+        assert time.monotonic() - began >= 0.3
+        assert watch.s < 5
         assert not store.is_running()
     waiting.gate.touch()
     with service:
@@ -545,11 +548,11 @@ def test_a_turn_that_is_stuck_keeps_the_process_no_longer_than_the_drain(tmp_pat
 def test_who_waits_for_a_stuck_turn_is_told_that_it_goes_on_before_the_process_ends(tmp_path: Path) -> None:
     with Service(tmp_path, PLAIN | {"DRAIN_S": "0.3"}) as service:
         waiting = _Waiting(service, tmp_path / "gate")
-        began = time.monotonic()
-        service.process.send_signal(signal.SIGTERM)
-        answer = waiting.answer()
-        assert service.process.wait(10) == 0
-        assert time.monotonic() - began < 5
+        with Stopwatch() as watch:
+            service.process.send_signal(signal.SIGTERM)
+            answer = waiting.answer()
+            assert service.process.wait(PATIENCE_S) == 0
+        assert watch.s < 5
         assert "Traceback" not in service.log()
     assert (answer.status_code, answer.json()["status"]) == (202, "running"), answer.text
     assert answer.headers["location"] == f"/conversations/{answer.json()['conversation_id']}/turns/1"
@@ -562,7 +565,7 @@ def test_a_signal_while_it_starts_ends_it_as_soon_as_it_can(tmp_path: Path) -> N
             wait_until((tmp_path / "started").exists)
             process.send_signal(signal.SIGTERM)
             (tmp_path / "go").touch()
-            process.communicate(timeout=20)
+            process.communicate(timeout=PATIENCE_S)
         finally:
             process.kill()
     assert process.returncode == 0
@@ -576,7 +579,7 @@ def test_a_store_that_dies_again_and_again_ends_the_service_with_the_mend(tmp_pa
             os.kill(store, signal.SIGKILL)
             wait_until(lambda: _store_of(service) not in {0, store})  # noqa: B023 - called at once
         os.kill(_store_of(service), signal.SIGKILL)
-        assert service.process.wait(10) == 2
+        assert service.process.wait(PATIENCE_S) == 2
     sentence = service.log().splitlines()[-1]
     assert "restore a backup of the folder, or set SMOLSESSIONS_DATA_DIR" in sentence
     assert "Traceback" not in service.log()
@@ -595,7 +598,7 @@ class _Waiting:
         wait_until(Path(f"{gate}.started").exists)
 
     def answer(self) -> httpx2.Response:
-        self._thread.join(20)
+        self._thread.join(PATIENCE_S)
         assert self._answers, "there is no answer" + self._service.log()
         return self._answers[0]
 
@@ -625,7 +628,9 @@ def test_the_image_checks_its_health_by_what_the_service_answers(service: Servic
         unused = closing.getsockname()[1]
     for port, healthy in ((service.client.base_url.port, True), (unused, False)):
         environment = {"SMOLSESSIONS_PORT": str(port), "http_proxy": "http://127.0.0.1:1"}
-        ended = subprocess.run([sys.executable, *check], env=environment, capture_output=True, check=False, timeout=20)
+        ended = subprocess.run(
+            [sys.executable, *check], env=environment, capture_output=True, check=False, timeout=PATIENCE_S
+        )
         assert (ended.returncode == 0) is healthy, ended.stderr
 
 
@@ -642,5 +647,7 @@ def test_the_lock_file_holds_all_that_the_image_installs() -> None:
 
 def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
-    ended = subprocess.run([hadolint, ROOT / "Dockerfile"], capture_output=True, text=True, check=False, timeout=20)
+    ended = subprocess.run(
+        [hadolint, ROOT / "Dockerfile"], capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
     assert (ended.returncode, ended.stdout + ended.stderr) == (0, "")

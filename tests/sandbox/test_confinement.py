@@ -30,7 +30,7 @@ from tests.support.code_turns import (
 from tests.support.debian import skip
 from tests.support.service import Service, spawn
 from tests.support.turns import cancel, submit_turn, wait_for_end
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -312,7 +312,7 @@ def test_a_service_that_must_confine_code_and_cannot_does_not_start(agents: str,
     }
     with own_folder(UID) as folder, spawn(folder, settings, wrapper=wrapper(UID, BOTH)) as process:
         try:
-            assert process.wait(20) == 2
+            assert process.wait(PATIENCE_S) == 2
         finally:
             process.kill()
         said = (folder / "service.log").read_text()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from smolsessions.agents.sandbox.fork_client import ChildProcess
 
 AT_ONCE = 2
-WAIT_S = 30
+WAIT_S = 60
 
 
 class HeldClient(ForkClient):

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(600)  # apt-get may have to install the server first
 
 USER = "smolsessions"
 BAD = "user default off"

@@ -27,11 +27,10 @@ if TYPE_CHECKING:
 
     Damage = tuple[str, Callable[[], object]]
 
-pytestmark = pytest.mark.timeout(600)
 AGENT = "code"
 FILE = sent("data.csv", "text/csv", "a,b\n")
 SETTINGS = {"WARM_SESSIONS": "0", "WAIT_S": "30", "DRAIN_S": "1", "THREADS": "4"}
-LONGEST_S = 10.0  # of any answer, on a busy machine
+LONGEST_S = 30.0  # of any answer, on a busy machine
 LATEST_S = 20.0  # for the end of a turn that was taken over
 AT_REST = "conversation turns steps images variables heads old oldest log logs longlogs".split()
 OPEN = "conversation turns steps images variables pending heads queue run journal watch log".split()
@@ -133,7 +132,7 @@ def victim(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> It
         gate.open()
         raw.zadd(f"{PARTITION}:leases", {f"local/{fork['id']}": 1})
         service.start()
-        turn = wait_for_end(service, turn, 60)
+        turn = wait_for_end(service, turn)
         assert (turn["status"], turn["attempts"]) == ("finished", 2)
         it = Victim(service, raw, turn, like["conversation_id"], untouched, Snapshot(raw), left)
         it.answers = {path: it.get(path)[:2] for path in it.reads}

@@ -26,7 +26,7 @@ from redis.retry import Retry
 
 from smolsessions.core.errors import StartError
 from smolsessions.store.embedded.server import RESTARTS, EmbeddedServer, embedded_server, find_binary
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,7 +79,7 @@ def refusal(folder: Path, *flags: str, silence_s: float = 120, **environment: st
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=PATIENCE_S,
     )
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "Traceback" not in ended.stderr
@@ -261,7 +261,7 @@ def test_ctrl_c_does_not_end_the_server_before_the_service_has_drained(tmp_path:
         assert process.stdout.readline() == "draining\n"
         assert outlive_a_signal(client) == pid
         process.stdin.close()
-        assert process.wait(timeout=10) == 0
+        assert process.wait(PATIENCE_S) == 0
         assert not alive(pid)
 
 
@@ -305,7 +305,7 @@ def test_an_orphan_that_did_not_notice_is_asked_to_end(tmp_path: Path) -> None:
             client.rpush("list", "value")
             with embedded_server(tmp_path) as server:
                 assert values(server) == ["value"]
-            assert orphan.wait(timeout=10) == 0
+            assert orphan.wait(timeout=PATIENCE_S) == 0
         finally:
             orphan.kill()
 

@@ -23,7 +23,7 @@ from tests.support.stores import AGENT, KIND, SEALER, claim, ref_of, submit
 from tests.support.stores import DONE as DONE_TURN
 from tests.support.stores import wait_until_async as soon
 from tests.support.turns import DONE, held_turn, submit_next, submit_turn, wait_for_end
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -124,7 +124,7 @@ async def test_one_that_has_nothing_hears_of_work_at_any_partition(outside: Stor
             taken = asyncio.create_task(claim_soon(work))
             await soon(lambda: work.scheduler.waiting)
             await submit(web, str(number))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 assert [lease.turn.ref.id for lease in await taken] == [str(number)]
 
 
@@ -148,7 +148,7 @@ async def test_what_comes_late_is_no_more_than_there_is_room_for(outside: StoreS
         finally:
             outside.process.send_signal(signal.SIGCONT)
         taken: list[str] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while set(taken) != names:
                 leases = await claim(store, most=1)
                 assert len(leases) <= 1
@@ -173,13 +173,13 @@ async def test_what_comes_late_to_one_that_stops_goes_back_at_once(
                 ending.scheduler.stop_claiming()
         finally:
             outside.process.send_signal(signal.SIGCONT)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             if it_came:
                 await ending.scheduler.all_given_back()  # except those that fitted
             ending.scheduler.stop_claiming()
             await ending.scheduler.all_given_back()
         assert await claim(ending) == []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             taken = {lease.turn.ref.id for lease in await claim(other, most=100)}
         assert taken == {str(number) for number in range(12)}
 
@@ -228,7 +228,7 @@ async def test_a_conversation_is_left_for_a_moment_to_who_played_it_last(outside
         await lease.commit(DONE_TURN)
         await submit(one, "c", new=False)
         begun = time.monotonic()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             (lease,) = await claim_soon(other)
         assert lease.turn.number == 3
         assert time.monotonic() - begun > 0.5
@@ -243,7 +243,7 @@ async def test_a_conversation_whose_last_worker_has_ended_waits_for_no_one(outsi
             await lease.commit(DONE_TURN)
             await submit(other, "c", new=False)
             assert await claim(other) == []
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not (leases := await claim(other)):
                 other.scheduler.nudge()
         assert leases[0].turn.number == 2
@@ -380,7 +380,7 @@ def test_a_store_that_comes_back_empty_is_told_what_it_was_or_given_up(tmp_path:
             raw.flushall()
             raw.hset("{p000}:about", "partitions", PARTITIONS + 1)
             raw.client_kill_filter(_type="normal", skipme=True)
-            assert service.process.wait(20) == 2
+            assert service.process.wait(PATIENCE_S) == 2
             assert "the store was replaced by another one" in service.log()
 
 

@@ -106,7 +106,7 @@ class Machine(RuleBasedStateMachine):
         """
         before = self.listeners()
         self.raw.client_kill_filter(_type="pubsub")
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while len(self.listeners() - before) < len(self.loop.stores):
             assert time.monotonic() < end, "the replicas did not come back"
         for store in self.loop.stores:

@@ -25,6 +25,7 @@ from tests.support.patient import Patient, playing, two_services, until_all_answ
 from tests.support.problems import problem
 from tests.support.refusals import Refused, sentence_of, started
 from tests.support.service import Service
+from tests.support.stopwatch import Stopwatch
 from tests.support.store_server import SEAL_KEY
 from tests.support.streaming import FINAL, log_of
 from tests.support.turns import DONE, ECHO, submit_turn, wait_for_end
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from tests.support.refusals import Ending
 
 pytest_plugins = ["tests.support.streaming"]
-pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +82,9 @@ def test_a_primary_that_goes_amid_turns_costs_no_step_and_holds_nobody_up(
         late = load(pair, 8)
         with playing(late):
             sentinels.until_failover(old)
-            start = time.monotonic()
-            assert_all_go_on(pair, turns)
-            assert time.monotonic() - start < 10
+            with Stopwatch() as watch:
+                assert_all_go_on(pair, turns)
+            assert watch.s < 10
     if how == "killed":
         old.start()
     else:
@@ -111,9 +111,9 @@ def test_where_the_primarys_word_is_enough_a_service_goes_on_as_soon_as_there_is
                 assert client.exists("{p000}:about")
             old.kill()
             sentinels.until_failover(old)
-            start = time.monotonic()
-            assert_all_go_on((service, service), [turn])
-            assert time.monotonic() - start < 5
+            with Stopwatch() as watch:
+                assert_all_go_on((service, service), [turn])
+            assert watch.s < 5
     finally:
         sentinels.sentinels[0].start()
         if not old.lives:
@@ -176,11 +176,11 @@ def test_without_a_replica_nothing_is_acknowledged_until_there_is_one(tmp_path: 
         settings = REPLICATED | {"REDIS_URL": f"redis://{HOST}:{primary.port}", "SEAL_KEYS": SEAL_KEY}
         with Service(tmp_path / "service", settings) as service:
             assert "no replica" in service.log()
-            start = time.monotonic()
-            refused = service.post("/turn", agent="scripted", message="[]")
-            problem(refused, 503, "store_unavailable")
-            assert int(refused.headers["retry-after"]) > 0
-            assert time.monotonic() - start < 8
+            with Stopwatch() as watch:
+                refused = service.post("/turn", agent="scripted", message="[]")
+                problem(refused, 503, "store_unavailable")
+                assert int(refused.headers["retry-after"]) > 0
+            assert watch.s < 8
             patient = Patient([service], [ECHO, DONE])
             with playing([patient]):
                 wait_until(lambda: patient.refusals)

@@ -22,6 +22,7 @@ from tests.support import agents
 from tests.support.metrics import is_playing
 from tests.support.pictures import png
 from tests.support.service import PLAIN, Service
+from tests.support.stopwatch import Stopwatch
 from tests.support.store_server import (
     PARTITION,
     SEAL_KEY,
@@ -31,7 +32,7 @@ from tests.support.store_server import (
     event_names,
 )
 from tests.support.turns import error_code, submit_turn, wait_for_end, wait_until_back
-from tests.support.waiting import Gate, wait_until
+from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -242,9 +243,9 @@ def test_a_waiting_caller_is_answered_when_another_service_plays_the_turn(
         with Service(tmp_path / "b", PLAIN | server.settings):
             delays = []
             for number in range(5):
-                start = time.monotonic()
-                assert full.play({"say": str(number)})["reply"] == str(number)
-                delays.append(time.monotonic() - start)
+                with Stopwatch() as watch:
+                    assert full.play({"say": str(number)})["reply"] == str(number)
+                delays.append(watch.s)
             assert min(delays) < 1
             gate.open()
             assert wait_for_end(full, blocking)["reply"] == "end"
@@ -258,11 +259,10 @@ def assert_away(service: Service, turn: dict[str, Any], within_s: float) -> None
         ("GET", "/conversations", {}),
         ("DELETE", f"/conversations/{turn['conversation_id']}", {}),
     ]
-    start = time.monotonic()
-    with ThreadPoolExecutor() as pool:
+    with Stopwatch() as watch, ThreadPoolExecutor() as pool:
         answers = list(pool.map(lambda call: service.client.request(call[0], call[1], **call[2]), calls))
         assert service.client.get("/livez").status_code == 200
-    assert time.monotonic() - start < within_s
+    assert watch.s < within_s
     for response in answers:
         assert (response.status_code, response.json()["code"]) == (503, "store_unavailable")
         assert int(response.headers["retry-after"]) > 0
@@ -297,9 +297,9 @@ def test_services_hear_of_each_other_again_after_the_store_was_away(
         wait_until(lambda: is_playing(full))
         delays = []
         for number in range(8):
-            start = time.monotonic()
-            assert full.play({"say": str(number)})["reply"] == str(number)
-            delays.append(time.monotonic() - start)
+            with Stopwatch() as watch:
+                assert full.play({"say": str(number)})["reply"] == str(number)
+            delays.append(watch.s)
         assert min(delays) < 1
         gate.open()
         assert [wait_for_end(full, turn)["reply"] for turn in blocking] == ["end", "end"]
@@ -346,7 +346,7 @@ def test_a_turn_that_runs_while_the_store_is_away_finishes(
             wait_until(lambda: time.monotonic() - since > 2)
             back()
         gate.open()
-        turn = waiting.result(20)
+        turn = waiting.result(PATIENCE_S)
         assert (turn["status"], turn["reply"], turn["attempts"], turn["steps"]) == ("finished", "end", 1, 3)
         assert wait_for_end(service, turn) == turn
         bare = agents.make_scripted()
@@ -407,7 +407,7 @@ def test_a_message_that_cannot_be_read_ends_nothing_and_hides_no_end(
                 assert raw.execute_command("SPUBLISH", channel, message) == 1
         wait_until(lambda: service.log().count("message of the store cannot be read") >= 3)
         gate.open()
-        assert waiting.result(20)["reply"] == "end"
+        assert waiting.result(PATIENCE_S)["reply"] == "end"
         assert service.play({"say": "on"})["reply"] == "on"
         assert service.process.poll() is None
 
@@ -424,7 +424,7 @@ def test_scripts_that_the_store_forgot_are_loaded_again(pair: tuple[Service, Ser
             answers.append(service.client.post("/turn", json=body))
             return answers[-1].status_code == 200
 
-        wait_until(answered, 5)
+        wait_until(answered)
         assert answers[-1].json()["reply"] == "on"
         assert {answer.status_code for answer in answers[:-1]} <= {503}
 
@@ -612,7 +612,7 @@ def test_a_waiting_turn_that_was_tampered_with_ends_and_the_others_are_played(
         if what == "no record":
             assert error_code(response) in {"turn_not_found", "seal_broken"}
         else:
-            wait_until(lambda: error_code(service.client.get(f"/conversations/{first['conversation_id']}/turns/2")), 5)
+            wait_until(lambda: error_code(service.client.get(f"/conversations/{first['conversation_id']}/turns/2")))
             response = service.client.get(f"/conversations/{first['conversation_id']}/turns/2")
             assert error_code(response) == "seal_broken"
         assert service.play({"say": "on"})["reply"] == "on"

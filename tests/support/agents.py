@@ -37,6 +37,7 @@ from smolagents.monitoring import TokenUsage
 from smolagents.utils import AgentMaxStepsError
 
 import smolsessions
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -205,7 +206,7 @@ def wait_for(path: str) -> str:
         path: of the file.
     """
     Path(f"{path}.started").touch()
-    end = time.monotonic() + 30
+    end = time.monotonic() + 2 * PATIENCE_S
     while not Path(path).exists():
         if time.monotonic() > end:
             raise TimeoutError(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
 from smolagents import LogLevel, ToolCallingAgent
@@ -12,6 +11,7 @@ from smolagents.memory import ActionStep, FinalAnswerStep, ToolCall
 from smolagents.monitoring import Timing
 
 from tests.support import agents
+from tests.support.stopwatch import Stopwatch
 from tests.support.streaming import log_of, place
 from tests.support.turns import DONE, cancel
 
@@ -30,11 +30,11 @@ def cancel_and_check(
     service: Service, stream: Stream, answer: httpx2.Response | None = None, within_s: float = CANCEL_S
 ) -> Event:
     """Stop the turn of a stream, read to its end, check the conditions of every stopped turn, and return the turn."""
-    start = time.monotonic()
-    answer = answer or cancel(service, stream.seen[0].data)
-    assert answer.status_code in {200, 202}, answer.text
-    stream.rest()
-    assert time.monotonic() - start < within_s
+    with Stopwatch() as watch:
+        answer = answer or cancel(service, stream.seen[0].data)
+        assert answer.status_code in {200, 202}, answer.text
+        stream.rest()
+    assert watch.s < within_s
     final = stream.seen[-1]
     turn: Event = final.data["result"]
     assert (final.event, turn["status"], turn["error"], turn["reply"]) == ("turn.cancelled", "cancelled", None, None)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from tests.support.stopwatch import Stopwatch
 from tests.support.store_server import PARTITION
 from tests.support.turns import DONE
 from tests.support.waiting import wait_until
@@ -70,7 +71,9 @@ def runs_code(process: psutil.Process) -> bool:
 
 
 def wait_until_no_code_runs(service: Service) -> None:
-    wait_until(lambda: not code_processes(service), ENDED_S)
+    with Stopwatch() as watch:
+        wait_until(lambda: not code_processes(service))
+    assert watch.s < ENDED_S
 
 
 def is_fork_server(process: psutil.Process) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.support.debian import skip
 from tests.support.service import ROOT
+from tests.support.waiting import PATIENCE_S
 
 DEBIAN = "/usr/bin/python3"
 OLDEST_SMOLAGENTS = Path(__file__).parents[1] / "data" / "smolagents-oldest.lock"
@@ -22,13 +23,13 @@ LOCKED = ("--no-deps", "--require-hashes", "--only-binary", ":all:")
 
 def environment(folder: Path, lock: Path = ROOT / "requirements.lock", python: str = sys.executable) -> str:
     """Return the Python of a new environment that shares the tests' packages, except those of the lock file."""
-    subprocess.run([python, "-m", "venv", "--without-pip", folder], check=True, timeout=30)
+    subprocess.run([python, "-m", "venv", "--without-pip", folder], check=True, timeout=PATIENCE_S)
     packages = sysconfig.get_path("purelib", vars={"base": str(folder)})
     with (folder / packages / "tests.pth").open("w") as paths:
         paths.write(f"{sysconfig.get_path('purelib')}\n{ROOT / 'app'}\n")
     made = str(folder / "bin" / "python")
     command = [*INSTALL, *LOCKED, "--python", made, "-r", str(lock)]
-    installed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    installed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert not installed.returncode, installed.stderr
     return made
 
@@ -37,7 +38,9 @@ def debians(folder: Path) -> str:
     """Return the Python of an environment of Debian's own Python, or skip the test."""
     ask = "import sys; print(*sys.version_info[:2], sep='.')"
     try:
-        version = subprocess.run([DEBIAN, "-c", ask], capture_output=True, text=True, check=True, timeout=10).stdout
+        version = subprocess.run(
+            [DEBIAN, "-c", ask], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+        ).stdout
     except FileNotFoundError:
         skip(f"this machine has no {DEBIAN}")
     ours = sysconfig.get_python_version()

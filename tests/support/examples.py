@@ -180,7 +180,7 @@ def _stop(recorder: Recorder, service: Service) -> None:
     body = {"message": ENDLESS, "agent": "slow"}
     recorder.send("POST", "/turn", body, headers={"Prefer": "respond-async"})
     os.kill(service.process.pid, signal.SIGTERM)
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while "503" not in recorder.problems and time.monotonic() < end:
         recorder.send("GET", "/readyz")
 

@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 
 from tests.support.service import ROOT
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 BUILD_S = 500
-END_S = 30
+END_S = 60
 PATH = "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
 _CONFIGURATION = "group hosts ld.so.cache nsswitch.conf passwd pip.conf resolv.conf ssl/certs ssl/openssl.cnf".split()
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -136,7 +137,9 @@ def refusal() -> str:
     missing = [tool for tool in ("unshare", "mount", "chroot", "setpriv", "env") if not shutil.which(tool)]
     if missing:
         return f"there is no {missing[0]}"
-    tried = subprocess.run(["unshare", "--mount", "true"], capture_output=True, text=True, check=False, timeout=10)
+    tried = subprocess.run(
+        ["unshare", "--mount", "true"], capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
     return tried.stderr.strip()
 
 
@@ -153,7 +156,7 @@ class Container:
         """Run the image's health check as an engine does: inside, with the service's environment."""
         environment = {"SMOLSESSIONS_PORT": str(self.client.base_url.port), "http_proxy": "http://127.0.0.1:1"}
         command = image.command(entrypoint=image.healthcheck, user=user, environment=environment)
-        return subprocess.run(command, capture_output=True, check=False, timeout=20).returncode == 0
+        return subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE_S).returncode == 0
 
 
 @contextmanager
@@ -170,7 +173,7 @@ def started(command: Sequence[str], log: Path) -> Iterator[Container]:
             first = process.stdout.readline().strip()
             port = first.rpartition(":")[2]
             assert port.isdigit(), first + log.read_text()
-            with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
                 yield Container(process, first, client, log)
         finally:
             process.terminate()  # the first process passes it on; a kill would leave the service behind
@@ -264,7 +267,7 @@ def _pip_settings() -> dict[str, str]:
 
 def _pip(*words: str) -> str:
     pip = [sys.executable, "-m", "pip", *words]
-    return subprocess.run(pip, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    return subprocess.run(pip, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout.strip()
 
 
 def _copy(image: Image, words: Sequence[str], context: Path, built: Mapping[str, Image]) -> None:

@@ -108,7 +108,7 @@ def kill_and_resume(service: Service, killed_turns: list[KilledTurn], *, watched
         for future in [pool.submit(each.read_on, service) for each in killed_turns if watched]:
             future.result()
     for each in killed_turns:
-        each.turn = wait_for_end(service, each.turn, 30)
+        each.turn = wait_for_end(service, each.turn)
         if not watched:
             each.frames = log_of(service, each.turn)
 
@@ -137,7 +137,7 @@ def kill_when_blocked(service: Service, killed_turns: list[KilledTurn]) -> None:
         return False
 
     with suppress(AssertionError):
-        wait_until(stopped_while_all_stand, 30)
+        wait_until(stopped_while_all_stand)
     assert not left, [(each.agent, each.ledger.calls, each.ledger.ends) for each in left]
     for each in killed_turns:
         each.calls, each.ends = each.ledger.calls, each.ledger.ends

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _PATH = re.compile(r"/[\w/.-]+\.ledger")
 _LOCK = threading.Lock()
-PATIENCE_S = 30
+PATIENCE_S = 120
 
 
 @dataclass(frozen=True)

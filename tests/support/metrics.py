@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.waiting import PATIENCE_S
+
 if TYPE_CHECKING:
     from tests.support.service import Service
 
 
 def samples(service: Service) -> dict[tuple[str, str], float]:
     """Return the samples of a scrape by name and process, summed over all agents and outcomes."""
-    text = httpx2.get(service.client.base_url.join("/metrics"), timeout=10).text
+    text = httpx2.get(service.client.base_url.join("/metrics"), timeout=PATIENCE_S).text
     found: dict[tuple[str, str], float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

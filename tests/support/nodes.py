@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.support.manifests import Overlay, Pod
 
 USER = "smolsessions"  # of the store
-START_S, END_S = 20, 10
+START_S, END_S = 120, 120
 
 
 @dataclass
@@ -126,7 +126,7 @@ class Nodes:
         (self._gates / gate).touch()
 
     def ended(self, web: Running, where: str) -> dict[str, Any]:
-        wait_until(lambda: self.get(web, where)["status"] not in {"queued", "running"}, 30)
+        wait_until(lambda: self.get(web, where)["status"] not in {"queued", "running"})
         return self.get(web, where)
 
 

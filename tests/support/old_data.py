@@ -238,7 +238,7 @@ def play_handed_over(service: Service) -> None:
 
 def over(service: Service, conversation: str, number: int) -> Json:
     at = f"/conversations/{conversation}/turns/{number}"
-    wait_until(lambda: service.get(at)["status"] not in {"queued", "running"}, within_s=60)
+    wait_until(lambda: service.get(at)["status"] not in {"queued", "running"})
     return service.get(at)
 
 

@@ -21,6 +21,7 @@ from smolagents import AgentLogger, CodeAgent, LogLevel, OpenAIModel, ToolCallin
 import smolsessions
 from smolsessions.agents.config.schema import ModelTable
 from smolsessions.agents.models.providers import make_model
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -238,7 +239,7 @@ def _monitored(store: StoreServer) -> Iterator[list[str]]:
         yield lines
         with store.client() as other:
             other.echo("end")
-        reader.join(10)
+        reader.join(PATIENCE_S)
     client.close()
     assert not reader.is_alive(), "the store ended"
 

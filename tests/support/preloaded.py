@@ -24,6 +24,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from tests.support.waiting import PATIENCE_S
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import TextIO
@@ -116,7 +118,7 @@ class _Parent:
 
     def _close(self) -> None:
         self._control.close()
-        self._process.wait(10)
+        self._process.wait(PATIENCE_S)
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 HOP_BY_HOP = {"connection", "content-length", "transfer-encoding", "keep-alive"}
-WAIT_S = 30
+WAIT_S = 60
 
 
 @contextmanager

@@ -8,6 +8,8 @@ from contextlib import closing, contextmanager, suppress
 from http.client import HTTPResponse
 from typing import TYPE_CHECKING
 
+from tests.support.waiting import PATIENCE_S
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 @contextmanager
 def connected(service: Service, *sent: bytes) -> Iterator[socket.socket]:
     url = service.client.base_url
-    with socket.create_connection((url.host, url.port or 80), timeout=8) as connection:
+    with socket.create_connection((url.host, url.port or 80), timeout=PATIENCE_S) as connection:
         for piece in sent:
             connection.sendall(piece)
         yield connection

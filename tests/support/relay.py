@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-WAIT_S = 30
+WAIT_S = 60
 CHUNK_BYTES = 65536
 
 

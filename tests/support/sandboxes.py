@@ -116,7 +116,7 @@ class DockerDaemon(_Handler):
             with socket.socket() as probe:
                 return probe.connect_ex(("127.0.0.1", int(port))) == 0
 
-        wait_until(is_listening, 60)
+        wait_until(is_listening)
 
     def do_DELETE(self) -> None:
         self.answer(None, 204)

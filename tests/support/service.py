@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 import httpx2
 
 from tests.support.preloaded import ForkedProcess, fork
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 SAID = {"serve": 6, "web": 6, "work": 3}  # lines after the first, of one process
 ROOT = Path(__file__).parents[2]
 Process = subprocess.Popen[str] | ForkedProcess
-START_S = 20.0
-END_S = 20.0
+START_S = END_S = PATIENCE_S
 AGENTS = ",".join(
     f"{name}=tests.support.{factory}"
     for name, factory in {
@@ -98,7 +98,7 @@ class Service:
         assert ("serves on" in first) or ("health and metrics on" in first), first + self.log()
         lines = SAID[self.command[0]] + ("--processes" in self.command)
         self.said = [first] + [self._line() for _ in range(lines)]
-        self.client = httpx2.Client(base_url=f"http://{first.split()[-1]}", timeout=30)
+        self.client = httpx2.Client(base_url=f"http://{first.split()[-1]}", timeout=PATIENCE_S)
         self.wait_ready()
 
     def wait_ready(self) -> None:
@@ -171,7 +171,7 @@ class Service:
         return self.process.stdout.readline().rstrip()
 
     def _end(self) -> int:
-        status = self.process.wait(30)
+        status = self.process.wait(END_S)
         assert self.process.stdout
         self.process.stdout.close()
         if hasattr(self, "client"):

@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from smolsessions.store.embedded.server import find_binary
 from smolsessions.store.seal import new_key
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +57,7 @@ class StoreServer:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)
 
     def freeze(self) -> None:
         self.process.send_signal(signal.SIGSTOP)

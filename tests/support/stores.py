@@ -38,6 +38,7 @@ from smolsessions.store.partition import Options
 from smolsessions.store.scripts.loader import script
 from smolsessions.store.seal import Sealer, new_key, parse_keys
 from smolsessions.store.store import Store, open_store
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -289,7 +290,7 @@ class Loop:
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._left.set)
-        self._thread.join(10)
+        self._thread.join(PATIENCE_S)
 
     async def _hold(self) -> None:
         self._loop, self._left = asyncio.get_running_loop(), asyncio.Event()

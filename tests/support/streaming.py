@@ -37,6 +37,7 @@ from smolagents.monitoring import TokenUsage
 
 from tests.support import agents
 from tests.support.service import Service
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     import httpx2
     from smolagents import MultiStepAgent
 
-PATIENCE_S = 15
 EVENTS = {"Accept": "text/event-stream"}
 FINAL = {"turn.finished", "turn.failed", "turn.cancelled"}
 Event = dict[str, Any]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SOON_S = 30.0
+SOON_S = 60.0
 CTRL_C, CTRL_D, CTRL_U = b"\x03", b"\x04", b"\x15"
 
 LED_BY_TERMINAL = """import fcntl, os, sys, termios

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 
 from tests.support.streaming import place
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ def submit_turn(service: Service, *script: dict[str, Any], agent: str = "scripte
     return turn
 
 
-def wait_for_end(service: Service, turn: dict[str, Any], within_s: float = 15) -> dict[str, Any]:
+def wait_for_end(service: Service, turn: dict[str, Any], within_s: float = PATIENCE_S) -> dict[str, Any]:
     """Wait for a turn's end, and return the turn."""
     where = f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}"
     found: dict[str, Any] = {}
@@ -54,7 +54,7 @@ def wait_for_end(service: Service, turn: dict[str, Any], within_s: float = 15) -
     return found
 
 
-def wait_until_back(service: Service, within_s: float = 5) -> None:
+def wait_until_back(service: Service, within_s: float = PATIENCE_S) -> None:
     wait_until(lambda: service.client.get("/conversations").status_code == 200, within_s)
 
 

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+PATIENCE_S = 120.0  # a loaded machine is slow, and a wait that succeeds costs no more
+
 
 @dataclass
 class Gate:
@@ -21,14 +23,14 @@ class Gate:
     def script(self) -> dict[str, Any]:
         return {"call": [["wait_for", {"path": str(self.path)}]]}
 
-    def reached(self, within_s: float = 15) -> None:
+    def reached(self, within_s: float = PATIENCE_S) -> None:
         wait_until(lambda: self.path.with_name(f"{self.path.name}.started").exists(), within_s)
 
     def open(self) -> None:
         self.path.touch()
 
 
-def wait_until(condition: Callable[[], object], within_s: float = 15) -> None:
+def wait_until(condition: Callable[[], object], within_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "this did not come to pass"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 CHUNK_BYTES = 1 << 16
-END_S = 10.0
+END_S = 120.0
 AT_ONCE = struct.pack("ii", 1, 0)  # a linger time of zero: closing resets
 KINDS = {"commands": {"EVALSHA"}, "messages": {"SSUBSCRIBE"}, "acks": {"EVALSHA", "WAIT"}}
 WORDS = {word: f"${len(word)}\r\n{word}\r\n".encode() for word in set.union(*KINDS.values())}

@@ -11,7 +11,7 @@ from tests.topology.node import HOST
 if TYPE_CHECKING:
     from types import TracebackType
 
-END_S = 10.0
+END_S = 120.0
 
 
 class Liar(socketserver.ThreadingTCPServer):

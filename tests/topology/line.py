@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 1 << 16
 BACKLOG = 100
-END_S = 10.0
+END_S = 120.0
 TLS_HANDSHAKE = b"\x16"
 Ends = tuple[str, asyncio.StreamWriter]
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HOST = "127.0.0.1"
-START_S = 15.0
-END_S = 10.0
+START_S = 120.0
+END_S = 120.0
 PAUSE_S = 0.02
 ANSWER_S = 2.0
 # Below the ports of outgoing connections, so that no other process takes one while its server is away.

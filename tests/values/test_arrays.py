@@ -223,10 +223,10 @@ FORGED = {
 
 @pytest.mark.parametrize("name", FORGED)
 def test_forged_arrays_and_frames_are_errors(name: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(CodecError):
         loads(FORGED[name])
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 20
 
 
 def test_a_frame_cut_short_anywhere_is_an_error() -> None:

@@ -282,22 +282,22 @@ def test_a_carried_class_that_is_a_kind_of_builtin_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("name", hostile.REFUSED_VALUES)
 def test_a_value_without_an_encoding_is_refused_and_runs_nothing(name: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(CodecError, match="cannot be handed over") as caught:
         dumps({"x": [1, 2, 3, hostile.REFUSED_VALUES[name]]})
     assert hostile.MARKS == []
     assert len(str(caught.value)) < 10_000
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 20
 
 
 @pytest.mark.parametrize("name", hostile.REFUSED_VALUES)
 def test_a_value_without_an_encoding_becomes_its_json_form_or_a_label_on_request(name: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     data = dumps_lossy([hostile.REFUSED_VALUES[name]])
     (form,) = loads(data)
     json.dumps(form)
     assert len(data) < 20_000_000
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 20
 
 
 @pytest.mark.parametrize("name", hostile.ACCEPTED_VALUES)
@@ -450,10 +450,10 @@ HOSTILE_BYTES: dict[str, bytes] = {
 @pytest.mark.parametrize("name", HOSTILE_BYTES)
 def test_hostile_bytes_are_an_error_soon_and_in_little_memory(name: str) -> None:
     data = HOSTILE_BYTES[name]
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(CodecError):
         loads(data, CARRIED)
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 20
     assert hostile.MARKS == []
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-PATIENCE_S = 15
+PATIENCE_S = 60
 BAD_PAGES = [
     {"limit": "0"},
     {"limit": "101"},
@@ -382,7 +382,7 @@ def test_a_patch_leaves_a_running_turn_and_the_steps_alone(service: Service, tmp
 async def test_patches_at_once_lose_nothing(service: Service) -> None:
     made = service.post("/conversations", metadata={"old": {"kept": True}}).json()
     where, count = f"/conversations/{made['id']}", 40
-    async with httpx2.AsyncClient(base_url=service.client.base_url, timeout=30) as client:
+    async with httpx2.AsyncClient(base_url=service.client.base_url, timeout=PATIENCE_S) as client:
         await asyncio.gather(
             *(client.get("/livez") for _ in range(count))
         )  # opens the connections first, so that the patches arrive at once

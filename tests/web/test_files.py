@@ -22,7 +22,7 @@ from tests.support.streaming import log_of
 from tests.support.terminal import command
 from tests.support.transfer import export, import_document, post_import
 from tests.support.turns import DONE, held_turn, submit_next, submit_turn, wait_for_end, wait_for_gate
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -337,7 +337,7 @@ def test_a_chat_sends_files_and_images_and_shows_links(files: Service, tmp_path:
         capture_output=True,
         text=True,
         check=True,
-        timeout=50,
+        timeout=PATIENCE_S,
         env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
     )
     assert f"✓ str {len(CSV)} None" in ended.stdout
@@ -371,7 +371,7 @@ def test_a_replayed_turn_has_the_same_files(tmp_path: Path) -> None:
         service.kill()
         gate.touch()
         service.start()
-        played = wait_for_end(service, turn, 60)
+        played = wait_for_end(service, turn)
         assert (played["status"], played["attempts"]) == ("finished", 2)
         assert service.steps(played)[-2]["observations"] == f"Audio {len(SPEECH[2])} 8000\n3"
         assert contents(service, played["output_files"]) == [SPEECH]

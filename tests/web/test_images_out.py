@@ -130,7 +130,7 @@ def test_a_replayed_turn_has_the_same_images(tmp_path: Path) -> None:
         service.kill()
         gate.touch()
         service.start()
-        played = wait_for_end(service, turn, 60)
+        played = wait_for_end(service, turn)
         assert (played["status"], played["attempts"]) == ("finished", 2)
         unbroken = service.play(*script, images=[png("red")])
         for field in ("images", "output_images"):

@@ -17,6 +17,7 @@ from tests.support.pictures import png
 from tests.support.proxy import proxy
 from tests.support.service import PLAIN, ROOT, Service
 from tests.support.turns import DONE, ECHO
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +50,7 @@ def links_in(value: Any) -> set[str]:
 
 
 def test_each_link_of_an_answer_leads_to_its_object(address: str) -> None:
-    with httpx2.Client(timeout=30) as client:
+    with httpx2.Client(timeout=PATIENCE_S) as client:
         made = client.post(f"{address}/conversations", json={"agent": "scripted"})
         at = urljoin(address, made.headers["Location"])
         assert client.get(at).json() == made.json()
@@ -68,7 +69,7 @@ def test_each_link_of_an_answer_leads_to_its_object(address: str) -> None:
 
 
 def test_page_and_docs_load_all_their_files(address: str) -> None:
-    with httpx2.Client(timeout=30) as client:
+    with httpx2.Client(timeout=PATIENCE_S) as client:
         for page in (address, f"{address}/", f"{address}/docs"):
             html = client.get(page)
             assert html.status_code == 200

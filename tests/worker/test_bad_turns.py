@@ -253,7 +253,6 @@ def test_a_provider_that_garbles_an_answer_is_asked_again(tmp_path: Path) -> Non
         assert "arguments of final_answer are no JSON" in llm.requests[1].text
 
 
-@pytest.mark.timeout(120)
 def test_a_bad_turn_whose_process_is_killed_anywhere_leaves_the_same(tmp_path: Path) -> None:
     """A journaled answer is not requested again, neither the unreadable one nor the forced one."""
 

@@ -369,7 +369,7 @@ def test_turns_that_many_processes_enqueue_at_once_are_numbered_without_a_gap_an
     with ThreadPoolExecutor(60) as pool:
         accepted = [*pool.map(enqueue, range(60))]
     assert sorted(turn["turn"] for turn in accepted) == [*range(1, 61)]
-    ended = [wait_for_end(trio[0], turn, 30) for turn in sorted(accepted, key=lambda turn: int(turn["turn"]))]
+    ended = [wait_for_end(trio[0], turn) for turn in sorted(accepted, key=lambda turn: int(turn["turn"]))]
     assert in_order(ended)
     said = {turn["turn"]: json.loads(turn["message"])[0]["say"] for turn in accepted}
     assert [turn["reply"] for turn in ended] == [said[number] for number in range(1, 61)]

@@ -15,10 +15,11 @@ from tests.support import ledgers
 from tests.support.killed_turns import SETTINGS, WITHOUT_CODE, KilledTurn, check_log, note_call
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
+from tests.support.stopwatch import Stopwatch
 from tests.support.store_server import running_store
 from tests.support.streaming import FINAL, log_of, place, posting
 from tests.support.turns import DONE, submit_turn, wait_for_end
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,7 +94,7 @@ def told_to_end_amid(service: Service, it: KilledTurn) -> None:
     service.process.send_signal(signal.SIGTERM)
     wait_until(lambda: "stopping" in service.log())
     it.ledger.go()
-    assert service.process.wait(15) == 0
+    assert service.process.wait(PATIENCE_S) == 0
 
 
 def test_a_step_of_managed_agents_is_finished_with_all_of_theirs(tmp_path: Path) -> None:
@@ -137,10 +138,12 @@ def test_a_block_that_outlives_the_drain_is_broken_off_at_its_next_call_and_none
         it.turn = submit_turn(service, *it.script, agent=it.agent)
         wait_until(lambda: it.ledger.stands)
         began = time.monotonic()
-        service.process.send_signal(signal.SIGTERM)
-        it.ledger.go()
-        assert service.process.wait(15) == 0
-        assert 0.5 <= time.monotonic() - began < 8
+        with Stopwatch() as watch:
+            service.process.send_signal(signal.SIGTERM)
+            it.ledger.go()
+            assert service.process.wait(PATIENCE_S) == 0
+        assert time.monotonic() - began >= 0.5
+        assert watch.s < 8
     before = called(it)
     assert before[:2] == ["model", "note 0"]
     assert 1 < len(before) < 101
@@ -164,14 +167,16 @@ def test_a_tool_that_outlives_the_drain_is_left_and_is_of_unknown_outcome_to_the
     it = KilledTurn(ledger, "teller", [{"call": [[tool, {"what": "a", "ledger": path}]]}, DONE])
     service = Service(tmp_path / "service", WITHOUT_CODE | LEASE | {"DRAIN_S": "0.3"})
     with service:
-        with posting(service, *it.script, agent=it.agent) as stream:
+        with posting(service, *it.script, agent=it.agent) as stream, Stopwatch() as watch:
             it.turn = stream.until("tool.call")
             wait_until(lambda: it.ledger.stands)
             began = time.monotonic()
+            watch.restart()
             service.process.send_signal(signal.SIGTERM)
             stream.rest()
-        assert service.process.wait(15) == 0
-        assert 2 <= time.monotonic() - began < 10
+            assert service.process.wait(PATIENCE_S) == 0
+        assert time.monotonic() - began >= 2
+        assert watch.s < 10
     assert FINAL.isdisjoint(frame.event for frame in stream.seen)
     assert "does not heed" in service.log()
     ledger.go()
@@ -201,10 +206,10 @@ def test_a_second_signal_hands_back_at_once_what_the_first_one_waits_for(tmp_pat
         service.process.send_signal(signal.SIGTERM)
         wait_until(lambda: "stopping" in service.log())
         assert service.client.get("/livez").status_code == 200
-        began = time.monotonic()
-        service.process.send_signal(signal.SIGTERM)
-        assert service.process.wait(15) == 0
-        assert time.monotonic() - began < 10
+        with Stopwatch() as watch:
+            service.process.send_signal(signal.SIGTERM)
+            assert service.process.wait(PATIENCE_S) == 0
+        assert watch.s < 10
     assert "is handed back" in service.log()
     it.ledger.go()
     with service:
@@ -230,7 +235,6 @@ def test_a_turn_that_was_handed_back_many_times_is_not_given_up(tmp_path: Path) 
         assert goes_on(service, it, ended)
 
 
-@pytest.mark.timeout(180)
 def test_a_rolling_restart_loses_no_turn_and_makes_no_call_twice(tmp_path: Path) -> None:
     killed_turns = []
     for number in range(6):
@@ -248,7 +252,7 @@ def test_a_rolling_restart_loses_no_turn_and_makes_no_call_twice(tmp_path: Path)
         for service in services:
             assert service.stop() == 0
             service.start()
-        ended = [wait_for_end(services[0], it.turn, 60) for it in killed_turns]
+        ended = [wait_for_end(services[0], it.turn) for it in killed_turns]
         assert [(turn["status"], turn["reply"]) for turn in ended] == [("finished", "done")] * 6
         assert sum(turn["attempts"] for turn in ended) > len(ended)
         for it, turn in zip(killed_turns, ended, strict=True):

@@ -11,6 +11,7 @@ from smolsessions.core.events import MessageRestarted, Where
 from smolsessions.worker import event_bridge
 from smolsessions.worker.event_bridge import LoopEventBridge
 from tests.support.stores import DONE, Raw, claim_one, event_names_of, key_of, read_events, ref_of, submit
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from smolsessions.store.store import Store
@@ -64,7 +65,7 @@ async def test_a_reader_that_comes_gets_the_events_that_wait_and_later_ones_at_o
     await lease.flush()
     assert not lease.watched
     reading = other if is_elsewhere else one
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         with reading.turns.reader(ref_of("c"), looks=True, wants_all=True) as reader:
             events = reader.follow(1)
             found = [await anext(events) for _ in range(2)]

@@ -165,7 +165,6 @@ AGENT_OF = {"carrying": "teller", "valued": "writer", "failing": "boss"}
 
 @pytest.mark.parametrize("watched", [True, False], ids=["watched", "unwatched"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.timeout(180)
 def test_a_turn_that_is_killed_at_any_of_its_calls_ends_as_one_that_is_not(
     tmp_path: Path, kind: str, *, watched: bool
 ) -> None:
@@ -187,7 +186,6 @@ def test_a_turn_that_is_killed_at_any_of_its_calls_ends_as_one_that_is_not(
 
 
 @pytest.mark.parametrize(("kind", "apart"), [("teller", 1), ("teller", 2), ("writer", 2)])
-@pytest.mark.timeout(180)
 def test_a_turn_that_is_killed_twice_ends_as_one_that_is_not(tmp_path: Path, kind: str, apart: int) -> None:
     """If `apart` is 1, both kills hit the same call."""
     factory, script = KINDS[kind]
@@ -208,7 +206,7 @@ def test_a_turn_that_is_killed_twice_ends_as_one_that_is_not(tmp_path: Path, kin
     kill_when_blocked(service, killed_turns)
     with service:
         for it, first in zip(killed_turns, in_flight, strict=True):
-            turn = wait_for_end(service, it.turn, 30)
+            turn = wait_for_end(service, it.turn)
             assert (turn["status"], turn["attempts"]) == ("finished", 3)
             after = it.ledger.calls
             bare, expected = calls_of(factory, it.script, it.ledger)
@@ -260,7 +258,6 @@ def got_further(service: Service, it: KilledTurn, before: int) -> bool:
     return len(it.ledger.calls) > before + 1 or service.get(place(it.turn))["status"] not in {"queued", "running"}
 
 
-@pytest.mark.timeout(240)
 def test_turns_whose_processes_are_killed_at_any_time_end_as_those_that_are_not(tmp_path: Path) -> None:
     """No call blocks here, and the kills come at any time."""
     service = Service(tmp_path / "service", SETTINGS)
@@ -275,12 +272,12 @@ def test_turns_whose_processes_are_killed_at_any_time_end_as_those_that_are_not(
     for number in range(kills):
         before = [len(it.ledger.calls) for it in killed_turns]
         # Each made progress or is over: three kills without an effect would be the turn's own fault.
-        wait_until(lambda before=before: all(map(partial(got_further, service), killed_turns, before)), 30)  # type: ignore[misc]
+        wait_until(lambda before=before: all(map(partial(got_further, service), killed_turns, before)))  # type: ignore[misc]
         service.kill()
         if number < kills - 1:
             service.start()
     with service:
-        ended = [wait_for_end(service, it.turn, 60) for it in killed_turns]
+        ended = [wait_for_end(service, it.turn) for it in killed_turns]
         for it, turn in zip(killed_turns, ended, strict=True):
             assert turn["status"] == "finished", turn["error"]
             after = Counter(it.ledger.calls)

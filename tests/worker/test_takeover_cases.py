@@ -159,7 +159,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
         it.turn = submit_turn(service, *it.script, agent=it.agent, **it.body)
     with Redis(unix_socket_path=str(service.folder / "data" / "store.sock")) as raw:
         # The record is made from shown events, which appear a moment later if no reader watches.
-        wait_until(lambda: event_names(raw, killed_turns["time"].turn).count("tool.call") == 5, 30)
+        wait_until(lambda: event_names(raw, killed_turns["time"].turn).count("tool.call") == 5)
     twice = [killed_turns[name] for name, case in CASES.items() if len(case.at) > 1]
     for those in (list(killed_turns.values()), twice):
         kill_when_blocked(service, those)

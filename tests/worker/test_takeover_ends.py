@@ -30,7 +30,7 @@ from tests.support.service import Service, spawn
 from tests.support.store_server import PARTITION
 from tests.support.streaming import log_of, place, posting, watching
 from tests.support.turns import DONE, submit_turn, wait_for_end
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -131,7 +131,7 @@ def test_a_turn_that_ends_its_process_again_and_again_is_given_up_and_its_neighb
             submit_killed_turn(service, neighbour)
         wait_until(lambda: all(neighbour.ledger.stands for neighbour in neighbours))
         submit_killed_turn(service, it)
-        assert service.process.wait(20) == -signal.SIGKILL
+        assert service.process.wait(PATIENCE_S) == -signal.SIGKILL
         service.kill()  # ends the processes that it left
         for neighbour in neighbours:
             neighbour.ledger.go()
@@ -187,7 +187,7 @@ def test_a_deadline_counts_from_the_first_attempt(tmp_path: Path) -> None:
     kill_when_blocked(service, [it])
     wait_until(lambda: time.monotonic() - began > 6)
     with service:
-        ended = wait_for_end(service, it.turn, 5)
+        ended = wait_for_end(service, it.turn)
         assert (ended["status"], ended["error"]["code"], ended["attempts"]) == ("failed", "deadline_exceeded", 2)
         assert it.ledger.calls == it.calls
         assert (ended["steps"], kinds_of(service, it.turn)) == (1, ["task", "action"])
@@ -275,7 +275,7 @@ def test_a_process_that_stood_still_for_longer_than_its_lease_does_nothing_more_
         stalled.process.send_signal(signal.SIGSTOP)
         try:
             with Service(tmp_path / "heir", settings) as heir:
-                ended = wait_for_end(heir, it.turn, 20)
+                ended = wait_for_end(heir, it.turn)
                 assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
                 called = it.ledger.calls
                 assert called.count("note a") == 1
@@ -326,7 +326,7 @@ def test_a_block_that_is_killed_after_its_calls_runs_again_and_they_do_not(tmp_p
     with posting_killed(service, it) as turn:
         assert time.time() < at, "too late to mean anything"
         with service:
-            ended = wait_for_end(service, turn, 30)
+            ended = wait_for_end(service, turn)
             assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
             whole = service.get(place(turn), include_internal_tools=True)["tool_calls"]
             repeated = [(call["call_id"], call["repeated"]) for call in whole]
@@ -429,8 +429,8 @@ def test_turns_that_were_killed_in_their_first_call_hold_up_nobody_once_they_got
             wait_until(lambda: any(it.ledger.reached == 4 for it in killed_turns))
             path = str(Ledger.at(tmp_path / "innocent.ledger").path)
             innocent = submit_turn(service, note_call(path, "x"), DONE, agent="teller")
-            assert wait_for_end(service, innocent, 10)["reply"] == "done"
-            wait_until(lambda: all(it.ledger.reached == 4 for it in killed_turns), 10)
+            assert wait_for_end(service, innocent)["reply"] == "done"
+            wait_until(lambda: all(it.ledger.reached == 4 for it in killed_turns))
         finally:
             for it in killed_turns:
                 it.ledger.go()

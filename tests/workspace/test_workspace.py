@@ -217,18 +217,18 @@ def test_a_search_is_cut_at_its_bounds_and_says_so(tmp_path: Path) -> None:
 def test_a_catastrophic_expression_ends_in_time(tmp_path: Path, expression: str) -> None:
     for number in range(20):
         (tmp_path / f"{number}.txt").write_text(("a" * 100_000 + "!\n") * 2)
-    files, start = Workspace(tmp_path, readonly=["**"], bounds=Bounds(search_s=0.5)), time.monotonic()
+    files, start = Workspace(tmp_path, readonly=["**"], bounds=Bounds(search_s=0.5)), time.process_time()
     files.grep(expression)
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_a_catastrophic_glob_ends_in_time(tmp_path: Path) -> None:
     (tmp_path / "/".join(["a" * 60] * 15)).mkdir(parents=True)
     (tmp_path / "/".join(["a" * 60] * 15) / "f").touch()
-    files, start = Workspace(tmp_path, readonly=["**"], hidden=["**/a*a*a*a*a*a*a*a*a*b/**"]), time.monotonic()
+    files, start = Workspace(tmp_path, readonly=["**"], hidden=["**/a*a*a*a*a*a*a*a*a*b/**"]), time.process_time()
     assert files.glob("**/" + "*a" * 80 + "*b") == []
     assert files.glob("**/f") == ["/".join(["a" * 60] * 15 + ["f"])]
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_a_root_that_is_absent_or_a_link_holds_nothing(tmp_path: Path) -> None:
@@ -280,7 +280,9 @@ def test_a_process_that_swaps_files_and_links_lets_nothing_out(tmp_path: Path) -
     with subprocess.Popen([sys.executable, "-c", SWAP, str(root)]) as swapper:
         for acts in (reads, [*reads, lambda: str(files.grep(".")), write_new(files)]):
             end = time.monotonic() + 2
-            while time.monotonic() < end:
+            while time.monotonic() < end or (
+                acts is not reads and min(seen["open"], seen[ABSENT], seen["written"]) <= 20
+            ):
                 for act in acts:
                     found = answer_of(act)
                     assert SECRET not in found
