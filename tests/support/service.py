@@ -107,6 +107,7 @@ class Service:
             with suppress(httpx2.TransportError):
                 if self.client.get("/readyz").status_code == 200:
                     return
+            time.sleep(0.01)
         raise AssertionError(self.log())
 
     def stop(self) -> int:

@@ -124,6 +124,7 @@ Lowercase words are calls by the agent (a callback has the number of steps in me
 """
 
 
+@functools.cache
 def check_smolagents() -> None:
     """Raise `StartError` unless the installed smolagents is one that this release of the service was tested with."""
     installed = version("smolagents")

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoPermissionError, ResponseError
@@ -106,11 +107,16 @@ async def _check_subscription(client: Redis) -> None:
 
 async def _check_permissions(client: Redis) -> None:
     """Raise `NoPermissionError` if a script calls a command that is refused: no script is undone in the middle."""
-    commands = sorted({" ".join(words).strip() for name in NAMES for words in _CALL.findall(script(name).source)})
     sha = await client.script_load(_REFUSED_COMMANDS)
-    refused: Any = await client.evalsha(sha, 1, FIRST_PARTITION, *commands)
+    refused: Any = await client.evalsha(sha, 1, FIRST_PARTITION, *called_commands())
     if refused:
         raise NoPermissionError(f"it may not run {', '.join(word.decode() for word in refused)}")
+
+
+@cache
+def called_commands() -> list[str]:
+    """Return the commands that the scripts call."""
+    return sorted({" ".join(words).strip() for name in NAMES for words in _CALL.findall(script(name).source)})
 
 
 async def _check_append_only(client: Redis, name: str, version: str) -> None:
