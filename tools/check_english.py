@@ -19,7 +19,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent
-DEFAULT = ("app", "benchmarks", "browser_tests", "docs", "examples", "tests", "tools", "README.md")
+DEFAULT = (
+    "app",
+    "benchmarks",
+    "browser_tests",
+    "docs",
+    "examples",
+    "tests",
+    "tools",
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+)
 MOST_WORDS = 36  # of a sentence; the aim is some 20
 
 VERBS = (

@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 CONFIG = ROOT / "zensical.toml"
-PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "reporting.md",  # docs/security.md is another page
+}
 MERMAID = "mermaid@12.3.0"
 MERMAID_SHA256 = "be0684e8d20bfc874df12c0f04927a5c482f57f2200eec54cca52a4583fd4040"
 MERMAID_ADDRESS = '"https://unpkg.com/mermaid@12/dist/mermaid.min.js"'  # in the scripts of the site

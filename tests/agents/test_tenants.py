@@ -170,7 +170,9 @@ def test_claims_are_sealed_in_the_store_and_in_no_log(tmp_path: Path, outside: S
 
 
 def test_the_example_of_the_docs_serves_each_tenant(tmp_path: Path) -> None:
-    example = re.search(r"```python\n(import smolsessions.*?)```", (ROOT / "docs/callers.md").read_text(), re.DOTALL)
+    example = re.search(
+        r"```python title=\S+\n(import smolsessions.*?)```", (ROOT / "docs/callers.md").read_text(), re.DOTALL
+    )
     assert example
     scripted = re.sub(r"OpenAIModel\(.*\)", "ScriptedModel()", example[1]).replace("OpenAIModel, ", "")
     (tmp_path / "my_shop.py").write_text(f"from tests.support.agents import ScriptedModel\n{scripted}")

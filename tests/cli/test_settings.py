@@ -95,11 +95,11 @@ def test_an_agent_without_a_factory_is_refused_with_the_mend(tmp_path: Path) -> 
 def test_help_and_the_table_list_every_setting_with_its_default(tmp_path: Path) -> None:
     _, shown, _ = run(tmp_path, PLAIN, "serve", "--help", COLUMNS="200")
     _, table, _ = run(tmp_path, PLAIN, "settings")
-    readme = (ROOT / "README.md").read_text()
+    page = (ROOT / "docs" / "reference" / "settings.md").read_text()
     flags = {word for line in shown.splitlines() for word in re.split("[ ,/]", line)}
     assert {f"--{name.replace('_', '-')}" for name in Settings.model_fields} <= flags
     assert "(default: 8000)" in shown
-    assert table.strip() in readme
+    assert table.strip() in page
 
 
 def test_a_bare_command_prints_help(tmp_path: Path) -> None:

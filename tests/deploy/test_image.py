@@ -154,7 +154,7 @@ def test_all_of_it_is_compiled(image: Image) -> None:
 def blocks(language: str, after: str) -> Iterator[str]:
     """Return the README's code blocks in a language after the words `after`."""
     _, _, rest = (ROOT / "README.md").read_text().partition(after)
-    return (match[1] for match in re.finditer(rf"```{language}\n(.*?)```", rest, re.DOTALL))
+    return (match[1] for match in re.finditer(rf"```{language}[^\n]*\n(.*?)```", rest, re.DOTALL))
 
 
 def test_the_readmes_three_lines_put_the_readmes_agent_into_it(

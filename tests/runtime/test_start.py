@@ -452,14 +452,6 @@ def test_settings_lists_every_setting_with_its_default_and_help(tmp_path: Path) 
     assert ["`SMOLSESSIONS_PORT`", "`8000`"] in [row[:2] for row in rows]
 
 
-def test_the_readme_shows_the_settings_as_they_are(tmp_path: Path) -> None:
-    _, output, _ = run(tmp_path, {}, "settings")
-    _, _, rest = (ROOT / "README.md").read_text().partition("<!-- settings -->\n")
-    shown, end, _ = rest.partition("<!-- /settings -->")
-    assert end, "README.md has no lines <!-- settings --> and <!-- /settings -->"
-    assert shown.strip() == output.strip()
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
 def test_the_description_in_the_repository_is_the_one_that_is_served(
     encoding: str, service: Service, tmp_path: Path

@@ -1,0 +1,65 @@
+"""Pages of the docs: a reader who does as they say gets the answers that they show."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.doc_pages import PORTS, SERVER, Block, Reader, blocks_of
+from tests.support.service import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.llm import LLM
+
+pytest_plugins = ["tests.support.llm"]
+
+PAGES = [
+    page
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    if "pipelines" not in page.parts  # tests/agents/test_pipelines.py plays these
+]
+TUTORIAL = tuple(sorted((ROOT / "docs" / "tutorial").glob("[0-9]*.md")))  # each page goes on where the last one ended
+OTHERS = [(page,) for page in PAGES if page not in TUTORIAL and any(block.is_run_here for block in blocks_of(page))]
+
+
+@pytest.mark.timeout(180)  # most of it is the start of services
+@pytest.mark.parametrize("pages", [TUTORIAL, *OTHERS], ids=lambda pages: str(pages[0].relative_to(ROOT)))
+def test_a_reader_can_follow(pages: tuple[Path, ...], llm: LLM, tmp_path: Path) -> None:
+    blocks = [block for page in pages for block in blocks_of(page) if block.is_run_here]
+    ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
+    with Reader(tmp_path / "reader", ports, llm.base_url) as reader:
+        if _needs_a_service(blocks):
+            reader.serve("", "serve", blocks[0])
+        for block in blocks:
+            for part in json.loads(block.mark("model") or "[]"):
+                llm.answer(part) if isinstance(part, str) else llm.call(tuple(part))
+            reader.follow(block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_block_that_is_not_run_says_why(page: Path) -> None:
+    for block in blocks_of(page):
+        if (reason := block.mark("no-run")) is not None:
+            assert len(reason.split()) > 1, block
+        if test := block.mark("run by"):
+            assert page.name in (ROOT / test).read_text(), f"{block}: {test} does not name the page"
+
+
+def _needs_a_service(blocks: list[Block]) -> bool:
+    """Return whether a page asks a service that it does not start."""
+    texts = [text for block in blocks for text in (block.text, block.mark("sh") or "")]
+    asks = any(f":{PORTS[0]}" in text for text in texts)
+    return asks and not any(SERVER.match(line) for text in texts for line in text.splitlines())
+
+
+def _free_ports(count: int) -> list[str]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [str(each.getsockname()[1]) for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports

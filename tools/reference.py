@@ -1,0 +1,82 @@
+"""Parts of the docs' reference that are made from the code: calls of HTTP, commands, methods of the client."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+import yaml
+
+from smolsessions.cli.commands import app
+from smolsessions.client.sync.client import Client
+from smolsessions.settings import Settings, settings_table
+from smolsessions.web.app import schema_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def parts() -> Iterator[tuple[Path, str, str]]:
+    """Yield each part with its page and the name of its marks."""
+    yield DOCS / "reference" / "settings.md", "settings", settings_table()
+    yield DOCS / "reference" / "http.md", "calls", _calls()
+    yield DOCS / "reference" / "commands.md", "commands", _commands()
+    yield DOCS / "client.md", "methods", _methods()
+
+
+def fill(page: Path, name: str, text: str) -> str:
+    """Return a page with the part between two marks replaced."""
+    start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    before, found, rest = page.read_text("utf-8").partition(start)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"{page} has no lines {start.strip()} and {end}")
+    return f"{before}{start}{text.strip()}\n{end}{after}"
+
+
+def _calls() -> str:
+    rows = ["| call | effect |", "|---|---|"]
+    for path, operations in yaml.safe_load(schema_yaml())["paths"].items():
+        for method, operation in operations.items():
+            if summary := isinstance(operation, dict) and operation.get("summary"):
+                rows.append(f"| `{method.upper()} {path}` | {summary} |")
+    return "\n".join(rows)
+
+
+def _commands() -> str:
+    return "\n\n".join(_command("smolsessions", typer.main.get_command(app)))
+
+
+def _command(name: str, command: Any) -> Iterator[str]:
+    if commands := getattr(command, "commands", None):
+        for word, each in commands.items():
+            yield from _command(f"{name} {word}", each)
+        return
+    arguments = [each.metavar or each.name.upper() for each in command.params if each.param_type_name == "argument"]
+    rows = list(_options(command))
+    if {row[0] for row in rows} >= {"--port"}:
+        rows = [row for row in rows if row[0].removeprefix("--").replace("-", "_") not in Settings.model_fields]
+        rows.append(("--…", "A flag for each setting: `--port` is `SMOLSESSIONS_PORT` ([settings.md](settings.md))."))
+    table = "\n".join(["| option | meaning |", "|---|---|", *(f"| `{flag}` | {text} |" for flag, text in rows)])
+    summary = inspect.cleandoc(command.help or "").partition("\n\n")[0].replace("\n", " ")
+    yield "\n\n".join([f"## {' '.join([name, *arguments])}", summary, *([table] if rows else [])])
+
+
+def _options(command: Any) -> Iterator[tuple[str, str]]:
+    for each in command.params:
+        if each.param_type_name == "option" and not each.hidden and "--help" not in each.opts:
+            yield each.opts[0], (each.help or "").replace("|", "\\|")
+
+
+def _methods() -> str:
+    rows = ["| method | effect |", "|---|---|"]
+    for name, method in inspect.getmembers(Client, inspect.isfunction):
+        if not name.startswith("_") and (text := inspect.getdoc(method)):
+            names = [each for each in inspect.signature(method).parameters if each != "self"]
+            sentence = text.partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+            rows.append(f"| `{name}({', '.join(names)})` | {sentence} |")
+    return "\n".join(rows)
