@@ -5,6 +5,7 @@ A message is a script: a JSON list with one entry for each model call of the tur
     {"think": PIECES, "call": [["tool", {"argument": 1}], …]}   a thought, then tool calls
     {"write": PIECES}                        plain content: what a CodeAgent thinks and its code
     {"raise": "text"}                        the model fails
+    {"fail_until": "path", …}                the model fails until that file exists
 PIECES is a list of texts and of {"wait": "path"}, which waits until that file exists.
 """
 
@@ -70,6 +71,8 @@ def _script(task: str) -> list[dict[str, Any]]:
 
 
 def _play(entry: dict[str, Any], prefix: str) -> Iterator[ChatMessageStreamDelta]:
+    if "fail_until" in entry and not Path(entry["fail_until"]).exists():
+        raise RuntimeError("not yet")
     if "raise" in entry:
         raise RuntimeError(entry["raise"])
     for piece in _paced(entry.get("think") or entry.get("write") or ()):

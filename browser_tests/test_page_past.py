@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from playwright.sync_api import expect
 
@@ -96,8 +96,14 @@ def test_a_rolled_back_turn_and_a_shortened_prompt_have_a_note(opened: Open, ser
     expect(feet.nth(2)).to_contain_text("1 step left out")
 
 
-def test_a_past_turn_without_its_events_shows_the_calls_that_are_known(opened: Open, service: Service) -> None:
-    said = service.play({"call": [["echo", {"text": "long ago"}]]}, {"say": ["Past."]}, agent="talker")
+def test_a_past_turn_without_its_events_shows_the_steps_on_record(opened: Open, service: Service) -> None:
+    task = [{"think": ["I help."], "call": [["echo", {"text": "deep"}]]}, {"say": ["Below."]}]
+    script: list[dict[str, Any]] = [
+        {"think": ["I *lead*."], "call": [["helper", {"task": json.dumps(task)}]]},
+        {"call": [["fail", {"reason": "no luck"}]]},
+        {"say": ["Past."]},
+    ]
+    said = service.play(*script, agent="leader")
     page = opened(service, f"/#/c/{said['conversation_id']}")
 
     def expired(route: Route) -> None:
@@ -106,19 +112,43 @@ def test_a_past_turn_without_its_events_shows_the_calls_that_are_known(opened: O
         route.fulfill(status=200, content_type="text/event-stream", body=body)
 
     page.route("**/events", expired)
+    expect(page.locator(".work > summary")).to_contain_text("1 error")
     page.locator(".work > summary").click()
-    expect(page.locator(".work > .steps")).to_contain_text("The events of this turn are no longer kept")
-    expect(page.locator(".call-name")).to_have_text("echo")
+    expect(page.locator(".work > .steps")).to_contain_text("From the record")
+    steps = page.locator(".work > .steps > .step")
+    expect(steps).to_have_count(3)
+    expect(steps.nth(0).locator(".part-thought em")).to_have_text("lead")
+    expect(steps.nth(0).locator(".call .call .call-name")).to_have_text("echo")
+    expect(steps.nth(0).locator(".step .argument")).to_contain_text("deep")
+    expect(steps.nth(1)).to_have_attribute("data-state", "wrong")
+    expect(steps.nth(1).locator("summary .preview").first).to_contain_text("Error: ")
+    expect(steps.nth(0).locator("summary .figures").first).to_contain_text("10 → 5 tokens")
     expect(answer(page)).to_have_text("Past.")
 
 
-def test_a_long_conversation_is_shown_whole_and_from_its_end(opened: Open, service: Service) -> None:
+def test_a_long_conversation_is_shown_from_its_end_and_loads_earlier_turns_as_needed(
+    opened: Open, service: Service
+) -> None:
     said = service.play({"say": ["Answer 1."]}, agent="talker")
-    for number in range(2, 103):
-        service.follow_up(said, {"say": [f"Answer {number}."]})
+    for number in range(2, 51):
+        service.follow_up(said, {"say": [f"Answer {number}.\n\n" * 5]})
     page = opened(service, f"/#/c/{said['conversation_id']}")
-    expect(page.locator(".turn")).to_have_count(102)
-    expect(answer(page).last).to_be_in_viewport()
+    expect(answer(page).last).to_contain_text("Answer 50.")
+    expect(page.locator(".turn-foot").last).to_be_in_viewport()
+    assert page.locator(".turn").count() < 50
+    page.locator(".turn").first.scroll_into_view_if_needed()
+    first = page.get_by_role("article", name="Turn 31", exact=True)
+    place = first.bounding_box()
+    expect(page.get_by_role("article", name="Turn 11", exact=True)).to_be_attached()
+    now = first.bounding_box()
+    assert place
+    assert now
+    assert abs(place["y"] - now["y"]) < A_LINE_PX
+    for _ in range(3):
+        page.locator(".turn").first.scroll_into_view_if_needed()
+    expect(page.locator(".turn")).to_have_count(50)
+    numbers = page.locator(".turn").evaluate_all("(all) => all.map((each) => Number(each.ariaLabel.slice(5)))")
+    assert numbers == list(range(1, 51))
 
 
 def test_the_end_stays_in_view_turn_after_turn(opened: Open, service: Service) -> None:

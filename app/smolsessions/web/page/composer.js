@@ -2,12 +2,13 @@
 
 import { byId, icon, make, say, show } from "./dom.js";
 import { isImage, isTaken, REFUSAL } from "./files.js";
+import { Options } from "./options.js";
 
 const MOST_FILES = 16;
 const HINTS = {
   idle: "Enter sends, Shift + Enter starts a new line",
   sending: "Sending …",
-  running: "The next message can be sent when this turn is over",
+  running: "",
 };
 
 export class Composer {
@@ -15,8 +16,9 @@ export class Composer {
   #files = [];
   #state = "idle"; // or sending, running
   #send;
+  #options = new Options();
 
-  /** `send(text, files)` and `stop()` are called on the user's request. */
+  /** `send(text, files, options)` and `stop()` are called on the user's request. */
   constructor({ send, stop }) {
     this.#send = send;
     byId("composer").addEventListener("submit", (event) => {
@@ -49,7 +51,8 @@ export class Composer {
     show(byId("stop"), running);
     byId("stop").ariaDisabled = null;
     byId("stop").querySelector("span").textContent = "Stop";
-    show(byId("send"), !running);
+    show(byId("busy-choice"), running);
+    show(byId("hint"), !running);
     byId("send").disabled = this.#field.readOnly = state === "sending";
     byId("hint").textContent = HINTS[state];
     if (pressed?.hidden || pressed?.disabled) this.focus(); // the focused button disappeared
@@ -66,10 +69,17 @@ export class Composer {
   }
 
   clear() {
-    this.text = "";
-    this.#files = [];
-    this.#showFiles();
+    this.put("", []);
+    this.#options.clear();
     this.complain(null);
+  }
+
+  /** Put a message with its files into the field. */
+  put(text, files) {
+    this.text = text;
+    this.#files = files;
+    this.#showFiles();
+    this.focus();
   }
 
   focus() {
@@ -77,13 +87,18 @@ export class Composer {
   }
 
   #submit() {
-    if (this.#state !== "idle") return;
+    if (this.#state === "sending") return;
     if (!this.text.trim()) {
       this.complain(this.#files.length ? "Say something about the files, too." : null);
       return;
     }
     this.complain(null);
-    this.#send(this.text, [...this.#files]);
+    try {
+      const busy = this.#state === "running" && { on_busy: byId("busy").value };
+      this.#send(this.text, [...this.#files], { ...this.#options.members, ...busy });
+    } catch (error) {
+      this.complain(error.message);
+    }
   }
 
   #fit() {

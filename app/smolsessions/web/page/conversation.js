@@ -1,13 +1,14 @@
 // One conversation on the page: its past turns, its running turn, and the next message.
 
 import { Problem } from "./api.js";
-import { byId, say, show } from "./dom.js";
+import { byId, make, say, show } from "./dom.js";
 import { members } from "./files.js";
+import { Past } from "./past.js";
+import { Record } from "./record.js";
 import { eventsOf } from "./stream.js";
-import { hasTitle, titleOf } from "./list.js";
+import { titleOf } from "./list.js";
 import { TurnCard } from "./turn.js";
 
-const PAGE = 100;
 const TITLE_CHARS = 80;
 const SAID_CHARS = 1500; // of an answer for screen readers
 const LOCATION = /\/conversations\/([A-Za-z0-9_-]{1,64})\/turns\/(\d+)$/;
@@ -19,8 +20,12 @@ export class Conversation {
   #cards = new Map(); // number → TurnCard
   #running = new Set(); // the cards that follow a stream, the oldest first
   #looking = false;
+  #turn = Promise.resolve(); // ends with the last turn that is followed
+  #past = null;
+  #record = null;
+  #view = null;
 
-  /** `parts`: api, connection, pictures, composer, place, chosenAgent(), began(id), changed(id). */
+  /** `parts`: api, connection, pictures, composer, place, chosenAgent(), began(id), changed(id), shown(view). */
   constructor(parts) {
     this.#parts = parts;
     byId("missing-again").addEventListener("click", () => this.open(this.id));
@@ -40,11 +45,8 @@ export class Conversation {
     this.#looking = true;
     const { signal } = this.#stop;
     try {
-      const view = await this.#ask(`/conversations/${id}`, signal);
-      this.#head(titleOf(view), view.agent);
+      this.#shown(await this.#ask(`/conversations/${id}`, signal));
       await this.#load(signal);
-      const first = this.#cards.get(1);
-      if (first && !hasTitle(view)) this.#head(titleFrom(first.message), view.agent);
       show(byId("nothing"), !this.#cards.size);
     } catch (problem) {
       if (!signal.aborted) this.#miss(problem);
@@ -64,6 +66,7 @@ export class Conversation {
     try {
       const path = `/conversations/${this.id}`;
       const view = await this.#ask(path, signal, { quiet: true });
+      this.#shown(view);
       const last = Math.max(view.turns, view.running_turn ?? 0);
       for (let number = this.#last + 1; number <= last && !signal.aborted; number += 1) {
         this.#add(await this.#ask(`${path}/turns/${number}`, signal, { quiet: true }));
@@ -75,7 +78,8 @@ export class Conversation {
     }
   }
 
-  async send(message, files) {
+  /** Send a message. `options` are members of the request, with `on_busy` if a turn is running. */
+  async send(message, files, options = {}) {
     const { api, composer } = this.#parts;
     const { signal } = this.#stop;
     const leaving = new AbortController();
@@ -83,8 +87,9 @@ export class Conversation {
     composer.state("sending");
     try {
       const parts = await members(files);
-      const headers = { Accept: "text/event-stream" };
-      const response = await api.post("/turn", this.#body(message, parts), { headers, signal: leaving.signal });
+      // Turns are followed one after another: a browser opens only a few connections.
+      const headers = options.on_busy ? { Prefer: "respond-async" } : { Accept: "text/event-stream" };
+      const response = await api.post("/turn", this.#body(message, { ...parts, ...options }), { headers, signal: leaving.signal });
       signal.addEventListener("abort", () => leaving.abort());
       const { id, number } = turnOf(response);
       if (signal.aborted || this.#cards.has(number)) this.#known(id, message, leaving);
@@ -100,17 +105,72 @@ export class Conversation {
   }
 
   async stop() {
-    const { api, composer } = this.#parts;
+    const { composer } = this.#parts;
     const [card] = this.#running;
     if (!card) return;
     composer.stopping();
     card.stopping();
+    await this.#cancel(card.number);
+  }
+
+  /** Send the message of a failed turn again, without that turn in the memory. */
+  async retry(turn) {
+    const isLast = turn.turn === this.#last && !this.#running.size;
+    await this.#attempted(async () => {
+      const files = await this.#parts.pictures.filesOf(turn);
+      if (isLast) await this.rollBack(turn.turn - 1);
+      else await this.#fork(turn.turn - 1);
+      await this.send(turn.message, files, optionsOf(turn));
+    });
+  }
+
+  /** Put the message of a turn into the message field of a fork that begins before that turn. */
+  async edit(turn) {
+    await this.#attempted(async () => {
+      const files = await this.#parts.pictures.filesOf(turn);
+      await this.#fork(turn.turn - 1);
+      this.#parts.composer.put(turn.message, files);
+    });
+  }
+
+  async fork(number) {
+    await this.#attempted(() => this.#fork(number));
+  }
+
+  /** Return the memory to the end of a turn. Throws a `Problem`. */
+  async rollBack(number) {
+    const { api, changed } = this.#parts;
+    const { signal } = this.#stop;
+    await api.post(`/conversations/${this.id}/rollback`, { turn: number });
+    changed(this.id);
+    const later = [...this.#cards.values()].filter((card) => card.number > number && !card.running);
+    for (const card of later) card.finish(await this.#ask(`/conversations/${this.id}/turns/${card.number}`, signal));
+  }
+
+  async #fork(turn) {
+    const { api, began, changed } = this.#parts;
+    const made = await (await api.post(`/conversations/${this.id}/fork`, { turn })).json();
+    changed(made.id);
+    const opened = this.open(made.id);
+    began(made.id);
+    await opened;
+  }
+
+  async #attempted(work) {
     try {
-      await api.request(`/conversations/${this.id}/turns/${card.number}/cancel`, { method: "POST" });
+      await work();
     } catch (problem) {
-      if (!this.#running.has(card)) return;
+      if (problem.name !== "AbortError") this.#parts.composer.complain(problem.message);
+    }
+  }
+
+  async #cancel(number) {
+    try {
+      await this.#parts.api.request(`/conversations/${this.id}/turns/${number}/cancel`, { method: "POST" });
+    } catch (problem) {
+      if (![...this.#running].some((card) => card.number === number)) return;
       this.#told();
-      composer.complain(problem.message);
+      this.#parts.composer.complain(problem.message);
     }
   }
 
@@ -134,6 +194,7 @@ export class Conversation {
       began(id);
     }
     const card = this.#card(number, message, files);
+    byId("turns").append(card.element);
     place.toEnd();
     this.#follow(card, isStream ? response : null);
   }
@@ -148,23 +209,24 @@ export class Conversation {
   }
 
   async #load(signal) {
-    let cursor = null;
-    do {
-      const query = cursor ? `&cursor=${encodeURIComponent(cursor)}` : "";
-      const page = await this.#ask(`/conversations/${this.id}/turns?limit=${PAGE}${query}`, signal);
-      for (const turn of page.items) this.#add(turn);
-      cursor = page.next_cursor;
-      show(byId("loading"), false);
-      this.#parts.place.toEnd();
-    } while (cursor);
+    this.#past = new Past(
+      (query) => this.#ask(`/conversations/${this.id}/turns?${query}`, signal),
+      (turn) => this.#add(turn, "prepend"),
+    );
+    await this.#past.load();
+    const busy = [...this.#cards.values()].filter(({ running }) => running).sort((one, other) => one.number - other.number);
+    for (const card of busy) this.#follow(card);
+    this.#parts.place.toEnd();
   }
 
-  #add(turn) {
+  #add(turn, where = "append") {
     if (this.#cards.has(turn.turn)) return;
     const card = this.#card(turn.turn, turn.message, []);
+    byId("turns")[where](card.element);
     card.attach(turn);
-    if (turn.status === "queued" || turn.status === "running") this.#follow(card);
-    else card.finish(turn);
+    if (turn.status !== "queued" && turn.status !== "running") card.finish(turn);
+    else if (where === "append") this.#follow(card);
+    else card.run();
   }
 
   #card(number, message, files) {
@@ -175,11 +237,13 @@ export class Conversation {
       for await (const event of this.#events(number, signal)) events.push(event);
       return events;
     };
-    const card = new TurnCard({ number, message, files, pictures, replay });
+    this.#record ??= new Record((query) => this.#ask(`/conversations/${this.id}/steps?${query}`, signal));
+    const record = (turn) => this.#record.eventsOf(turn);
+    const ways = { retry: (turn) => this.retry(turn), edit: (turn) => this.edit(turn), cancel: (queued) => this.#cancel(queued) };
+    const card = new TurnCard({ number, message, files, pictures, replay, record, ways });
     this.#cards.set(number, card);
     show(byId("welcome"), false);
     show(byId("nothing"), false);
-    byId("turns").append(card.element);
     return card;
   }
 
@@ -187,11 +251,17 @@ export class Conversation {
     const { signal } = this.#stop;
     const { composer, changed } = this.#parts;
     const { id } = this;
+    const before = this.#turn;
+    let end = null;
+    this.#turn = new Promise((resolve) => (end = resolve));
+    if (this.#running.size) card.queue();
+    else card.run();
     this.#running.add(card);
     this.#told();
-    card.run();
     changed(id);
     try {
+      await before;
+      signal.throwIfAborted();
       for await (const event of this.#events(card.number, signal, response)) card.apply(event);
       if (card.running) card.finish(await this.#ask(`/conversations/${id}/turns/${card.number}`, signal));
       announce(card);
@@ -201,6 +271,7 @@ export class Conversation {
       if (problem.status === 404) this.#miss(problem);
       else composer.complain(problem.message);
     } finally {
+      end();
       changed(id);
       this.#running.delete(card);
       if (!signal.aborted) this.#told();
@@ -226,6 +297,9 @@ export class Conversation {
     this.#stop = new AbortController();
     this.#running = new Set();
     this.#looking = false;
+    this.#turn = Promise.resolve();
+    this.#past?.leave();
+    this.#past = this.#record = this.#view = null;
     for (const card of this.#cards.values()) card.leave();
     this.#cards.clear();
     this.#parts.pictures.forget();
@@ -233,13 +307,24 @@ export class Conversation {
     this.#parts.composer.complain(null);
     byId("turns").replaceChildren();
     this.#parts.place.toStart();
-    for (const part of ["welcome", "missing", "loading", "nothing"]) show(byId(part), false);
+    for (const part of ["welcome", "missing", "loading", "nothing", "older"]) show(byId(part), false);
     this.id = id;
+  }
+
+  #shown(view) {
+    const before = this.#view;
+    this.#view = view;
+    this.#head(titleOf(view), view.agent);
+    const origin = view.forked_from;
+    byId("origin").replaceChildren(...(origin ? ["Forked from ", make("a", { href: `#/c/${origin.conversation_id}` }, "a conversation"), ` after turn ${origin.turn}`] : []));
+    show(byId("origin"), Boolean(origin));
+    if (before?.updated_at !== view.updated_at) this.#parts.shown(view);
   }
 
   #head(title, agent) {
     byId("title").textContent = title;
     say(byId("agent-chip"), agent);
+    show(byId("origin"), false);
     document.title = title ? `${title} · smolsessions` : "smolsessions";
   }
 
@@ -263,6 +348,11 @@ function turnOf(response) {
 function titleFrom(message) {
   const characters = [...message.trim().replace(/\s+/g, " ")];
   return characters.length > TITLE_CHARS ? `${characters.slice(0, TITLE_CHARS - 1).join("")}…` : characters.join("");
+}
+
+/** The members of a request by which a turn was sent. */
+function optionsOf({ additional_args: given, options }) {
+  return { ...(Object.keys(given).length && { additional_args: given }), ...(options.max_steps && { max_steps: options.max_steps }), ...(options.reset && { reset: true }) };
 }
 
 /** Announce the end of a turn to screen readers, once and not for each piece. */

@@ -61,6 +61,12 @@ export class List {
     this.#told();
   }
 
+  /** Show a known view of one conversation. */
+  show(view) {
+    this.#put(view, "prepend");
+    this.#told();
+  }
+
   mark(id) {
     this.#current = id;
     for (const [other, row] of this.#rows) {
@@ -130,10 +136,8 @@ function fill(row, view) {
   row.querySelector("button").setAttribute("aria-label", `Delete ${title}`);
 }
 
-export function titleOf(view) {
-  return hasTitle(view) ? view.metadata.title : `Conversation ${view.id.slice(0, 8)}`;
-}
-
-export function hasTitle({ metadata }) {
-  return typeof metadata?.title === "string" && metadata.title.trim() !== "";
+export function titleOf({ id, title, metadata }) {
+  if (title) return title;
+  const given = metadata?.title;
+  return typeof given === "string" && given.trim() ? given : `Conversation ${id.slice(0, 8)}`;
 }

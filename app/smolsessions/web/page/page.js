@@ -22,7 +22,7 @@ const keys = new Keys(() => {
 });
 const api = new Api(keys);
 const composer = new Composer({
-  send: (text, files) => conversation.send(text, files),
+  send: (text, files, options) => conversation.send(text, files, options),
   stop: () => conversation.stop(),
 });
 const agents = new Agents(api, connection, (text) => {
@@ -39,6 +39,7 @@ const conversation = new Conversation({
   composer,
   pictures: new Pictures(api, connection),
   place: new Place(byId("scroll"), byId("content"), byId("latest")),
+  shown: (view) => list.show(view),
   chosenAgent: () => agents.chosen,
   began: (id) => {
     location.hash = `#/c/${id}`;

@@ -30,9 +30,13 @@ export class Pictures {
     return place;
   }
 
-  /** A button that downloads a file. */
-  file({ url, name }) {
-    return this.#download(name, () => this.#fetched(url));
+  /** A button that downloads a file. A sound also has a player. */
+  file({ url, name, media_type: type = "" }) {
+    const button = this.#download(name, () => this.#fetched(url));
+    if (!type.startsWith("audio/")) return button;
+    const player = make("audio", { controls: true, preload: "none", "aria-label": name });
+    this.#fetched(url).then((address) => (player.src = address), () => player.remove());
+    return make("span", { className: "sound" }, player, button);
   }
 
   /** The same for an image or a file of this browser. */
@@ -41,6 +45,15 @@ export class Pictures {
     const place = this.#button(file.name || "Attached image", {});
     place.querySelector("img").src = this.#keep(file.name + file.size + file.lastModified, file);
     return place;
+  }
+
+  /** Return the images and files of a turn's message, as files of this browser. */
+  filesOf({ images, files }) {
+    const named = [...images.map(({ url }, index) => ({ url, name: `image-${index + 1}` })), ...files];
+    return Promise.all(named.map(async ({ url, name, media_type: type }) => {
+      const blob = await this.#api.blob(url, { signal: this.#stop.signal });
+      return new File([blob], name, { type: type ?? blob.type });
+    }));
   }
 
   /** Release all images and files, because another conversation opens. */

@@ -1,13 +1,13 @@
-// One step of an agent, and one tool call: thought, code, arguments and result.
+// One step of an agent: thought, plan, code and calls.
 
-import { make, show, write } from "./dom.js";
-import { brief, duration, entriesOf, joined, tokens, whole } from "./figures.js";
+import { Call } from "./call.js";
+import { make, write } from "./dom.js";
+import { brief, duration, joined, tokens } from "./figures.js";
 import { coloured } from "./markdown.js";
 import { Text } from "./text.js";
 
 const PREFIX = "Thought:"; // a CodeAgent's model begins with it, and the heading shows it
 const SEEN = /^Execution logs:\n(?<printed>[^]*?)\n?Last output from code snippet:\n(?<value>[^]*)$/;
-const SHORT_CHARS = 600;
 const LABELS = { answer: "Answer", thought: "Thought", code: "Code", plan: "Plan" };
 
 /** A step: a summary line, with the details inside. */
@@ -123,7 +123,7 @@ export class Step {
     else if (event.is_final_answer) this.#title.textContent = names || (code ? "Code and answer" : "Answer");
     else this.#title.textContent = names || (code ? "Code" : "Thought");
     const [first] = this.#calls;
-    if (event.error) this.#preview.textContent = brief(event.error.message);
+    if (event.error) this.#preview.textContent = `Error: ${brief(event.error.message)}`;
     else if (this.#calls.length === 1) this.#preview.textContent = first.preview;
     else if (code && event.observations && !event.is_final_answer) {
       const { printed, value } = seenIn(event.observations);
@@ -192,63 +192,6 @@ export class Step {
   }
 }
 
-/** A call of a tool, or of a managed agent with its steps inside. */
-export class Call {
-  element;
-  /** The steps of the called agent. */
-  steps = make("ol", { className: "steps" });
-  #name;
-  #short = make("span", { className: "preview" });
-  #figures = make("span", { className: "figures" });
-  #arguments = make("div", { className: "arguments" });
-  #result = make("div", { className: "result" });
-  #preview = "";
-
-  constructor(name) {
-    this.#name = name;
-    const title = make("span", { className: "call-name" }, name);
-    const summary = make("summary", {}, title, this.#short, this.#figures);
-    this.element = make("details", { className: "call", open: true }, summary, this.#arguments, this.steps, this.#result);
-    this.element.dataset.state = "writing";
-  }
-
-  get name() {
-    return this.#name;
-  }
-
-  /** Its arguments and its result in one line. */
-  get preview() {
-    return this.#preview;
-  }
-
-  stream(text) {
-    if (!this.#arguments.firstChild) this.#arguments.append(make("pre", { className: "draft" }));
-    write(this.#arguments.firstChild, text);
-  }
-
-  start(given) {
-    this.element.dataset.state = "running";
-    const entries = entriesOf(given);
-    this.#arguments.replaceChildren(...(entries ? table(entries) : [block(whole(given))]));
-    show(this.#arguments, !entries || entries.length > 0);
-    this.#short.textContent = entries ? entries.map(([, value]) => brief(value, 60)).join(", ") : brief(given);
-  }
-
-  end({ ok, result, error, duration_ms: ms }) {
-    const text = ok ? result : error;
-    this.element.dataset.state = ok ? "done" : "wrong";
-    this.#figures.textContent = duration(ms);
-    this.#preview = joined(this.#short.textContent, text === null || text === undefined ? "" : `→ ${brief(text)}`)
-      .replace(" · →", " →");
-    const label = ok ? "Result" : "Error";
-    this.#result.replaceChildren(make("p", { className: "label" }, label), block(whole(text ?? "nothing")));
-  }
-
-  breakOff() {
-    if (["running", "writing"].includes(this.element.dataset.state)) this.element.dataset.state = "broken";
-  }
-}
-
 /** Separate a code block's printed text from the value of its last line, and drop a value of None. */
 function seenIn(observations) {
   const { printed, value } = SEEN.exec(observations)?.groups ?? { printed: observations, value: "" };
@@ -281,25 +224,4 @@ function withoutPrefix(text) {
       text.finish();
     },
   };
-}
-
-/** A call that is known only from the turn, because its log has expired. */
-export function pastCall({ name, arguments: given, ok, duration_ms: ms }) {
-  const call = new Call(name);
-  call.start(given);
-  const { element } = call;
-  element.dataset.state = ok ? "done" : "wrong";
-  element.querySelector(".figures").textContent = duration(ms);
-  return element;
-}
-
-/** A text of a tool. The keyboard can reach it if it may need scrolling. */
-function block(text) {
-  return make("pre", text.length > SHORT_CHARS ? { tabIndex: 0 } : {}, text);
-}
-
-function table(entries) {
-  return entries.map(([name, value]) => make("div", { className: "argument" },
-    make("span", { className: "argument-name" }, name),
-    block(whole(value))));
 }

@@ -1,8 +1,9 @@
 // One turn: the message, its steps as their events arrive, and the answer.
 
-import { icon, make, show } from "./dom.js";
+import { make, show } from "./dom.js";
 import { count, duration, joined, tokens } from "./figures.js";
-import { pastCall, Step } from "./step.js";
+import { action, outcomeOf, waysOn } from "./outcome.js";
+import { Step } from "./step.js";
 import { FINAL } from "./stream.js";
 import { Text } from "./text.js";
 
@@ -32,10 +33,18 @@ export class TurnCard {
   #answering = null; // {callId, step} of the text in the answer's place
   #seen = new Set(); // shown images: a step repeats its input
   #replay = null;
+  #record;
+  #ways;
+  #turn = null; // its last known view
 
-  /** `replay()` yields all events of a turn that is over. It throws a `Problem`. */
-  constructor({ number, message, files = [], pictures, replay }) {
+  /**
+   * `replay()` returns all events of a turn that is over, and `record(turn)` its steps on record as events. Both throw a
+   * `Problem`. `ways` are `retry(turn)`, `edit(turn)` and `cancel(number)`.
+   */
+  constructor({ number, message, files = [], pictures, replay, record, ways }) {
     this.#number = number;
+    this.#ways = ways;
+    this.#record = record;
     this.#pictures = pictures;
     this.#replay = replay;
     this.#said.textContent = message;
@@ -77,8 +86,18 @@ export class TurnCard {
     this.#replay = null;
     this.#work.open = true;
     this.element.dataset.status = "running";
+    clearInterval(this.#timer);
     this.#timer = setInterval(() => this.#told(), TICK_MS);
     this.#told();
+  }
+
+  /** The turn waits behind others. */
+  queue() {
+    this.run();
+    this.#say("Waiting for its turn");
+    this.element.dataset.status = "queued";
+    this.#foot.replaceChildren(action("Remove from the queue", "close", "Stops this turn before it begins", () => this.#ways.cancel(this.#number)));
+    show(this.#foot, true);
   }
 
   apply(event) {
@@ -100,9 +119,12 @@ export class TurnCard {
     this.attach(turn);
     this.#drawn.replaceChildren(...this.#all(turn.output_images, turn.output_files, "the answer"));
     show(this.#drawn, this.#drawn.childElementCount > 0);
-    this.#outcome(turn);
+    this.#note.replaceChildren(...outcomeOf(turn, Boolean(this.#answering) && turn.reply === null));
+    this.#turn = turn;
     const names = [...new Set(turn.tool_call_names)].join(", ");
     this.#summary.textContent = joined(turn.steps ? count(turn.steps, "step") : "No step was finished", names);
+    const failed = turn.tool_calls.filter(({ ok, internal }) => !ok && !internal).length;
+    if (failed) this.#summary.append(" · ", make("span", { className: "wrong" }, count(failed, "error")));
     show(this.#work, turn.steps > 0 || this.#byId.size > 0);
     this.element.classList.toggle("rolled-back", Boolean(turn.rolled_back));
     const figures = joined(
@@ -114,6 +136,7 @@ export class TurnCard {
     );
     this.#foot.replaceChildren(make("span", { className: "figures", title: "Time, tokens read → written" }, figures));
     if (turn.reply) this.#foot.append(this.#copy(turn.reply));
+    this.#foot.append(...waysOn(turn, this.#ways).filter(Boolean));
     show(this.#foot, true);
   }
 
@@ -121,7 +144,7 @@ export class TurnCard {
   leave() {
     clearInterval(this.#timer);
     this.running = false;
-    if (this.element.dataset.status === "running") this.element.dataset.status = "left";
+    if (["running", "queued"].includes(this.element.dataset.status)) this.element.dataset.status = "left";
   }
 
   stopping() {
@@ -134,6 +157,8 @@ export class TurnCard {
     "turn.started": (event) => {
       const at = Date.parse(event.at);
       if (at <= Date.now()) this.#since = at;
+      this.element.dataset.status = "running";
+      show(this.#foot, false);
       this.#say(event.attempt > 1 ? "Taken over by another worker" : "Working");
     },
     "step.started": (event) => {
@@ -213,21 +238,6 @@ export class TurnCard {
     show(this.#answer, true);
   }
 
-  #outcome(turn) {
-    const lines = [];
-    if (turn.status === "cancelled") {
-      const broken = this.#answering && turn.reply === null;
-      const kept = broken ? "What stands above is not kept; finished steps are." : "Finished steps are kept.";
-      lines.push(make("p", { className: "note" }, `Stopped. ${turn.error?.message ?? kept}`));
-    } else if (turn.error) {
-      lines.push(make("p", { className: "wrong" }, make("strong", {}, "This turn failed. "), turn.error.message));
-    }
-    if (turn.state === "max_steps_error") {
-      lines.push(make("p", { className: "note" }, "The agent ran out of steps; this answer was asked of it without more."));
-    }
-    this.#note.replaceChildren(...lines);
-  }
-
   #shown({ images = [], files = [], step }) {
     const isFresh = ({ url }) => !this.#seen.has(url) && this.#seen.add(url);
     return this.#all(images.filter(isFresh), files.filter(isFresh), `step ${step}`);
@@ -249,7 +259,7 @@ export class TurnCard {
       const result = events.at(-1)?.result;
       if (events.length > 1) this.#clear();
       events.forEach((event) => this.apply(event));
-      if (!this.#byId.size && result) this.#expired(result);
+      if (!this.#byId.size && result) await this.#expired(result);
     } catch (problem) {
       this.#replay = replay;
       if (problem.name !== "AbortError") this.#steps.replaceChildren(make("li", { className: "wrong" }, problem.message));
@@ -258,21 +268,23 @@ export class TurnCard {
     }
   }
 
-  #expired({ tool_calls: calls }) {
-    const sentence = "The events of this turn are no longer kept"
-      + (calls.length ? "; these are the tools that it called." : ".");
-    this.#steps.append(make("li", { className: "note" }, sentence), ...calls.map((call) => make("li", {}, pastCall(call))));
+  /** Show the steps on record, because the log of a past turn does not hold them. */
+  async #expired(turn) {
+    const events = await this.#record(turn);
+    const note = "From the record: the events of this turn are no longer kept.";
+    this.#steps.append(make("li", { className: "note" }, events.length ? note : "No step of this turn is on record."));
+    this.#clear();
+    events.forEach((event) => this.apply(event));
+    this.finish(turn);
   }
 
   #copy(reply) {
-    const label = make("span", {}, "Copy");
-    const button = make("button", { type: "button", className: "quiet small" }, icon("copy"), label);
-    button.addEventListener("click", async () => {
+    return action("Copy", "copy", "Copies the answer", async (button) => {
+      const label = button.lastChild;
       const done = await navigator.clipboard?.writeText(reply).then(() => true, () => false);
       label.textContent = done ? "Copied" : "Not allowed here";
       setTimeout(() => (label.textContent = "Copy"), 1500);
     });
-    return button;
   }
 
   #say(status) {

@@ -1,0 +1,77 @@
+// A call of a tool or of a managed agent: its arguments, its result, and the steps inside it.
+
+import { make, show, write } from "./dom.js";
+import { brief, duration, entriesOf, joined, whole } from "./figures.js";
+
+const SHORT_CHARS = 600;
+
+/** A call of a tool, or of a managed agent with its steps inside. */
+export class Call {
+  element;
+  /** The steps of the called agent. */
+  steps = make("ol", { className: "steps" });
+  #name;
+  #short = make("span", { className: "preview" });
+  #figures = make("span", { className: "figures" });
+  #arguments = make("div", { className: "arguments" });
+  #result = make("div", { className: "result" });
+  #preview = "";
+
+  constructor(name) {
+    this.#name = name;
+    const title = make("span", { className: "call-name" }, name);
+    const summary = make("summary", {}, title, this.#short, this.#figures);
+    this.element = make("details", { className: "call", open: true }, summary, this.#arguments, this.steps, this.#result);
+    this.element.dataset.state = "writing";
+  }
+
+  get name() {
+    return this.#name;
+  }
+
+  /** Its arguments and its result in one line. */
+  get preview() {
+    return this.#preview;
+  }
+
+  stream(text) {
+    if (!this.#arguments.firstChild) this.#arguments.append(make("pre", { className: "draft" }));
+    write(this.#arguments.firstChild, text);
+  }
+
+  start(given) {
+    this.element.dataset.state = "running";
+    const entries = entriesOf(given);
+    this.#arguments.replaceChildren(...(entries ? table(entries) : [block(whole(given))]));
+    show(this.#arguments, !entries || entries.length > 0);
+    this.#short.textContent = entries ? entries.map(([, value]) => brief(value, 60)).join(", ") : brief(given);
+  }
+
+  /** `result` is undefined if the record does not hold it. */
+  end({ ok, result, error, duration_ms: ms, repeated }) {
+    const text = ok ? result : error;
+    this.element.dataset.state = ok ? "done" : "wrong";
+    this.#figures.textContent = joined(repeated && "made again", duration(ms));
+    this.#preview = joined(this.#short.textContent, text === null || text === undefined ? "" : `→ ${brief(text)}`)
+      .replace(" · →", " →");
+    if (!ok) this.#short.textContent = `Error: ${brief(text ?? "")}`;
+    if (text === undefined) return;
+    const label = ok ? "Result" : "Error";
+    this.#result.replaceChildren(make("p", { className: "label" }, label), block(whole(text ?? "nothing")));
+  }
+
+  breakOff() {
+    if (["running", "writing"].includes(this.element.dataset.state)) this.element.dataset.state = "broken";
+  }
+}
+
+/** A text of a tool. The keyboard can reach it if it may need scrolling. */
+function block(text) {
+  return make("pre", text.length > SHORT_CHARS ? { tabIndex: 0 } : {}, text);
+}
+
+function table(entries) {
+  return entries.map(([name, value]) => make("div", { className: "argument" },
+    make("span", { className: "argument-name" }, name),
+    block(whole(value))));
+}

@@ -1,0 +1,44 @@
+// The end of a turn in words: what is in the memory, why it failed, and the ways to go on.
+
+import { icon, make } from "./dom.js";
+import { count } from "./figures.js";
+
+/** Return sentences on the end of a turn, as elements. `isBroken`: a text is shown that is not kept. */
+export function outcomeOf(turn, isBroken) {
+  const lines = [];
+  const note = (...content) => lines.push(make("p", { className: "note" }, ...content));
+  if (turn.status === "cancelled") note(make("strong", {}, "Stopped. "), turn.error?.message ?? "");
+  if (turn.status === "failed") {
+    lines.push(make("p", { className: "wrong" }, make("strong", {}, "This turn failed. "), turn.error.message));
+    note(turn.error.retryable ? "The same message may succeed later." : "The same message would probably fail again.", " ",
+      make("code", { title: "Code of the error" }, turn.error.code));
+  }
+  if (turn.rolled_back) note(make("strong", {}, "Rolled back. "), "Not in the memory: the agent does not know this turn. Its steps stay on record.");
+  else if (turn.status !== "finished") note(memoryOf(turn, isBroken));
+  if (turn.state === "max_steps_error") note("The agent ran out of steps; this answer was asked of it without more.");
+  if (turn.dropped_variables?.length) note(`Variables that could not be kept: ${turn.dropped_variables.join(", ")}.`);
+  return lines;
+}
+
+function memoryOf({ steps }, isBroken) {
+  const kept = steps ? `your message and ${count(steps, "finished step")}` : "your message";
+  return `In the memory: ${kept}. Not in it: ${isBroken ? "the text above and " : ""}the step that was not finished.`;
+}
+
+/** Buttons of a turn that is over. `retry(turn)` and `edit(turn)` begin again before it. */
+export function waysOn(turn, { retry, edit }) {
+  const failed = turn.status === "failed" || turn.status === "cancelled";
+  const again = failed && action("Retry", "retry", "Sends the message again, without this turn in the memory", () => retry(turn));
+  if (again && turn.error?.retryable !== false) again.classList.add("near");
+  return [again || null, action("Edit", "edit", "Changes the message in a fork that begins before this turn", () => edit(turn))];
+}
+
+export function action(label, name, title, act) {
+  const button = make("button", { type: "button", className: "quiet small", title }, icon(name), make("span", {}, label));
+  button.addEventListener("click", async () => {
+    button.disabled = true;
+    await act(button);
+    button.disabled = false;
+  });
+  return button;
+}

@@ -1,0 +1,61 @@
+// The past turns of a conversation: the newest first, older ones when the reader comes near the first one shown.
+
+import { byId, show } from "./dom.js";
+
+const PAGE = 20;
+const NEAR = "800px 0px 0px 0px";
+
+export class Past {
+  #ask;
+  #add;
+  #cursor = null;
+  #loading = false;
+  #near = new IntersectionObserver((entries) => entries.some((entry) => entry.isIntersecting) && this.#older(), {
+    root: byId("scroll"),
+    rootMargin: NEAR,
+  });
+
+  /** `ask(query)` returns a page of turns, and `add(turn)` shows a turn above all others. */
+  constructor(ask, add) {
+    this.#ask = ask;
+    this.#add = add;
+  }
+
+  async load() {
+    await this.#page("");
+    this.#watch();
+  }
+
+  leave() {
+    this.#near.disconnect();
+    this.#add = () => {};
+  }
+
+  async #page(query) {
+    const page = await this.#ask(`limit=${PAGE}&order=desc${query}`);
+    const place = byId("scroll");
+    const below = place.scrollHeight - place.scrollTop;
+    place.style.overflowAnchor = "none"; // a browser keeps the place itself, except at the top
+    for (const turn of page.items) this.#add(turn);
+    place.scrollTop = place.scrollHeight - below; // the turns that were shown stay where they are
+    place.style.overflowAnchor = "";
+    this.#cursor = page.next_cursor;
+    show(byId("older"), this.#cursor !== null);
+  }
+
+  async #older() {
+    if (this.#loading || !this.#cursor) return;
+    this.#loading = true;
+    try {
+      await this.#page(`&cursor=${encodeURIComponent(this.#cursor)}`);
+    } finally {
+      this.#loading = false;
+    }
+    this.#watch();
+  }
+
+  #watch() {
+    this.#near.disconnect();
+    if (this.#cursor) this.#near.observe(byId("older")); // reports at once if it is still near
+  }
+}
