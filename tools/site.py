@@ -70,7 +70,38 @@ def build(folder: Path) -> Path:
     built = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
     if built.returncode:
         raise BrokenDocsError(re.sub(r"\x1b\[[\d;]*m", "", built.stdout))
+    (folder / "site" / "llms.txt").write_text(_llms(), "utf-8")
+    for source, _ in _sources():  # llms.txt links to the Markdown
+        copy = folder / "site" / source.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, copy)
     return folder / "site"
+
+
+def _llms() -> str:
+    """Return llms.txt: each page of the navigation with its first sentence, for readers that are programs."""
+    files = {name: source for source, name in _sources()}
+    lines = ["# smolsessions", "", f"> {_first_sentence(files['index.md'])}"]
+    for section in _navigation()[1:]:
+        ((title, entries),) = section.items()
+        lines += ["", f"## {title}", ""]
+        for name in _names(entries):
+            heading = files[name].read_text("utf-8").partition("\n")[0].lstrip("# ")
+            lines.append(f"- [{heading}]({files[name].relative_to(ROOT)}): {_first_sentence(files[name])}")
+    return "\n".join(lines) + "\n"
+
+
+def _first_sentence(page: Path) -> str:
+    """Return the first sentence of a page's prose, without links."""
+    text = FENCE.sub("", re.sub("<!--.*?-->", "", page.read_text("utf-8"), flags=re.DOTALL))
+    paragraphs = (" ".join(each.split()) for each in text.split("\n\n"))
+    prose = next((each for each in paragraphs if each and not each.startswith(("#", "|", "!", ">", "-"))), "")
+    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.split(r"(?<=\.)\s", prose)[0])
+
+
+def _navigation() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = tomllib.loads(CONFIG.read_text("utf-8"))["project"]["nav"]
+    return found
 
 
 def _add_mermaid(site: Path, folder: Path) -> None:
@@ -125,7 +156,7 @@ def _page(file: Path) -> str | None:
 
 
 def _check_navigation(pages: set[str]) -> None:
-    named = set(_names(tomllib.loads(CONFIG.read_text("utf-8"))["project"]["nav"]))
+    named = set(_names(_navigation()))
     missing = {page for page in pages - named if not re.match(r"decisions/\d", page)}  # their README lists these
     if missing or named - pages:
         raise BrokenDocsError(
