@@ -42,7 +42,7 @@ class UnknownHistoryError(Exception):
 
 
 class TurnFailedError(ClientError):
-    """A turn of the service ended without an answer. `code` is that of its error."""
+    """A turn of the service ended without an answer, or waits for a person. `code` is that of its error."""
 
 
 class SmolagentsAdapter:
@@ -157,5 +157,6 @@ def _arguments(arguments: Any) -> dict[str, Any] | None:
 
 
 def _failure_of(turn: Turn) -> TurnFailedError:
-    code, message = (turn.error.code, turn.error.message) if turn.error else (turn.status, "it was stopped")
+    ended = "it waits for a person" if turn.status == "waiting" else "it was stopped"
+    code, message = (turn.error.code, turn.error.message) if turn.error else (turn.status, ended)
     return TurnFailedError(code, f"turn {turn.turn} of conversation {turn.conversation_id}: {code}: {message}")

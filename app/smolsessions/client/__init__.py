@@ -2,7 +2,7 @@
 
 from smolsessions.client.aio.client import AsyncClient
 from smolsessions.client.errors import ApiError, ClientError, UnreachableError
-from smolsessions.client.requests import TurnOptions
+from smolsessions.client.requests import Answer, TurnOptions
 from smolsessions.client.sync.client import Client
 
-__all__ = ["ApiError", "AsyncClient", "Client", "ClientError", "TurnOptions", "UnreachableError"]
+__all__ = ["Answer", "ApiError", "AsyncClient", "Client", "ClientError", "TurnOptions", "UnreachableError"]

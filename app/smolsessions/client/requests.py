@@ -10,7 +10,7 @@ import uuid
 from base64 import b64encode
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
 from urllib.parse import quote
 
 import httpx2
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from smolsessions.client.errors import ApiError
     from smolsessions.core.records import OnBusy
+    from smolsessions.core.requests import Decision
 
 Image = str | bytes | Path
 """Base64 or a data: URL, the bytes of an image file, or its path."""
@@ -29,6 +30,8 @@ FileContent = Path | tuple[str, str, bytes]
 """Path of a file, or its name, media type and bytes."""
 Policy = str | dict[str, Any] | list[str | dict[str, Any]]
 """Memory policy: a rule by name, a rule with its arguments, or several."""
+Until = Literal["waiting"]
+"""Event before the final one at which a stream ends, too."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0
 PORTS = 65536
 OUTAGES = {502, 503, 504}
@@ -49,6 +52,7 @@ class TurnOptions(TypedDict, total=False):
     deadline_s: float
     reset: bool
     on_busy: OnBusy
+    approve: Sequence[str]
     metadata: Mapping[str, Any]
     include_internal_tools: bool
     idempotency_key: str
@@ -63,6 +67,21 @@ def turn_request(message: str, options: TurnOptions) -> tuple[dict[str, Any], di
     if files := fields.get("files"):
         fields["files"] = [_file(file) for file in files]
     return fields, {"Idempotency-Key": key}
+
+
+class Answer(TypedDict, total=False):
+    """Answer to one request of a waiting turn (POST …/answers): a decision on a call, or the text for a question."""
+
+    request_id: Required[str]
+    decision: Decision
+    arguments: Mapping[str, Any]
+    reason: str
+    text: str
+
+
+def answers_request(answers: Sequence[Answer], internal: bool) -> dict[str, Any]:
+    """Return the body of POST …/answers."""
+    return {"answers": list(answers), **({"include_internal_tools": True} if internal else {})}
 
 
 def _image(image: Image) -> str:

@@ -76,8 +76,11 @@ class LogReader(Protocol):
     async def prepare(self, turn: int, after: int) -> None:
         """Read the log once. Raises the `SealBrokenError` that `follow` would raise in mid-stream."""
 
-    async def end_of(self, turn: int) -> Turn | None:
-        """Wait for the turn's end without reading its other events. Returns None when stopped."""
+    async def end_of(self, turn: int, *, past_waits: bool) -> Turn | None:
+        """Wait for the turn's end without reading its other events. Returns None when stopped.
+
+        It also returns None when the turn waits for a person, except `past_waits`.
+        """
 
     def stop(self) -> None:
         """End `follow` without a final event."""

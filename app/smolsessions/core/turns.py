@@ -131,7 +131,7 @@ class Turns:
         if turn.outcome or not wait_s:
             return turn
         with closing(self._subscribe(turn)) as subscription:
-            return await self._wait_for_end(subscription, wait_s)
+            return await self._wait_for_end(subscription, wait_s, past_waits=True)
 
     async def answer(self, ref: Ref, number: int, answers: Sequence[Answer]) -> tuple[Turn, int]:
         """Record a person's answers. Return the turn, and the number of the event before theirs.
@@ -188,13 +188,13 @@ class Turns:
             raise AgentUnavailableError(self._agents.unavailable.get(name, unknown))
         return info.version
 
-    async def _wait_for_end(self, subscription: TurnSubscription, wait_s: float) -> Turn:
+    async def _wait_for_end(self, subscription: TurnSubscription, wait_s: float, *, past_waits: bool = False) -> Turn:
         turn = subscription.turn
-        if turn.outcome or turn.status == "waiting":
+        if turn.outcome or (turn.status == "waiting" and not past_waits):
             return turn
         timer = asyncio.get_running_loop().call_later(wait_s, subscription.stop)  # a quarter of a timeout's cost
         try:
-            if ended := await subscription.reader.end_of(turn.number):
+            if ended := await subscription.reader.end_of(turn.number, past_waits=past_waits):
                 return ended
         finally:
             timer.cancel()

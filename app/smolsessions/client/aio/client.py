@@ -9,17 +9,18 @@ import httpx2
 from smolsessions.client.aio.connection import NO_CONTENT, AsyncConnection
 from smolsessions.client.answers import Document, read_conversation
 from smolsessions.client.errors import foreign_answer
-from smolsessions.client.requests import check_address, check_key, named, path_of, turn_request
+from smolsessions.client.requests import answers_request, check_address, check_key, named, path_of, turn_request
 from smolsessions.wire.conversations import AgentDetails, AgentList, ConversationPage, Messages, PruneResult, StepPage
 from smolsessions.wire.events import TurnEnded
 from smolsessions.wire.turns import Turn, TurnPage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
     from types import TracebackType
 
     from smolsessions.client.answers import ReadConversation
-    from smolsessions.client.requests import Policy, TurnOptions
+    from smolsessions.client.requests import Answer, Policy, TurnOptions, Until
+    from smolsessions.core.requests import Decision
     from smolsessions.wire.conversations import Agent, Conversation, Step
     from smolsessions.wire.events import TurnEvent
 
@@ -65,27 +66,27 @@ class AsyncClient:
     async def turn(self, message: str, **options: Unpack[TurnOptions]) -> Turn:
         """Send a message, wait for the turn's end however long it takes, and return the turn.
 
-        A turn that fails is returned too: its `status` is `failed`, and `error` has the cause.
+        A turn that fails is returned too: its `status` is `failed`, and `error` has the cause. A turn that waits for a
+        person is returned at once: its `status` is `waiting`, and `requests` are to be answered.
         """
         internal = options.get("include_internal_tools", False)
-        turn = await self._post_turn(message, options, WAIT_S)
-        if turn.timing.finished_at is not None:
-            return turn
-        place = (turn.conversation_id, turn.turn)
-        async for event in self.get_turn_events(*place, include_internal_tools=internal):
-            if isinstance(event, TurnEnded):
-                turn = event.result
-        return turn if turn.timing.finished_at else await self.get_turn(*place, include_internal_tools=internal)
+        return await self._settled(await self._post_turn(message, options, WAIT_S), internal)
 
     async def submit(self, message: str, **options: Unpack[TurnOptions]) -> Turn:
         """Send a message, and return its turn at once."""
         return await self._post_turn(message, options, 0)
 
-    def stream(self, message: str, **options: Unpack[TurnOptions]) -> AsyncGenerator[TurnEvent]:
-        """Send a message, and yield each event of its turn once. A lost connection is opened again."""
+    def stream(
+        self, message: str, *, until: Until | None = None, **options: Unpack[TurnOptions]
+    ) -> AsyncGenerator[TurnEvent]:
+        """Send a message, and yield each event of its turn once. A lost connection is opened again.
+
+        `until` `waiting`: the stream also ends when the turn waits for a person.
+        """
         body, headers = turn_request(message, options)
         internal = options.get("include_internal_tools", False)
-        return self._connection.events(self._connection.submission(body, headers), "", internal=internal)
+        begin = self._connection.submission("/turn", body, headers, until)
+        return self._connection.events(begin, "", internal=internal, until=until)
 
     async def _post_turn(self, message: str, options: TurnOptions, wait_s: int) -> Turn:
         body, headers = turn_request(message, options)
@@ -110,11 +111,20 @@ class AsyncClient:
         return await self._connection.ask(Turn, "GET", path, params=params)
 
     def get_turn_events(
-        self, conversation_id: str, turn: int, *, after: int = 0, include_internal_tools: bool = False
+        self,
+        conversation_id: str,
+        turn: int,
+        *,
+        after: int = 0,
+        until: Until | None = None,
+        include_internal_tools: bool = False,
     ) -> AsyncGenerator[TurnEvent]:
-        """Yield each event of a turn once, from the first one after number `after`."""
+        """Yield each event of a turn once, from the first one after number `after`.
+
+        `until` `waiting`: the stream also ends when the turn waits for a person.
+        """
         path = path_of("conversations", conversation_id, "turns", turn, "events")
-        return self._connection.events(None, path, after, internal=include_internal_tools)
+        return self._connection.events(None, path, after, internal=include_internal_tools, until=until)
 
     async def cancel_turn(
         self, conversation_id: str, turn: int, *, wait_s: int = 0, include_internal_tools: bool = False
@@ -124,6 +134,71 @@ class AsyncClient:
         params, headers = {"include_internal_tools": include_internal_tools}, {"Prefer": f"wait={wait_s}"}
         return await self._connection.ask(Turn, "POST", path, params=params, headers=headers, wait_s=wait_s)
 
+    async def answer(
+        self,
+        turn: Turn,
+        request_id: str,
+        decision: Decision | None = None,
+        *,
+        arguments: Mapping[str, Any] | None = None,
+        reason: str | None = None,
+        text: str | None = None,
+    ) -> Turn:
+        """Answer one request of a waiting turn, and return the turn at its end, or when it waits for another answer.
+
+        `approve` with `arguments` changes the call's arguments. A question is answered with `text`, or with `reject`.
+        """
+        answer: Any = named(request_id=request_id, decision=decision, arguments=arguments, reason=reason, text=text)
+        return await self.answer_turn(turn.conversation_id, turn.turn, [answer])
+
+    async def answer_turn(
+        self,
+        conversation_id: str,
+        turn: int,
+        answers: Sequence[Answer],
+        *,
+        wait_s: int | None = None,
+        include_internal_tools: bool = False,
+    ) -> Turn:
+        """Answer requests of a waiting turn. One invalid answer refuses all. The same answer twice changes nothing.
+
+        `wait_s`: longest wait for the turn's end or next request. None: however long it takes.
+        """
+        path = path_of("conversations", conversation_id, "turns", turn, "answers")
+        body, seconds = answers_request(answers, include_internal_tools), WAIT_S if wait_s is None else wait_s
+        headers = {"Prefer": f"respond-async, wait={seconds}"}
+        answered = await self._connection.ask(
+            Turn, "POST", path, json=body, headers=headers, wait_s=seconds, is_safe=True
+        )
+        return answered if wait_s is not None else await self._settled(answered, include_internal_tools)
+
+    def stream_answers(
+        self,
+        conversation_id: str,
+        turn: int,
+        answers: Sequence[Answer],
+        *,
+        until: Until | None = None,
+        include_internal_tools: bool = False,
+    ) -> AsyncGenerator[TurnEvent]:
+        """Answer requests of a waiting turn, and yield the events from `input.answered` on. See `stream`."""
+        path = path_of("conversations", conversation_id, "turns", turn)
+        body = answers_request(answers, include_internal_tools)
+        begin = self._connection.submission(f"{path}/answers", body, {}, until)
+        return self._connection.events(begin, f"{path}/events", internal=include_internal_tools, until=until)
+
+    async def _settled(self, turn: Turn, internal: bool) -> Turn:
+        """Return a turn at its end, or when it waits for a person."""
+        place, after = (turn.conversation_id, turn.turn), 0
+        while turn.timing.finished_at is None and turn.status != "waiting":
+            events = self.get_turn_events(*place, after=after, until="waiting", include_internal_tools=internal)
+            async for event in events:
+                if isinstance(event, TurnEnded):
+                    return event.result
+                after = event.seq
+            turn = await self.get_turn(*place, include_internal_tools=internal)
+        return turn
+
     async def create_conversation(
         self,
         *,
@@ -132,9 +207,10 @@ class AsyncClient:
         metadata: Mapping[str, Any] | None = None,
         policy: Policy | None = None,
         ttl_s: float | None = None,
+        approve: Sequence[str] | None = None,
     ) -> ReadConversation:
-        """Create an empty conversation."""
-        body = named(id=id, agent=agent, metadata=metadata, policy=policy, ttl_s=ttl_s)
+        """Create an empty conversation. `approve`: tools whose calls wait for a person's approval."""
+        body = named(id=id, agent=agent, metadata=metadata, policy=policy, ttl_s=ttl_s, approve=approve)
         return await self._conversation("POST", "/conversations", body)
 
     def list_conversations(
@@ -159,7 +235,7 @@ class AsyncClient:
     async def update_conversation(
         self, conversation_id: str, changes: Mapping[str, Any], *, if_match: str | None = None
     ) -> ReadConversation:
-        """Apply a JSON merge patch to metadata, policy, ttl_s and title.
+        """Apply a JSON merge patch to metadata, policy, ttl_s, title and approve.
 
         `if_match` is the `etag` of the conversation as you read it. If it has changed since, an `ApiError` with the
         code `precondition_failed` is raised, and nothing is changed.

@@ -11,12 +11,13 @@ from pydantic import BaseModel, ValidationError
 
 from smolsessions.client.answers import read
 from smolsessions.client.errors import ApiError, UnreachableError, error_of, foreign_answer
-from smolsessions.client.requests import Patience, may_repeat, path_of
-from smolsessions.wire.events import TurnEnded, event_of
+from smolsessions.client.requests import Patience, may_repeat, named, path_of
+from smolsessions.wire.events import TurnEnded, TurnWaiting, event_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
 
+    from smolsessions.client.requests import Until
     from smolsessions.wire.conversations import ConversationPage, StepPage
     from smolsessions.wire.events import TurnEvent
     from smolsessions.wire.turns import TurnPage
@@ -50,16 +51,17 @@ class Connection:
         params: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         wait_s: float = 0,
+        is_safe: bool = False,
     ) -> httpx2.Response:
         """Send a request and return its answer. Raises `ApiError` and `UnreachableError`.
 
-        `wait_s`: seconds for which the service may wait before it answers.
+        `wait_s`: seconds for which the service may wait before it answers. `is_safe`: a repetition changes nothing.
         """
         headers = headers or {}
         request = self._http.build_request(
             method, path, json=json, params=params, headers=headers, timeout=self._timeout(wait_s)
         )
-        is_safe, patience = method in SAFE or "Idempotency-Key" in headers, Patience(self._patience_s)
+        is_safe, patience = is_safe or method in SAFE or "Idempotency-Key" in headers, Patience(self._patience_s)
         while True:
             try:
                 with self._answer(request) as response:
@@ -92,18 +94,26 @@ class Connection:
             cursor = {"cursor": str(found.next_cursor)}
 
     def events(
-        self, begin: httpx2.Request | None, path: str, after: int = 0, *, internal: bool = False
+        self,
+        begin: httpx2.Request | None,
+        path: str,
+        after: int = 0,
+        *,
+        internal: bool = False,
+        until: Until | None = None,
     ) -> Generator[TurnEvent]:
         """Yield each event of a turn once, until its final one.
 
-        The request `begin` submits the turn, and is sent until the first event arrives. Later connections read the
-        turn's log at `path`, or at the first event's, from the last event on.
+        The request `begin` submits the turn or answers, and is sent until the first event arrives. Later connections
+        read the turn's log at `path`, or at the first event's, from the last event on. `until` `waiting`: it also ends
+        after `turn.waiting`.
         """
         patience, seq = Patience(self._patience_s), after
+        last = (TurnEnded, TurnWaiting) if until else TurnEnded
         while True:
             cause: Exception | None = None
             after_s = None
-            request = begin or self._reading(path, seq, internal=internal)
+            request = begin or self._reading(path, seq, internal=internal, until=until)
             try:
                 with self._answer(request) as response:
                     if response.status_code == NO_CONTENT:
@@ -119,7 +129,7 @@ class Connection:
                             seq = event.seq
                             patience.restart()
                             yield event
-                        if isinstance(event, TurnEnded):
+                        if isinstance(event, last):
                             return
             except ApiError as error:
                 if not may_repeat(error, is_safe=True):
@@ -129,13 +139,16 @@ class Connection:
                 cause = _unreachable(lost, request)
             time.sleep(patience.next_wait_s(cause, after_s))
 
-    def submission(self, json: Any, headers: Mapping[str, str]) -> httpx2.Request:
-        """Return the request that submits a turn and streams its events."""
+    def submission(
+        self, path: str, json: Any, headers: Mapping[str, str], until: Until | None = None
+    ) -> httpx2.Request:
+        """Return the request that submits a turn or answers, and streams its events."""
         headers = {**headers, "Accept": "text/event-stream"}
-        return self._http.build_request("POST", "/turn", json=json, headers=headers, timeout=self._timeout(PING_S))
+        params, timeout = named(until=until), self._timeout(PING_S)
+        return self._http.build_request("POST", path, json=json, params=params, headers=headers, timeout=timeout)
 
-    def _reading(self, path: str, seq: int, *, internal: bool) -> httpx2.Request:
-        params = {"include_internal_tools": True} if internal else None
+    def _reading(self, path: str, seq: int, *, internal: bool, until: Until | None) -> httpx2.Request:
+        params = named(include_internal_tools=internal or None, until=until)
         headers = {"Last-Event-ID": str(seq)}
         return self._http.build_request("GET", path, params=params, headers=headers, timeout=self._timeout(PING_S))
 

@@ -198,12 +198,12 @@ class LogReader:
                 yielded_at = clock()
                 yield None
 
-    async def end_of(self, turn: int) -> Turn | None:
+    async def end_of(self, turn: int, *, past_waits: bool) -> Turn | None:
         while not self._stopped:
             for logged in await self._next(turn, NEVER):
                 if isinstance(logged.event, TurnEnded):
                     return logged.event.result
-                if isinstance(logged.event, TurnWaiting):
+                if isinstance(logged.event, TurnWaiting) and not past_waits:
                     return None
         return None
 

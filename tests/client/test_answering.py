@@ -1,0 +1,177 @@
+"""The Python client and turns that wait for a person, against a real service."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import pytest
+
+from smolsessions import ApiError, AsyncClient, Client
+from smolsessions.evaluation import ServiceAdapter, TurnFailedError
+from smolsessions.wire.events import InputAnswered, TurnEnded, TurnWaiting
+from tests.support import approvals
+from tests.support.relay import Relay
+from tests.support.service import Service
+from tests.support.turns import DONE
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from smolsessions.wire.turns import Turn
+    from tests.support.waiting import Gate
+
+AGENTS = "mailer=tests.support.approvals:make_mailer,plain=tests.support.approvals:make_plain"
+QUESTION = {"call": [["ask_user", {"question": "Which tea?", "choices": ["green", "black"]}]]}
+
+
+@pytest.fixture(scope="module")
+def outbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("outbox") / "sent"
+
+
+@pytest.fixture(scope="module")
+def asking(tmp_path_factory: pytest.TempPathFactory, outbox: Path) -> Iterator[Service]:
+    folder, settings = tmp_path_factory.mktemp("asking"), {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "WAIT_S": "0.5"}
+    with Service(folder, settings, {approvals.OUTBOX: str(outbox)}) as running:
+        yield running
+
+
+@pytest.fixture
+def client(asking: Service, outbox: Path) -> Iterator[Client]:
+    outbox.unlink(missing_ok=True)
+    with Client(str(asking.client.base_url)) as client:
+        yield client
+
+
+def emails(*receivers: str) -> dict[str, Any]:
+    return {"call": [["send_email", {"to": to, "text": "hello"}] for to in receivers]}
+
+
+def said(*script: dict[str, Any]) -> str:
+    return json.dumps(script)
+
+
+def sent(outbox: Path) -> list[str]:
+    return sorted(outbox.read_text().splitlines()) if outbox.exists() else []
+
+
+def test_a_waiting_turn_is_returned_and_answered_one_by_one(client: Client, outbox: Path) -> None:
+    turn = client.turn(said(emails("ada", "bob"), QUESTION, {"shown": True}), agent="mailer")
+    first, second = turn.requests
+    assert (turn.status, first.tool, first.arguments) == ("waiting", "send_email", {"to": "ada", "text": "hello"})
+    assert [each.id for each in client.list_conversations(status="waiting")] == [turn.conversation_id]
+    turn = client.answer(turn, first.request_id, "approve", arguments={"to": "eve", "text": "hello"})
+    assert (turn.status, [each.request_id for each in turn.requests]) == ("waiting", [second.request_id])
+    assert sent(outbox) == []
+    turn = client.answer(turn, second.request_id, "reject", reason="Bob is away")
+    (question,) = turn.requests
+    assert (question.kind, question.question, question.choices) == ("question", "Which tea?", ["green", "black"])
+    turn = client.answer(turn, question.request_id, text="green")
+    assert turn.status == "finished"
+    assert turn.reply
+    assert "Reason: Bob is away" in turn.reply
+    assert [call.approval and call.approval.decision for call in turn.tool_calls[:2]] == ["edited", "rejected"]
+    assert sent(outbox) == ["eve: hello"]
+
+
+def test_several_answers_at_once_are_all_or_none(client: Client, outbox: Path) -> None:
+    turn = client.submit(said(emails("ada", "bob"), DONE), agent="mailer")
+    place = (turn.conversation_id, turn.turn)
+    assert isinstance(list(client.get_turn_events(*place, until="waiting"))[-1], TurnWaiting)
+    first, second = (request.request_id for request in client.get_turn(*place).requests)
+    with pytest.raises(ApiError) as refused:
+        client.answer_turn(*place, [{"request_id": first, "decision": "approve"}, {"request_id": second}])
+    assert refused.value.status == 422
+    assert len(client.get_turn(*place).requests) == 2
+    both: Any = [{"request_id": name, "decision": "approve"} for name in (first, second)]
+    turn = client.answer_turn(*place, both, include_internal_tools=True)
+    assert (turn.status, turn.tool_call_names) == ("finished", ["send_email", "send_email", "final_answer"])
+    assert client.answer_turn(*place, both, wait_s=0).status == "finished"
+    with pytest.raises(ApiError) as refused:
+        client.answer_turn(*place, [{"request_id": first, "decision": "reject"}])
+    assert refused.value.code == "already_answered"
+    assert sent(outbox) == ["ada: hello", "bob: hello"]
+
+
+def test_streams_end_at_a_wait_and_go_on_with_the_answers(client: Client) -> None:
+    events = list(client.stream(said(emails("ada"), QUESTION, DONE), agent="mailer", until="waiting"))
+    waits = events[-1]
+    assert isinstance(waits, TurnWaiting)
+    place, name = (waits.conversation_id, waits.turn), waits.requests[0].request_id
+    later = list(client.stream_answers(*place, [{"request_id": name, "decision": "approve"}], until="waiting"))
+    assert (type(later[0]), type(later[-1])) == (InputAnswered, TurnWaiting)
+    question: Any = later[-1]
+    rest = list(client.stream_answers(*place, [{"request_id": question.requests[0].request_id, "text": "black"}]))
+    assert isinstance(rest[-1], TurnEnded)
+    assert rest[-1].result.reply == "done"
+    assert [event.seq for event in events + later + rest] == [*range(1, rest[-1].seq + 1)]
+
+
+def test_a_turn_is_followed_past_a_wait_that_is_over(asking: Service, client: Client, gate: Gate) -> None:
+    message = said(emails("ada"), gate.script, DONE)
+    options: Any = {"agent": "mailer", "idempotency_key": "followed"}
+    waiting = client.turn(message, **options)
+    answer: Any = {"request_id": waiting.requests[0].request_id, "decision": "approve"}
+    client.answer_turn(waiting.conversation_id, 1, [answer], wait_s=0)
+    gate.reached()
+    paths: list[str] = []
+    http = httpx2.Client(timeout=30, event_hooks={"request": [lambda request: paths.append(request.url.path)]})
+    found: list[Turn] = []
+    with Client(str(asking.client.base_url), http=http) as other:
+        follower = threading.Thread(target=lambda: found.append(other.turn(message, **options)))
+        follower.start()
+        wait_until(lambda: [path.rpartition("/")[2] for path in paths].count("events") == 2, 30)
+        gate.open()
+        follower.join(30)
+    assert [each.reply for each in found] == ["done"]
+
+
+def test_an_answer_whose_reply_is_lost_is_sent_again_and_counts_once(
+    asking: Service, client: Client, outbox: Path
+) -> None:
+    plan = [40, 40]
+    for each in ("one", "two"):
+        waiting = client.turn(said(emails(each), DONE), agent="mailer")
+        name = waiting.requests[0].request_id
+        with Relay(str(asking.client.base_url), [plan.pop()]) as relay, Client(relay.address) as cut:
+            if each == "one":
+                assert cut.answer(waiting, name, "approve").reply == "done"
+            else:
+                answers: Any = [{"request_id": name, "decision": "approve"}]
+                events = list(cut.stream_answers(waiting.conversation_id, 1, answers))
+                assert (type(events[0]), type(events[-1])) == (InputAnswered, TurnEnded)
+        assert relay.connections > 1
+    assert sent(outbox) == ["one: hello", "two: hello"]
+
+
+def test_approvals_of_a_conversation_are_set_and_changed(client: Client) -> None:
+    made = client.create_conversation(agent="plain", approve=["send_*"])
+    assert made.approve == ["send_*"]
+    turn = client.turn(said(emails("ada"), DONE), conversation_id=made.id)
+    assert turn.status == "waiting"
+    assert client.cancel_turn(made.id, 1, wait_s=20).status == "cancelled"
+    assert client.update_conversation(made.id, {"approve": []}).approve == []
+    assert client.turn(said(emails("ada"), DONE), conversation_id=made.id).status == "finished"
+
+
+async def test_the_asynchronous_client_answers(asking: Service) -> None:
+    async with AsyncClient(str(asking.client.base_url)) as client:
+        turn = await client.turn(said(QUESTION, DONE), agent="mailer")
+        turn = await client.answer(turn, turn.requests[0].request_id, "reject")
+        assert turn.reply == "done"
+        events = [event async for event in client.stream(said(QUESTION), agent="mailer", until="waiting")]
+        waits = events[-1]
+        assert isinstance(waits, TurnWaiting)
+        await client.cancel_turn(waits.conversation_id, 1, wait_s=20)
+
+
+async def test_an_evaluation_names_a_turn_that_waits(asking: Service) -> None:
+    adapter = ServiceAdapter(str(asking.client.base_url), agent="mailer")
+    with pytest.raises(TurnFailedError, match="waiting: it waits for a person") as failed:
+        await adapter([{"role": "user", "content": said(QUESTION)}])
+    assert failed.value.code == "waiting"
