@@ -295,8 +295,8 @@ def chatting(provider: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "MODEL_ID": "gpt-4o",
         "MODEL_API_BASE": provider.base_url,
         "MODEL_API_KEY_ENV": "KEY_OF_THE_MODEL",
-        "MODEL_TIMEOUT_S": "1.5",
-        "MODEL_FIRST_BYTE_S": "1.5",
+        "MODEL_TIMEOUT_S": "4",
+        "MODEL_FIRST_BYTE_S": "4",
         "MODEL_RETRIES": "0",
         "LOG_LEVEL": "debug",
     }

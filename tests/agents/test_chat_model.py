@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.support.llm"]
 
 KEY = "sk-test-4f1d0c7e9a"
-TIMEOUT_S = 2.0
+TIMEOUT_S = 4.0
 QUESTION = "what is six times seven?"
 
 

@@ -190,11 +190,15 @@ def test_an_operator_reads_the_last_line_of_a_program_that_ended(
         time.sleep(0.5)
         assert opened.servers.health()[0].restarts == 0
     assert "is down" not in caplog.text
-    monkeypatch.setattr(mcp, "START_S", 1.5)
-    with Tools(one=table) as opened:
-        with pytest.raises(AgentUnavailableError) as caught:
-            opened.all()
-        assert opened.servers.health()[0].restarts > 1
+    for start_s in (1.5, 6, 24):  # longer if a loaded machine did not start it twice
+        caplog.clear()
+        monkeypatch.setattr(mcp, "START_S", start_s)
+        with Tools(one=table) as opened:
+            with pytest.raises(AgentUnavailableError) as caught:
+                opened.all()
+            if (restarts := opened.servers.health()[0].restarts) > 1:
+                break
+    assert restarts > 1
     assert "not_there" not in caught.value.message, "callers read it"
     assert caplog.text.count("the MCP server one is down: MCPError") == 1
     assert "ModuleNotFoundError" in caplog.text

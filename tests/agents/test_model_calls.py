@@ -11,6 +11,7 @@ from tests.support import endpoint as agents
 from tests.support.endpoint import Endpoint, endpoint
 from tests.support.llm import LLM
 from tests.support.service import Service, run
+from tests.support.stopwatch import Stopwatch
 from tests.support.streaming import log_of
 from tests.support.waiting import PATIENCE_S
 
@@ -34,8 +35,8 @@ def hasty(provider: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """Yield a service whose chat has a long timeout for an answer's first byte and a short one between its pieces."""
     settings = {
         "MODEL_API_BASE": provider.url,
-        "MODEL_FIRST_BYTE_S": "10",
-        "MODEL_TIMEOUT_S": "0.5",
+        "MODEL_FIRST_BYTE_S": "60",
+        "MODEL_TIMEOUT_S": "2",
         "MODEL_RETRIES": "0",
         "MODEL_MAX_TOKENS": "50",
         "MODEL_TEMPERATURE": "0.25",
@@ -53,19 +54,22 @@ def test_an_answer_may_begin_late(hasty: Service) -> None:
 
 
 def test_an_answer_that_falls_silent_times_out(hasty: Service) -> None:
-    turn = hasty.post("/turn", message="silent").json()
+    with Stopwatch() as watch:
+        turn = hasty.post("/turn", message="silent").json()
 
     assert turn["error"]["code"] == "model_timeout"
-    assert turn["timing"]["duration_ms"] < 5000
+    assert watch.s < 5
 
 
 def test_an_answer_that_never_begins_times_out(provider: Endpoint, tmp_path: Path) -> None:
     settings = {"MODEL_API_BASE": provider.url, "MODEL_FIRST_BYTE_S": "1", "MODEL_TIMEOUT_S": "0.5"}
-    with Service(tmp_path, CHAT | settings | {"MODEL_RETRIES": "0"}, {"ENDPOINT_URL": provider.url}) as service:
+    settings |= CHAT | {"MODEL_RETRIES": "0"}
+    with Service(tmp_path, settings, {"ENDPOINT_URL": provider.url}) as service, Stopwatch() as watch:
         turn = service.post("/turn", message="prefill").json()
 
     assert turn["error"]["code"] == "model_timeout"
-    assert 1000 < turn["timing"]["duration_ms"] < 5000
+    assert turn["timing"]["duration_ms"] > 1000
+    assert watch.s < 5
 
 
 def test_the_settings_of_chat_reach_its_model(hasty: Service, provider: Endpoint) -> None:

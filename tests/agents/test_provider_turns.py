@@ -183,18 +183,19 @@ def test_a_limited_call_waits_as_long_as_the_provider_asks(service: Service, ser
 
 
 def test_a_fallback_is_not_kept_waiting(service: Service, server: Provider) -> None:
-    turn = play(service, server, limited("30"), ANSWER)
+    with Stopwatch() as watch:
+        turn = play(service, server, limited("30"), ANSWER)
 
     assert (turn["reply"], called(server)) == ("It is 42.", [*ENDPOINTS])
-    first, second = (request.at for request in server.requests)
-    assert second - first < 3
+    assert watch.s < 3
 
 
 def test_a_wait_beyond_the_deadline_ends_the_turn_at_once(service: Service, server: Provider) -> None:
-    turn = play(service, server, limited("30"), agent="lone", deadline_s=10)
+    with Stopwatch() as watch:
+        turn = play(service, server, limited("30"), agent="lone", deadline_s=25)
 
     assert (turn["error"]["code"], turn["error"]["retryable"], len(server.requests)) == ("rate_limited", True, 1)
-    assert turn["timing"]["duration_ms"] < 5000
+    assert watch.s < 5
 
 
 @pytest.mark.parametrize("fault", ["cut", "abort", "stall", "error"])

@@ -32,7 +32,8 @@ from tests.support.service import ROOT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TIMES = {"first_byte_s": 0.5, "timeout_s": 0.5}
+TIMES = {"first_byte_s": 60, "timeout_s": 60}
+HASTY = {"first_byte_s": 0.5, "timeout_s": 0.5}  # for answers that never end
 OPENAI = {"provider": "openai", "id": "m", "api_key_env": "PROVIDER_KEY", "options": {"temperature": 0.25}} | TIMES
 TABLES: dict[str, dict[str, Any]] = {
     "openai": OPENAI,
@@ -167,9 +168,10 @@ def server() -> Iterator[Provider]:
 
 
 @functools.cache
-def model_at(name: str, url: str) -> Model:
+def model_at(name: str, url: str, *, is_hasty: bool = False) -> Model:
     base = f"{url}/v1" if name.startswith("openai") else url
-    return make_model(TypeAdapter(ModelTable).validate_python(TABLES[name] | {"base": base}))
+    table = TABLES[name] | {"base": base} | (HASTY if is_hasty else {})
+    return make_model(TypeAdapter(ModelTable).validate_python(table))
 
 
 def ask(model: Model, way: str) -> tuple[str, tuple[int, int]]:
@@ -224,7 +226,7 @@ def test_a_failure_has_its_code_after_one_request(server: Provider, name: str, w
     if case == "html" and way == "whole" and name in TAKE_PAGES:
         expected = REFUSED
 
-    error = error_of(model_at(name, server.url), way)
+    error = error_of(model_at(name, server.url, is_hasty=expected == TIMEOUT), way)
 
     failure = classify_call(error)
     assert (failure.code, failure.retryable) == expected, repr(error)

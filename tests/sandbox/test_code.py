@@ -196,7 +196,7 @@ def check_talk(services: list[Service], expected: list[tuple[str, list[str]]]) -
 
 def test_numpy_computes_in_the_process(service: Service) -> None:
     block = "import numpy as np\na = np.ones((700, 700))\nprint(a.dot(a).sum())"
-    turn = wait_for_end(service, submit_turn(service, *code_script(block), DONE, agent="whole", deadline_s=10))
+    turn = wait_for_end(service, submit_turn(service, *code_script(block), DONE, agent="whole", deadline_s=100))
     assert [printed(text) for text in shown_outputs(service, turn)] == ["343000000.0"]
 
 
@@ -214,11 +214,19 @@ def test_a_stop_ends_a_block_whatever_it_does(service: Service, what: str) -> No
 
 
 def test_a_deadline_ends_blocks_whatever_they_do(service: Service) -> None:
-    turns = [
-        submit_turn(service, *code_script("kept = 1", block), agent="whole", deadline_s=3) for block in BLOCKS.values()
-    ]
-    for turn in [wait_for_end(service, turn) for turn in turns]:
-        assert (turn["status"], turn["error"]["code"], turn["steps"]) == ("failed", "deadline_exceeded", 1)
+    left = list(BLOCKS.values())
+    for deadline_s in (3, 12, 48):  # longer for those that a loaded machine had not begun in time
+        turns = [
+            submit_turn(service, *code_script("kept = 1", block), agent="whole", deadline_s=deadline_s)
+            for block in left
+        ]
+        ended = [wait_for_end(service, turn) for turn in turns]
+        assert {(turn["status"], turn["error"]["code"]) for turn in ended} == {("failed", "deadline_exceeded")}
+        assert {turn["steps"] for turn in ended} <= {0, 1}
+        left = [block for block, turn in zip(left, ended, strict=True) if turn["steps"] == 0]
+        if not left:
+            break
+    assert not left
     wait_until_no_code_runs(service)
     later = service.follow_up(turns[0] | {"agent": {"name": "whole"}}, *code_script("print(kept)"), DONE)
     assert [printed(text) for text in shown_outputs(service, later)] == ["1"]

@@ -162,7 +162,7 @@ def test_a_turn_that_does_not_finish_keeps_the_variables_of_its_finished_steps(
     gate = tmp_path / "gate"
     blocks = code_script("kept.append(2)", f"kept.append(3)\nwait_for(path={str(gate)!r})\n{BUSY}")
     script = [*code_script("kept.append(2)"), {"raise": "no more"}] if how == "failed" else blocks
-    more = {"deadline_s": 1} if how == "deadline" else {}
+    more = {"deadline_s": 5} if how == "deadline" else {}
     broken = submit_turn(cold, *script, agent="coder", conversation_id=turn["conversation_id"], **more)
     if how != "failed":
         wait_until(gate.with_name("gate.started").exists)

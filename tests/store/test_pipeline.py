@@ -22,7 +22,7 @@ from smolsessions.store.seal import Sealer, parse_keys
 from smolsessions.store.store import open_store
 from tests.support.failover import REPLICATED
 from tests.support.problems import problem
-from tests.support.service import Service
+from tests.support.service import CODELESS, Service
 from tests.support.stopwatch import Stopwatch
 from tests.support.store_server import SEAL_KEY
 from tests.support.streaming import FINAL, log_of
@@ -124,7 +124,7 @@ def test_a_silent_connection_is_given_up_in_time(whole: Lines, kind: str) -> Non
 
 
 def test_a_process_that_changes_the_durability_of_the_store_warns_at_start(whole: Lines, tmp_path: Path) -> None:
-    settings = {"REDIS_URL": f"redis://{HOST}:{whole.servers[0].port}", "SEAL_KEYS": SEAL_KEY}
+    settings = CODELESS | {"REDIS_URL": f"redis://{HOST}:{whole.servers[0].port}", "SEAL_KEYS": SEAL_KEY}
     for name, own, differs in (("weaker", "primary", True), ("same", "primary", False), ("back", "replicated", True)):
         with Service(tmp_path / name, settings | {"DURABILITY": own}, command=("web",)) as service:
             warning = f", this one with {own}: while both run, a failover may lose acknowledged writes"
@@ -156,9 +156,9 @@ def test_a_full_store_is_read_and_deleted_from(whole: Lines) -> None:
 
 def test_a_silent_sentinel_holds_up_neither_a_start_nor_a_failover(tmp_path: Path) -> None:
     with Sentinels(tmp_path / "sentinels") as sentinels, ExitStack() as stack:
-        early = stack.enter_context(Service(tmp_path / "early", sentinels.settings))
+        early = stack.enter_context(Service(tmp_path / "early", CODELESS | sentinels.settings))
         sentinels.sentinels[0].freeze()
-        late = stack.enter_context(Service(tmp_path / "late", sentinels.settings))
+        late = stack.enter_context(Service(tmp_path / "late", CODELESS | sentinels.settings))
         assert late.follow_up(early.play(*SAY), *SAY)["turn"] == 2
         old = sentinels.primary()
         old.kill()
@@ -183,6 +183,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Many]:
     folder = tmp_path_factory.mktemp("many")
     node = Node(folder / "server", dict(DURABLE))
     settings = {"REDIS_URL": f"redis://{HOST}:{node.port}", "SEAL_KEYS": SEAL_KEY, "PARTITIONS": "16", "LEASE_S": "5"}
+    settings |= CODELESS
     with ExitStack() as stack:
         stack.callback(node.kill)
         node.start()

@@ -24,7 +24,7 @@ from tests.support.failover import (
 from tests.support.patient import Patient, playing, two_services, until_all_answer
 from tests.support.problems import problem
 from tests.support.refusals import Refused, sentence_of, started
-from tests.support.service import Service
+from tests.support.service import CODELESS, Service
 from tests.support.stopwatch import Stopwatch
 from tests.support.store_server import SEAL_KEY
 from tests.support.streaming import FINAL, log_of
@@ -101,7 +101,7 @@ def test_where_the_primarys_word_is_enough_a_service_goes_on_as_soon_as_there_is
 ) -> None:
     """The service has a database of its own. One sentinel is dead when it starts."""
     sentinels.until_whole()
-    settings = sentinels.settings | {"REDIS_URL": sentinels.url(db=3)}
+    settings = CODELESS | sentinels.settings | {"REDIS_URL": sentinels.url(db=3)}
     old = sentinels.primary()
     sentinels.sentinels[0].kill()
     try:
@@ -123,7 +123,7 @@ def test_where_the_primarys_word_is_enough_a_service_goes_on_as_soon_as_there_is
 def test_a_turn_that_lost_what_was_acknowledged_ends_all_the_same(sentinels: Sentinels, tmp_path: Path) -> None:
     """If the primary's acknowledgement is enough, a failover may undo it. No turn waits for ever for lost writes."""
     sentinels.until_whole()
-    settings = sentinels.settings | {"REDIS_URL": sentinels.url(db=5)}
+    settings = CODELESS | sentinels.settings | {"REDIS_URL": sentinels.url(db=5)}
     kept, lost = (Gate(tmp_path / name) for name in ("kept", "lost"))
     with Service(tmp_path / "service", settings) as service:
         turn = submit_turn(service, ECHO, kept.script, ECHO, lost.script, DONE)
@@ -152,7 +152,7 @@ def test_one_sentinel_that_goes_on_naming_the_old_primary_is_not_believed(sentin
     old = sentinels.primary()
     with Liar(SERVICE, sentinels.lines[sentinels.nodes.index(old)].port) as liar:
         url = sentinels.url(db=7).replace("://", f"://{liar.place},")
-        with Service(tmp_path / "service", sentinels.settings | {"REDIS_URL": url}) as service:
+        with Service(tmp_path / "service", CODELESS | sentinels.settings | {"REDIS_URL": url}) as service:
             (turn,) = play_some(service, 1)
             assert liar.asked
             old.kill()

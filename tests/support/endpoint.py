@@ -1,9 +1,9 @@
 """Model provider on raw sockets, which reports the begin and end of connections, and agents that use it.
 
 The conversation's message selects the answer. `prefill` sends nothing, and `headers` sends headers alone. `silent`
-sends a first piece and nothing more. `endless` sends a piece every 10 ms for ever. `slow` sends a whole answer after a
-second. `counted` sends a piece with its usage and then breaks the connection. `overflow` sends a piece and llama.cpp's
-error. `null` and `empty` send a tool call beside that content. Any other message is answered whole.
+sends a first piece and nothing more. `endless` sends a piece every 10 ms for ever. `slow` sends a whole answer late.
+`counted` sends a piece with its usage and then breaks the connection. `overflow` sends a piece and llama.cpp's error.
+`null` and `empty` send a tool call beside that content. Any other message is answered whole.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 PACE_S = 0.01
-SLOW_S = 1.0
+SLOW_S = 2.5
 LATE_S = 0.02  # the end of a body comes a little after its last event, as it does from a real server
 CONTENTS = {"null": None, "empty": ""}
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from tests.support.patient import Patient
-from tests.support.service import Service
+from tests.support.service import CODELESS, Service
 from tests.support.turns import (
     DONE,
     ECHO,
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.support.streaming import Event
 
 
-REPLICATED = {"DURABILITY": "replicated"}
+REPLICATED = CODELESS | {"DURABILITY": "replicated"}
 SLOW_STEP: Event = {"text": "x" * 60, "pace_s": 0.04}  # a step that is a parse error, told in pieces for 0.8 s
 LOAD = 12
 Pair = tuple[Service, Service]

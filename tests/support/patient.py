@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import httpx2
 
-from tests.support.service import Service
+from tests.support.service import CODELESS, Service
 from tests.support.streaming import EVENTS, FINAL, Stream, log_of, place
 from tests.support.waiting import wait_until
 
@@ -31,7 +31,7 @@ STEP = {"type": "step.finished", "parent_call_id": None, "kind": "action"}
 @contextmanager
 def two_services(folder: Path, settings: dict[str, str]) -> Iterator[tuple[Service, Service]]:
     """Run two services on one store."""
-    with Service(folder / "a", settings) as one, Service(folder / "b", settings) as other:
+    with Service(folder / "a", CODELESS | settings) as one, Service(folder / "b", CODELESS | settings) as other:
         yield one, other
 
 

@@ -54,6 +54,19 @@ AGENTS = ",".join(
         "forking": "coders:make_forking",
     }.items()
 )
+CODELESS = {  # the tool-calling agents: a server of processes for code starts slowly
+    "AGENTS": ",".join(
+        f"{name}=tests.support.{factory}"
+        for name, factory in {
+            "scripted": "agents:make_scripted",
+            "planner": "agents:make_planner",
+            "checked": "agents:make_checked",
+            "streamed": "streaming:make_streamed",
+        }.items()
+    )
+    + ",demo=smolsessions.agents.demo.agents:make_demo",
+    "DEMO_AGENTS": "0",
+}
 PLAIN = {  # a service with these starts faster: it checks two agents, and starts no server of processes for code
     "AGENTS": "scripted=tests.support.agents:make_scripted,demo=smolsessions.agents.demo.agents:make_demo",
     "DEMO_AGENTS": "0",

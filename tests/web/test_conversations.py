@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.metrics import totals
 from tests.support.problems import problem, strict_json
-from tests.support.service import AGENTS, Service
+from tests.support.service import AGENTS, CODELESS, Service
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -568,7 +568,7 @@ def _assert_gone(service: Service, conversation_id: str) -> None:
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Yield a service with seven conversations, of which `c1` changed last."""
-    with Service(tmp_path_factory.mktemp("shelf"), {}) as running:
+    with Service(tmp_path_factory.mktemp("shelf"), CODELESS) as running:
         for number in range(7):
             agent = "demo" if number % 2 else "scripted"
             metadata = {"n": number, "team": "Red" if number < 3 else "blue", "even": number % 2 == 0}

@@ -11,7 +11,7 @@ import pytest
 from tests.support.launch import ON_LOOPBACK
 from tests.support.problems import nothing_stored, problem
 from tests.support.raw_http import connected, problem_on
-from tests.support.service import Service
+from tests.support.service import CODELESS, Service
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ CUT = {
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Yield a service that is open to a network, as behind a proxy, and allows one other origin."""
-    settings = {"HOST": ON_LOOPBACK, "ALLOW_ANONYMOUS": "1", "CORS_ORIGINS": ALLOWED}
+    settings = CODELESS | {"HOST": ON_LOOPBACK, "ALLOW_ANONYMOUS": "1", "CORS_ORIGINS": ALLOWED}
     with Service(tmp_path_factory.mktemp("network"), settings) as service:
         yield service
 

@@ -18,7 +18,7 @@ from redis import Redis
 from smolsessions.store.seal import new_key
 from tests.support.idempotency import post_with_key, turn_of
 from tests.support.problems import nothing_stored, problem
-from tests.support.service import PLAIN, Service, write_private
+from tests.support.service import CODELESS, PLAIN, Service, write_private
 from tests.support.store_server import SEAL_KEY, StoreServer, running_store
 from tests.support.streaming import EVENTS, Stream, log_of
 from tests.support.turns import (
@@ -51,7 +51,7 @@ Raw = Any  # redis-py annotates the answers of both its clients at once
 def pair(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Service]]:
     """Yield two services on one store."""
     folder = tmp_path_factory.mktemp("pair")
-    settings = outside.settings | {"ID_REUSE_S": "1", "MAX_TURNS_BEHIND": "1"}
+    settings = CODELESS | outside.settings | {"ID_REUSE_S": "1", "MAX_TURNS_BEHIND": "1"}
     with ExitStack() as stack:
         yield (
             stack.enter_context(Service(folder / "a", settings)),

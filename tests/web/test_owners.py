@@ -16,7 +16,7 @@ from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, reques
 from tests.support.pictures import png
 from tests.support.problems import nothing_stored, problem, send
 from tests.support.refusals import Refused, sentence_of, started
-from tests.support.service import PLAIN, Service, run, write_private
+from tests.support.service import CODELESS, PLAIN, Service, run, write_private
 from tests.support.sounds import sent
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import wait_until
@@ -68,7 +68,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         f"# who may come in\n\n{owner_line('ada', ADA)}\n"
         f"   # her phone\n{owner_line('ada', SECOND)}\n{owner_line('bob', BOB)}",
     )
-    with Service(folder, {"API_KEYS_FILE": str(keys)}) as running:
+    with Service(folder, CODELESS | {"API_KEYS_FILE": str(keys)}) as running:
         yield running
 
 

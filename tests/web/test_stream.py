@@ -13,7 +13,7 @@ import pytest
 from redis import Redis
 
 from tests.support.problems import problem
-from tests.support.service import Service, write_private
+from tests.support.service import CODELESS, Service, write_private
 from tests.support.stopwatch import Stopwatch
 from tests.support.streaming import EVENTS, FINAL, gone, log_of, place, posting, watching
 from tests.support.turns import DONE, ECHO, submit_turn, wait_for_end
@@ -57,7 +57,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("strict")
     lines = [f"{owner} {hashlib.sha256(key.encode()).hexdigest()}" for owner, key in KEYS.items()]
     write_private(folder / "keys", "\n".join(lines))
-    settings = {
+    settings = CODELESS | {
         "API_KEYS_FILE": str(folder / "keys"),
         "CORS_ORIGINS": f"https://page.example, {PAGE}",
         "LOG_TTL_S": "1",
@@ -363,7 +363,7 @@ def test_a_reader_that_stops_reading_is_dropped_and_delays_no_other(strict: Serv
 
 
 def test_streams_end_at_shutdown_and_their_readers_go_on_with_a_restarted_server(tmp_path: Path) -> None:
-    service = Service(tmp_path, {"DRAIN_S": "0.2"})
+    service = Service(tmp_path, CODELESS | {"DRAIN_S": "0.2"})
     with service:
         with posting(service, ECHO, ENDLESS, query={"on_disconnect": "cancel"}) as poster:
             turn = poster.until("message.delta", step=2)
@@ -394,7 +394,7 @@ def test_a_step_that_ends_within_the_drain_is_streamed_and_the_turn_continues_in
     tmp_path: Path,
 ) -> None:
     gate = tmp_path / "gate"
-    service = Service(tmp_path / "service")
+    service = Service(tmp_path / "service", CODELESS)
     with service, posting(service, wait(gate), DONE) as stream:
         turn = stream.until("tool.call")
         service.process.send_signal(signal.SIGTERM)

@@ -13,7 +13,7 @@ import PIL.Image
 import pytest
 from redis import Redis
 
-from tests.support.service import Service
+from tests.support.service import CODELESS, Service
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import PATIENCE_S
 
@@ -143,7 +143,7 @@ def test_a_photo_is_stored_unchanged_and_reaches_the_model_pixel_by_pixel(
     bare = agents.make_scripted()
     bare.run(json.dumps(scripts[0]), images=[PIL.Image.open(io.BytesIO(photo))])
     shown = bare.run(json.dumps(scripts[1]), reset=False)
-    service = Service(tmp_path)
+    service = Service(tmp_path, CODELESS)
     with service:
         turn = service.play(*scripts[0], images=[base64.b64encode(photo).decode()])
         assert turn["status"] == "finished"
@@ -212,7 +212,7 @@ def test_waiting_ends_after_the_preferred_time(service: Service, tmp_path: Path)
 def test_a_wait_has_a_limit_and_the_answer_names_it(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     message = json.dumps([{"call": [["wait_for", {"path": str(gate)}]]}, {"say": "end"}])
-    with Service(tmp_path / "service", {"WAIT_S": "1"}) as service:
+    with Service(tmp_path / "service", CODELESS | {"WAIT_S": "1"}) as service:
         response = service.client.post(
             "/turn", json={"agent": "scripted", "message": message}, headers={"Prefer": "wait=30"}
         )
@@ -222,7 +222,7 @@ def test_a_wait_has_a_limit_and_the_answer_names_it(tmp_path: Path) -> None:
 
 
 def test_the_cause_of_a_failed_turn_is_in_the_log(tmp_path: Path) -> None:
-    with Service(tmp_path, {"LOG_LEVEL": "debug"}) as service:
+    with Service(tmp_path, CODELESS | {"LOG_LEVEL": "debug"}) as service:
         assert "kaputt" not in json.dumps(service.play({"raise": "the model is kaputt"})["error"])
         assert "RuntimeError: the model is kaputt" in service.log()
 

@@ -124,7 +124,7 @@ def test_a_turn_that_was_stopped_amid_a_step_leaves_the_steps_before_it(
     service: Service, agent: str, entry: Event, how: str
 ) -> None:
     script = [entry, ENDLESS]
-    body: Event = {"deadline_s": 1.5} if how == "deadline" else {}
+    body: Event = {"deadline_s": 5} if how == "deadline" else {}
     with posting(service, *script, agent=agent, **body) as stream:
         stream.until("message.delta", step=2)
         if how == "cancel":

@@ -15,7 +15,7 @@ from redis import Redis
 from tests.support.cancellation import assert_goes_on, assert_steps_stored
 from tests.support.metrics import totals
 from tests.support.problems import nothing_stored, problem
-from tests.support.service import Service
+from tests.support.service import CODELESS, Service
 from tests.support.store_server import running_store
 from tests.support.streaming import EVENTS, log_of, place, posting, watching
 from tests.support.turns import (
@@ -406,11 +406,11 @@ def test_of_turns_that_stop_each_other_all_end_once_and_the_last_is_played(trio:
 def test_turns_that_wait_are_played_by_another_process_when_theirs_dies(tmp_path: Path) -> None:
     with (
         running_store(tmp_path / "store") as server,
-        Service(tmp_path / "a", server.settings) as dying,
+        Service(tmp_path / "a", CODELESS | server.settings) as dying,
         held_turn(dying, tmp_path / "gate") as first,
     ):
         waiting = [submit_next(dying, first, {"say": text}) for text in ("два", "三")]
-        with Service(tmp_path / "b", server.settings) as heir:
+        with Service(tmp_path / "b", CODELESS | server.settings) as heir:
             dying.kill()
             (tmp_path / "gate").touch()
             assert wait_for_end(heir, first)["status"] in {"failed", "finished"}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.service import Service
+from tests.support.service import CODELESS, Service
 from tests.support.turns import DONE, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
 
@@ -53,7 +53,7 @@ def test_a_cancelled_turn_counts_its_calls(narrow: Service) -> None:
 
 
 def test_a_turn_at_its_deadline_counts_its_calls(narrow: Service) -> None:
-    ended = wait_for_end(narrow, running(narrow, deadline_s=1))
+    ended = wait_for_end(narrow, running(narrow, deadline_s=4))
 
     assert (ended["error"]["code"], ended["usage"]) == ("deadline_exceeded", tokens(1))
     assert_timed(ended)
@@ -95,7 +95,7 @@ def test_a_turn_that_never_started_says_so(narrow: Service) -> None:
 
 def test_a_turn_that_is_given_up_after_a_crash_counts_the_calls_of_its_unfinished_step(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    service = Service(tmp_path, {"DRAIN_S": "0"})
+    service = Service(tmp_path, CODELESS | {"DRAIN_S": "0"})
     service.start()
     turn = submit_turn(service, ECHO, {"call": [["wait_for", {"path": str(gate)}]]}, agent="streamed")
     wait_until(gate.with_suffix(".started").exists)

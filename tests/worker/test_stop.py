@@ -15,7 +15,7 @@ from redis import Redis
 
 from tests.support.cancellation import ABANDON_S, CANCEL_S, assert_goes_on, assert_steps_stored, cancel_and_check
 from tests.support.problems import nothing_stored, problem
-from tests.support.service import Service
+from tests.support.service import CODELESS, Service
 from tests.support.stopwatch import Stopwatch
 from tests.support.streaming import log_of, place, posting, watching
 from tests.support.turns import DONE, ECHO, ENDLESS, cancel, delegate, submit_turn, wait_for_end, wait_for_gate
@@ -277,13 +277,14 @@ def test_what_is_not_there_cannot_be_stopped(service: Service) -> None:
 
 @pytest.mark.parametrize("_time", REPEAT)
 def test_a_deadline_ends_the_turn_as_failed_and_keeps_what_was_finished(service: Service, _time: int) -> None:
-    with posting(service, ECHO, ENDLESS, deadline_s=0.3) as stream:
+    with Stopwatch() as watch, posting(service, ECHO, ENDLESS, deadline_s=0.3) as stream:
         events = [frame.data for frame in stream]
+    assert watch.s < CANCEL_S
     turn = events[-1]["result"]
     assert (events[-1]["type"], turn["status"], turn["error"]["code"]) == ("turn.failed", "failed", "deadline_exceeded")
     assert turn["error"]["retryable"]
     assert "0.3 s" in turn["error"]["message"]
-    assert 300 <= turn["timing"]["duration_ms"] < 1000 * CANCEL_S
+    assert turn["timing"]["duration_ms"] >= 300
     assert_steps_stored(service, turn, stream)
     assert_goes_on(service, turn)
 
@@ -301,11 +302,13 @@ def test_a_deadline_that_cannot_be_is_refused(service: Service, deadline_s: Any)
 
 
 def test_the_deadline_of_turns_without_one_is_a_setting_and_so_is_the_longest(tmp_path: Path) -> None:
-    with Service(tmp_path, {"DEADLINE_S": "0.5", "MAX_DEADLINE_S": "20"}) as service:
-        turn = service.play(ECHO, ENDLESS, agent="streamed")
+    with Service(tmp_path, CODELESS | {"DEADLINE_S": "3", "MAX_DEADLINE_S": "20"}) as service:
+        with Stopwatch() as watch:
+            turn = service.play(ECHO, ENDLESS, agent="streamed")
+        assert watch.s < 3 + CANCEL_S
         assert (turn["error"]["code"], turn["steps"]) == ("deadline_exceeded", 1)
-        assert 500 <= turn["timing"]["duration_ms"] < 1000 * CANCEL_S
-        longer = service.follow_up(turn, {"call": [["compute", {"seconds": 0.7}]]}, DONE, deadline_s=20)
+        assert turn["timing"]["duration_ms"] >= 3000
+        longer = service.follow_up(turn, {"call": [["compute", {"seconds": 3.2}]]}, DONE, deadline_s=20)
         assert longer["reply"] == "done"
         refused = service.post("/turn", agent="scripted", message="[]", deadline_s=20.1)
         assert problem(refused, 422, "invalid_request")["errors"][0]["pointer"] == "/deadline_s"
@@ -317,7 +320,7 @@ def test_a_tool_that_heeds_nothing_holds_up_nobody_and_what_it_does_later_is_not
 ) -> None:
     gate = tmp_path / "gate"
     stuck = threads(narrow)["stuck"]
-    body: Event = {"deadline_s": 0.2} if how == "a deadline" else {}
+    body: Event = {"deadline_s": 4} if how == "a deadline" else {}
     with posting(narrow, ECHO, wait_for_gate(gate), {"say": "a zombie's answer"}, **body) as stream:
         stream.until("tool.call", name="wait_for")
         wait_until(gate.with_name("gate.started").exists)
@@ -325,7 +328,7 @@ def test_a_tool_that_heeds_nothing_holds_up_nobody_and_what_it_does_later_is_not
             if how == "a stop":
                 assert cancel(narrow, stream.seen[0].data, "wait=10").json()["status"] == "cancelled"
             turn = stream.rest()[-1].data["result"]
-    assert watch.s < ABANDON_S
+    assert watch.s < body.get("deadline_s", 0) + ABANDON_S
     assert turn["status"] == ("cancelled" if how == "a stop" else "failed")
     assert_steps_stored(narrow, turn, stream)
     assert threads(narrow) == {"stuck": stuck + 1, "busy": 0, "free": 1}

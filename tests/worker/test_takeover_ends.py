@@ -179,19 +179,19 @@ def test_a_turn_that_is_stopped_while_its_process_is_dead_ends_cancelled(tmp_pat
 
 
 def test_a_deadline_counts_from_the_first_attempt(tmp_path: Path) -> None:
-    it = make_killed_turn(tmp_path, 4, deadline_s=6)
+    it = make_killed_turn(tmp_path, 4, deadline_s=10)
     service = Service(tmp_path / "service", WITHOUT_CODE)
     service.start()
     submit_killed_turn(service, it)
     began = time.monotonic()
     kill_when_blocked(service, [it])
-    wait_until(lambda: time.monotonic() - began > 6)
+    wait_until(lambda: time.monotonic() - began > 10)
     with service:
         ended = wait_for_end(service, it.turn)
         assert (ended["status"], ended["error"]["code"], ended["attempts"]) == ("failed", "deadline_exceeded", 2)
         assert it.ledger.calls == it.calls
         assert (ended["steps"], kinds_of(service, it.turn)) == (1, ["task", "action"])
-        assert ended["timing"]["duration_ms"] >= 6000
+        assert ended["timing"]["duration_ms"] >= 10_000
 
 
 def flipped(raw: Raw, journal: str) -> None:

@@ -97,7 +97,7 @@ def test_images_of_a_turn_that_failed_are_shown_with_its_task(service: Service) 
 @pytest.mark.parametrize("how", ["cancel", "deadline", "interrupt"])
 @pytest.mark.parametrize("agent", ["streamed", "streamed-code", "streamed-planner"])
 def test_a_turn_that_is_stopped_in_its_first_step_keeps_its_task(service: Service, agent: str, how: str) -> None:
-    body: Event = {"deadline_s": 3} if how == "deadline" else {}
+    body: Event = {"deadline_s": 5} if how == "deadline" else {}
     with posting(service, ENDLESS, agent=agent, **body) as stream:
         stream.until("step.finished" if agent == "streamed-planner" else "message.delta")  # a plan is a step
         if how == "cancel":
