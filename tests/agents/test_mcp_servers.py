@@ -20,7 +20,7 @@ from smolsessions.core.errors import AgentUnavailableError, StartError
 from tests.support.hostile_http import HEADERS, hostile_http
 from tests.support.stopwatch import Stopwatch
 from tests.support.tool_servers import HOSTILE, HttpServer, Tools, programs_of, stdio
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +46,14 @@ RESULTS: dict[str, tuple[str, dict[str, Any], Any]] = {
         "[an image of image/png that cannot be read, or has more than 50000000 pixels]",
     ),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient() -> Iterator[None]:
+    """Let servers start as slowly as on a loaded machine, except where a test awaits the end of that time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mcp, "START_S", PATIENCE_S)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -242,14 +250,14 @@ def test_a_killed_program_is_started_again_and_no_call_repeated(
 
 def test_a_frozen_program_is_an_error_in_time_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     others = programs_of(os.getpid())
-    with Tools(one=stdio(timeout_s=0.5)) as opened:
+    with Tools(one=stdio(timeout_s=3)) as opened:
         found = opened.all()
         (program,) = set(programs_of(os.getpid())) - {*others}
         monkeypatch.setattr(mcp, "ALIVE_S", 1.0)
         program.send_signal(signal.SIGSTOP)
-        with Stopwatch() as watch, pytest.raises(ToolServerError, match=r"not answer within 0\.5 s; it is not known"):
+        with Stopwatch() as watch, pytest.raises(ToolServerError, match="did not answer within 3 s; it is not known"):
             found["add"](a=1)
-        assert watch.s < 1
+        assert watch.s < 3.5
         wait_until(lambda: opened.servers.health()[0].restarts == 1 and opened.is_up())
         assert found["add"](a=1) == {"result": 2}
         assert not program.is_running()
@@ -307,7 +315,7 @@ def test_a_server_over_http_may_die_freeze_and_come_back_with_other_tools(
     monkeypatch.setenv("TWO_KEY", KEY)
     with HttpServer(tmp_path) as server:
         table = stdio().model_copy(
-            update={"command": None, "args": (), "url": server.url, "headers": {"X-Key": "TWO_KEY"}, "timeout_s": 1.0}
+            update={"command": None, "args": (), "url": server.url, "headers": {"X-Key": "TWO_KEY"}, "timeout_s": 4.0}
         )
         with Tools(two=table) as opened:
             found = opened.all()
@@ -327,7 +335,7 @@ def test_a_server_over_http_may_die_freeze_and_come_back_with_other_tools(
             with Tools(two=table) as again:
                 assert again.all()["extra"]() == {"result": "more"}
             server.freeze()
-            with pytest.raises(ToolServerError, match="did not answer within 1 s"):
+            with pytest.raises(ToolServerError, match="did not answer within 4 s"):
                 found["add"](a=1)
 
 
