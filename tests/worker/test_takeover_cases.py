@@ -58,6 +58,7 @@ def _two(ledger: str) -> Script:
     return [note_call(ledger, "a"), note_call(ledger, "b"), DONE]
 
 
+NEW_GENERATOR = "import random\ndrawn = random.Random().random()\n"  # seeded by the kernel, anew in a replay
 CASES = {
     "same ids": Case("teller", lambda at: [note_call(at, "a", "b", "a") | {"same_ids": True}, DONE], (5,)),
     "opaque": Case("teller", lambda at: [calling("bring", at, what="opaque"), *_two(at)], (6,)),
@@ -69,8 +70,8 @@ CASES = {
     "unsafe in code": Case(
         "writer", coded("note('a', L)\ntry:\n    charge('x', L)\nexcept RuntimeError as e:\n    print(e)"), (3,)
     ),
-    "unsafe with the time": Case("writer", coded("import time\ncharge(str(time.time()), L)"), (2,)),
-    "time": Case("writer", coded("note('a', L)", "import time\nnote(str(time.time()), L)\nnote('b', L)"), (5,)),
+    "unsafe by chance": Case("writer", coded(f"{NEW_GENERATOR}charge(str(drawn), L)"), (2,)),
+    "new generator": Case("writer", coded("note('a', L)", f"{NEW_GENERATOR}note(str(drawn), L)\nnote('b', L)"), (5,)),
     "chance": Case(
         "writer",
         coded(
@@ -159,7 +160,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
         it.turn = submit_turn(service, *it.script, agent=it.agent, **it.body)
     with Redis(unix_socket_path=str(service.folder / "data" / "store.sock")) as raw:
         # The record is made from shown events, which appear a moment later if no reader watches.
-        wait_until(lambda: event_names(raw, killed_turns["time"].turn).count("tool.call") == 5)
+        wait_until(lambda: event_names(raw, killed_turns["new generator"].turn).count("tool.call") == 5)
     twice = [killed_turns[name] for name, case in CASES.items() if len(case.at) > 1]
     for those in (list(killed_turns.values()), twice):
         kill_when_blocked(service, those)
@@ -220,13 +221,13 @@ def test_code_is_told_of_a_call_that_is_unsafe_to_repeat_by_an_error(resumed: Re
 
 
 def test_a_call_that_is_unsafe_to_repeat_is_not_repeated_with_other_arguments(resumed: Resumed) -> None:
-    it = resumed.cases["unsafe with the time"]
+    it = resumed.cases["unsafe by chance"]
     assert len([call for call in it.ledger.calls if call.startswith("charge")]) == 1
 
 
 def test_a_replay_that_asks_for_something_else_ends_rather_than_to_act_twice(resumed: Resumed) -> None:
-    it = resumed.cases["time"]
-    turn, ledger = resumed.turn("time", repeated=[False, False, False], status="failed")
+    it = resumed.cases["new generator"]
+    turn, ledger = resumed.turn("new generator", repeated=[False, False, False], status="failed")
     assert turn["error"]["code"] == "replay_diverged"
     noted = [f"note {call['arguments']['what']}" for call in turn["tool_calls"]]
     assert noted == [call for call in ledger.calls if call.startswith("note")]

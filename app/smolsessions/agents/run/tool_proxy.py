@@ -19,6 +19,7 @@ from smolsessions.agents.run.agent_run import AgentRun
 from smolsessions.agents.run.approvals import edited
 from smolsessions.agents.run.effects import Effect, ValueWithText, as_text, encode_returned, without_text
 from smolsessions.agents.run.turn_files import UNKEPT, by_name, fits, name_in_state
+from smolsessions.agents.sandbox.clock import ClockLog
 from smolsessions.agents.sandbox.guard import tool_stub
 from smolsessions.agents.tools.ask_user import AskUser, checked_question
 from smolsessions.agents.values.json_forms import label_of
@@ -261,6 +262,7 @@ class InterpreterProxy(Proxy):
             self._refuse_unsafe(call, code_action)
         if is_child:
             self._real.seed = agent_run.recorder.seed(call.record.call_id)
+            self._real.clock = ClockLog(agent_run.recorder.journal, call.record.call_id)
         try:
             return self._real(code_action)
         finally:

@@ -15,6 +15,7 @@ from smolagents.utils import truncate_content
 
 from smolsessions.agents.run.effects import rebuild_error
 from smolsessions.agents.sandbox.channel import Channel, ClosedError
+from smolsessions.agents.sandbox.clock import CLOCKS
 from smolsessions.agents.sandbox.guard import tool_stub
 from smolsessions.agents.sandbox.json_export import json_answers
 from smolsessions.agents.sandbox.limits import MB, CodeLimits
@@ -126,6 +127,7 @@ class _CodeRunner:
         if "inputs" in request:
             self._set_inputs(request["inputs"])
         self._generators.begin_block(request["seed"])
+        CLOCKS.begin_block(request["clock"])
         self.send_result(request["code"])
 
     def send_result(self, code: str) -> None:
@@ -134,6 +136,7 @@ class _CodeRunner:
             result = self._execute(code)
         finally:
             self._running = False
+            CLOCKS.end_block()
         logs = self._executor.state.get("_print_outputs")
         result |= self._save()
         result |= {"logs": str(logs) if logs is not None else "", "dropped": sorted(self._state.dropped)}
@@ -173,7 +176,10 @@ class _CodeRunner:
         is_answer = name == "final_answer"
         if not self._running:
             raise InterpreterError(f"The tool `{name}` can be called by a code block alone.")
-        self._channel.send({"call": name, "arguments": self._encoded(args, kwargs, allow_json=is_answer)})
+        message: dict[str, Any] = {"call": name, "arguments": self._encoded(args, kwargs, allow_json=is_answer)}
+        if not is_answer and (readings := CLOCKS.take()):
+            message["clock"] = readings
+        self._channel.send(message)
         reply = self._channel.receive()
         if "raised" in reply:
             raise rebuild_error(*reply["raised"])

@@ -28,6 +28,7 @@ from smolagents.local_python_executor import (
     safer_func,
 )
 
+from smolsessions.agents.sandbox import clock
 from smolsessions.agents.sandbox.classes import Attributes, class_parts, instance_parts, is_made_here
 
 if TYPE_CHECKING:
@@ -259,6 +260,8 @@ def _view(base: Any, dtype: Any, shape: tuple[int, ...], offset: int, strides: t
 def _method(obj: Any) -> Any:
     """Name a bound method that a module exports, such as `random.randint`. Any other is pickled with its object."""
     name = obj.__name__
+    if clock.is_method(obj):
+        return getattr, (obj.__self__, name)
     for module in {obj.__module__, type(obj.__self__).__module__}:
         if getattr(sys.modules.get(module or ""), name, None) is obj:
             return _attribute, (module, name)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from smolsessions.agents.sandbox import child, guard
+from smolsessions.agents.sandbox.clock import CLOCKS
 from smolsessions.agents.sandbox.confinement.levels import Confinement
 from smolsessions.agents.sandbox.process_group import ProcessGroup
 
@@ -23,6 +24,7 @@ WARM_UPS = 10
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     arguments = json.loads(sys.argv[2])
+    CLOCKS.install()  # before a module takes a function by name
     for name in arguments["preload"]:
         with contextlib.suppress(BaseException):  # code that imports the module gets the error
             importlib.import_module(name)

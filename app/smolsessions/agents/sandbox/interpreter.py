@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from smolagents.local_python_executor import LocalPythonExecutor
 
+    from smolsessions.agents.sandbox.clock import ClockLog
     from smolsessions.agents.sandbox.fork_client import ChildProcess, ForkClient
     from smolsessions.agents.sandbox.limits import CodeLimits
 
@@ -113,6 +114,8 @@ class ChildInterpreter(PythonExecutor):
         """The last block's tool calls, its output or error, and its changed variables."""
         self.seed = b""
         """Seed of the next block's random numbers."""
+        self.clock: ClockLog | None = None
+        """Readings of the next block's clocks."""
         self._calls: list[tuple[str, bytes]] = []
         self._called_bytes = 0
         self.variables: dict[str, bytes] = {}
@@ -224,7 +227,8 @@ class ChildInterpreter(PythonExecutor):
             self.stop()  # the process died while the model was thinking, before it ran anything
             return self._run(code)
         assert channel
-        request: dict[str, Any] = {"code": code, "seed": self.seed}
+        clock = self.clock.request() if self.clock else {}
+        request: dict[str, Any] = {"code": code, "seed": self.seed, "clock": clock}
         if self._has_new_inputs and not is_new:
             request["inputs"] = self._encoded_inputs()
         self._has_new_inputs = False
@@ -271,6 +275,8 @@ class ChildInterpreter(PythonExecutor):
         name = message["call"]
         if type(name) is not str or name not in self._tools:
             raise MisbehavedError("the code called an unknown tool")
+        if self.clock and "clock" in message:
+            self.clock.add(message["clock"])
         try:
             args, kwargs = loads(message["arguments"], self.carries)
             self._record_call(name, message["arguments"])

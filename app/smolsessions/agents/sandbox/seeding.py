@@ -1,8 +1,8 @@
 """Seeding of random generators, so that a replay draws the same numbers.
 
 Each block seeds every generator from a secret of the turn. A block that runs again therefore asks tools for the same.
-A generator that code has seeded itself keeps its state, also in later processes. The clock is not covered, and tools
-draw in the service's process.
+A generator that code has seeded itself keeps its state, also in later processes. `clock.py` repeats the times. Tools
+draw in the service's process. A new `random.Random()` without a seed draws from the kernel and is not covered.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import random
 import struct
 import sys
+import uuid
 from typing import Any
 
 from smolsessions.agents.sandbox.variable_chunks import chunk_id
@@ -24,7 +25,10 @@ _WORDS = struct.Struct("<624I")  # of a Mersenne Twister
 
 
 class RandomGenerators:
-    """The generators of this process: those of `random`, numpy's global one, and the system's (`secrets`, `uuid4`)."""
+    """Generators of this process: those of `random`, numpy's global one, and the system's.
+
+    `os.urandom`, `secrets`, `uuid4` and numpy's `default_rng()` draw from the system's.
+    """
 
     def __init__(self, saved: bytes = b"") -> None:
         """`saved` is the chunk of an earlier process. Code may have forged it."""
@@ -39,6 +43,7 @@ class RandomGenerators:
         source = random.Random(b"system" + seed)  # noqa: S311 - as secret as its seed
         random._urandom = source.randbytes  # type: ignore[attr-defined]  # noqa: SLF001 - `SystemRandom`, and so `secrets`
         os.urandom = source.randbytes
+        _prepare_uuid1(seed)
         random.seed(seed)
         random.getrandbits(32)  # generates the 624 words, which the next 623 draws leave alone
         if "numpy" in self._seeded:
@@ -73,6 +78,13 @@ def _states() -> dict[str, list[Any]]:
         if kind == "MT19937":  # code may have replaced it
             states["numpy"] = [array.astype("<u4").tobytes(), *rest]
     return states
+
+
+def _prepare_uuid1(seed: bytes) -> None:
+    """Make `uuid1` from the clock and `random`. It would also use the machine's address and its own last time."""
+    node = int.from_bytes(seed[:6], "big") | 1 << 40  # the bit that marks a random node
+    last = [name for name in vars(uuid) if name.startswith("_last_timestamp")]
+    vars(uuid).update({"_generate_time_safe": None, "_node": node} | dict.fromkeys(last))
 
 
 def _set_random(words: bytes, position: int, normal: float | None) -> None:

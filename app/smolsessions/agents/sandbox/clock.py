@@ -1,0 +1,254 @@
+"""Clocks of model-written code: each reading is recorded, so that a replay of its block reads the same times.
+
+The process that runs the code reads the real clocks. It sends its new readings with each tool call, and they are
+journaled before the call. A replay of the block reads these first, in their order, and the real clocks after them.
+A reading is a whole number of nanoseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import struct
+import time
+from datetime import date, datetime
+from typing import TYPE_CHECKING, Any
+
+from smolagents import local_python_executor as interpreter
+
+from smolsessions.agents.sandbox.channel import MisbehavedError
+from smolsessions.agents.values import dumps, loads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import tzinfo
+
+    from smolsessions.agents.run.recorder import Journal
+
+MAX_READINGS = 10_000
+"""Readings of a block that are recorded. Later ones are real in a replay too."""
+WALL = "time"
+SINCE_BOOT = ("monotonic", "perf_counter")
+_CLOCKS: dict[str, Callable[[], int]] = {
+    WALL: time.time_ns,
+    "monotonic": time.monotonic_ns,
+    "perf_counter": time.perf_counter_ns,
+    "process_time": time.process_time_ns,
+    "thread_time": time.thread_time_ns,
+}
+_IDS = {
+    getattr(time, name): clock
+    for name, clock in {
+        "CLOCK_REALTIME": WALL,
+        "CLOCK_MONOTONIC": "monotonic",
+        "CLOCK_PROCESS_CPUTIME_ID": "process_time",
+        "CLOCK_THREAD_CPUTIME_ID": "thread_time",
+    }.items()
+    if hasattr(time, name)
+}
+SECOND = 1_000_000_000
+READING_BYTES = 8
+
+
+class ClockLog:
+    """Readings of one block in the journal of its turn."""
+
+    def __init__(self, journal: Journal, call_id: str) -> None:
+        """`call_id` is that of the block."""
+        self._journal = journal
+        self._name = f"clock:{call_id}:"
+        self._readings: dict[str, bytes] = {}
+        self._boot = 0
+        self._entries = 0
+        while entry := journal.chosen(f"{self._name}{self._entries + 1}"):
+            boot, readings = loads(entry)
+            self._append(boot, readings)
+
+    def request(self) -> dict[str, Any]:
+        """Return the readings of earlier attempts for the process that runs the block, and the time of their boot."""
+        return {"boot": self._boot, "readings": self._readings} if self._readings else {}
+
+    def add(self, readings: Any) -> None:
+        """Journal new readings. Raises `MisbehavedError`, since model-written code may have forged them."""
+        if not _is_valid(readings) or _bytes_of(self._readings) + _bytes_of(readings) > MAX_READINGS * READING_BYTES:
+            raise MisbehavedError("readings of clocks are invalid")
+        boot = self._boot or _boot()
+        self._append(boot, readings)
+        self._journal.once(f"{self._name}{self._entries}", lambda: dumps([boot, readings]))
+
+    def _append(self, boot: int, readings: dict[str, bytes]) -> None:
+        self._entries += 1
+        self._boot = boot
+        for clock, data in readings.items():
+            self._readings[clock] = self._readings.get(clock, b"") + data
+
+
+class Clocks:
+    """The clocks of a process that runs model-written code."""
+
+    def __init__(self) -> None:
+        self._records = False
+        self.begin_block({})
+
+    def begin_block(self, request: dict[str, Any]) -> None:
+        """Begin to record. `request` is that of the block's `ClockLog`."""
+        known = {clock: _unpack(data) for clock, data in request.get("readings", {}).items()}
+        self._known = {clock: iter(known.get(clock, ())) for clock in _CLOCKS}
+        self._floors = {clock: max(readings) for clock, readings in known.items() if clock != WALL}
+        # Monotonic clocks of two machines differ by the times of their boots.
+        self._shift = _boot() - request["boot"] if request else 0
+        self._room = MAX_READINGS - sum(map(len, known.values()))
+        self._new: dict[str, list[int]] = {}
+        self._records = True
+
+    def end_block(self) -> None:
+        self._records = False
+        self._new = {}
+
+    def take(self) -> dict[str, bytes]:
+        """Return the new readings since the last call."""
+        new, self._new = self._new, {}
+        return {clock: struct.pack(f"<{len(readings)}q", *readings) for clock, readings in new.items()}
+
+    def read(self, clock: str) -> int:
+        if not self._records:
+            return _CLOCKS[clock]()
+        if (known := next(self._known[clock], None)) is not None:
+            return known
+        reading = _CLOCKS[clock]()
+        if floor := self._floors.get(clock):
+            reading = max(floor, reading + self._shift if clock in SINCE_BOOT else reading)
+        if self._room > 0:
+            self._room -= 1
+            self._new.setdefault(clock, []).append(reading)
+        return reading
+
+    def unrecorded(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function whose readings are not recorded."""
+
+        def acted(*args: Any) -> Any:
+            recorded, self._records = self._records, False
+            try:
+                return act(*args)
+            finally:
+                self._records = recorded
+
+        return acted
+
+    def install(self) -> None:
+        """Replace the functions and methods of this process that read a clock."""
+        for function in self._functions():
+            _name(function, "time", function.__name__)
+            setattr(time, function.__name__, function)
+        for kind, method in ((datetime, self._now), (datetime, self._utcnow), (date, self._today)):
+            _replace_method(kind, method)
+        # An import reads clocks (numpy, pandas), unless this process has imported the module before.
+        interpreter.evaluate_import = self.unrecorded(interpreter.evaluate_import)
+
+    def _functions(self) -> list[Callable[..., Any]]:
+        """Return the functions that replace those of the module `time`."""
+        read = self.read
+        real_localtime, real_gmtime, real_ctime = time.localtime, time.gmtime, time.ctime
+        real_asctime, real_strftime = time.asctime, time.strftime
+        real_gettime, real_gettime_ns = time.clock_gettime, time.clock_gettime_ns
+
+        def localtime(seconds: float | None = None, /) -> time.struct_time:
+            return real_localtime(read(WALL) // SECOND if seconds is None else seconds)
+
+        def gmtime(seconds: float | None = None, /) -> time.struct_time:
+            return real_gmtime(read(WALL) // SECOND if seconds is None else seconds)
+
+        def ctime(seconds: float | None = None, /) -> str:
+            return real_ctime(read(WALL) // SECOND if seconds is None else seconds)
+
+        def asctime(*when: Any) -> str:
+            return real_asctime(*(when or [localtime()]))
+
+        def strftime(format: str, /, *when: Any) -> str:  # noqa: A002 - its name in Python
+            return real_strftime(format, *(when or [localtime()]))
+
+        def clock_gettime(clock: int, /) -> float:
+            return read(_IDS[clock]) / SECOND if clock in _IDS else real_gettime(clock)
+
+        def clock_gettime_ns(clock: int, /) -> int:
+            return read(_IDS[clock]) if clock in _IDS else real_gettime_ns(clock)
+
+        of_clocks = [function for clock in _CLOCKS for function in self._readers(clock)]
+        return [*of_clocks, localtime, gmtime, ctime, asctime, strftime, clock_gettime, clock_gettime_ns]
+
+    def _readers(self, clock: str) -> tuple[Callable[[], float], Callable[[], int]]:
+        read = self.read
+
+        def seconds() -> float:
+            return read(clock) / SECOND
+
+        def nanoseconds() -> int:
+            return read(clock)
+
+        seconds.__name__, nanoseconds.__name__ = clock, f"{clock}_ns"
+        return seconds, nanoseconds
+
+    def _now(self, kind: type[datetime], tz: tzinfo | None = None) -> datetime:
+        now: datetime = _FROM_TIMESTAMP.__get__(None, kind)(self._seconds(), tz)
+        return now
+
+    def _utcnow(self, kind: type[datetime]) -> datetime:
+        now: datetime = _FROM_UTC_TIMESTAMP.__get__(None, kind)(self._seconds())
+        return now
+
+    def _today(self, kind: type[date]) -> date:
+        return kind.fromtimestamp(self._seconds())
+
+    def _seconds(self) -> float:
+        """Return the time in whole microseconds, rounded down as Python does."""
+        return self.read(WALL) // 1000 / 1_000_000
+
+
+CLOCKS = Clocks()
+_FROM_TIMESTAMP, _FROM_UTC_TIMESTAMP = (vars(datetime)[name] for name in ("fromtimestamp", "utcfromtimestamp"))
+
+
+def is_method(method: Any) -> bool:
+    """Return whether a bound method replaces one of `datetime` or `date`."""
+    return getattr(method, "__module__", None) == datetime.__module__
+
+
+def _replace_method(kind: type, method: Callable[..., Any]) -> None:
+    """Replace a class method of a built-in class, whose dictionary only its garbage collection reaches.
+
+    A subclass in its place would not do: values are pickled by their class, and code asks for `type(value)`.
+    """
+
+    def replaced(kind: type, *args: Any, **kwargs: Any) -> Any:
+        return method(kind, *args, **kwargs)
+
+    name = method.__name__.removeprefix("_")
+    _name(replaced, kind.__module__, f"{kind.__name__}.{name}")
+    (names,) = gc.get_referents(vars(kind))
+    names[name] = classmethod(replaced)
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
+
+
+def _name(function: Any, module: str, name: str) -> None:
+    """Set a function's name to that of the replaced one, by which it is pickled."""
+    function.__module__, function.__qualname__, function.__name__ = module, name, name.rpartition(".")[2]
+
+
+def _boot() -> int:
+    """Return the wall-clock time at which the monotonic clock was zero."""
+    return _CLOCKS[WALL]() - _CLOCKS["monotonic"]()
+
+
+def _unpack(data: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(data) // READING_BYTES}q", data)
+
+
+def _bytes_of(readings: dict[str, bytes]) -> int:
+    return sum(map(len, readings.values()))
+
+
+def _is_valid(readings: Any) -> bool:
+    return type(readings) is dict and all(
+        clock in _CLOCKS and type(data) is bytes and data and len(data) % READING_BYTES == 0
+        for clock, data in readings.items()
+    )
