@@ -146,6 +146,23 @@ def test_every_turn_names_what_answered(service: Service) -> None:
     assert len({agent["fingerprint"] for agent in listed.values()}) == len(listed)
 
 
+def make_own() -> ToolCallingAgent:
+    """Make an agent whose texts are its own, except those of `final_answer`."""
+    plan = {"initial_plan": "", "update_plan_pre_messages": "", "update_plan_post_messages": ""}
+    templates: Any = {"system_prompt": "You are {{tools | length}}.", "planning": plan}
+    templates |= {
+        "managed_agent": {"task": "", "report": ""},
+        "final_answer": {"pre_messages": "", "post_messages": ""},
+    }
+    model = agents.ScriptedModel(model_id="scripted-1")
+    return ToolCallingAgent(tools=[agents.echo], model=model, prompt_templates=templates, max_steps=6)
+
+
+def test_a_release_does_not_change_a_fingerprint() -> None:
+    """A turn may wait for a person while the service is upgraded. Another fingerprint would end it."""
+    assert check_factory("own", make_own).info.version.fingerprint == "33b648c9922c0d22"
+
+
 def test_an_agent_made_for_a_caller_is_named_as_it_was_made(service: Service) -> None:
     turn = service.play(DONE, agent="personal")
     assert turn["agent"]["model"]["id"] == "model-of-local"

@@ -316,14 +316,14 @@ def _differing(first: MultiStepAgent, second: MultiStepAgent) -> frozenset[str]:
 def _fingerprint(agent: MultiStepAgent, unstable: frozenset[str]) -> str:
     """Hash prompts, tools and options: only an equal agent may replay a turn.
 
-    Dates and `unstable` parts are left out. The option `fingerprint` replaces it.
+    Dates and `unstable` parts are left out, and so are releases: a turn may outlast an upgrade. A template or the
+    description of a tool that smolagents or this service has changed counts. The option `fingerprint` replaces it.
     """
     own = options_of(agent).fingerprint
     if own is not None:
         return hashlib.sha256(own.encode()).hexdigest()[:16]
     same = {name: part for name, part in _parts(agent).items() if name not in unstable}
-    text = json.dumps([SMOLAGENTS, same], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @lru_cache(maxsize=64)  # most agents of a kind share their templates, which are long
