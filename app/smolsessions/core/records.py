@@ -290,6 +290,7 @@ class Timing:
     """Times of a turn: accepted, claimed first, ended. Unix seconds.
 
     `waited_s` are the seconds that it waited for persons, without the present wait, which began at `waits_since`.
+    `waits` counts the waits.
     """
 
     submitted_at: Seconds
@@ -297,6 +298,7 @@ class Timing:
     finished_at: Seconds | None = None
     waited_s: Seconds = 0.0
     waits_since: Seconds | None = None
+    waits: Count = 0
 
     def wait_over(self, now: float) -> Timing:
         """Return these times after the present wait."""

@@ -8,6 +8,7 @@ import secrets
 import time
 from contextlib import closing
 from dataclasses import asdict, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.core.answers import new_answers
@@ -86,13 +87,12 @@ class Turns:
             files=new.files,
             additional_args=new.additional_args,
         )
-        if new.options.approve and wanted.name in self._agents.infos:
-            self._agents.check_approve(wanted.name, new.options.approve)
         subscription = self._subscribe(turn, is_new=True, for_end=for_end)
         try:
             create = None if new.conversation_id else bounded(new.metadata)
             asked = new.agent is not None
-            submission = Submission(turn, new.turn_input, create, asked, self._version_of, once)
+            version_of = partial(self._version_of, approve=new.options.approve)
+            submission = Submission(turn, new.turn_input, create, asked, version_of, once)
             subscription.turn, is_new = await self.store.submit(submission)
         except BaseException:
             subscription.close()
@@ -181,11 +181,13 @@ class Turns:
             subscription.stop()
         return subscription
 
-    def _version_of(self, name: AgentName) -> AgentVersion:
+    def _version_of(self, name: AgentName, approve: tuple[str, ...] = ()) -> AgentVersion:
         info = self._agents.infos.get(name)
         if info is None:
             unknown = f"The conversation's agent {name!r} is not configured here."
             raise AgentUnavailableError(self._agents.unavailable.get(name, unknown))
+        if approve:
+            self._agents.check_approve(name, approve)
         return info.version
 
     async def _wait_for_end(self, subscription: TurnSubscription, wait_s: float, *, past_waits: bool = False) -> Turn:

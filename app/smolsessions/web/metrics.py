@@ -50,7 +50,9 @@ class Metrics:
         durations = functools.partial(Histogram, buckets=_SECONDS)
         turns = self._add(Counter, "turns", "Turns that ended here.", "agent", "status", "code")
         self._turns = functools.cache(turns.labels)
-        duration = self._add(durations, "turn_seconds", "From start to end of a turn.", "agent")
+        duration = self._add(
+            durations, "turn_seconds", "From start to end of a turn, without its waits for persons.", "agent"
+        )
         self._duration = functools.cache(duration.labels)
         self._queued = self._add(durations, "turn_queued_seconds", "From submit to start.")
         text = "Attempts that continued a turn of another process, or of an earlier life of this process."
@@ -85,11 +87,11 @@ class Metrics:
         assert outcome, "a turn that ended has an outcome"
         code = outcome.error.code if outcome.error else ""
         self._turns(turn.agent.name, outcome.status, code).inc()
-        if turn.attempts > 1:
-            self._taken_over.inc(turn.attempts - 1)
+        if turn.attempts > 1 + timing.waits:
+            self._taken_over.inc(turn.attempts - 1 - timing.waits)
         if timing.started_at is None or timing.finished_at is None:
             return
-        self._duration(turn.agent.name).observe(max(0.0, timing.finished_at - timing.started_at))
+        self._duration(turn.agent.name).observe(max(0.0, timing.finished_at - timing.started_at - timing.waited_s))
         self._queued.observe(max(0.0, timing.started_at - timing.submitted_at))
 
     async def text(self) -> bytes:

@@ -66,7 +66,7 @@ def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:
         "output_files": file_views(turn.ref.id, outcome.files) if outcome.files else [],
         "tool_call_names": [call.name for call in calls if not is_refused(call)],
         "tool_calls": list(map(_call_view, calls)),
-        "requests": list(map(request_view, turn.requests)) if turn.requests else [],
+        "requests": list(map(request_view, turn.requests)) if turn.requests and not turn.outcome else [],
         "state": outcome.state,
         "steps": outcome.steps,
         "usage": data_of(outcome.usage),

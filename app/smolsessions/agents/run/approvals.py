@@ -150,6 +150,8 @@ class Approvals:
             self._recorder.journal.diverged = True
             raise ReplayDivergedError
         if place == len(asked):
+            if len(self.requests) >= MAX_OPEN and node.agent_run:
+                node.agent_run.wait()  # asked after these
             now = time.time()
             asked.append(_Asked(digest, now, now + self._ttl_s))
             effect = {"digest": digest, "asked_at": now, "expires_at": now + self._ttl_s}
@@ -177,8 +179,7 @@ class Approvals:
         return f"{self._turn.ref.id}:{self._turn.number}:{call_id}{again}"
 
     def _ask(self, node: AgentNode, request: InputRequest) -> NoReturn:
-        if len(self.requests) < MAX_OPEN:
-            self.requests[request.request_id] = request
+        self.requests[request.request_id] = request
         assert node.agent_run
         node.agent_run.wait()
 

@@ -230,7 +230,8 @@ class HeldLease:
 
     async def suspend(self, requests: tuple[InputRequest, ...]) -> bool:
         now = time.time()
-        turn = changed(self.turn, requests=requests, timing=changed(self.turn.timing, waits_since=now))
+        timing = changed(self.turn.timing, waits_since=now, waits=self.turn.timing.waits + 1)
+        turn = changed(self.turn, requests=requests, timing=timing)
         self.emit(f"parked:{self.attempt}", events=(TurnWaiting(self.attempt, requests),))
         record = self.scope.seal(codec.encode_turn(turn), "turn", turn.number)
         expires = min(int(request.expires_at * 1_000_000) for request in requests)
