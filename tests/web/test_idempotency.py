@@ -180,6 +180,7 @@ OTHERS: dict[str, Event] = {
     "deadline_s": {"deadline_s": 9.5},
     "reset": {"reset": True},
     "on_busy": {"on_busy": "enqueue"},
+    "approve": {"approve": ["echo"]},
     "metadata": {"metadata": {"m": "e"}},
     "an image": {"images": [base64.b64encode(png("red")).decode()]},
     "a conversation": {"conversation_id": "another"},
