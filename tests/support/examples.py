@@ -20,6 +20,8 @@ from tests.support.pictures import pixel
 from tests.support.service import ROOT, Service
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import httpx2
 
 FILE = ROOT / "app" / "smolsessions" / "web" / "examples.json"
@@ -149,6 +151,7 @@ def _play(recorder: Recorder) -> None:
     document = send("GET", "/conversations/small/export").json()
     send("POST", "/conversations/import?id=copy", document)
     send("DELETE", at)
+    _answer(send)
     for path in ("/agents", "/agents/demo", "/livez", "/readyz", "/metrics"):
         send("GET", path)
     busy = {"message": ENDLESS, "agent": "slow", "on_busy": "enqueue"}
@@ -159,6 +162,17 @@ def _play(recorder: Recorder) -> None:
         send("POST", "/conversations/long/turns", busy, **later)
     send("POST", "/conversations/long/turns/2/cancel", **later)
     send("POST", "/conversations/long/turns/1/cancel", **later)
+
+
+def _answer(send: Callable[..., httpx2.Response]) -> None:
+    """Answer a turn that waits for two approvals: one by one, and again for the stream."""
+    send("POST", "/conversations", {"id": "sums", "agent": "demo"})
+    asked = {"message": "What is 12 * 7 and what is 3 + 4?", "approve": ["calculator"]}
+    waiting = send("POST", "/conversations/sums/turns", asked).json()
+    for request in waiting["requests"]:
+        answers = {"answers": [{"request_id": request["request_id"], "decision": "approve"}]}
+        send("POST", "/conversations/sums/turns/1/answers", answers)
+    send("POST", "/conversations/sums/turns/1/answers", answers, headers={"Accept": "text/event-stream"})
 
 
 def _refuse(recorder: Recorder) -> None:

@@ -134,7 +134,7 @@ def test_each_request_and_answer_has_an_example(name: str) -> None:
     assert [kind for kind, content in described if "example" not in content and not kind.startswith(BINARY)] == []
 
 
-def test_a_stream_has_a_json_twin_only_in_new_turns() -> None:
+def test_a_stream_has_a_json_twin_only_where_a_turn_goes_on() -> None:
     streams = {
         name: sorted(operation["responses"]["200"]["content"])
         for name, operation in OPERATIONS.items()
@@ -144,5 +144,6 @@ def test_a_stream_has_a_json_twin_only_in_new_turns() -> None:
     assert streams == {
         "createTurn": both,
         "createConversationTurn": both,
+        "answerTurn": both,
         "getTurnEvents": ["text/event-stream"],
     }
