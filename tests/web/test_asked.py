@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ARGUMENTS = {"city": "Kyōto", "wells": [1, 2.5, None, True], "deep": {"a": {}}}
 OPTIONS = {"max_steps": 7, "deadline_s": 30.5, "reset": True, "on_busy": "enqueue", "approve": []}
-NONE = {"max_steps": None, "deadline_s": None, "reset": False, "on_busy": "reject", "approve": []}
+NONE: dict[str, object] = {"max_steps": None, "deadline_s": None, "reset": False, "on_busy": "reject", "approve": []}
 LARGE = {"text": "x" * 1_000_000}
 
 

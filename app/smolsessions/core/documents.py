@@ -176,9 +176,10 @@ def imported_turns(
     `last` is the number of the last turn with a step.
     """
     if not isinstance(parsed, ConversationDocument):
-        now = Timing(*[time.time()] * 3)
+        now = time.time()
+        timing = Timing(now, now, now)
         return [
-            Turn(ref, number, version, task, TurnOptions(), now, outcome=outcome)
+            Turn(ref, number, version, task, TurnOptions(), timing, outcome=outcome)
             for number, (task, outcome) in enumerate(_tasks_in(memory["steps"]), 1)
         ]
     if last > len(parsed.turns):
