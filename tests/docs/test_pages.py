@@ -23,6 +23,7 @@ PAGES = [
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     if "pipelines" not in page.parts  # tests/agents/test_pipelines.py plays these
 ]
+DEMO = "SMOLSESSIONS_AGENTS=demo=smolsessions.agents.demo.agents:make_demo SMOLSESSIONS_DEMO_AGENTS=0"
 TUTORIAL = tuple(sorted((ROOT / "docs" / "tutorial").glob("[0-9]*.md")))  # each page goes on where the last one ended
 OTHERS = [(page,) for page in PAGES if page not in TUTORIAL and any(block.is_run_here for block in blocks_of(page))]
 
@@ -34,7 +35,7 @@ def test_a_reader_can_follow(pages: tuple[Path, ...], llm: LLM, tmp_path: Path) 
     ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
     with Reader(tmp_path / "reader", ports, llm.base_url) as reader:
         if _needs_a_service(blocks):
-            reader.serve("", "serve", blocks[0])
+            reader.serve(DEMO, "serve", blocks[0])
         for block in blocks:
             for part in json.loads(block.mark("model") or "[]"):
                 llm.answer(part) if isinstance(part, str) else llm.call(tuple(part))

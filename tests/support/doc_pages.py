@@ -28,7 +28,7 @@ from tests.support.preloaded import ROOT, ForkedProcess, fork
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-LANGUAGES = {"python", "sh", "js", "toml", "yaml", "json", "dockerfile", "nginx", "tsx"}
+LANGUAGES = {"python", "sh", "js", "toml", "yaml", "json", "dockerfile", "text"}
 DATA: dict[str, Callable[[str], Any]] = {
     "toml": tomllib.loads,
     "yaml": lambda text: list(yaml.safe_load_all(text)),
@@ -127,11 +127,18 @@ class Reader:
         elif block.language == "js":
             if shutil.which("node"):
                 self._run(["node", "--input-type=module", "-"], text, block)
+        else:
+            self._compare(text, block)
+
+    def _compare(self, text: str, block: Block) -> None:
+        """Compare data or text behind a command with the output of that command."""
+        if block.language == "text":
+            assert_like(text.strip(), self.output, str(block))
         elif block.language in DATA:
             data = DATA[block.language](text)
             if block.language == "json" and self.output:
                 assert_like(data, json.loads(self.output.splitlines()[-1]), str(block))
-                self.output = ""
+        self.output = ""
 
     def log(self) -> str:
         return "".join(file.read_text() for file in self.folder.glob("*.log"))
