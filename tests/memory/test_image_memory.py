@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MB = 1024 * 1024
 SIDE = 6300  # 39.7 megapixels
-TURNS = 8
+TURNS = 4
 LEFT_MB = 200
 BODIES = 20
 

@@ -451,8 +451,8 @@ def test_a_user_with_the_least_rights_and_tls_do_for_all(guarded: Guarded, tmp_p
             turn = stream.until("message.delta", step=2)
             cancel(service, turn)
             assert stream.rest()[-1].event == "turn.cancelled"
-        for turn in others:
-            assert service.follow_up(turn, {"say": "two"})["turn"] == 2
+        assert_all_go_on((service, service), others)
+        assert {service.get(f"/conversations/{turn['conversation_id']}")["turns"] for turn in others} == {2}
         assert service.client.delete(f"/conversations/{first['conversation_id']}").status_code == 204
         assert len(service.get("/conversations", limit=100)["items"]) == len(others) + 1
         assert "permission" not in service.log()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 REPLICATED = CODELESS | {"DURABILITY": "replicated"}
-SLOW_STEP: Event = {"text": "x" * 60, "pace_s": 0.04}  # a step that is a parse error, told in pieces for 0.8 s
+SLOW_STEP: Event = {"text": "x" * 60, "pace_s": 0.08}  # a step that is a parse error, told in pieces for 1.6 s
 LOAD = 12
 Pair = tuple[Service, Service]
 SECRET, SECOND_SECRET = "hunter2", "sword/fi:sh"
@@ -29,11 +29,12 @@ RIGHTS = "+@read +@write +@pubsub -@dangerous +evalsha +script|load +info +time 
 def play_some(service: Service, number: int = LOAD, agent: str = "scripted") -> list[Event]:
     """Begin conversations."""
     with ThreadPoolExecutor(8) as pool:
-        return list(pool.map(lambda _: service.play({"say": "one"}, agent=agent), range(number)))
+        patients = [Patient([service], [{"say": "one"}], agent) for _ in range(number)]
+        return [patient.result for patient in pool.map(Patient.play, patients)]
 
 
 def load(pair: Pair, number: int = LOAD, **body: Any) -> list[Patient]:
-    """Return turns that take two seconds, half of them submitted to each service."""
+    """Return turns that take more than three seconds, half of them submitted to each service."""
     script = [ECHO, SLOW_STEP, ECHO, SLOW_STEP, ECHO, DONE]
     return [Patient(pair if at % 2 else pair[::-1], script, body=body) for at in range(number)]
 
@@ -57,7 +58,7 @@ def assert_all_go_on(pair: Pair, turns: list[Event]) -> None:
 def check_all(pair: Pair, patients: list[Patient]) -> None:
     """Check that turns of `load` lost nothing, and that none of their readers had to reconnect."""
     for service in pair:  # turns end once one of the two services has recovered
-        wait_until_back(service, 15)
+        wait_until_back(service)
     for number, patient in enumerate(patients):
         patient.check(pair[number % 2])
         assert (patient.result["status"], patient.result["steps"]) == ("finished", 6)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.support.streaming import Event, Frame
 
-PATIENCE_S = 45
+PATIENCE_S = 120
 PAUSE_S = 0.1
 STEP = {"type": "step.finished", "parent_call_id": None, "kind": "action"}
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-PATIENCE_S = 60
+PATIENCE_S = 120
 BAD_PAGES = [
     {"limit": "0"},
     {"limit": "101"},
