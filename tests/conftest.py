@@ -7,7 +7,7 @@ import pytest
 pytest.register_assert_rewrite("tests.support")
 pytest_plugins = ["tests.support.fixtures"]
 
-LONGEST = ("test_damage", "test_environments", "test_image_memory")
+LONGEST = ("test_damage", "test_environments", "test_image_memory", "test_providers", "test_wheel")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -238,7 +238,7 @@ def test_a_killed_program_is_started_again_and_no_call_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTES_FILE", str(tmp_path / "notes"))
-    with Tools(one=stdio(env={"NOTES": "NOTES_FILE"}, timeout_s=20)) as opened:
+    with Tools(one=stdio(env={"NOTES": "NOTES_FILE"}, timeout_s=PATIENCE_S)) as opened:
         found = opened.all()
         with pytest.raises(ToolServerError, match="it is not known whether the call had its effect"):
             found["end"]()
