@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 
 REPLICATED = CODELESS | {"DURABILITY": "replicated"}
-SLOW_STEP: Event = {"text": "x" * 60, "pace_s": 0.08}  # a step that is a parse error, told in pieces for 1.6 s
 LOAD = 12
 Pair = tuple[Service, Service]
 SECRET, SECOND_SECRET = "hunter2", "sword/fi:sh"
@@ -34,9 +34,15 @@ def play_some(service: Service, number: int = LOAD, agent: str = "scripted") -> 
 
 
 def load(pair: Pair, number: int = LOAD, **body: Any) -> list[Patient]:
-    """Return turns that take more than three seconds, half of them submitted to each service."""
-    script = [ECHO, SLOW_STEP, ECHO, SLOW_STEP, ECHO, DONE]
+    """Return turns that take two seconds or more, half of them submitted to each service."""
+    script = [ECHO, slow_step(), ECHO, slow_step(), ECHO, DONE]
     return [Patient(pair if at % 2 else pair[::-1], script, body=body) for at in range(number)]
+
+
+def slow_step() -> Event:
+    """Return a step that is a parse error, told in pieces for 0.8 s, and for longer the more a machine is loaded."""
+    waiting = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return {"text": "x" * 60, "pace_s": 0.04 * min(max(1.0, waiting), 10.0)}
 
 
 def all_have_begun(patients: list[Patient]) -> bool:
