@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, get_args
 
 from smolsessions.core.records import Outcome, StepType
@@ -69,7 +70,7 @@ def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:
         "requests": list(map(request_view, turn.requests)) if turn.requests and not turn.outcome else [],
         "state": outcome.state,
         "steps": outcome.steps,
-        "usage": data_of(outcome.usage),
+        "usage": {"input_tokens": outcome.usage.input_tokens, "output_tokens": outcome.usage.output_tokens},
         "timing": _timing_view(turn),
         "attempts": turn.attempts,
         "dropped_variables": outcome.dropped_variables,
@@ -123,7 +124,12 @@ def time_view(seconds: float | None) -> str | None:
     if seconds is None:
         return None
     second, microseconds = divmod(round(seconds * 1_000_000), 1_000_000)
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(second))}.{microseconds // 1000:03d}Z"
+    return f"{_second_view(second)}.{microseconds // 1000:03d}Z"
+
+
+@lru_cache(maxsize=256)
+def _second_view(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
 def _ms_between(start: float | None, end: float | None) -> float | None:
@@ -196,9 +202,15 @@ def message_view(conversation_id: str, message: dict[str, Any]) -> dict[str, Any
 
 
 def agent_version_view(version: AgentVersion) -> dict[str, Any]:
-    data = data_of(version)
-    data["model"] = data_of(version.model)
-    return data
+    model = version.model
+    return {  # each turn shows it, and `data_of` takes several times as long
+        "name": version.name,
+        "kind": version.kind,
+        "smolagents": version.smolagents,
+        "model": {"provider": model.provider, "id": model.id},
+        "fingerprint": version.fingerprint,
+        "version": version.version,
+    }
 
 
 def agent_view(info: AgentInfo, confinement: str | None, *, default: bool) -> dict[str, Any]:
