@@ -159,9 +159,7 @@ def _check_navigation(pages: set[str]) -> None:
     named = set(_names(_navigation()))
     missing = {page for page in pages - named if not re.match(r"decisions/\d", page)}  # their README lists these
     if missing or named - pages:
-        raise BrokenDocsError(
-            f"nav of zensical.toml: missing {sorted(missing)}, without a file {sorted(named - pages)}"
-        )
+        raise BrokenDocsError(f"nav of zensical.toml: add {sorted(missing)}, remove {sorted(named - pages)}")
 
 
 def _names(entry: Any) -> Iterator[str]:
