@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from smolagents import CodeAgent, LogLevel, ToolCallingAgent, tool
 
 import smolsessions
-from tests.support import agents, coders
+from tests.support import agents, coders, streaming
 
 if TYPE_CHECKING:
     from smolsessions.caller import Caller
@@ -68,7 +68,7 @@ def make_plain(**options: Any) -> ToolCallingAgent:
     return ToolCallingAgent(
         tools=[*TOOLS],
         model=agents.ScriptedModel(),
-        prompt_templates=agents._templates("toolcalling_agent.yaml"),  # noqa: SLF001 - one set of templates
+        prompt_templates=streaming._templates("toolcalling_agent.yaml"),  # noqa: SLF001 - one set of templates
         verbosity_level=LogLevel.OFF,
         **({"max_steps": 12} | options),
     )
@@ -110,9 +110,14 @@ def _is_outside(name: str, arguments: dict[str, Any], caller: Caller) -> bool:
     return name == "send_email" and not arguments["to"].endswith("@here")
 
 
+def make_wild() -> CodeAgent:
+    """Make a coder with random numbers that no seed covers: those of SQLite."""
+    return smolsessions.options(coders.make_coder(("sqlite3",), tools=[*TOOLS]), approve=["send_email"])
+
+
 def make_threaded() -> CodeAgent:
     return smolsessions.options(coders.make_coder(tools=[*TOOLS]), executor="thread")
 
 
-NAMES = "plain mailer code_mailer code_reader office judging threaded".split()
+NAMES = "plain mailer code_mailer code_reader office judging wild threaded".split()
 AGENTS = ",".join(f"{name.replace('_', '-')}=tests.support.approvals:make_{name}" for name in NAMES)

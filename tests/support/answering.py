@@ -1,0 +1,88 @@
+"""Turns that wait for a person, and the person's answers, through HTTP."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.support.approvals import AGENTS, OUTBOX
+from tests.support.service import Service
+from tests.support.streaming import place
+from tests.support.turns import submit_turn
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from tests.support.streaming import Event
+
+APPROVE: Event = {"decision": "approve"}
+REJECT: Event = {"decision": "reject"}
+
+
+def asking_service(folder: Path, **settings: str) -> Service:
+    """Return a service with the agents that ask, which is not started yet. Its e-mails are the file `outbox`."""
+    known = {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "THREADS": "8"}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "outbox").touch()
+    return Service(folder / "service", known | settings, {OUTBOX: str(folder / "outbox")})
+
+
+def sent(service: Service) -> list[str]:
+    """Return the e-mails that the agents have sent."""
+    return Path(service.environment[OUTBOX]).read_text().splitlines()
+
+
+def mail(to: str, text: str = "hi") -> list[Any]:
+    """Return a call, as scripts hold it."""
+    return ["send_email", {"to": to, "text": text}]
+
+
+def ask(service: Service, *script: Event, agent: str = "mailer", **body: Any) -> Event:
+    """Play a script until its turn waits for a person, and return the turn."""
+    response = service.post("/turn", agent=agent, message=json.dumps(script), **body)
+    assert response.status_code == 202, response.text
+    turn: Event = response.json()
+    assert turn["status"] == "waiting", turn
+    return turn
+
+
+def answering(service: Service, turn: Event, *answers: Event, **headers: str) -> httpx2.Response:
+    """Send answers. One without `request_id` answers the request at its place."""
+    ids = [{"request_id": request["request_id"]} for request in turn["requests"]] + [{}] * len(answers)
+    named = [{**name, **each} for name, each in zip(ids, answers, strict=False)]
+    return service.client.post(place(turn, "/answers"), json={"answers": named}, headers=headers)
+
+
+def answer(service: Service, turn: Event, *answers: Event, status: int = 200) -> Event:
+    """Send answers, and return the turn at its end or at its next wait (`status` 202)."""
+    response = answering(service, turn, *answers)
+    assert response.status_code == status, response.text
+    found: Event = response.json()
+    return found
+
+
+def read(service: Service, turn: Event) -> Event:
+    return service.get(place(turn))
+
+
+def wait_for_requests(service: Service, turn: Event, count: int = 1, within_s: float = 30) -> Event:
+    """Wait until a turn has this number of open requests, and return it."""
+    wait_until(lambda: len(read(service, turn)["requests"]) == count, within_s)
+    return read(service, turn)
+
+
+def submit_asking(service: Service, *script: Event, agent: str = "mailer", **body: Any) -> Event:
+    """Submit a turn without waiting for its requests, and return it with them."""
+    return wait_for_requests(service, submit_turn(service, *script, agent=agent, **body))
+
+
+def decisions(turn: Event) -> list[tuple[str, str | None]]:
+    """Return name and decision of each call of a turn."""
+    return [(call["name"], call["approval"] and call["approval"]["decision"]) for call in turn["tool_calls"]]
+
+
+def observed(service: Service, turn: Event) -> list[str]:
+    """Return what the agent's model has seen of its calls."""
+    return [str(step["observations"]) for step in service.steps(turn) if step["type"] == "action"]
