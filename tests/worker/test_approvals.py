@@ -280,7 +280,8 @@ def test_a_conversation_names_more_tools(service: Service) -> None:
     answer(service, turn, APPROVE)
     turn = ask(
         *(service, {"call": [["echo", {"text": "a"}], ["delete_file", {"path": "x"}]]}, DONE),
-        **{"agent": "plain", "conversation_id": made["id"]},
+        agent="plain",
+        conversation_id=made["id"],
     )
     assert [request["tool"] for request in turn["requests"]] == ["delete_file"]
     answer(service, turn, APPROVE)
@@ -302,7 +303,11 @@ def test_a_turn_names_more_tools_and_takes_none_away(service: Service) -> None:
 
 @pytest.mark.parametrize(
     ("agent", "names", "says"),
-    [("plain", ["no_such"], "names no tool"), ("plain", ["echo", "x*"], "names no tool"), ("threaded", ["echo"], "thread")],
+    [
+        ("plain", ["no_such"], "names no tool"),
+        ("plain", ["echo", "x*"], "names no tool"),
+        ("threaded", ["echo"], "thread"),
+    ],
 )
 def test_a_turn_that_names_what_cannot_wait_is_refused(
     service: Service, agent: str, names: list[str], says: str

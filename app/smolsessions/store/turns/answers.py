@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from smolsessions.core.errors import StoreUnavailableError, TurnNotFoundError
+from smolsessions.core.errors import ConversationNotFoundError, StoreUnavailableError, TurnNotFoundError
 from smolsessions.core.events import InputAnswered, Logged
 from smolsessions.core.frozen import changed
 from smolsessions.core.requests import Answered, answer_key
@@ -58,6 +58,8 @@ async def record_answers(scope: Scope, number: int, accept: Accept) -> Turn:
 
 async def _open_turn(scope: Scope, number: int) -> tuple[Turn, bytes, int, bool]:
     found = await scope.call("open_turn", turn=number)
+    if found is None:
+        raise ConversationNotFoundError
     if not found:
         raise TurnNotFoundError
     record, logged, at, attempts, waits, terms = found

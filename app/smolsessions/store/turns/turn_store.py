@@ -151,7 +151,8 @@ class TurnStore:
         if state == b"ended":
             partition.log.deliver(ref, number, Logged(rest[0], TurnEnded(ended)))
             return ended, True
-        return (await self.turn(ref, number) if state == b"over" else turn), False
+        has_changed = state == b"over" or turn.status == "waiting"  # it waits no more
+        return (await self.turn(ref, number) if has_changed else turn), False
 
     async def answer(self, ref: Ref, number: int, accept: Accept) -> Turn:
         return await record_answers(self._partitions.scope(ref), number, accept)

@@ -1,0 +1,296 @@
+"""Answers to the requests of waiting turns, as HTTP takes them: alone, together, twice, wrong, late and streamed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.answering import (
+    APPROVE,
+    REJECT,
+    answer,
+    answering,
+    ask,
+    asking_service,
+    decisions,
+    mail,
+    read,
+    sent,
+    submit_asking,
+)
+from tests.support.owners import ADA, BOB, SECOND, owner_line, request_as
+from tests.support.service import Service, write_private
+from tests.support.streaming import EVENTS, Stream, log_of, place, posting, watching
+from tests.support.turns import DONE, cancel, error_code, wait_for_end
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import httpx2
+
+    from tests.support.streaming import Event
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with asking_service(tmp_path_factory.mktemp("answers")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def owned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("owned")
+    lines = [owner_line("ada", ADA), owner_line("ada", SECOND), owner_line("bob", BOB)]
+    with asking_service(folder, API_KEYS_FILE=str(write_private(folder / "keys", "".join(lines)))) as running:
+        yield running
+
+
+def pointers(response: httpx2.Response) -> list[str]:
+    assert (response.status_code, error_code(response)) == (422, "invalid_request"), response.text
+    return [problem["pointer"] for problem in response.json()["errors"]]
+
+
+def test_one_invalid_answer_rejects_the_whole_batch(service: Service) -> None:
+    turn = ask(service, {"call": [mail("batch1"), mail("batch2")]}, DONE)
+    found = pointers(answering(service, turn, APPROVE, APPROVE | {"arguments": {"to": 7, "more": 1}}))
+    assert sorted(found) == ["/answers/1/arguments", "/answers/1/arguments", "/answers/1/arguments/to"]
+    assert read(service, turn)["requests"] == turn["requests"]
+    assert [frame.event for frame in log_of(service, turn, until="waiting")][-1] == "turn.waiting"
+    unknown = answering(service, turn, APPROVE, {"request_id": "nobody:1:1.1", "decision": "approve"})
+    assert (unknown.status_code, error_code(unknown)) == (404, "request_not_found")
+    assert read(service, turn)["requests"] == turn["requests"]
+    answer(service, turn, APPROVE, APPROVE)
+    assert [line for line in sent(service) if line.startswith("batch")] == ["batch1: hi", "batch2: hi"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "at"),
+    [
+        ({"decision": "approve", "text": "yes"}, "/answers/0/text"),
+        ({"decision": "reject", "arguments": {"path": "x"}}, "/answers/0/arguments"),
+        ({"decision": "approve", "arguments": {"path": "x", "force": "yes"}}, "/answers/0/arguments/force"),
+        ({"decision": "approve", "arguments": {"path": None}}, "/answers/0/arguments/path"),
+        ({"decision": "approve", "arguments": {"path": "x", "times": 1.5}}, "/answers/0/arguments/times"),
+        ({"decision": "approve", "arguments": {"path": "x", "other": 1}}, "/answers/0/arguments"),
+        ({"decision": "approve", "arguments": {}}, "/answers/0/arguments"),
+        ({"decision": "approve", "arguments": []}, "/answers/0/arguments"),
+        ({"decision": "perhaps"}, "/answers/0/decision"),
+        ({"decision": "approve", "surprise": 1}, "/answers/0/surprise"),
+        ({}, "/answers"),
+        ({"decision": "approve", "reason": "x" * 10_001}, "/answers/0/reason"),
+    ],
+)
+def test_an_invalid_answer_is_named_and_changes_nothing(service: Service, wrong: Event, at: str) -> None:
+    turn = waiting_file(service)
+    assert pointers(answering(service, turn, wrong)) == [at]
+    assert read(service, turn)["requests"] == turn["requests"]
+
+
+_FILES: dict[int, Event] = {}
+
+
+def waiting_file(service: Service) -> Event:
+    """Return the one turn that all invalid answers are sent to."""
+    if service.process.pid not in _FILES:
+        _FILES[service.process.pid] = ask(service, {"call": [["delete_file", {"path": "a"}]]}, DONE)
+    return _FILES[service.process.pid]
+
+
+def test_arguments_may_be_left_out_or_null_as_the_tool_allows(service: Service) -> None:
+    turn = ask(service, {"call": [["delete_file", {"path": "a"}]] * 2}, DONE)
+    new: list[dict[str, Any]] = [{"path": "b", "times": None}, {"path": "c", "force": True, "times": 3}]
+    ended = answer(service, turn, *(APPROVE | {"arguments": each} for each in new))
+    assert [call["arguments"] for call in ended["tool_calls"]] == new
+    results = [frame.data["result"] for frame in log_of(service, turn) if frame.event == "tool.result"]
+    assert sorted(results)[:2] == ["deleted b False None", "deleted c True 3"]
+
+
+@pytest.mark.parametrize("wrong", [{"decision": "approve"}, {"text": " "}, {"text": "a", "arguments": {}}])
+def test_a_question_is_answered_with_a_text_alone(service: Service, wrong: Event) -> None:
+    turn = ask(service, {"call": [["ask_user", {"question": "?"}]]}, DONE)
+    assert all(at.startswith("/answers/0/") for at in pointers(answering(service, turn, wrong)))
+    assert answering(service, turn, REJECT | {"text": "no"}).status_code == 422
+    answer(service, turn, {"text": "yes"})
+
+
+def test_the_same_answer_twice_is_none_and_another_one_is_refused(service: Service) -> None:
+    turn = ask(service, {"call": [mail("twice1"), mail("twice2")]}, DONE)
+    said = APPROVE | {"reason": "ok"}
+    one = answer(service, turn, said, status=202)
+    again = answer(service, turn, said, status=202)
+    assert again["requests"] == one["requests"]
+    for other in (APPROVE, REJECT, said | {"arguments": {"to": "x", "text": "y"}}):
+        response = answering(service, turn, other)
+        assert (response.status_code, error_code(response)) == (409, "already_answered")
+        assert turn["requests"][0]["request_id"] in response.text
+    both = answering(service, turn, REJECT, APPROVE)  # the first is another answer: the second is not taken
+    assert (both.status_code, read(service, turn)["requests"]) == (409, one["requests"])
+    ended = answer(service, turn, said, APPROVE)
+    assert decisions(ended) == [("send_email", "approved")] * 2
+    assert answer(service, turn, said, APPROVE)["status"] == "finished"
+    late = answering(service, turn, said, REJECT)
+    assert (late.status_code, error_code(late)) == (409, "already_answered")
+    names = [frame.event for frame in log_of(service, turn)]
+    assert names.count("input.answered") == 2
+    assert sorted(line for line in sent(service) if line.startswith("twice")) == ["twice1: hi", "twice2: hi"]
+
+
+def test_of_many_answers_at_once_one_is_recorded(service: Service) -> None:
+    turn = ask(service, {"call": [mail("race")]}, DONE)
+    each = [APPROVE | {"reason": str(number)} for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        responses = [*pool.map(lambda one: answering(service, turn, one), each)]
+    assert sorted(response.status_code for response in responses) == [200, *[409] * 7]
+    reason = next(response for response in responses if response.status_code == 200).json()["tool_calls"][0]["approval"]
+    assert reason["reason"] in set("01234567")
+    assert sent(service).count("race: hi") == 1
+
+
+def test_a_request_answered_twice_in_one_batch_is_refused(service: Service) -> None:
+    turn = ask(service, {"call": [mail("double")]}, DONE)
+    name = {"request_id": turn["requests"][0]["request_id"]}
+    assert pointers(answering(service, turn, APPROVE | name, REJECT | name)) == ["/answers/1/request_id"]
+    cancel(service, turn)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/conversations/none/turns/1/answers", "/conversations/{}/turns/2/answers", "/conversations/{}/turns/1/answers"],
+)
+def test_a_request_that_does_not_exist_is_not_found(service: Service, path: str) -> None:
+    turn = waiting_file(service)
+    body = {"answers": [{"request_id": f"{turn['conversation_id']}:1:9.9", "decision": "approve"}]}
+    response = service.client.post(path.format(turn["conversation_id"]), json=body)
+    assert response.status_code == 404
+    assert str(error_code(response)).endswith("_not_found")
+
+
+def test_after_a_cancel_no_answer_is_taken(service: Service) -> None:
+    turn = ask(service, {"call": [mail("cancelled")]}, DONE)
+    ended = cancel(service, turn, "wait=20")
+    assert (ended.status_code, ended.json()["status"]) == (200, "cancelled"), ended.text  # not "waiting" at once
+    response = answering(service, turn, APPROVE)
+    assert (response.status_code, error_code(response)) == (409, "not_waiting")
+    assert "cancelled: hi" not in sent(service)
+    assert read(service, turn)["requests"] == []
+
+
+def test_another_owner_gets_the_same_404_as_for_nothing(owned: Service) -> None:
+    body = {"agent": "mailer", "message": json.dumps([{"call": [mail("mine")]}, DONE])}
+    turn = request_as(owned, ADA, "POST", "/turn", body).json()
+    (request,) = turn["requests"]
+    sent_answers = {"answers": [{"request_id": request["request_id"], "decision": "approve"}]}
+    theirs = request_as(owned, BOB, "POST", place(turn, "/answers"), sent_answers)
+    nothing = request_as(owned, BOB, "POST", "/conversations/nothing/turns/1/answers", sent_answers)
+    assert (theirs.status_code, error_code(theirs)) == (404, "conversation_not_found")
+    differs = {"instance", "request_id"}
+    assert {k: v for k, v in theirs.json().items() if k not in differs} == {
+        k: v for k, v in nothing.json().items() if k not in differs
+    }
+    assert request_as(owned, None, "POST", place(turn, "/answers"), sent_answers).status_code == 401
+    ended = request_as(owned, SECOND, "POST", place(turn, "/answers"), sent_answers).json()
+    by = {"owner": "ada", "key": hashlib.sha256(SECOND.encode()).hexdigest()[:12]}
+    assert ended["tool_calls"][0]["approval"]["by"] == by
+    events = request_as(owned, ADA, "GET", place(turn, "/events")).text
+    assert '"input.answered"' in events
+    assert by["key"] in events
+    line = next(line for line in owned.log().splitlines() if request["request_id"] in line)
+    assert "ada" in line
+    assert by["key"] in line
+    assert SECOND not in owned.log()
+
+
+def test_a_list_shows_the_conversations_that_wait(service: Service) -> None:
+    turn = ask(service, {"call": [mail("listed")]}, DONE)
+    other = service.play(DONE, agent="plain")
+
+    def listed(status: str) -> list[str]:
+        return [each["id"] for each in service.get("/conversations", status=status, limit=100)["items"]]
+
+    assert turn["conversation_id"] in listed("waiting")
+    assert other["conversation_id"] not in listed("waiting")
+    answer(service, turn, APPROVE)
+    assert turn["conversation_id"] not in listed("waiting")
+
+
+def test_a_stream_stays_open_while_its_turn_waits_and_sees_the_answer(service: Service) -> None:
+    with posting(service, {"call": [mail("watched")]}, DONE, agent="mailer") as stream:
+        event = stream.until("turn.waiting")
+        turn = {"conversation_id": event["conversation_id"], "turn": event["turn"], "requests": event["requests"]}
+        answered = answering(service, turn, APPROVE, Prefer="respond-async")
+        assert (answered.status_code, answered.headers["preference-applied"]) == (202, "respond-async")
+        rest = [frame.event for frame in stream.rest()]
+    assert rest[0] == "input.answered"
+    assert rest[-1] == "turn.finished"
+    assert [frame.id for frame in stream.seen] == list(range(1, len(stream.seen) + 1))
+    assert [frame.event for frame in stream.seen].count("turn.waiting") == 1
+    assert [frame.event for frame in stream.seen].count("tool.call") == 2  # the call that waited, and the answer's
+
+
+def test_a_stream_until_waiting_ends_there_and_at_the_end(service: Service) -> None:
+    with posting(service, {"call": [mail("until")]}, DONE, agent="mailer", query={"until": "waiting"}) as stream:
+        frames = stream.rest()
+    assert frames[-1].event == "turn.waiting"
+    turn = frames[-1].data
+    with watching(service, turn, until="waiting") as stream:
+        assert [frame.raw for frame in stream.rest()] == [frame.raw for frame in frames]
+    answer(service, turn, APPROVE)
+    with watching(service, turn, frames[-1].id, until="waiting") as stream:
+        assert stream.rest()[-1].event == "turn.finished"
+
+
+@pytest.mark.parametrize("until", ["", "waiting"])
+def test_a_stream_of_answers_begins_with_their_event(service: Service, until: str) -> None:
+    turn = submit_asking(service, {"call": [mail("s1")]}, {"call": [mail("s2")]}, DONE)
+    for more in (1, 0):
+        name = turn["requests"][0]["request_id"]
+        body = {"answers": [{"request_id": name, "decision": "approve"}]}
+        query = {"until": until} if until else None
+        ends = "turn.waiting" if more else "turn.finished"
+        with service.client.stream(
+            "POST", place(turn, "/answers"), json=body, params=query, headers=EVENTS
+        ) as response:
+            assert response.status_code == 200, response.read()
+            frames = Stream(response)
+            first = next(frames)
+            assert (first.event, first.data["answers"][0]["request_id"]) == ("input.answered", name)
+            frames.until(ends)
+            if until or not more:
+                assert frames.rest() == []
+        turn = read(service, turn)
+
+
+def test_a_repeated_answer_streams_from_the_same_event(service: Service) -> None:
+    turn = ask(service, {"call": [mail("again")]}, DONE)
+    body = {"answers": [{"request_id": turn["requests"][0]["request_id"], "decision": "approve"}]}
+    found = []
+    for _ in range(2):
+        with service.client.stream("POST", place(turn, "/answers"), json=body, headers=EVENTS) as response:
+            found.append([(frame.id, frame.event) for frame in Stream(response).rest()])
+    assert found[0] == found[1]
+    assert found[0][0][1] == "input.answered"
+
+
+def test_a_wait_may_be_short(service: Service) -> None:
+    turn = ask(service, {"call": [mail("short")]}, {"call": [["wait_for", {"path": str(service.folder / "w")}]]}, DONE)
+    response = answering(service, turn, APPROVE, Prefer="wait=1")
+    assert (response.status_code, response.headers["preference-applied"]) == (202, "wait=1")
+    assert response.json()["status"] == "running"
+    assert response.headers["location"] == place(turn)
+    (service.folder / "w").touch()
+    assert wait_for_end(service, turn)["status"] == "finished"
+
+
+def test_too_many_or_no_answers_are_refused(service: Service) -> None:
+    turn = waiting_file(service)
+    bad: list[Any] = [[], [{"request_id": "x", "decision": "approve"}] * 101, {}, None, "x"]
+    for answers in bad:
+        response = service.client.post(place(turn, "/answers"), json={"answers": answers})
+        assert pointers(response) == ["/answers"], answers
+    assert pointers(service.client.post(place(turn, "/answers"), json={})) == ["/answers"]

@@ -1,0 +1,260 @@
+"""Turns that wait: cancelled, interrupted, queued behind, refused to others, counted, and over in time."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from tests.support.answering import (
+    APPROVE,
+    REJECT,
+    answer,
+    answering,
+    ask,
+    asking_service,
+    decisions,
+    mail,
+    observed,
+    read,
+    sent,
+    wait_for_requests,
+)
+from tests.support.streaming import log_of, place, watching
+from tests.support.turns import (
+    DONE,
+    cancel,
+    error_code,
+    submit_next,
+    submit_turn,
+    turn_counts,
+    wait_for_end,
+)
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.service import Service
+    from tests.support.streaming import Event
+
+pytestmark = pytest.mark.timeout(180)
+DRAWN = "import sqlite3\nx = sqlite3.connect(':memory:').execute('select hex(randomblob(8))').fetchone()[0]"
+WILD = {"code": f"{DRAWN}\nprint(send_email('wild', x))"}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with asking_service(tmp_path_factory.mktemp("waiting")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Yield a service that waits one second for an answer."""
+    with asking_service(tmp_path_factory.mktemp("impatient"), ANSWER_TTL_S="1") as running:
+        yield running
+
+
+def statuses(service: Service, turn: Event) -> list[str]:
+    return [each["status"] for each in service.get(f"/conversations/{turn['conversation_id']}/turns")["items"]]
+
+
+def test_a_cancel_ends_a_wait_and_keeps_the_calls_that_were_made(service: Service) -> None:
+    turn = ask(service, {"call": [["echo", {"text": "a"}]]}, {"call": [mail("late1"), ["echo", {"text": "b"}]]}, DONE)
+    told = cancel(service, turn)
+    assert (told.status_code, told.json()["requests"]) == (202, [])
+    ended = wait_for_end(service, turn)
+    assert (ended["status"], ended["steps"]) == ("cancelled", 1)
+    assert [call["name"] for call in ended["tool_calls"] if call["ok"]] == ["echo", "echo"]
+    names = [frame.event for frame in log_of(service, turn)]
+    assert names[-1] == "turn.cancelled"
+    assert answering(service, turn, APPROVE).status_code == 409
+    assert service.follow_up(turn, DONE)["reply"] == "done"
+    assert "late1: hi" not in sent(service)
+
+
+def test_a_new_turn_is_refused_and_told_that_the_other_one_waits(service: Service) -> None:
+    turn = ask(service, {"call": [mail("busy")]}, DONE)
+    response = service.post("/turn", conversation_id=turn["conversation_id"], message="[]")
+    assert (response.status_code, error_code(response)) == (409, "busy")
+    assert response.json()["waiting"] is True
+    answer(service, turn, APPROVE)
+    running = submit_turn(
+        service, {"call": [["wait_for", {"path": str(service.folder / "open")}]]}, DONE, agent="plain"
+    )
+    busy = service.post("/turn", conversation_id=running["conversation_id"], message="[]").json()
+    assert busy.get("waiting") is not True
+    (service.folder / "open").touch()
+    wait_for_end(service, running)
+
+
+@pytest.mark.parametrize("on_busy", ["interrupt", "rollback"])
+def test_a_new_turn_ends_the_wait(service: Service, on_busy: str) -> None:
+    turn = ask(service, {"call": [["echo", {"text": "a"}]]}, {"call": [mail("stopped")]}, DONE)
+    later = wait_for_end(service, submit_next(service, turn, {"say": "now"}, on_busy=on_busy))
+    assert later["reply"] == "now"
+    ended = read(service, turn)
+    assert (ended["status"], ended["requests"]) == ("cancelled", [])
+    assert answering(service, turn, APPROVE).status_code == 409
+    assert "stopped: hi" not in sent(service)
+    texts = [step.get("observations") for step in service.steps(later)]
+    assert ("a" in texts) is (on_busy == "interrupt")
+
+
+def test_turns_behind_a_waiting_one_wait_for_its_end(service: Service) -> None:
+    turn = ask(service, {"call": [mail("ahead")]}, DONE)
+    behind = submit_next(service, turn, {"say": "behind"})
+    assert turn_counts(service, turn) == (2, 1, 1)
+    assert statuses(service, turn) == ["waiting", "queued"]
+    answer(service, turn, APPROVE)
+    assert wait_for_end(service, behind)["reply"] == "behind"
+
+
+def test_two_turns_of_a_conversation_wait_one_after_the_other(service: Service) -> None:
+    turn = ask(service, {"call": [mail("one")]}, DONE)
+    behind = submit_next(service, turn, {"call": [mail("two")]}, DONE)
+    answer(service, turn, APPROVE)
+    behind = wait_for_requests(service, behind)
+    assert behind["requests"][0]["request_id"].endswith(":2:1.1")
+    assert answer(service, behind, REJECT)["status"] == "finished"
+
+
+def test_edits_of_the_memory_are_refused_as_while_it_runs(service: Service) -> None:
+    before = service.play({"say": "first"}, agent="mailer")
+    turn = ask(service, {"call": [mail("kept")]}, DONE, conversation_id=before["conversation_id"])
+    at = f"/conversations/{turn['conversation_id']}"
+    policy = [{"name": "keep_last_n_steps", "n": 1}]
+    for path, body in (("/prune", {"policy": policy}), ("/rollback", {"turn": 1}), ("/fork", {})):
+        response = service.post(at + path, **body)
+        assert (response.status_code, error_code(response)) == (409, "busy"), path
+    assert service.client.patch(at, json={"title": "meanwhile"}).status_code == 200
+    assert service.get(at)["status"] == "waiting"
+    assert answer(service, turn, APPROVE)["status"] == "finished"
+    assert service.post(at + "/rollback", turn=1).status_code == 200
+
+
+def test_a_deleted_conversation_waits_no_more(service: Service) -> None:
+    turn = ask(service, {"call": [mail("deleted")]}, DONE)
+    with watching(service, turn) as stream:
+        stream.until("turn.waiting")
+        deleted = service.client.delete(f"/conversations/{turn['conversation_id']}")
+        assert deleted.status_code in {202, 204}
+        wait_until(lambda: service.client.get(place(turn)).status_code == 404)
+    assert answering(service, turn, APPROVE).status_code == 404
+    ids = [each["id"] for each in service.get("/conversations", status="waiting", limit=100)["items"]]
+    assert turn["conversation_id"] not in ids
+
+
+def test_waiting_turns_hold_no_thread_and_are_counted(service: Service) -> None:
+    process = psutil.Process(service.process.pid)
+    turns = [ask(service, {"code": "send_email('held', 'hi')"}, DONE, agent="code-mailer") for _ in range(2)]
+    wait_until(lambda: metric(service, "threads_busy") == 0)
+    before = process.num_threads(), len(process.children(recursive=True))
+    turns += [ask(service, {"code": "send_email('held', 'hi')"}, DONE, agent="code-mailer") for _ in range(20)]
+    wait_until(lambda: metric(service, "threads_busy") == 0)
+    assert process.num_threads() <= before[0] + 8  # of the pool, which serves all turns
+    wait_until(lambda: len(process.children(recursive=True)) <= before[1] + 1)
+    wait_until(lambda: metric(service, "turns_waiting") >= 22)
+    assert metric(service, "turns_waiting_oldest_seconds") > 0
+    for turn in turns:
+        cancel(service, turn)
+    for turn in turns:
+        wait_for_end(service, turn)
+
+
+def metric(service: Service, name: str) -> float:
+    lines = [line for line in service.client.get("/metrics").text.splitlines() if not line.startswith("#")]
+    found = [float(line.split()[-1]) for line in lines if line.startswith(f"smolsessions_{name}")]
+    assert found, [line.split()[0] for line in lines]
+    return sum(found)
+
+
+def test_a_call_that_nobody_answers_in_time_is_not_made_and_the_model_is_told(impatient: Service) -> None:
+    turn = ask(impatient, {"call": [mail("expired"), ["echo", {"text": "x"}]]}, DONE)
+    ended = wait_for_end(impatient, turn)
+    assert (ended["status"], ended["reply"]) == ("finished", "done")
+    assert decisions(ended) == [("send_email", "expired"), ("echo", None)]
+    approval = ended["tool_calls"][0]["approval"]
+    assert (approval["by"], approval["reason"], approval["at"]) == (
+        *(None, "answer_timeout", turn["requests"][0]["expires_at"]),
+    )
+    sentence = "[rejected] Nobody approved this call of send_email in time (answer_timeout). It was not made."
+    assert observed(impatient, turn)[0] == f"{sentence}\nx"
+    assert ended["tool_call_names"] == ["echo"]
+    late = answering(impatient, turn, APPROVE)
+    assert (late.status_code, error_code(late)) == (409, "not_waiting")
+    assert sent(impatient) == []
+
+
+def test_a_question_that_nobody_answers_says_so(impatient: Service) -> None:
+    turn = ask(impatient, {"code": "print(ask_user('Who?'))"}, DONE, agent="code-mailer")
+    ended = wait_for_end(impatient, turn)
+    assert decisions(ended) == [("ask_user", "expired")]
+    assert "[no answer] Nobody answered in time (answer_timeout)." in observed(impatient, turn)[0]
+
+
+def test_an_answer_to_one_of_two_calls_does_not_prolong_the_other(impatient: Service) -> None:
+    turn = ask(impatient, {"call": [mail("in time"), mail("out of time")]}, DONE)
+    answering(impatient, turn, APPROVE, Prefer="respond-async")
+    ended = wait_for_end(impatient, turn)
+    assert decisions(ended) == [("send_email", "approved"), ("send_email", "expired")]
+    assert sent(impatient) == ["in time: hi"]
+
+
+def test_a_call_that_was_asked_later_waits_its_own_time(impatient: Service) -> None:
+    code = "for to in ('x1', 'x2', 'x3'):\n    print(send_email(to, 'hi'))"
+    turn = ask(impatient, {"code": code}, DONE, agent="code-mailer")
+    ended = wait_for_end(impatient, turn, 30)
+    assert decisions(ended) == [("send_email", "expired")] * 3
+    times = [call["approval"]["at"] for call in ended["tool_calls"]]
+    assert times == sorted({*times})
+
+
+def test_a_replayed_block_with_other_arguments_asks_anew_and_fails_after_three(service: Service) -> None:
+    turn, seen = ask(service, WILD, DONE, agent="wild"), []
+    first = turn["requests"][0]["request_id"]
+    for number in (1, 2, 3, 4):
+        (request,) = turn["requests"]
+        assert request["request_id"] == first + ("" if number == 1 else f":{number}")
+        assert request["replaces"] == (seen[-1]["request_id"] if seen else None)
+        assert request["arguments"] not in [each["arguments"] for each in seen]
+        seen.append(request)
+        turn = answer(service, turn, APPROVE, status=202 if number < 4 else 200)
+    assert (turn["status"], turn["error"]["code"]) == ("failed", "replay_diverged")
+    assert not [line for line in sent(service) if line.startswith("wild")]
+    assert service.follow_up(turn, {"say": "on"})["status"] == "finished"
+
+
+def test_no_answer_to_the_earlier_request_approves_the_new_one(service: Service) -> None:
+    turn = ask(service, WILD, DONE, agent="wild")
+    second = answer(service, turn, APPROVE, status=202)
+    again = answer(service, turn, APPROVE, status=202)  # the same answer once more
+    assert again["requests"] == second["requests"]
+    old = answering(service, second, {"request_id": turn["requests"][0]["request_id"], "decision": "reject"})
+    assert (old.status_code, error_code(old)) == (409, "already_answered")
+    assert not [line for line in sent(service) if line.startswith("wild")]
+    cancel(service, second)
+
+
+def test_a_turn_that_waits_long_is_not_over_its_deadline(service: Service) -> None:
+    turn = ask(service, {"call": [mail("patient")]}, {"call": [mail("again")]}, DONE, deadline_s=3)
+    for status in (202, 200):
+        time.sleep(1.6)
+        turn = answer(service, turn, APPROVE, status=status)
+    assert turn["status"] == "finished", turn["error"]
+    assert turn["timing"]["waited_ms"] >= 3200
+
+
+def test_an_idempotent_request_returns_its_waiting_turn(service: Service) -> None:
+    body = {"agent": "mailer", "message": json.dumps([{"call": [mail("idem")]}, DONE])}
+    turns = [service.client.post("/turn", json=body, headers={"Idempotency-Key": "waits"}) for _ in range(2)]
+    assert [turn.status_code for turn in turns] == [202, 202]
+    assert turns[0].json()["requests"] == turns[1].json()["requests"]
+    answer(service, turns[0].json(), APPROVE)
+    again = service.client.post("/turn", json=body, headers={"Idempotency-Key": "waits"})
+    assert (again.status_code, again.json()["status"]) == (200, "finished")
+    assert sent(service).count("idem: hi") == 1
