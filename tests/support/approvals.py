@@ -110,6 +110,17 @@ def _is_outside(name: str, arguments: dict[str, Any], caller: Caller) -> bool:
     return name == "send_email" and not arguments["to"].endswith("@here")
 
 
+def make_careful() -> ToolCallingAgent:
+    """Make an agent whose last tool is unsafe to repeat."""
+    return smolsessions.options(make_plain(), approve=["send_*"], unsafe_to_repeat=["send_and_crash"])
+
+
+def make_moody() -> ToolCallingAgent:
+    """Make an agent whose instructions come from the environment of its process."""
+    instructions = os.environ.get("APPROVALS_INSTRUCTIONS", "Be brief.")
+    return smolsessions.options(make_plain(instructions=instructions), approve=["send_*"])
+
+
 def make_wild() -> CodeAgent:
     """Make a coder with random numbers that no seed covers: those of SQLite."""
     return smolsessions.options(coders.make_coder(("sqlite3",), tools=[*TOOLS]), approve=["send_email"])
@@ -119,5 +130,5 @@ def make_threaded() -> CodeAgent:
     return smolsessions.options(coders.make_coder(tools=[*TOOLS]), executor="thread")
 
 
-NAMES = "plain mailer code_mailer code_reader office judging wild threaded".split()
+NAMES = "plain mailer code_mailer code_reader office judging careful moody wild threaded".split()
 AGENTS = ",".join(f"{name.replace('_', '-')}=tests.support.approvals:make_{name}" for name in NAMES)
