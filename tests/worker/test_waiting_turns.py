@@ -215,7 +215,8 @@ def test_a_call_that_was_asked_later_waits_its_own_time(impatient: Service) -> N
 
 
 def test_a_replayed_block_with_other_arguments_asks_anew_and_fails_after_three(service: Service) -> None:
-    turn, seen = ask(service, WILD, DONE, agent="wild"), []
+    turn = ask(service, WILD, DONE, agent="wild")
+    seen: list[Event] = []
     first = turn["requests"][0]["request_id"]
     for number in (1, 2, 3, 4):
         (request,) = turn["requests"]
