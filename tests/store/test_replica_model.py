@@ -201,7 +201,7 @@ class Machine(RuleBasedStateMachine):
         if should.queue and on_busy == "reject":
             with pytest.raises(BusyError) as caught:
                 self.loop.run(work)
-            assert caught.value.extensions == {"running_turn": should.first.number}
+            assert caught.value.extensions == {"running_turn": should.first.number, "waiting": False}
             return False
         if len(should.queue) > MOST_BEHIND:
             with pytest.raises(TooManyTurnsError):

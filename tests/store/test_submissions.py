@@ -61,7 +61,7 @@ async def test_a_conversation_takes_one_turn_at_a_time(stores: tuple[Store, Stor
     for store in (one, other):
         with pytest.raises(BusyError) as caught:
             await submit(store, "c")
-        assert caught.value.extensions == {"running_turn": 1}
+        assert caught.value.extensions == {"running_turn": 1, "waiting": False}
     assert {name: raw.dump(name) for name in raw.keys("*local/c*")} == before
 
 
@@ -83,7 +83,7 @@ async def test_a_submission_that_is_asked_twice_is_one_turn(stores: tuple[Store,
         before = {name: raw.dump(name) for name in raw.keys("*local/c*")}
         assert submit_raw(raw, number, "sealed once") == ["ok", 1]
         assert {name: raw.dump(name) for name in raw.keys("*local/c*")} == before
-        assert submit_raw(raw, number + 1, "sealed again") == ["busy", str(number)]
+        assert submit_raw(raw, number + 1, "sealed again") == ["busy", str(number), 0]
         assert raw.lrange(key_of("queue", "c"), 0, -1) == [str(number)]
         assert raw.llen(key_of("turns", "c")) == number
         assert event_names_of(raw, "c", number) == ["turn.queued"]
@@ -103,7 +103,7 @@ async def test_a_submission_that_is_asked_twice_is_one_turn_behind_others_too(
     for number in (2, 1, 3):
         assert submit_raw(raw, number, "sealed once", "rollback") == ["ok", 1]
     assert submit_raw(raw, 3, "sealed again", "enqueue") == ["full", "2"]
-    assert submit_raw(raw, 3, "sealed again") == ["busy", "1"]
+    assert submit_raw(raw, 3, "sealed again") == ["busy", "1", 0]
     assert {name: raw.dump(name) for name in raw.keys("*local/c*")} == before
     assert [lease.turn.number for lease in await stores[0].scheduler.claim({AGENT: KIND}, 9)] == [1]
 
