@@ -317,7 +317,7 @@ def test_readers_of_a_living_process_see_the_turn_of_a_dead_one_go_on(tmp_path: 
 
 
 def test_a_block_that_is_killed_after_its_calls_runs_again_and_they_do_not(tmp_path: Path) -> None:
-    """After its calls, the block only loops for a time. The second run has the clock of the first, so it ends at once."""
+    """After its calls, the block only loops for a time. The second run has the clock of the first."""
     it = make_killed_turn(tmp_path, agent="writer")
     path = str(it.ledger.path)
     waiting = (
@@ -326,23 +326,22 @@ def test_a_block_that_is_killed_after_its_calls_runs_again_and_they_do_not(tmp_p
     )
     it.script = [{"code": f"import time\ndrawn = [note('a', {path!r})]"}, {"code": waiting}, DONE]
     service = Service(tmp_path / "service", SETTINGS)
-    with posting_killed(service, it) as turn:
-        with service:
-            ended = wait_for_end(service, turn)
-            assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
-            whole = service.get(place(turn), include_internal_tools=True)["tool_calls"]
-            repeated = [(call["call_id"], call["repeated"]) for call in whole]
-            assert repeated == [
-                ("1.1", False),
-                ("1.2", False),
-                ("2.1", True),
-                ("2.2", False),
-                ("3.1", False),
-                ("3.2", False),
-            ]
-            notes = [call for call in it.ledger.calls if call.startswith("note")]
-            assert notes == ["note a", "note b"]
-            assert "['noted a', 'noted b']" in service.steps(turn)[2]["observations"]
+    with posting_killed(service, it) as turn, service:
+        ended = wait_for_end(service, turn)
+        assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
+        whole = service.get(place(turn), include_internal_tools=True)["tool_calls"]
+        repeated = [(call["call_id"], call["repeated"]) for call in whole]
+        assert repeated == [
+            ("1.1", False),
+            ("1.2", False),
+            ("2.1", True),
+            ("2.2", False),
+            ("3.1", False),
+            ("3.2", False),
+        ]
+        notes = [call for call in it.ledger.calls if call.startswith("note")]
+        assert notes == ["note a", "note b"]
+        assert "['noted a', 'noted b']" in service.steps(turn)[2]["observations"]
 
 
 @contextmanager
