@@ -76,7 +76,7 @@ def test_markdown_has_its_forms(opened: Open, service: Service) -> None:
     say(page, [{"say": [REPORT]}])
     expect(turn(page)).to_have_attribute("data-status", "finished")
     place = answer(page)
-    expect(place.locator("h3")).to_have_text("Report")
+    expect(place.locator("h2")).to_have_text("Report")
     expect(place.locator("strong")).to_have_text("strong")
     expect(place.locator("em")).to_have_text("light")
     expect(place.locator("ul ul li")).to_have_text("inner")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from playwright.sync_api import expect
 
 from browser_tests.reader import A_LINE_PX, answer, at_end, forgive, png, say, turn, wait, weak_texts
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,14 +37,55 @@ def test_conversations_are_listed_reopened_and_deleted(opened: Open, service: Se
     page.get_by_role("link", name="The first of all").click()
     expect(answer(page)).to_have_text("The first answer.")
     expect(page.locator("#title")).to_contain_text("The first of all")
-    page.get_by_role("button", name="Delete", exact=False).nth(1).click()
-    page.get_by_role("button", name="Keep it").click()
-    expect(answer(page)).to_have_text("The first answer.")
     page.locator("#list .row").nth(1).hover()
-    page.get_by_role("button", name="Delete", exact=False).nth(1).click()
-    page.locator("#confirm").get_by_role("button", name="Delete", exact=True).click()
-    expect(page.get_by_role("link", name="The first of all")).to_have_count(0)
+    page.get_by_role("button", name="Delete The first").click()
     expect(page.locator("#welcome")).to_be_visible()
+    page.get_by_role("button", name="Undo").click()
+    page.get_by_role("link", name="The first of all").click()
+    expect(answer(page)).to_have_text("The first answer.")
+    here = page.url.rpartition("/")[2]
+    page.locator("#list .row").first.hover()
+    page.get_by_role("button", name="Delete The first").click()
+    expect(page.get_by_role("link", name="The first of all")).to_have_count(0)
+    page.reload()  # it is deleted when the page is left
+    wait_until(lambda: service.client.get(f"/conversations/{here}").status_code == HTTPStatus.NOT_FOUND)
+    page.reload()
+    expect(page.get_by_role("link", name="Another one")).to_be_visible()
+    expect(page.get_by_role("link", name="The first of all")).to_have_count(0)
+
+
+def test_conversations_are_searched_filtered_and_renamed(opened: Open, service: Service) -> None:
+    service.post("/turn", agent="picky", message='Needle in hay [{"say": ["One."]}]')
+    for number in range(3):
+        service.post("/turn", agent="talker", message=f'Hay {number} [{{"say": ["One."]}}]')
+    page = opened(service)
+    rows = page.locator("#list .row")
+    page.get_by_role("searchbox").fill("needle")
+    expect(rows).to_have_count(1)
+    page.get_by_role("searchbox").fill("no such title")
+    expect(page.locator("#list-note")).to_have_text("No conversation is like that.")
+    page.get_by_role("searchbox").fill("hay")
+    page.locator("#filter summary").click()
+    page.locator("#filter-agent").select_option("picky")
+    expect(rows).to_have_count(1)
+    page.get_by_role("link", name="Needle in hay").click()
+    page.get_by_role("button", name="Rename").click()
+    page.get_by_role("textbox", name="Title").fill("Found")
+    page.keyboard.press("Enter")
+    expect(page.locator("#title")).to_have_text("Found")
+    expect(rows.locator(".row-title")).to_have_text("Found")
+    page.reload()
+    expect(page.locator("#title")).to_have_text("Found")
+
+
+def test_conversations_and_turns_from_elsewhere_appear(opened: Open, service: Service) -> None:
+    said = service.play({"say": ["One."]}, agent="talker")
+    page = opened(service, f"/#/c/{said['conversation_id']}")
+    expect(answer(page)).to_have_text("One.")
+    service.follow_up(said, {"say": ["Two, from elsewhere."]})
+    service.post("/turn", agent="talker", message='Begun elsewhere [{"say": ["x"]}]')
+    expect(answer(page).last).to_have_text("Two, from elsewhere.")
+    expect(page.get_by_role("link", name="Begun elsewhere")).to_be_visible(timeout=20_000)
 
 
 def test_the_list_is_turned_page_by_page(opened: Open, service: Service) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from smolsessions.core.agent_ports import AgentCatalog
     from smolsessions.core.attachments import File
     from smolsessions.core.documents import MemoryDocument
-    from smolsessions.core.memories import Memory, PrunePreview, StoredStep
+    from smolsessions.core.memories import ExportedMemory, Memory, PrunePreview, StoredStep
     from smolsessions.core.policies import Policy
     from smolsessions.core.records import AgentInfo, Conversation, LeftOut, Order, Owner, StepType, Turn
     from smolsessions.core.store_ports import ConversationStore, HistoryStore, WorkspaceFolders
@@ -203,6 +203,12 @@ class Conversations:
             return encode_document(record, self._agents.export(agent, steps, record.attachments, record.pieces), shown)
 
         return await asyncio.to_thread(document)
+
+    async def variables(self, ref: Ref) -> ExportedMemory:
+        """Return the variables of a conversation as JSON, as an export holds them."""
+        record = await self.history.record(ref)
+        agent = record.conversation.agent
+        return await asyncio.to_thread(self._agents.export, agent, (), {}, record.pieces)
 
     async def bring_in(
         self, owner: Owner, document: Any, conversation_id: str | None, agent: AgentName | None

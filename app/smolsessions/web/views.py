@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from base64 import b64decode
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic_core import to_json
 
 from smolsessions.core.records import Outcome, StepType
 from smolsessions.web.cursors import cursor_at
@@ -14,7 +17,7 @@ from smolsessions.wire.conversations import Conversation as ConversationAnswer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from smolsessions.core.memories import PrunePreview
+    from smolsessions.core.memories import ExportedMemory, PrunePreview
     from smolsessions.core.records import (
         AgentInfo,
         AgentVersion,
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     )
     from smolsessions.core.requests import Answer, Approval, InputRequest
 
+KINDS_OF_VARIABLES = {"code": "variable", "state": "state", "tools": "tool"}
+MAX_PREVIEW_CHARS = 500
 NO_OUTCOME = Outcome("finished")
 """Values of a turn that is not over."""
 
@@ -179,6 +184,36 @@ def prune_view(
         "archived": 0 if destroyed else count,
         "destroyed": count if destroyed else 0,
         "conversation": conversation and conversation_view(conversation),
+    }
+
+
+def variable_views(exported: ExportedMemory) -> list[dict[str, Any]]:
+    """Return variables with a preview. Those without a JSON form have the reason instead."""
+    views = []
+    for agent, members in exported.variables.items():
+        for member, kind in KINDS_OF_VARIABLES.items():
+            for name, value in members[member].items():
+                data = to_json(value)
+                views.append(_variable_view(agent, kind, name, data.decode()[:MAX_PREVIEW_CHARS], len(data)))
+        for name, file in members["files"].items():
+            found = exported.files[file]
+            views.append(_variable_view(agent, "file", name, found["name"], len(b64decode(found["data"]))))
+    lost = (
+        _variable_view(one["agent"], one["kind"], one["name"], reason=one["reason"]) for one in exported.not_exported
+    )
+    return sorted([*views, *lost], key=lambda view: (view["agent"], view["kind"], view["name"]))
+
+
+def _variable_view(
+    agent: str, kind: str, name: str, preview: str | None = None, size: int | None = None, *, reason: str | None = None
+) -> dict[str, Any]:
+    return {
+        "agent": agent,
+        "kind": kind,
+        "name": name,
+        "preview": preview,
+        "size_bytes": size,
+        "reason": reason,
     }
 
 

@@ -11,7 +11,7 @@ from smolsessions.core.policies import Rules
 from smolsessions.wire.events import StepError
 from smolsessions.wire.requests import APPROVE, METADATA, POLICY, TITLE, TTL
 from smolsessions.wire.turns import CURSOR, AgentVersion, File, Image, LeftOut, Usage
-from smolsessions.wire.words import CodePlace, Confinement, ConversationStatus, StepType, TokenCount
+from smolsessions.wire.words import CodePlace, Confinement, ConversationStatus, StepType, TokenCount, VariableKind
 
 
 class ForkedFrom(BaseModel):
@@ -93,6 +93,23 @@ class Messages(BaseModel):
 
     messages: list[Message] = Field(description="Messages in the order in which the model reads them.")
     left_out: LeftOut | None = Field(description="Part that the memory policy leaves out. Null without a policy.")
+
+
+class Variable(BaseModel):
+    """Variable that the agent keeps between turns."""
+
+    agent: str = Field(description="Path of the managed agent that has it. Empty: the conversation's own agent.")
+    kind: VariableKind
+    name: str = Field(description="Name of the variable, or of the tool.")
+    preview: str | None = Field(description="First 500 characters of its JSON. Null: it has no JSON form.")
+    size_bytes: int | None = Field(description="Size of its JSON, or of the file. Null: it has no JSON form.")
+    reason: str | None = Field(description="Reason why it has no JSON form. Null for others.")
+
+
+class VariableList(BaseModel):
+    """Variables of a conversation."""
+
+    items: list[Variable] = Field(description="Variables, by agent, kind and name.")
 
 
 class StepToolCall(BaseModel):

@@ -54,6 +54,13 @@ CodePlace = Annotated[
 Confinement = Annotated[
     str, _word(("namespaces", "landlock", "uid", "none", "not run here"), "Strongest confinement of code.")
 ]
+VariableKind = Annotated[
+    str,
+    _word(
+        ("variable", "state", "tool", "file"),
+        "`variable`: of the agent's code. `state`: of its state, such as `additional_args`. `tool`: of a tool.",
+    ),
+]
 TokenCount = Annotated[
     str, _word(("reported", "estimated"), "`reported`: the tokens are those that the model counted.")
 ]

@@ -10,7 +10,15 @@ from smolsessions.client.answers import Document, read_conversation
 from smolsessions.client.errors import foreign_answer
 from smolsessions.client.requests import answers_request, check_address, check_key, named, path_of, turn_request
 from smolsessions.client.sync.connection import NO_CONTENT, Connection
-from smolsessions.wire.conversations import AgentDetails, AgentList, ConversationPage, Messages, PruneResult, StepPage
+from smolsessions.wire.conversations import (
+    AgentDetails,
+    AgentList,
+    ConversationPage,
+    Messages,
+    PruneResult,
+    StepPage,
+    VariableList,
+)
 from smolsessions.wire.events import TurnEnded
 from smolsessions.wire.turns import Turn, TurnPage
 
@@ -21,7 +29,7 @@ if TYPE_CHECKING:
     from smolsessions.client.answers import ReadConversation
     from smolsessions.client.requests import Answer, Policy, TurnOptions, Until
     from smolsessions.core.requests import Decision
-    from smolsessions.wire.conversations import Agent, Conversation, Step
+    from smolsessions.wire.conversations import Agent, Conversation, Step, Variable
     from smolsessions.wire.events import TurnEvent
 
 WAIT_S = 25
@@ -262,6 +270,11 @@ class Client:
         """Return the model's next prompt."""
         path = path_of("conversations", conversation_id, "messages")
         return self._connection.ask(Messages, "GET", path, params={"summary_mode": summary_mode})
+
+    def list_variables(self, conversation_id: str) -> list[Variable]:
+        """Return the variables of a conversation, with previews and sizes."""
+        path = path_of("conversations", conversation_id, "variables")
+        return (self._connection.ask(VariableList, "GET", path)).items
 
     def get_image(self, conversation_id: str, name: str) -> bytes:
         """Return the file of an image. `name` is the end of its `url`."""

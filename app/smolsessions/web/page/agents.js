@@ -7,15 +7,15 @@ const MOST_TOOLS = 6;
 export class Agents {
   #api;
   #connection;
-  #choose;
+  #acts;
   #found = null;
   #loading = null;
 
-  /** `example(text)` is called when the user picks an example. */
-  constructor(api, connection, example) {
+  /** `acts`: example(text) when the user picks an example, about(agent) when they ask for details. */
+  constructor(api, connection, acts) {
     this.#api = api;
     this.#connection = connection;
-    this.#choose = example;
+    this.#acts = acts;
   }
 
   get chosen() {
@@ -32,7 +32,7 @@ export class Agents {
     try {
       const { items } = await this.#connection.insist(() => this.#api.json("/agents"));
       this.#found = items;
-      byId("agents").append(...items.map((agent, index) => card(agent, index)));
+      byId("agents").append(...items.map((agent, index) => card(agent, index, this.#acts.about)));
       byId("agents").addEventListener("change", () => this.#examples());
       say(byId("agents-note"), items.length ? null : "No agent is configured here.");
       this.#examples();
@@ -45,7 +45,7 @@ export class Agents {
     const agent = this.#found.find((each) => each.name === this.chosen);
     const buttons = (agent?.examples ?? []).map((text) => {
       const button = make("button", { type: "button", className: "example" }, text);
-      button.addEventListener("click", () => this.#choose(text));
+      button.addEventListener("click", () => this.#acts.example(text));
       return button;
     });
     byId("examples").replaceChildren(...buttons);
@@ -53,7 +53,7 @@ export class Agents {
   }
 }
 
-function card(agent, index) {
+function card(agent, index, about) {
   const id = `agent-${index}`;
   const input = make("input", { type: "radio", name: "agent", value: agent.name, checked: agent.default, id });
   input.setAttribute("aria-labelledby", `${id}-name`);
@@ -61,11 +61,16 @@ function card(agent, index) {
   const tools = agent.tools.map((tool) => tool.name);
   const shown = tools.slice(0, MOST_TOOLS).map((name) => make("code", {}, name));
   if (tools.length > MOST_TOOLS) shown.push(make("span", { className: "note" }, `and ${tools.length - MOST_TOOLS} more`));
+  const details = make("button", { type: "button", className: "link details", "aria-label": `Details of ${agent.name}` }, "Details");
+  details.addEventListener("click", (event) => {
+    event.preventDefault(); // it does not choose the agent
+    about(agent.name);
+  });
   return make("label", { className: "agent", htmlFor: id },
     input,
     make("span", { className: "agent-head" },
       make("span", { className: "agent-name", id: `${id}-name` }, agent.name),
       make("span", { className: "chip" }, agent.kind)),
     make("span", { className: "agent-about", id: `${id}-about` }, agent.description || "It says nothing about itself."),
-    shown.length ? make("span", { className: "agent-tools", "aria-label": "Tools" }, ...shown) : null);
+    make("span", { className: "agent-tools" }, ...shown, details));
 }

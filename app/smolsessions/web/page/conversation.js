@@ -1,12 +1,11 @@
 // One conversation on the page: its past turns, its running turn, and the next message.
 
 import { Problem } from "./api.js";
-import { byId, make, say, show } from "./dom.js";
+import { byId, show } from "./dom.js";
 import { members } from "./files.js";
 import { Past } from "./past.js";
 import { Record } from "./record.js";
 import { eventsOf } from "./stream.js";
-import { titleOf } from "./list.js";
 import { TurnCard } from "./turn.js";
 
 const TITLE_CHARS = 80;
@@ -25,7 +24,7 @@ export class Conversation {
   #record = null;
   #view = null;
 
-  /** `parts`: api, connection, pictures, composer, place, chosenAgent(), began(id), changed(id), shown(view). */
+  /** `parts`: api, connection, pictures, composer, heading, place, chosenAgent(), began(id), changed(id), shown(view). */
   constructor(parts) {
     this.#parts = parts;
     byId("missing-again").addEventListener("click", () => this.open(this.id));
@@ -34,13 +33,13 @@ export class Conversation {
   /** Show the start of a new conversation. */
   begin() {
     this.#leave(null);
-    this.#head("New conversation", null);
+    this.#parts.heading.text("New conversation");
     show(byId("welcome"), true);
   }
 
   async open(id) {
     this.#leave(id);
-    this.#head("", null);
+    this.#parts.heading.text("");
     show(byId("loading"), true);
     this.#looking = true;
     const { signal } = this.#stop;
@@ -133,6 +132,15 @@ export class Conversation {
     });
   }
 
+  async rename(title) {
+    await this.#attempted(async () => {
+      const headers = { "Content-Type": "application/merge-patch+json" };
+      const body = JSON.stringify({ title });
+      this.#shown(await this.#parts.api.json(`/conversations/${this.id}`, { method: "PATCH", headers, body }));
+      this.#parts.changed(this.id);
+    });
+  }
+
   async fork(number) {
     await this.#attempted(() => this.#fork(number));
   }
@@ -181,7 +189,7 @@ export class Conversation {
   #body(message, parts) {
     const body = { message, ...parts };
     if (this.id) return { ...body, conversation_id: this.id };
-    return { ...body, agent: this.#parts.chosenAgent(), metadata: { title: titleFrom(message) } };
+    return { ...body, agent: this.#parts.chosenAgent() };
   }
 
   #accepted(response, id, number, message, files) {
@@ -190,7 +198,7 @@ export class Conversation {
     composer.clear();
     if (!this.id) {
       this.id = id;
-      this.#head(titleFrom(message), this.#parts.chosenAgent());
+      this.#parts.heading.text(titleFrom(message), this.#parts.chosenAgent());
       began(id);
     }
     const card = this.#card(number, message, files);
@@ -314,24 +322,14 @@ export class Conversation {
   #shown(view) {
     const before = this.#view;
     this.#view = view;
-    this.#head(titleOf(view), view.agent);
-    const origin = view.forked_from;
-    byId("origin").replaceChildren(...(origin ? ["Forked from ", make("a", { href: `#/c/${origin.conversation_id}` }, "a conversation"), ` after turn ${origin.turn}`] : []));
-    show(byId("origin"), Boolean(origin));
+    this.#parts.heading.show(view);
     if (before?.updated_at !== view.updated_at) this.#parts.shown(view);
-  }
-
-  #head(title, agent) {
-    byId("title").textContent = title;
-    say(byId("agent-chip"), agent);
-    show(byId("origin"), false);
-    document.title = title ? `${title} · smolsessions` : "smolsessions";
   }
 
   #miss(problem) {
     const { id } = this;
     this.#leave(id);
-    this.#head("", null);
+    this.#parts.heading.text("");
     byId("missing-title").textContent = problem.status === 404 ? "There is no such conversation" : "This conversation cannot be shown";
     byId("missing-text").textContent = problem.status === 404 ? "It was deleted, or it is not yours." : problem.message;
     show(byId("missing"), true);

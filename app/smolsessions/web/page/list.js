@@ -1,25 +1,45 @@
-// The list of conversations, newest first: opens and deletes them, and marks the busy ones.
+// The list of conversations, newest first: searched and filtered by the service, and kept up to date.
 
-import { asked, byId, icon, make, say, show } from "./dom.js";
+import { byId, icon, make, say, show } from "./dom.js";
 import { ago } from "./figures.js";
+import { Undo } from "./undo.js";
+
+const TYPING_MS = 250;
 
 export class List {
   #api;
   #connection;
-  #deleted;
   #rows = new Map(); // id → row
   #views = new Map();
   #cursor = null;
   #failed = false;
   #current = null;
+  #loading = new AbortController();
   #more = byId("list-more");
+  #undo;
 
-  /** `deleted(id)` is called after a conversation was deleted here. */
+  /** `deleted(id)` is called after a conversation was removed from the list here. */
   constructor(api, connection, deleted) {
     this.#api = api;
     this.#connection = connection;
-    this.#deleted = deleted;
+    this.#undo = new Undo({
+      remove: (view) => {
+        this.#remove(view.id);
+        this.#told();
+        deleted(view.id);
+      },
+      restore: (view) => this.#put(view, "prepend"),
+      delete: (view, keepalive) => api.request(`/conversations/${view.id}`, { method: "DELETE", keepalive }),
+      failed: (problem) => say(byId("list-note"), problem.message),
+    });
     this.#more.addEventListener("click", () => this.load());
+    let typing = null;
+    byId("search").addEventListener("input", () => {
+      clearTimeout(typing);
+      typing = setTimeout(() => this.#again(), TYPING_MS);
+    });
+    for (const id of ["filter-agent", "filter-status"]) byId(id).addEventListener("change", () => this.#again());
+    byId("filter").addEventListener("toggle", () => this.#agents());
   }
 
   /** Retry a failed load. */
@@ -30,9 +50,9 @@ export class List {
   /** Load the first page or the next page. */
   async load() {
     this.#more.disabled = true;
-    const query = this.#cursor ? `?cursor=${encodeURIComponent(this.#cursor)}` : "";
+    const { signal } = this.#loading;
     try {
-      const page = await this.#connection.insist(() => this.#api.json(`/conversations${query}`));
+      const page = await this.#page(this.#cursor, signal);
       this.#cursor = page.next_cursor;
       this.#failed = false;
       const last = document.activeElement === this.#more ? page.items[0]?.id : null;
@@ -42,6 +62,7 @@ export class List {
       show(this.#more, this.#cursor !== null);
       this.#told();
     } catch (problem) {
+      if (signal.aborted) return;
       this.#failed = true;
       say(byId("list-note"), problem.message);
       this.#more.textContent = "Try again";
@@ -51,19 +72,32 @@ export class List {
     }
   }
 
+  /** Look for conversations that are new or have changed elsewhere. */
+  async look() {
+    if (this.#failed) return;
+    const { signal } = this.#loading;
+    try {
+      const { items } = await this.#api.json(`/conversations${this.#query(null)}`, { quiet: true, signal });
+      if (!signal.aborted) for (const view of items.reverse()) this.#put(view, "prepend");
+      this.#told();
+    } catch {
+      // the next look comes
+    }
+  }
+
   /** Reload one conversation that is new or has changed. */
   async touch(id) {
     try {
-      this.#put(await this.#api.json(`/conversations/${id}`, { quiet: true }), "prepend");
+      this.show(await this.#api.json(`/conversations/${id}`, { quiet: true }));
     } catch (problem) {
       if (problem.status === 404) this.#remove(id);
+      this.#told();
     }
-    this.#told();
   }
 
   /** Show a known view of one conversation. */
   show(view) {
-    this.#put(view, "prepend");
+    if (this.#rows.has(view.id) || !this.#query(null)) this.#put(view, "prepend");
     this.#told();
   }
 
@@ -76,7 +110,40 @@ export class List {
     }
   }
 
+  /** The address of the conversation `by` places after the open one, or null. */
+  beside(by) {
+    const links = [...byId("list").querySelectorAll("a")];
+    const at = links.findIndex((link) => link.hasAttribute("aria-current"));
+    return links[at < 0 ? 0 : at + by]?.getAttribute("href") ?? null;
+  }
+
+  #page(cursor, signal) {
+    return this.#connection.insist(() => this.#api.json(`/conversations${this.#query(cursor)}`, { signal }), signal);
+  }
+
+  #query(cursor) {
+    const given = { q: byId("search").value.trim(), agent: byId("filter-agent").value, status: byId("filter-status").value, cursor };
+    const query = new URLSearchParams(Object.entries(given).filter(([, value]) => value));
+    return query.size ? `?${query}` : "";
+  }
+
+  #again() {
+    this.#loading.abort();
+    this.#loading = new AbortController();
+    for (const id of [...this.#rows.keys()]) this.#remove(id);
+    this.#cursor = null;
+    this.load();
+  }
+
+  async #agents() {
+    const choice = byId("filter-agent");
+    if (choice.options.length > 1) return;
+    const { items } = await this.#api.json("/agents").catch(() => ({ items: [] }));
+    if (choice.options.length === 1) choice.append(...items.map(({ name }) => make("option", { value: name }, name)));
+  }
+
   #put(view, where) {
+    if (this.#undo.holds(view.id)) return;
     let row = this.#rows.get(view.id);
     if (!row) {
       row = this.#row(view.id);
@@ -89,29 +156,17 @@ export class List {
   }
 
   #row(id) {
-    const link = make("a", { href: `#/c/${id}` }, make("span", { className: "row-title" }), make("span", { className: "row-about" }));
+    const link = make("a", { href: `#/c/${id}` }, make("span", { className: "row-title", dir: "auto" }), make("span", { className: "row-about" }));
     const remove = make("button", { type: "button", className: "quiet round small", title: "Delete" }, icon("delete"));
     remove.addEventListener("click", () => this.#delete(this.#views.get(id)));
     return make("li", { className: "row" }, link, remove);
   }
 
-  async #delete(view) {
-    const title = titleOf(view);
-    byId("confirm-text").textContent = `“${title}” and all that its agent remembers will be gone for good.`;
-    if (!(await asked(byId("confirm"), byId("confirm-form"), byId("confirm-no")))) return;
-    const next = this.#rows.get(view.id)?.nextElementSibling ?? this.#rows.get(view.id)?.previousElementSibling;
-    try {
-      await this.#api.request(`/conversations/${view.id}`, { method: "DELETE" });
-    } catch (problem) {
-      if (problem.status !== 404) {
-        say(byId("list-note"), problem.message);
-        return;
-      }
-    }
-    this.#remove(view.id);
-    this.#told();
+  #delete(view) {
+    const row = this.#rows.get(view.id);
+    const next = row?.nextElementSibling ?? row?.previousElementSibling;
+    this.#undo.offer(view, titleOf(view));
     (next?.querySelector("a") ?? byId("new")).focus();
-    this.#deleted(view.id);
   }
 
   #remove(id) {
@@ -121,7 +176,8 @@ export class List {
   }
 
   #told() {
-    say(byId("list-note"), this.#rows.size ? null : "Nothing yet. What you begin is listed here.");
+    const none = this.#query(null) ? "No conversation is like that." : "Nothing yet. What you begin is listed here.";
+    say(byId("list-note"), this.#rows.size ? null : none);
   }
 }
 
@@ -132,7 +188,8 @@ function fill(row, view) {
   row.classList.toggle("works", works);
   row.querySelector("a").title = title;
   row.querySelector(".row-title").textContent = title;
-  row.querySelector(".row-about").textContent = `${view.agent} · ${works ? "working" : ago(view.updated_at)}`;
+  const state = works ? "working" : view.status === "waiting" ? "waits for you" : ago(view.updated_at);
+  row.querySelector(".row-about").textContent = `${view.forked_from ? "⑂ fork · " : ""}${view.agent} · ${state}`;
   row.querySelector("button").setAttribute("aria-label", `Delete ${title}`);
 }
 

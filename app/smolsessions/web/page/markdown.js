@@ -15,7 +15,7 @@ const STRONG = /\p{L}/u;
 const RIGHT_TO_LEFT = /[\p{Script=Arabic}\p{Script=Hebrew}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/u;
 const TASK = /^\[([ xX])\][ \t]/;
 const CLEAN = {
-  ALLOWED_TAGS: ["p", "br", "h3", "h4", "h5", "h6", "ul", "ol", "li", "blockquote", "pre", "code", "strong", "em", "s", "hr", "a",
+  ALLOWED_TAGS: ["p", "br", "h2", "h3", "h4", "h5", "h6", "ul", "ol", "li", "blockquote", "pre", "code", "strong", "em", "s", "hr", "a",
     "div", "table", "thead", "tbody", "tr", "th", "td", "span"],
   ALLOWED_ATTR: ["href", "target", "rel", "class", "start", "align", "dir", "tabindex", "title", "data-language"],
   ALLOW_ARIA_ATTR: false,
@@ -133,7 +133,7 @@ function shape(state) {
   let item = null;
   let undecided = []; // blocks whose first letter comes
   for (const token of state.tokens) {
-    if (token.type === "heading_open" || token.type === "heading_close") token.tag = `h${Math.min(6, Number(token.tag[1]) + 2)}`;
+    if (token.type === "heading_open" || token.type === "heading_close") token.tag = `h${Math.min(6, Number(token.tag[1]) + 1)}`;
     if (token.nesting === 1) undecided.push(token);
     const style = token.attrGet("style");
     if (style) token.attrs = [...token.attrs.filter(([name]) => name !== "style"), ["align", style.split(":")[1]]];

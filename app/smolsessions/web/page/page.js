@@ -1,17 +1,21 @@
 // The start of the page: creates its parts and follows the address, which names the open conversation.
 
+import { showAgent } from "./agent_details.js";
 import { Agents } from "./agents.js";
 import { Api } from "./api.js";
 import { Composer } from "./composer.js";
 import { Connection } from "./connection.js";
 import { Conversation } from "./conversation.js";
 import { byId, show } from "./dom.js";
+import { Heading } from "./heading.js";
 import { Keys } from "./keys.js";
 import { List } from "./list.js";
 import { Pictures } from "./pictures.js";
 import { Place } from "./scroll.js";
+import { Shortcuts } from "./shortcuts.js";
 
-const LOOK_EVERY_MS = 10_000;
+const LOOK_EVERY_MS = 5000;
+const LIST_EVERY_MS = 15_000;
 const ADDRESS = /^#\/c\/([A-Za-z0-9_-]{1,64})$/;
 
 const tabs = new BroadcastChannel("smolsessions");
@@ -25,10 +29,11 @@ const composer = new Composer({
   send: (text, files, options) => conversation.send(text, files, options),
   stop: () => conversation.stop(),
 });
-const agents = new Agents(api, connection, (text) => {
+const about = (agent) => showAgent(api, agent);
+const agents = new Agents(api, connection, { about, example: (text) => {
   composer.text = text;
   byId("message").focus();
-});
+} });
 const list = new List(api, connection, (id) => {
   tabs.postMessage(id);
   if (id === conversation.id) location.hash = "#/";
@@ -37,6 +42,7 @@ const conversation = new Conversation({
   api,
   connection,
   composer,
+  heading: new Heading({ rename: (title) => conversation.rename(title), about }),
   pictures: new Pictures(api, connection),
   place: new Place(byId("scroll"), byId("content"), byId("latest")),
   shown: (view) => list.show(view),
@@ -51,6 +57,8 @@ const conversation = new Conversation({
   },
 });
 
+let byKey = false; // the next address comes from a key, so that the next key is no text
+
 function route() {
   const id = ADDRESS.exec(location.hash)?.[1] ?? null;
   if (id && id === conversation.id) return;
@@ -61,7 +69,8 @@ function route() {
   }
   list.mark(id);
   menu(false);
-  composer.focus();
+  if (!byKey) composer.focus();
+  byKey = false;
 }
 
 // On a narrow screen the list is a drawer. Only the front part can take the focus.
@@ -88,10 +97,35 @@ byId("side-close").addEventListener("click", closeMenu);
 byId("veil").addEventListener("click", closeMenu);
 narrow.addEventListener("change", () => menu(false));
 document.addEventListener("keydown", (event) => event.key === "Escape" && closeMenu());
-byId("new").addEventListener("click", () => {
+function begin() {
   if (location.hash === "#/" || !location.hash) route();
   location.hash = "#/";
-});
+}
+
+function beside(by) {
+  const address = list.beside(by);
+  if (!address || address === location.hash) return;
+  byKey = true;
+  document.activeElement?.blur();
+  location.hash = address;
+}
+
+byId("new").addEventListener("click", begin);
+byId("agent-details-close").addEventListener("click", () => byId("agent-details").close());
+new Shortcuts([
+  ["n", "Begin a new conversation", begin],
+  ["/", "Search the conversations", () => {
+    if (narrow.matches) menu(true);
+    byId("search").focus();
+  }],
+  ["j", "Open the next conversation of the list", () => beside(1)],
+  ["k", "Open the previous one", () => beside(-1)],
+  ["c", "Write a message", () => byId("message").focus()],
+  ["r", "Rename the conversation", () => byId("rename").hidden || byId("rename").click()],
+  ["s", "Stop the running turn", () => byId("stop").hidden || byId("stop").click()],
+  ["o", "Open or close the steps of the last turn", () => document.querySelector(".turn:last-child .work > summary")?.click()],
+  ["e", "Go to the end", () => byId("latest").hidden || byId("latest").click()],
+]);
 
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault(); // the address names the open conversation
@@ -104,9 +138,10 @@ tabs.addEventListener("message", ({ data: id }) => {
   list.touch(id);
   if (id === conversation.id) conversation.look();
 });
-const look = () => document.visibilityState === "visible" && conversation.look();
-document.addEventListener("visibilitychange", look);
-setInterval(look, LOOK_EVERY_MS);
+const whenSeen = (act) => () => document.visibilityState === "visible" && act();
+document.addEventListener("visibilitychange", whenSeen(() => conversation.look()));
+setInterval(whenSeen(() => conversation.look()), LOOK_EVERY_MS);
+setInterval(whenSeen(() => list.look()), LIST_EVERY_MS);
 
 menu(false);
 route();

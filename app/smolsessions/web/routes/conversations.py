@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from hashlib import sha256
 from itertools import compress
@@ -44,6 +45,7 @@ from smolsessions.web.views import (
     page_view,
     prune_view,
     step_view,
+    variable_views,
 )
 from smolsessions.wire.conversations import (
     AgentDetails,
@@ -53,6 +55,7 @@ from smolsessions.wire.conversations import (
     Messages,
     PruneResult,
     StepPage,
+    VariableList,
 )
 from smolsessions.wire.conversations import Conversation as ConversationAnswer
 from smolsessions.wire.requests import ConversationPatch, ForkRequest, NewConversation, PruneRequest, RollbackRequest
@@ -251,6 +254,12 @@ def memory_routes(conversations: Conversations) -> APIRouter:
         found, left_out = await conversations.messages(Ref(owner, conversation_id), claims, summary_mode=summary_mode)
         views = [message_view(conversation_id, message) for message in found]
         return answer({"messages": views, "left_out": left_out})
+
+    @router.get(f"{AT}/variables", responses=responses(VariableList, 404, 409, 422))
+    async def list_variables(owner: CallerOwner, conversation_id: PathId) -> Response:
+        """List the variables that the agent keeps between turns, with previews and sizes."""
+        exported = await conversations.variables(Ref(owner, conversation_id))
+        return answer({"items": await asyncio.to_thread(variable_views, exported)})
 
     @router.post(f"{AT}/prune", responses=responses(PruneResult, *WRITE))
     async def prune_conversation(

@@ -1,0 +1,85 @@
+// The inspector: a drawer beside the conversation with its next prompt, memory, variables, notes, timeline and ways out.
+
+import { byId, make, show } from "../dom.js";
+import { memoryPanel } from "./memory.js";
+import { notesPanel, promptPanel, variablesPanel } from "./contents.js";
+import { sharePanel } from "./share.js";
+import { timelinePanel } from "./timeline.js";
+
+const PANELS = [
+  ["Prompt", promptPanel],
+  ["Memory", memoryPanel],
+  ["Variables", variablesPanel],
+  ["Notes", notesPanel],
+  ["Timeline", timelinePanel],
+  ["Share", sharePanel],
+];
+
+export class Inspector {
+  #parts;
+  #view = null;
+  #panel = 0;
+  #loading = new AbortController();
+
+  /** `parts`: api, pictures, conversation(), opened(id), changed(id). */
+  constructor(parts) {
+    this.#parts = parts;
+    const tabs = PANELS.map(([name], index) => {
+      const tab = make("button", { type: "button", role: "tab", id: `tab-${index}`, "aria-controls": "inspector-panel" }, name);
+      tab.addEventListener("click", () => this.#choose(index));
+      return tab;
+    });
+    byId("inspector-tabs").append(...tabs);
+    byId("inspector-tabs").addEventListener("keydown", (event) => {
+      const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!by) return;
+      this.#choose((this.#panel + by + PANELS.length) % PANELS.length);
+      tabs[this.#panel].focus();
+    });
+    byId("inspect").addEventListener("click", () => this.toggle());
+    byId("inspector-close").addEventListener("click", () => this.toggle(false));
+    byId("inspector").addEventListener("keydown", (event) => event.key === "Escape" && this.toggle(false));
+  }
+
+  toggle(open = byId("inspector").hidden) {
+    if (open && !this.#view) return;
+    show(byId("inspector"), open);
+    document.body.classList.toggle("inspecting", open);
+    byId("inspect").setAttribute("aria-expanded", String(open));
+    if (open) {
+      this.#choose(this.#panel);
+      byId(`tab-${this.#panel}`).focus();
+    } else byId("inspect").focus();
+  }
+
+  /** Show another conversation, or a new state of the same. Null: none is open. */
+  show(view) {
+    const isSame = view?.id === this.#view?.id;
+    this.#view = view;
+    show(byId("inspect"), Boolean(view));
+    if (byId("inspector").hidden) return;
+    if (!view) this.toggle(false);
+    else if (!isSame || !byId("inspector-panel").contains(document.activeElement)) this.#choose(this.#panel);
+  }
+
+  async #choose(index) {
+    this.#panel = index;
+    PANELS.forEach((_, other) => {
+      byId(`tab-${other}`).setAttribute("aria-selected", String(other === index));
+      byId(`tab-${other}`).tabIndex = other === index ? 0 : -1;
+    });
+    this.#loading.abort();
+    this.#loading = new AbortController();
+    const { signal } = this.#loading;
+    const panel = byId("inspector-panel");
+    panel.setAttribute("aria-labelledby", `tab-${index}`);
+    const path = `/conversations/${this.#view.id}`;
+    const ask = (rest, options) => this.#parts.api.json(path + rest, { signal, ...options });
+    try {
+      const content = await PANELS[index][1]({ ...this.#parts, ask, path, view: this.#view, again: () => this.#choose(index) });
+      if (!signal.aborted) panel.replaceChildren(...content);
+    } catch (problem) {
+      if (!signal.aborted) panel.replaceChildren(make("p", { className: "note wrong" }, problem.message));
+    }
+  }
+}
