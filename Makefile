@@ -5,7 +5,7 @@ DEPLOY := .venv-deploy
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install
 
-.PHONY: run test coverage browser chaos check deploy-check image-check bench lock refresh site clean
+.PHONY: run test coverage browser screenshots chaos check deploy-check image-check bench lock refresh site clean
 .DEFAULT_GOAL := run
 # Without cached bytecode every process compiles the package anew, which is a fifth of its start.
 unexport PYTHONDONTWRITEBYTECODE
@@ -51,6 +51,10 @@ coverage: check
 # The page, in a real Chromium; part of `make test`.
 browser: $(VENV)/test-ready
 	$(BIN)/python -m pytest browser_tests
+
+# Pictures of each state of the page, at three widths in both themes; FOLDER may be given.
+screenshots: $(VENV)/test-ready
+	$(BIN)/python -m browser_tests.gallery $(FOLDER)
 
 # A thousand turns under random kills beside the same turns without; TURNS, SEED, PROCESSES and STORE may be given.
 chaos: $(VENV)/test-ready

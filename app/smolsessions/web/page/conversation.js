@@ -282,7 +282,10 @@ export class Conversation {
       end();
       changed(id);
       this.#running.delete(card);
-      if (!signal.aborted) this.#told();
+      if (!signal.aborted) {
+        this.#told();
+        this.look();
+      }
     }
   }
 
@@ -317,6 +320,7 @@ export class Conversation {
     this.#parts.place.toStart();
     for (const part of ["welcome", "missing", "loading", "nothing", "older"]) show(byId(part), false);
     this.id = id;
+    this.#parts.shown(null);
   }
 
   #shown(view) {

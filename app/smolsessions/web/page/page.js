@@ -8,6 +8,7 @@ import { Connection } from "./connection.js";
 import { Conversation } from "./conversation.js";
 import { byId, show } from "./dom.js";
 import { Heading } from "./heading.js";
+import { Inspector } from "./inspector/inspector.js";
 import { Keys } from "./keys.js";
 import { List } from "./list.js";
 import { Pictures } from "./pictures.js";
@@ -38,19 +39,32 @@ const list = new List(api, connection, (id) => {
   tabs.postMessage(id);
   if (id === conversation.id) location.hash = "#/";
 });
+function open(id) {
+  location.hash = `#/c/${id}`;
+  list.mark(id);
+}
+
+function changed(id) {
+  list.touch(id);
+  tabs.postMessage(id);
+  if (id === conversation.id) conversation.look();
+}
+
+const pictures = new Pictures(api, connection);
+const inspector = new Inspector({ api, pictures, conversation: () => conversation, opened: open, changed });
 const conversation = new Conversation({
   api,
   connection,
   composer,
   heading: new Heading({ rename: (title) => conversation.rename(title), about }),
-  pictures: new Pictures(api, connection),
+  pictures,
   place: new Place(byId("scroll"), byId("content"), byId("latest")),
-  shown: (view) => list.show(view),
-  chosenAgent: () => agents.chosen,
-  began: (id) => {
-    location.hash = `#/c/${id}`;
-    list.mark(id);
+  shown: (view) => {
+    if (view) list.show(view);
+    inspector.show(view);
   },
+  chosenAgent: () => agents.chosen,
+  began: open,
   changed: (id) => {
     list.touch(id);
     tabs.postMessage(id);
@@ -124,6 +138,7 @@ new Shortcuts([
   ["r", "Rename the conversation", () => byId("rename").hidden || byId("rename").click()],
   ["s", "Stop the running turn", () => byId("stop").hidden || byId("stop").click()],
   ["o", "Open or close the steps of the last turn", () => document.querySelector(".turn:last-child .work > summary")?.click()],
+  ["i", "Open or close the inspector", () => inspector.toggle()],
   ["e", "Go to the end", () => byId("latest").hidden || byId("latest").click()],
 ]);
 
