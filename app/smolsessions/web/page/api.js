@@ -5,9 +5,9 @@ import { BASE } from "./base.js";
 const PASSING = new Set([0, 429, 502, 503, 504]); // 0: no answer
 
 export class Problem extends Error {
-  constructor(message, { status = 0, code = "", retryAfterS = 0 } = {}) {
+  constructor(message, { status = 0, code = "", retryAfterS = 0, errors = [] } = {}) {
     super(message);
-    Object.assign(this, { status, code, retryAfterS });
+    Object.assign(this, { status, code, retryAfterS, errors });
   }
 
   /** True if a later retry of the same request may succeed. */
@@ -85,5 +85,5 @@ async function problemOf(response) {
   const found = await response.json().catch(() => ({}));
   const message = found.detail || `The service answered ${response.status} ${response.statusText}`.trim();
   const retryAfterS = Number(response.headers.get("Retry-After")) || 0;
-  return new Problem(message, { status: response.status, code: found.code, retryAfterS });
+  return new Problem(message, { status: response.status, code: found.code, retryAfterS, errors: found.errors });
 }

@@ -46,3 +46,13 @@ export function ago(time, now = Date.now()) {
   if (seconds < 7 * 86_400) return count(Math.floor(seconds / 86_400), "day") + " ago";
   return new Date(time).toLocaleDateString("en", { day: "numeric", month: "short", year: "numeric" });
 }
+
+/** The time until a moment. */
+export function ahead(time, now = Date.now()) {
+  const seconds = (new Date(time) - now) / 1000;
+  if (seconds <= 0) return "now";
+  if (seconds < 60) return "in less than a minute";
+  if (seconds < 3600) return `in ${Math.floor(seconds / 60)} min`;
+  if (seconds < 2 * 86_400) return `in ${count(Math.floor(seconds / 3600), "hour")}`;
+  return `in ${count(Math.floor(seconds / 86_400), "day")}`;
+}

@@ -1,6 +1,7 @@
 // A turn's events over SSE, read with fetch (an EventSource cannot send a key) and complete across lost connections.
 
 import { broken } from "./api.js";
+import { exactly } from "./exact.js";
 
 const SILENCE_MS = 45_000; // the service pings every 15 s
 export const FINAL = new Set(["turn.finished", "turn.failed", "turn.cancelled"]);
@@ -90,7 +91,8 @@ async function read(reader, cancel) {
 
 function parsed(text) {
   try {
-    return JSON.parse(text);
+    const event = JSON.parse(text);
+    return event.type === "turn.waiting" ? exactly(text) : event;
   } catch {
     return null; // not an event of the service
   }
