@@ -8,8 +8,9 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
+from browser_tests import talker
 from browser_tests.browser import ARGUMENTS, find, path_or_skip
-from browser_tests.talker import AGENTS
+from tests.support import approvals
 from tests.support.service import Service
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, Request
 
 WAIT_MS = 10_000
+WAITING = {"mailer", "code-reader", "office"}  # agents of the shared service whose turns wait for a person
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -45,7 +47,9 @@ def browser(chromium: str) -> Iterator[Browser]:
 def service(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Yield a running service. Each test uses conversations of its own."""
     assert chromium
-    with Service(tmp_path_factory.mktemp("service"), {"AGENTS": AGENTS}) as running:
+    folder = tmp_path_factory.mktemp("service")
+    agents = ",".join([talker.AGENTS, *(each for each in approvals.AGENTS.split(",") if each.split("=")[0] in WAITING)])
+    with Service(folder, {"AGENTS": agents}, {approvals.OUTBOX: str(folder / "outbox")}) as running:
         yield running
 
 

@@ -1,6 +1,7 @@
 // A call of a tool or of a managed agent: its arguments, its result, and the steps inside it.
 
 import { make, show, write } from "./dom.js";
+import { markOf } from "./decisions.js";
 import { brief, duration, entriesOf, joined, whole } from "./figures.js";
 
 const SHORT_CHARS = 600;
@@ -13,9 +14,11 @@ export class Call {
   #name;
   #short = make("span", { className: "preview" });
   #figures = make("span", { className: "figures" });
+  #mark = null; // of a person's decision
   #arguments = make("div", { className: "arguments" });
   #result = make("div", { className: "result" });
   #preview = "";
+  #given;
 
   constructor(name) {
     this.#name = name;
@@ -41,10 +44,26 @@ export class Call {
 
   start(given) {
     this.element.dataset.state = "running";
+    this.#given = given;
     const entries = entriesOf(given);
     this.#arguments.replaceChildren(...(entries ? table(entries) : [block(whole(given))]));
     show(this.#arguments, !entries || entries.length > 0);
     this.#short.textContent = entries ? entries.map(([, value]) => brief(value, 60)).join(", ") : brief(given);
+  }
+
+  /** Show a person's decision, and the arguments that the person gave the call. */
+  decide(approval, given = null, isQuestion = this.#name === "ask_user") {
+    const mark = markOf(approval, isQuestion);
+    if (this.#mark) this.#mark.replaceWith(mark);
+    else this.#figures.before(mark);
+    this.#mark = mark;
+    if (approval.decision !== "edited" || !given || JSON.stringify(given) === JSON.stringify(this.#given)) return;
+    const { state } = this.element.dataset;
+    const changed = (entriesOf(this.#given) ?? []).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(given[name]));
+    const former = make("div", { className: "former" }, make("p", { className: "label" }, "The agent had asked for"), ...table(changed));
+    this.start(given);
+    if (changed.length) this.#arguments.append(former);
+    this.element.dataset.state = state;
   }
 
   /** `result` is undefined if the record does not hold it. */
@@ -52,7 +71,7 @@ export class Call {
     const text = ok ? result : error;
     this.element.dataset.state = ok ? "done" : "wrong";
     this.#figures.textContent = joined(repeated && "made again", duration(ms));
-    this.#preview = joined(this.#short.textContent, text === null || text === undefined ? "" : `→ ${brief(text)}`)
+    this.#preview = joined(this.#mark?.textContent, this.#short.textContent, text === null || text === undefined ? "" : `→ ${brief(text)}`)
       .replace(" · →", " →");
     if (!ok) this.#short.textContent = `Error: ${brief(text ?? "")}`;
     if (text === undefined) return;

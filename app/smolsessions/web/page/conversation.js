@@ -10,6 +10,7 @@ import { TurnCard } from "./turn.js";
 
 const TITLE_CHARS = 80;
 const SAID_CHARS = 1500; // of an answer for screen readers
+const OPEN = new Set(["queued", "running", "waiting"]);
 const LOCATION = /\/conversations\/([A-Za-z0-9_-]{1,64})\/turns\/(\d+)$/;
 
 export class Conversation {
@@ -232,7 +233,7 @@ export class Conversation {
     const card = this.#card(turn.turn, turn.message, []);
     byId("turns")[where](card.element);
     card.attach(turn);
-    if (turn.status !== "queued" && turn.status !== "running") card.finish(turn);
+    if (!OPEN.has(turn.status)) card.finish(turn);
     else if (where === "append") this.#follow(card);
     else card.run();
   }
@@ -247,7 +248,16 @@ export class Conversation {
     };
     this.#record ??= new Record((query) => this.#ask(`/conversations/${this.id}/steps?${query}`, signal));
     const record = (turn) => this.#record.eventsOf(turn);
-    const ways = { retry: (turn) => this.retry(turn), edit: (turn) => this.edit(turn), cancel: (queued) => this.#cancel(queued) };
+    const { id } = this;
+    const { api, changed, composer } = this.#parts;
+    const ways = {
+      retry: (turn) => this.retry(turn),
+      edit: (turn) => this.edit(turn),
+      cancel: (queued) => this.#cancel(queued),
+      answer: (answer) => api.post(`/conversations/${id}/turns/${number}/answers`, { answers: [answer] }, { headers: { Prefer: "respond-async" }, signal }),
+      changed: () => changed(id),
+      complain: (sentence) => composer.complain(sentence),
+    };
     const card = new TurnCard({ number, message, files, pictures, replay, record, ways });
     this.#cards.set(number, card);
     show(byId("welcome"), false);

@@ -195,7 +195,7 @@ class Field {
   #showHidden() {
     const found = [...new Set(String(this.#control.value ?? "").match(HIDDEN) ?? [])].slice(0, 8);
     const codes = found.map((one) => `U+${one.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`);
-    say(this.#hidden, codes.length ? `Holds characters that cannot be seen: ${codes.join(", ")}` : null);
+    say(this.#hidden, codes.length ? `Holds invisible characters (${codes.join(", ")}): the text may not be as it looks.` : null);
   }
 }
 

@@ -52,7 +52,7 @@ export function ahead(time, now = Date.now()) {
   const seconds = (new Date(time) - now) / 1000;
   if (seconds <= 0) return "now";
   if (seconds < 60) return "in less than a minute";
-  if (seconds < 3600) return `in ${Math.floor(seconds / 60)} min`;
-  if (seconds < 2 * 86_400) return `in ${count(Math.floor(seconds / 3600), "hour")}`;
-  return `in ${count(Math.floor(seconds / 86_400), "day")}`;
+  if (seconds < 3600) return `in ${Math.round(seconds / 60)} min`;
+  if (seconds < 2 * 86_400) return `in ${count(Math.round(seconds / 3600), "hour")}`;
+  return `in ${count(Math.round(seconds / 86_400), "day")}`;
 }

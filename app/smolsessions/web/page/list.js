@@ -144,6 +144,11 @@ export class List {
 
   #put(view, where) {
     if (this.#undo.holds(view.id)) return;
+    const status = byId("filter-status").value;
+    if (status && view.status !== status) {
+      this.#remove(view.id); // an answered turn waits no longer
+      return;
+    }
     let row = this.#rows.get(view.id);
     if (!row) {
       row = this.#row(view.id);
@@ -185,10 +190,11 @@ export class List {
 function fill(row, view) {
   const title = titleOf(view);
   const works = view.running_turn !== null || view.queued_turns > 0;
+  row.classList.toggle("waits-for", view.status === "waiting");
   row.classList.toggle("works", works);
   row.querySelector("a").title = title;
   row.querySelector(".row-title").textContent = title;
-  const state = works ? "working" : view.status === "waiting" ? "waits for you" : ago(view.updated_at);
+  const state = works ? "working" : view.status === "waiting" ? "waits for a person" : ago(view.updated_at);
   row.querySelector(".row-about").textContent = `${view.forked_from ? "⑂ fork · " : ""}${view.agent} · ${state}`;
   row.querySelector("button").setAttribute("aria-label", `Delete ${title}`);
 }

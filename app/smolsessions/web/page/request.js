@@ -33,7 +33,8 @@ export class RequestCard {
     const isQuestion = request.kind === "question";
     const head = make("h3", { id }, ...this.#heading());
     this.title = isQuestion ? `${head.textContent}: ${request.question}` : head.textContent;
-    this.#yes = button(isQuestion ? "Answer" : "Approve", "primary", () => this.#approve());
+    this.#yes = button(isQuestion ? "Answer" : "Approve", "primary", () => isQuestion || this.#approve());
+    if (isQuestion) this.#yes.type = "submit"; // Enter in a field does not approve a call
     this.#no = button(isQuestion ? "Decline" : "Reject", "", () => this.#refuse(true));
     this.#no.setAttribute("aria-expanded", "false");
     this.element = make("form", { className: "request", tabIndex: -1, autocomplete: "off", "aria-labelledby": id, "aria-describedby": `${id}-about` },
@@ -48,7 +49,7 @@ export class RequestCard {
     this.element.addEventListener("submit", (event) => {
       event.preventDefault();
       if (!this.#refusal.hidden) this.#reject();
-      else if (isQuestion) this.#approve(); // Enter in a field does not approve a call
+      else if (isQuestion) this.#approve();
     });
     this.element.addEventListener("keydown", (event) => event.key === "Escape" && !this.#refusal.hidden && this.#refuse(false));
   }
@@ -77,7 +78,7 @@ export class RequestCard {
   #heading() {
     const { kind, tool, agent } = this.#request;
     if (kind === "question") return [`${agent.split("/").at(-1)} asks`];
-    return tool === CODE ? ["Run this code?"] : ["Make this call of ", make("code", {}, tool), "?"];
+    return tool === CODE ? ["Approve this code?"] : ["Approve this call of ", make("code", {}, tool), "?"];
   }
 
   #question(id) {

@@ -109,8 +109,8 @@ export class Requests {
     const [first] = this.#cards.values();
     notice(first ? this.#cards.size : null);
     if (first) byId("announcement").textContent = this.#sentence(first);
-    if (first && (this.#lost || isFree())) first.focus();
-    else if (this.#lost && !matchMedia("(pointer: coarse)").matches) byId("message").focus({ preventScroll: true });
+    if (first && isFree()) first.focus();
+    else if (!first && this.#lost && document.activeElement === document.body && !matchMedia("(pointer: coarse)").matches) byId("message").focus({ preventScroll: true });
     this.#lost = false;
     this.#ways.changed();
   }
@@ -121,11 +121,11 @@ export class Requests {
   }
 }
 
-/** True if the focus may move: the user is not writing, and no dialog is open. */
+/** True if the focus may move: it is nowhere, or at the message field without a message. */
 function isFree() {
   const at = document.activeElement;
   if (document.querySelector("dialog[open]") || document.body.classList.contains("menu")) return false;
-  return !at?.closest(".request") && !(at?.matches("input, textarea, select") && at.value);
+  return !at || at === document.body || (Boolean(at.closest("#composer")) && !byId("message").value);
 }
 
 /** Say above the message field that the turn waits, or hide it. */

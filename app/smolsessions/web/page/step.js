@@ -1,6 +1,7 @@
 // One step of an agent: thought, plan, code and calls.
 
 import { Call } from "./call.js";
+import { markOf } from "./decisions.js";
 import { make, write } from "./dom.js";
 import { brief, duration, joined, tokens } from "./figures.js";
 import { coloured } from "./markdown.js";
@@ -82,6 +83,11 @@ export class Step {
     this.#calls.push(call);
     this.#title.textContent = this.#names();
     return call;
+  }
+
+  /** Show a person's decision on its block of code. */
+  decide(approval) {
+    this.#figures.before(markOf(approval));
   }
 
   result(event) {

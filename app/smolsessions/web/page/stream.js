@@ -12,16 +12,18 @@ export const FINAL = new Set(["turn.finished", "turn.failed", "turn.cancelled"])
  */
 export async function* eventsOf({ api, connection, path, signal, response = null, after = 0 }) {
   let last = after;
+  let waits = false; // for a person, perhaps for days
   for (let attempt = 0; ; attempt += 1) {
     let waitS = 0;
     try {
       response ??= await open(api, path, last, signal);
       if (response.status === 204) return;
       connection.restored();
-      for await (const event of framesOf(response.body)) {
+      for await (const event of framesOf(response.body, () => waits && document.hidden)) {
         if (!(event.seq > last)) continue;
         last = event.seq;
         attempt = 0;
+        waits = event.type === "turn.waiting" || (waits && event.type === "input.answered");
         yield event;
         if (FINAL.has(event.type)) return;
       }
@@ -31,6 +33,10 @@ export async function* eventsOf({ api, connection, path, signal, response = null
     }
     signal.throwIfAborted();
     response = null;
+    if (waits && document.hidden) {
+      await visible(signal);
+      continue;
+    }
     connection.lost();
     await connection.pause(attempt, signal, waitS);
   }
@@ -42,10 +48,29 @@ function open(api, path, last, signal) {
   return api.request(path, { headers, signal });
 }
 
-async function* framesOf(body) {
+/** Wait until the user sees this tab. */
+function visible(signal) {
+  return new Promise((resolve, reject) => {
+    const over = () => {
+      if (document.hidden && !signal.aborted) return;
+      document.removeEventListener("visibilitychange", over);
+      signal.removeEventListener("abort", over);
+      if (signal.aborted) reject(signal.reason);
+      else resolve();
+    };
+    document.addEventListener("visibilitychange", over);
+    signal.addEventListener("abort", over);
+    over();
+  });
+}
+
+/** Yield events. A tab that is hidden while `isIdle()` closes its stream, as a browser opens only a few per host. */
+async function* framesOf(body, isIdle) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   const cancel = () => reader.cancel().catch(() => {});
+  const look = () => isIdle() && cancel();
   window.addEventListener("offline", cancel);
+  document.addEventListener("visibilitychange", look);
   let data = [];
   try {
     for await (const line of linesOf(reader, cancel)) {
@@ -58,6 +83,7 @@ async function* framesOf(body) {
     }
   } finally {
     window.removeEventListener("offline", cancel);
+    document.removeEventListener("visibilitychange", look);
     cancel();
   }
 }

@@ -2,7 +2,9 @@
 
 import { make, show } from "./dom.js";
 import { count, duration, joined, tokens } from "./figures.js";
+import { approvalOf } from "./decisions.js";
 import { action, outcomeOf, waysOn } from "./outcome.js";
+import { Requests } from "./requests.js";
 import { Step } from "./step.js";
 import { FINAL } from "./stream.js";
 import { Text } from "./text.js";
@@ -24,6 +26,7 @@ export class TurnCard {
   #given = make("div", { className: "pictures" });
   #drawn = make("div", { className: "pictures answer-pictures", hidden: true });
   #note = make("div", { className: "outcome" });
+  #requests;
   #foot = make("footer", { className: "turn-foot", hidden: true });
   #status = "Waiting";
   #since = Date.now();
@@ -39,11 +42,12 @@ export class TurnCard {
 
   /**
    * `replay()` returns all events of a turn that is over, and `record(turn)` its steps on record as events. Both throw a
-   * `Problem`. `ways` are `retry(turn)`, `edit(turn)` and `cancel(number)`.
+   * `Problem`. `ways` are `retry(turn)`, `edit(turn)`, `cancel(number)` and those of its requests.
    */
   constructor({ number, message, files = [], pictures, replay, record, ways }) {
     this.#number = number;
     this.#ways = ways;
+    this.#requests = new Requests(ways);
     this.#record = record;
     this.#pictures = pictures;
     this.#replay = replay;
@@ -54,7 +58,7 @@ export class TurnCard {
     this.#work.addEventListener("toggle", () => this.#opened());
     this.element = make("article", { className: "turn", "aria-label": `Turn ${number}` },
       make("div", { className: "said" }, make("span", { className: "unseen" }, "You said: "), this.#given, this.#said),
-      make("div", { className: "played" }, this.#work, this.#answer, this.#drawn, this.#note, this.#foot));
+      make("div", { className: "played" }, this.#work, this.#answer, this.#drawn, this.#note, this.#foot, this.#requests.element));
     show(this.#given, files.length > 0);
     show(this.#answer, false);
   }
@@ -101,6 +105,7 @@ export class TurnCard {
   }
 
   apply(event) {
+    this.#requests.apply(event);
     if (FINAL.has(event.type)) {
       this.finish(event.result);
       return;
@@ -113,8 +118,10 @@ export class TurnCard {
   finish(turn) {
     clearInterval(this.#timer);
     this.running = false;
+    this.#requests.clear();
     this.element.dataset.status = turn.status;
     for (const step of this.#byId.values()) step.breakOff();
+    for (const call of turn.tool_calls) if (call.approval) this.#calls.get(call.call_id)?.decide(call.approval, call.arguments);
     this.#reply(turn);
     this.attach(turn);
     this.#drawn.replaceChildren(...this.#all(turn.output_images, turn.output_files, "the answer"));
@@ -123,15 +130,18 @@ export class TurnCard {
     this.#turn = turn;
     const names = [...new Set(turn.tool_call_names)].join(", ");
     this.#summary.textContent = joined(turn.steps ? count(turn.steps, "step") : "No step was finished", names);
-    const failed = turn.tool_calls.filter(({ ok, internal }) => !ok && !internal).length;
+    const refused = turn.tool_calls.filter(isRefused).length;
+    if (refused) this.#summary.append(` · ${refused} rejected`);
+    const failed = turn.tool_calls.filter((call) => !call.ok && !call.internal && !isRefused(call)).length;
     if (failed) this.#summary.append(" · ", make("span", { className: "wrong" }, count(failed, "error")));
     show(this.#work, turn.steps > 0 || this.#byId.size > 0);
     this.element.classList.toggle("rolled-back", Boolean(turn.rolled_back));
     const figures = joined(
       turn.rolled_back && "Rolled back",
       duration(turn.timing.duration_ms),
+      turn.timing.waited_ms >= 1000 && `waited ${duration(turn.timing.waited_ms)} for a person`,
       tokens(turn.usage),
-      turn.attempts > 1 && `${turn.attempts} attempts`,
+      turn.attempts > 1 && !turn.timing.waited_ms && `${turn.attempts} attempts`,
       turn.left_out?.steps > 0 && `${count(turn.left_out.steps, "step")} left out`,
     );
     this.#foot.replaceChildren(make("span", { className: "figures", title: "Time, tokens read → written" }, figures));
@@ -143,8 +153,9 @@ export class TurnCard {
   /** Stop showing it: the page shows something else, or lacks access. */
   leave() {
     clearInterval(this.#timer);
+    this.#requests.leave();
     this.running = false;
-    if (["running", "queued"].includes(this.element.dataset.status)) this.element.dataset.status = "left";
+    if (["running", "queued", "waiting"].includes(this.element.dataset.status)) this.element.dataset.status = "left";
   }
 
   stopping() {
@@ -157,9 +168,10 @@ export class TurnCard {
     "turn.started": (event) => {
       const at = Date.parse(event.at);
       if (at <= Date.now()) this.#since = at;
+      const answered = this.element.dataset.status === "waiting";
       this.element.dataset.status = "running";
       show(this.#foot, false);
-      this.#say(event.attempt > 1 ? "Taken over by another worker" : "Working");
+      this.#say(event.attempt > 1 && !answered ? "Taken over by another worker" : "Working");
     },
     "step.started": (event) => {
       // If another step follows, the text shown as the answer is not the answer: a check refused it.
@@ -187,6 +199,12 @@ export class TurnCard {
       this.#calls.get(event.call_id)?.end(event);
       this.#step(event).result(event);
     },
+    "turn.waiting": (event) => {
+      this.element.dataset.status = "waiting";
+      this.#since = Math.min(Date.now(), ...event.requests.map((request) => Date.parse(request.asked_at)));
+      this.#say("Waiting for a person");
+    },
+    "input.answered": (event) => event.answers.forEach((answer) => this.#answeredBy(answer)),
     "step.finished": (event) => {
       const step = this.#step(event);
       step.finish({ ...UNKNOWN, ...event }, this.#shown(event));
@@ -213,6 +231,14 @@ export class TurnCard {
     }
     show(this.#answer, true);
     this.#text.push(event.text);
+  }
+
+  /** Show a person's decision at its call, or at its step of code. */
+  #answeredBy(answer) {
+    const request = this.#requests.request(answer.request_id);
+    if (!request) return;
+    const place = this.#calls.get(request.call_id) ?? this.#byId.get(request.step_id);
+    place?.decide(approvalOf(answer), answer.arguments, request.kind === "question");
   }
 
   #retire(label) {
@@ -298,4 +324,9 @@ export class TurnCard {
     const ms = Date.now() - this.#since;
     this.#summary.textContent = joined(this.#status, ms >= 1000 && duration(Math.floor(ms / 1000) * 1000).replace(".0", ""));
   }
+}
+
+/** True if a person rejected the call, or did not decide in time. */
+function isRefused({ approval }) {
+  return approval?.decision === "rejected" || approval?.decision === "expired";
 }
