@@ -32,8 +32,9 @@ export class Requests {
     return this.#known.get(id);
   }
 
-  apply(event) {
-    if (event.type === "turn.waiting") this.#open(event.requests);
+  /** `isLive`: the turn is not over, so that its requests may be open. */
+  apply(event, isLive) {
+    if (event.type === "turn.waiting") this.#open(event.requests, isLive);
     else if (event.type === "input.answered") event.answers.forEach((answer) => this.#answered(answer));
     else if (event.type === "turn.started" || FINAL.has(event.type)) this.clear();
   }
@@ -50,11 +51,12 @@ export class Requests {
     notice(null);
   }
 
-  #open(requests) {
+  #open(requests, isLive) {
+    for (const request of requests) this.#known.set(request.request_id, request);
+    if (!isLive) return;
     const open = new Set(requests.map((request) => request.request_id));
     for (const id of this.#cards.keys()) if (!open.has(id)) this.#remove(id);
     for (const request of requests) {
-      this.#known.set(request.request_id, request);
       if (this.#cards.has(request.request_id)) continue;
       const card = new RequestCard(request, (answer) => this.#send(answer));
       this.#cards.set(request.request_id, card);

@@ -105,7 +105,7 @@ export class TurnCard {
   }
 
   apply(event) {
-    this.#requests.apply(event);
+    this.#requests.apply(event, this.running);
     if (FINAL.has(event.type)) {
       this.finish(event.result);
       return;
