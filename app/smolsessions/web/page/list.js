@@ -189,7 +189,7 @@ export class List {
 /** Update a row in place, so that it keeps the focus. */
 function fill(row, view) {
   const title = titleOf(view);
-  const works = view.running_turn !== null || view.queued_turns > 0;
+  const works = view.status !== "waiting" && (view.running_turn !== null || view.queued_turns > 0);
   row.classList.toggle("waits-for", view.status === "waiting");
   row.classList.toggle("works", works);
   row.querySelector("a").title = title;
