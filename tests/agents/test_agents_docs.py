@@ -55,6 +55,8 @@ TOOLS = {
     "MCP server as a process": {"add", "greet"},
     "MCP server over HTTP": {"add", "greet"},
     "files of a conversation": {"read_file", "write_file", "edit_file", "glob", "grep"},
+    "approvals and questions of a person": {"search", "ask_user"},
+    "approvals by a function": {"search"},
     "a given folder, read-only": {"read_file", "glob", "grep"},
 }
 CODE = """
@@ -70,6 +72,9 @@ def search(words: str) -> str:
         words: What to look for.
     '''
     return words
+
+def is_costly(name, arguments, caller):
+    return name == "search" and "gold" in arguments["words"]
 
 def make_shop():
     return ToolCallingAgent([Calculator()], RuleModel())

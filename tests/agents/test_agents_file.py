@@ -81,6 +81,51 @@ def test_an_agent_of_ten_lines_answers_a_turn(llm: LLM, tmp_path: Path) -> None:
     assert (missing.status_code, missing.json()["code"]) == (404, "agent_not_found")
 
 
+APPROVED = """
+approve = ["calculator"]
+ask_user = true
+
+[agents.strict]
+kind = "tool_calling"
+model = "small"
+tools = ["smolsessions.agents.demo.tools:Calculator"]
+approve = "deciding:is_costly"
+
+[agents.boss]
+kind = "tool_calling"
+model = "small"
+managed_agents = ["strict", "shop"]
+"""
+DECIDING = """
+def is_costly(name, arguments, caller):
+    return arguments["expression"] == "6 * 7"
+"""
+
+
+def test_agents_of_the_file_wait_for_a_person(llm: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "agents.toml"
+    file.write_text(ONE_AGENT.format(base=llm.base_url) + APPROVED + 'description = "Leads."\n')
+    file.write_text(file.read_text().replace('approve = "dec', 'description = "Calculates."\napprove = "dec'))
+    (tmp_path / "deciding.py").write_text(DECIDING)
+    llm.call(("calculator", {"expression": "6 * 7"}))
+    llm.call(("calculator", {"expression": "1 + 1"}))
+    llm.call(("calculator", {"expression": "6 * 7"}))
+    settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}
+    with Service(tmp_path, settings, environment={"SHOP_KEY": KEY}) as service:
+        shown = {name: service.get(f"/agents/{name}") for name in ("shop", "strict", "boss")}
+        shop = service.post("/turn", message="six times seven?", agent="shop").json()
+        strict = service.post("/turn", message="two sums", agent="strict").json()
+    assert [(each["approve"], each["ask_user"]) for each in shown.values()] == [
+        (["calculator"], True),
+        (None, False),
+        (None, True),
+    ]
+    assert (shop["status"], shop["requests"][0]["arguments"]) == ("waiting", {"expression": "6 * 7"})
+    assert (strict["status"], strict["requests"][0]["arguments"]) == ("waiting", {"expression": "6 * 7"})
+    assert len(llm.requests) == 3, "the first sum of the second agent was made"
+    assert "ask_user" in [tool["name"] for tool in shown["shop"]["tools"]]
+
+
 @pytest.mark.parametrize("file", sorted(BROKEN.glob("*.toml")), ids=lambda file: file.stem)
 def test_a_mistake_is_a_sentence_with_file_agent_key_and_mend(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])  # the file's folder is added

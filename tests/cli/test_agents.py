@@ -35,6 +35,8 @@ instructions = "Answer like a shopkeeper."
 tools = ["smolsessions.agents.demo.tools:Calculator"]
 managed_agents = ["clerk"]
 deadline_s = 90
+approve = ["calc*"]
+ask_user = true
 
 [agents.clerk]
 kind = "code"
@@ -70,7 +72,14 @@ def test_check_makes_each_agent_and_names_the_one_that_needs_a_mend(
 def test_show_prints_model_tools_fingerprint_and_prompts(settings: dict[str, str], llm: LLM, tmp_path: Path) -> None:
     status, output, errors = run(tmp_path, settings, "agents", "show", "shop")
     assert status == 0, errors
-    for text in ("deadline_s: 90", "calculator(expression): ", "Answer like a shopkeeper.", "system prompt of /clerk:"):
+    for text in (
+        "deadline_s: 90",
+        "approve: calc*",
+        "ask_user: true",
+        "calculator(expression): ",
+        "Answer like a shopkeeper.",
+        "system prompt of /clerk:",
+    ):
         assert text in output
     _, listed, _ = run(tmp_path, settings, "agents", "check", "shop")
     assert f"fingerprint: {listed.split()[-1]}" in output

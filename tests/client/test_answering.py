@@ -77,6 +77,9 @@ def test_a_waiting_turn_is_returned_and_answered_one_by_one(client: Client, outb
     assert "Reason: Bob is away" in turn.reply
     assert [call.approval and call.approval.decision for call in turn.tool_calls[:2]] == ["edited", "rejected"]
     assert sent(outbox) == ["eve: hello"]
+    document = client.export_conversation(turn.conversation_id)
+    kept = client.get_turn(client.import_conversation(document).id, 1)
+    assert [call.approval for call in kept.tool_calls] == [call.approval for call in turn.tool_calls]
 
 
 def test_several_answers_at_once_are_all_or_none(client: Client, outbox: Path) -> None:
@@ -155,6 +158,8 @@ def test_approvals_of_a_conversation_are_set_and_changed(client: Client) -> None
     turn = client.turn(said(emails("ada"), DONE), conversation_id=made.id)
     assert turn.status == "waiting"
     assert client.cancel_turn(made.id, 1, wait_s=20).status == "cancelled"
+    copy = client.import_conversation(client.export_conversation(made.id))
+    assert (client.fork_conversation(made.id).approve, copy.approve) == (["send_*"], ["send_*"])
     assert client.update_conversation(made.id, {"approve": []}).approve == []
     assert client.turn(said(emails("ada"), DONE), conversation_id=made.id).status == "finished"
 

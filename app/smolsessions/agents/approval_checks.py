@@ -47,6 +47,14 @@ def asks(agent: MultiStepAgent) -> bool:
     return any(options_of(each).approve or options_of(each).ask_user for each in with_managed(agent))
 
 
+def approved_tools(agent: MultiStepAgent) -> tuple[str, ...] | None:
+    """Return the tools that the options of an agent and those below it name. None: a function decides on calls."""
+    rules = [options_of(each).approve for each in with_managed(agent)]
+    if any(callable(rule) for rule in rules):
+        return None
+    return tuple(dict.fromkeys(name for rule in rules if not callable(rule) for name in rule))
+
+
 def check_approvals(name: str, agent: MultiStepAgent, *, takes_caller: bool) -> None:
     """Check the options `approve` and `ask_user` of an agent and those below it. Raises `StartError`."""
     for each in with_managed(agent):

@@ -18,7 +18,7 @@ from smolagents import MultiStepAgent
 from smolagents.models import get_tool_json_schema
 
 import smolsessions
-from smolsessions.agents.approval_checks import asks, cannot_wait, check_approvals, tool_names
+from smolsessions.agents.approval_checks import approved_tools, asks, cannot_wait, check_approvals, tool_names
 from smolsessions.agents.identity import model_identity, release_of
 from smolsessions.agents.memory.author_policies import agent_policy, import_own_policies
 from smolsessions.agents.memory.scratchpad import add_scratchpad
@@ -154,6 +154,8 @@ def check_factory(name: str, factory: Factory, folders: ConversationFolders | No
         tuple(options_of(first).examples),
         options_of(first).deadline_s,
         tuple(filter(None, map(limitation_of, with_managed(first)))),
+        approved_tools(first),
+        any(options_of(each).ask_user for each in with_managed(first)),
     )
     clean_up(first)
     clean_up(second)
@@ -189,8 +191,8 @@ def _load(entry: str) -> tuple[str, Factory]:
     return name or factory_name(factory) or _PREFIX.sub("", attribute), factory
 
 
-def import_factory(module_name: str, attribute: str) -> Factory:
-    """Import a function that makes agents. Raises `StartError`."""
+def import_factory(module_name: str, attribute: str, role: str = "makes it") -> Factory:
+    """Import a function that makes agents, or has another role. Raises `StartError`."""
     _refuse_namesake(module_name)
     try:
         module = importlib.import_module(module_name)
@@ -203,7 +205,7 @@ def import_factory(module_name: str, attribute: str) -> Factory:
         ) from error
     factory: Factory | None = getattr(module, attribute, None)
     if not callable(factory):
-        raise StartError(f"{module_name} has no function {attribute}; name the one that makes it")
+        raise StartError(f"{module_name} has no function {attribute}; name the one that {role}")
     return factory
 
 

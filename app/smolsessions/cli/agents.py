@@ -106,6 +106,8 @@ def _lines(info: AgentInfo) -> Iterator[str]:
         "deadline_s": info.deadline_s,
         "code_runs_in": info.code_runs_in,
         "memory policy": json.dumps(policy_data(info.policy)) if info.policy else None,
+        "approve": "by a function" if info.approve is None else ", ".join(info.approve),
+        "ask_user": "true" if info.ask_user else None,
         "examples": ", ".join(info.examples),
         "limitations": " ".join(info.limitations),
     }

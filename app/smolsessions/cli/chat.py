@@ -14,6 +14,7 @@ import httpx2
 import typer
 
 from smolsessions.cli.flags import add_agents, spec_of, with_settings
+from smolsessions.cli.questions import ask
 from smolsessions.cli.remote import ApiKey, check_id, check_url, err, out, service, shorten
 from smolsessions.client import ApiError
 from smolsessions.core.errors import StartError
@@ -25,6 +26,7 @@ from smolsessions.wire.events import (
     ToolCalled,
     ToolReturned,
     TurnEnded,
+    TurnWaiting,
 )
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from smolsessions.wire.turns import File, Image, Turn
 
 END_S = 30
+INVALID = 422
 IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
 """Suffixes of files that the model sees."""
 STYLES = {"answer": "", "thought": "dim italic", "code": "cyan", "plan": "dim", "arguments": None}
@@ -67,7 +70,7 @@ def chat(
     *,
     named: tuple[str, ...] = (),
 ) -> None:
-    """Chat with an agent. Ctrl-C stops the turn, Ctrl-D ends the chat.
+    """Chat with an agent. Ctrl-C stops the turn, or leaves it waiting for an answer. Ctrl-D ends the chat.
 
     Settings and agents are those of the service that starts here. They have no effect with --url.
     """
@@ -158,6 +161,9 @@ class _Chat:
                 out.print(f"\n> {turn.message}", style="bold", markup=False)
                 self._linked.clear()
                 self._show_end(turn)
+                if turn.status == "waiting":
+                    with self._refusals():
+                        self._follow(iter(()), self._wait_of(turn))
             return
         names = ", ".join(
             f"{each.name} (default)" if each.default else each.name for each in self._client.list_agents()
@@ -170,19 +176,36 @@ class _Chat:
             out.print(f"\nAdd --conversation {name} to the command to go on with this conversation.", style="dim")
 
     def play(self, message: str) -> None:
-        """Play a turn and show it. Ctrl-C stops it. A refusal does not end a chat with a person."""
+        """Play a turn and show it. Ctrl-C stops it."""
+        self._linked.clear()
+        with self._refusals():
+            self._follow(self._client.stream(message, until="waiting", **self._place), None)
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Show a refusal. It does not end a chat with a person."""
         try:
-            self._play(message)
+            yield
         except ApiError as error:
             if not sys.stdin.isatty():
                 raise
             self._end_line()
             err.print(f"smolsessions: {error}", style="red", markup=False)
 
-    def _play(self, message: str) -> None:
-        self._linked.clear()
-        events = self._client.stream(message, **self._place)
-        last: TurnEvent | None = None
+    def _wait_of(self, turn: Turn) -> TurnEvent | None:
+        """Return the event with the open requests of a waiting turn."""
+        is_open = {request.request_id for request in turn.requests}
+        after = 0
+        while found := list(
+            self._client.get_turn_events(turn.conversation_id, turn.turn, after=after, until="waiting")
+        ):
+            after, last = found[-1].seq, found[-1]
+            if isinstance(last, TurnWaiting) and is_open <= {request.request_id for request in last.requests}:
+                return last.model_copy(update={"requests": turn.requests})
+        return None
+
+    def _follow(self, events: Iterator[TurnEvent], last: TurnEvent | None) -> None:
+        """Show events up to the turn's end, and ask a person for what it waits for. `last` is the event before."""
         is_stopping = False
         while True:
             try:
@@ -202,7 +225,34 @@ class _Chat:
                 is_stopping = True
                 out.print("stopping …", style="dim")
             else:
-                return
+                if not isinstance(last, TurnWaiting) or not self._answer_all(last):
+                    return
+                events = self._client.get_turn_events(last.conversation_id, last.turn, after=last.seq, until="waiting")
+
+    def _answer_all(self, waiting: TurnWaiting) -> bool:
+        """Ask a person for each answer and send it. Returns False if the turn is left waiting."""
+        place = (waiting.conversation_id, waiting.turn)
+        requests = [*waiting.requests]
+        try:
+            while requests and sys.stdin.isatty():
+                try:
+                    self._client.answer_turn(*place, [ask(requests[0])], wait_s=0)
+                except ApiError as error:
+                    err.print(f"smolsessions: {error}", style="red", markup=False)
+                    if error.status == INVALID:
+                        continue
+                requests.pop(0)
+        except (KeyboardInterrupt, EOFError):
+            out.print()
+        if requests:
+            later = f"`smolsessions turns answer {place[0]} {place[1]} REQUEST`"
+            out.print(
+                f"the turn waits for your answer; open its conversation again, or use {later}: "
+                f"{', '.join(each.request_id for each in requests)}",
+                style="yellow",
+                markup=False,
+            )
+        return not requests
 
     def _show(self, event: TurnEvent) -> None:
         match event:

@@ -16,6 +16,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
+from smolsessions.cli.questions import arguments_of
 from smolsessions.cli.remote import (
     LOCAL,
     ApiKey,
@@ -48,7 +49,7 @@ Turn = Annotated[int, typer.Argument(metavar="TURN", min=1, help="Its number.")]
 Limit = Annotated[int, typer.Option(min=1, help="Most items.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 conversations = typer.Typer(no_args_is_help=True, help="List, show, export, import, delete and prune conversations.")
-turns = typer.Typer(no_args_is_help=True, help="List, show, watch and cancel turns.")
+turns = typer.Typer(no_args_is_help=True, help="List, show, watch, answer and cancel turns.")
 
 
 def _progress(items: Sequence[T], action: str) -> Iterable[T]:
@@ -83,7 +84,7 @@ def list_conversations(  # noqa: PLR0917 - typer passes them by name
     url: Url = LOCAL,
     api_key: ApiKey = None,
     agent: Annotated[str | None, typer.Option(help="Only those of this agent.")] = None,
-    status: Annotated[str | None, typer.Option(help="idle, queued or running.")] = None,
+    status: Annotated[str | None, typer.Option(help="idle, queued, running or waiting.")] = None,
     q: Annotated[str | None, typer.Option("--search", help="Part of the title.")] = None,
     limit: Limit = 20,
     as_json: AsJson = False,
@@ -268,6 +269,42 @@ def watch_turn(
     with service(url, api_key) as client:
         for event in client.get_turn_events(conversation, turn, after=after):
             line(event)
+
+
+@turns.command("answer")
+def answer_turn(  # noqa: PLR0917 - see above
+    conversation: Conversation,
+    turn: Turn,
+    request: Annotated[
+        str | None, typer.Argument(metavar="[REQUEST]", help="Id of the request. Else the only open one.")
+    ] = None,
+    approve: Annotated[bool, typer.Option("--approve", help="Make the call.")] = False,
+    reject: Annotated[bool, typer.Option("--reject", help="Do not make the call, or decline to answer.")] = False,
+    arguments: Annotated[str | None, typer.Option(metavar="JSON", help="Other arguments of the call.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Told to the agent's model.")] = None,
+    text: Annotated[str | None, typer.Option(help="Answer to a question.")] = None,
+    url: Url = LOCAL,
+    api_key: ApiKey = None,
+) -> None:
+    """Answer a request of a waiting turn, and show the turn at its end or when it waits again."""
+    if approve + reject + (text is not None) != 1:
+        raise StartError("the command has no decision, or several; write one of --approve, --reject and --text")
+    answer: dict[str, Any] = {} if text is not None else {"decision": "approve" if approve else "reject"}
+    answer |= {name: value for name, value in {"reason": reason, "text": text}.items() if value is not None}
+    if arguments is not None:
+        try:
+            answer["arguments"] = arguments_of(arguments)
+        except ValueError as error:
+            raise StartError(f'--arguments is no JSON object: {error}; write it as \'{{"to": "ada"}}\'') from None
+    with service(url, api_key) as client, err.status("waiting …"):
+        if request is None:
+            still_open = [each.request_id for each in client.get_turn(conversation, turn).requests]
+            if len(still_open) != 1:
+                raise fail(f"name one of the open requests: {', '.join(still_open) or 'there is none'}")
+            (request,) = still_open
+        given: Any = {"request_id": request, **answer}
+        answered = client.answer_turn(conversation, turn, [given])
+    show(answered)
 
 
 @turns.command("cancel")

@@ -217,14 +217,14 @@ class Conversations:
         told, memory = await asyncio.to_thread(parse_document, document)
         name = self._known(told.agent if agent is None else agent)
         given = await asyncio.to_thread(self._agents.import_document, name, memory, self._max_pixels)
-        self._check(name, ConversationFields(told.metadata, told.policy))
+        self._check(name, ConversationFields(told.metadata, told.policy, approve=told.approve))
         files = await asyncio.to_thread(self._checked_files, name, told)
         ref = Ref(owner, conversation_id or secrets.token_hex(12))
         version = self._agents.infos[name].version
         last = max((step.turn for step in given.steps), default=0)
         turns = await asyncio.to_thread(imported_turns, ref, told, memory, version, last)
         title = title_of(turns[0].message) if turns and "title" not in told.model_fields_set else told.title
-        draft = ConversationFields(told.metadata, told.policy, title=title)
+        draft = ConversationFields(told.metadata, told.policy, title=title, approve=told.approve)
         made = await self.history.adopt(ref, name, draft, ImportedConversation(tuple(turns), told.jumps, given))
         await self._add_files(ref, files)
         return made

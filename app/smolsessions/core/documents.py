@@ -52,6 +52,7 @@ class MemoryDocument(BaseModel):
     title: str | None = Field(None, min_length=1, max_length=200)
     metadata: dict[str, Any] = {}
     policy: Rules | None = None
+    approve: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=50)] = ()
 
     @property
     def jumps(self) -> tuple[Rollback, ...]:
@@ -116,6 +117,7 @@ def encode_document(record: ConversationRecord, portable: ExportedMemory, files:
         "title": conversation.title,
         "metadata": conversation.metadata,
         "policy": None if conversation.policy is None else policy_data(conversation.policy),
+        **({"approve": conversation.approve} if conversation.approve else {}),
         "turns": (_turn_document(turn) for turn in record.turns),
         "rollbacks": [[jump.after, jump.to] for jump in record.jumps],
         "steps": (

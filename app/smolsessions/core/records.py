@@ -102,6 +102,10 @@ class AgentInfo:
     """Longest time of a turn that sets none. None: the service's."""
     limitations: tuple[str, ...] = ()
     """Sentences on what the service cannot do for it."""
+    approve: tuple[str, ...] | None = ()
+    """Tools whose calls need an approval, also of agents below it. None: a function decides."""
+    ask_user: bool = False
+    """True if it or an agent below it may ask a question."""
 
 
 @record

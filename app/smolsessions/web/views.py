@@ -249,7 +249,7 @@ def agent_version_view(version: AgentVersion) -> dict[str, Any]:
 
 
 def agent_view(info: AgentInfo, confinement: str | None, *, default: bool) -> dict[str, Any]:
-    names = ("description", "max_steps", "code_runs_in", "policy", "examples", "limitations")
+    names = ("description", "max_steps", "code_runs_in", "policy", "examples", "limitations", "approve", "ask_user")
     same = {name: getattr(info, name) for name in names}
     same["tools"] = [data_of(tool) for tool in info.tools]
     return {**agent_version_view(info.version), **same, "code_confinement": confinement, "default": default}

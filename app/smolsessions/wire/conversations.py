@@ -185,6 +185,11 @@ class Agent(AgentVersion):
     limitations: list[str] = Field(description="Sentences on what the service cannot do for it.")
     policy: Rules = Field(description="Rules that bound the memory in its model's prompt.")
     examples: list[str] = Field(description="Questions that a page may offer. Often empty.")
+    approve: list[str] | None = Field(
+        description="Tools whose calls wait for a person's approval, also those of agents that it manages: names, and "
+        "patterns such as `delete_*`. Null: a function of the agent's author decides on each call."
+    )
+    ask_user: bool = Field(description="True if it, or an agent that it manages, may ask the user a question.")
     default: bool = Field(description="True for the agent of conversations that name none.")
 
 

@@ -17,20 +17,23 @@ from smolagents import CodeAgent, LogLevel, MultiStepAgent, ToolCallingAgent
 from smolagents.agents import EMPTY_PROMPT_TEMPLATES
 
 import smolsessions
+from smolsessions.agents.approval_checks import refused_tools, tool_names
 from smolsessions.agents.config.mistakes import Place, PlacedStartError, sentence_at
 from smolsessions.agents.config.references import models_of, placed_models, unsuitable
 from smolsessions.agents.config.saved_agents import download, read_saved_agent, read_text
 from smolsessions.agents.config.schema import CODE_KEYS, REMOTE_EXECUTORS, AgentTable, ModelTable
 from smolsessions.agents.factories import import_factory, takes_caller
+from smolsessions.agents.memory.scratchpad import READ, WRITE
 from smolsessions.agents.models.keys import without_secrets
 from smolsessions.agents.models.providers import add_fallbacks, make_model
 from smolsessions.agents.remote_executors import remote_executor
+from smolsessions.agents.tools.ask_user import NAME as ASK_USER
 from smolsessions.agents.tools.sources import RESERVED_NAMES, load_tools
 from smolsessions.agents.tools.workspace_tools import WORKSPACE_TOOLS, check_workspace
 from smolsessions.core.callers import DUMMY
 from smolsessions.core.errors import StartError
 from smolsessions.core.policies import OwnRule, policy_data
-from smolsessions.options import WorkspaceValues
+from smolsessions.options import ApproveRule, WorkspaceValues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
     from smolsessions.agents.tools.tool_servers import ToolServers
     from smolsessions.core.callers import Caller
 
-_OPTIONS = "scratchpad executor model_retries unsafe_to_repeat examples deadline_s".split()
+_OPTIONS = "scratchpad executor model_retries unsafe_to_repeat examples deadline_s ask_user".split()
 Kinds = type[Exception] | tuple[type[Exception], ...]
 _MISTAKES: Kinds = (StartError, AssertionError, ValueError, TypeError)
 _INHERITED = "model executor executor_options executor_key_env code_limits model_retries".split()
@@ -69,7 +72,11 @@ class Assembly:
         with self._at_file():
             tool_servers.open({name: table for name, table in file.mcp.items() if name in used})
         _search_for_modules(path.absolute().parent)
-        self._factories = {name: self._import_factory(name, agent) for name, agent in file.agents.items()}
+        self._factories = {name: self._import(name, "factory", agent.factory) for name, agent in file.agents.items()}
+        self._predicates = {
+            name: self._import(name, "approve", agent.approve if isinstance(agent.approve, str) else None)
+            for name, agent in file.agents.items()
+        }
 
     def factory(self, name: str) -> Factory:
         """Return the factory of an agent. It takes a caller if a factory that it uses does."""
@@ -177,7 +184,7 @@ class Assembly:
         if not set(table.unsafe_to_repeat) <= set(tools):
             with self._at(name, "unsafe_to_repeat"):
                 raise StartError(f"names a tool that the agent does not have; it has {', '.join(tools)}")
-        chosen = table.given if table.factory else frozenset([*_OPTIONS, "memory_policy", "code_limits"])
+        chosen = table.given if table.factory else frozenset([*_OPTIONS, "memory_policy", "code_limits", "approve"])
         values: dict[str, Any] = {key: getattr(table, key) for key in _OPTIONS if key in chosen}
         if table.executor in REMOTE_EXECUTORS:
             del values["executor"]  # the agent holds it
@@ -186,9 +193,23 @@ class Assembly:
             values["own_policies"] = [rule.name for rule in table.memory_policy if isinstance(rule, OwnRule)]
         if "code_limits" in chosen:
             values["code_limits"] = table.code_limits.model_dump(exclude_none=True)
+        if "approve" in chosen:
+            values["approve"] = self._approve(name, table, agent)
         if table.workspace:
             values["workspace"] = self._workspace(name, table.workspace)
         return smolsessions.options(agent, **values)
+
+    def _approve(self, name: str, table: AgentTable, agent: MultiStepAgent) -> ApproveRule:
+        if isinstance(table.approve, str):
+            return cast("ApproveRule", self._predicates[name])
+        known = tool_names(agent) | ({*WORKSPACE_TOOLS} if table.workspace else set())
+        known |= {ASK_USER} if table.ask_user else set()
+        known |= {READ, WRITE} if table.scratchpad else set()
+        if not self._takes_caller(name) and (refused := refused_tools(name, known, table.approve)):
+            with self._at(name, "approve"):
+                there = ", ".join(sorted(known - {"final_answer"})) or "none"
+                raise StartError(f"entry {refused[0] + 1} names no tool that the agent can call; it can call {there}")
+        return table.approve
 
     def _workspace(self, name: str, table: WorkspaceTable) -> WorkspaceValues:
         path = str(self._beside(table.path)) if table.path else None
@@ -219,6 +240,7 @@ class Assembly:
             if name not in self._mcp_tools:
                 taken = {*RESERVED_NAMES, *table.managed_agents, *(tool.name for tool in tools)}
                 taken |= {*WORKSPACE_TOOLS} if table.workspace else set()
+                taken |= {ASK_USER} if table.ask_user else set()
                 with self._at(name, "mcp", StartError):
                     self._mcp_tools[name] = self._tool_servers.tools(table.mcp, taken)
             return [*tools, *self._mcp_tools[name]]
@@ -252,12 +274,12 @@ class Assembly:
     def _beside(self, path: str) -> Path:
         return self._path.absolute().parent / path
 
-    def _import_factory(self, name: str, table: AgentTable) -> Factory | None:
-        if not table.factory:
+    def _import(self, name: str, key: str, place: str | None) -> Factory | None:
+        if not place:
             return None
-        with self._at(name, "factory"):
-            module, _, attribute = table.factory.partition(":")
-            return import_factory(module, attribute)
+        with self._at(name, key):
+            module, _, attribute = place.partition(":")
+            return import_factory(module, attribute, "makes it" if key == "factory" else "decides")
 
     @contextmanager
     def _at_file(self) -> Iterator[None]:

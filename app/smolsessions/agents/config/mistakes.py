@@ -65,6 +65,7 @@ _SENTENCES_OF_KEYS = {
     "url": "is no address; it begins with http:// or https://",
     "factory": 'is no import string; write "module:factory"',
     "tools": 'is no import string; write "module:name", or "smolagents:NAME"',
+    "approve": 'is neither a list of tools nor an import string; write ["send_*", …], or "module:function"',
     "hub": 'is no repository; write "owner/name"',
     "revision": "is no commit; write its 40 hexadecimal digits, as a branch or tag can change",
     "agents": "is no name; use 1 to 64 letters, digits, - and _",

@@ -21,7 +21,7 @@ CODE_KEYS = (
 """Keys that only an agent that writes code has."""
 FACTORY_KEYS = (
     "factory description examples executor memory_policy scratchpad model_retries unsafe_to_repeat code_limits "
-    "deadline_s workspace"
+    "deadline_s workspace approve ask_user"
 ).split()
 """Keys of an agent that a factory makes. The factory sets the rest itself."""
 SAVED_KEYS = "folder hub revision".split()
@@ -250,6 +250,13 @@ class AgentTable(_Table):
     unsafe_to_repeat: Lines = Field((), description="Tools that are not called again after a crash.")
     deadline_s: Seconds | None = Field(None, description="Longest time of a turn. Else the service's own.")
     workspace: WorkspaceTable | None = Field(None, description="Files of the agent's conversations.")
+    approve: Annotated[
+        Annotated[ImportString, Tag(BY_NAME)] | Annotated[Lines, Tag(IN_PLACE)], Discriminator(_form)
+    ] = Field(
+        (),
+        description="Tools whose calls wait for a person's approval: names and patterns, or a function as module:name.",
+    )
+    ask_user: bool = Field(False, description="Add the tool ask_user, whose question a person answers.")
 
     @model_validator(mode="after")
     def _is_made_in_one_way(self) -> Self:

@@ -31,7 +31,7 @@ RESERVED_NAMES = frozenset({"final_answer", "python_interpreter", READ, WRITE})
 """Names of tools that an agent may get beside those of its table."""
 _REFUSED = {
     PythonInterpreterTool: "runs model-written code in this process; use an agent of kind code instead",
-    UserInputTool: "reads from the terminal of the service, where no user is; let the agent ask in its answer",
+    UserInputTool: "reads from the terminal of the service, where no user is; use the option ask_user instead",
 }
 _NEEDED = {"DuckDuckGoSearchTool": ["ddgs"], "VisitWebpageTool": ["requests", "markdownify"]}
 """Packages that smolagents' tools import when they are made or called."""

@@ -142,7 +142,7 @@ class HistoryStore:
             count=head.count,
             turn=at,
             ttl=ttl_us(origin.ttl_s),
-            **sealed_fields(new, origin.agent, draft, at, Terms(now.policy, lineage, jumps)),
+            **sealed_fields(new, origin.agent, draft, at, Terms(now.policy, lineage, jumps, now.approve)),
         )
         return self._changed(state, rest, {b"moved", b"exists"})
 
@@ -168,7 +168,9 @@ class HistoryStore:
         scope = self._partitions.scope(ref)
         sealed, head = await asyncio.to_thread(_seal_import, scope, brought)
         turns = len(brought.turns)
-        fields = sealed_fields(scope, agent, draft, turns, Terms(draft.policy, jumps=brought.jumps))
+        fields = sealed_fields(
+            scope, agent, draft, turns, Terms(draft.policy, jumps=brought.jumps, approve=draft.approve)
+        )
         state, *rest = await scope.call(
             "import", *sealed, owner=ref.owner, agent=agent, ttl=ttl_us(draft.ttl_s), head=head, **fields
         )
