@@ -443,6 +443,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
             single.kill()
 
 
+@pytest.mark.alone  # many TLS handshakes at once, each within the timeout of a reply
 def test_a_user_with_the_least_rights_and_tls_do_for_all(guarded: Guarded, tmp_path: Path) -> None:
     with Service(tmp_path / "service", guarded.as_worker()) as service:
         first, *others = play_some(service, 18)
@@ -461,6 +462,7 @@ def test_a_user_with_the_least_rights_and_tls_do_for_all(guarded: Guarded, tmp_p
         assert SECOND_SECRET not in said
 
 
+@pytest.mark.alone  # many TLS handshakes at once, each within the timeout of a reply
 def test_a_service_goes_on_at_the_replica_of_a_primary_that_stands_still(guarded: Guarded, tmp_path: Path) -> None:
     """The primary's acknowledgement is enough here. Servers close all partitions by default while one has none."""
     cluster = guarded.cluster
@@ -491,6 +493,7 @@ def test_the_rights_that_a_refusal_names_are_those_that_do(guarded: Guarded, tmp
     assert [right for right in (*KEY_PATTERNS.split(), *RIGHTS.split()) if right not in sentence] == [], sentence
 
 
+@pytest.mark.alone  # many TLS handshakes at once, each within the timeout of a reply
 def test_a_password_may_be_in_a_file_which_may_change(guarded: Guarded, tmp_path: Path) -> None:
     file = write_private(tmp_path / "password", f"{SECOND_SECRET}\n")
     address = guarded.cluster.url(user="worker", password="x").replace(":x@", "@")
