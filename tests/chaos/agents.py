@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from smolagents import CodeAgent, LogLevel, Tool, ToolCallingAgent, tool
 
+import smolsessions
 from tests.chaos import ledger
 from tests.support import agents, streaming
 
@@ -32,6 +33,8 @@ FACTORIES = {
     "boss": "make_boss",
     "careful": "make_careful",
     "careful-coder": "make_careful_coder",
+    "asker": "make_asker",
+    "asking-coder": "make_asking_coder",
 }
 SETTING = ",".join(f"{name}={__name__}:{factory}" for name, factory in FACTORIES.items())
 PAUSES = 4  # pauses of a model within one streamed message
@@ -177,6 +180,15 @@ def make_boss() -> CodeAgent:
 
 def _helpers() -> list[ToolCallingAgent | CodeAgent]:
     return [make_speaker(name="helper", description="Helps."), make_coder(name="coder", description="Codes.")]
+
+
+def make_asker() -> ToolCallingAgent:
+    """Make an agent whose charges need a person's approval."""
+    return smolsessions.options(make_speaker(), approve=["charge"], ask_user=True)
+
+
+def make_asking_coder() -> CodeAgent:
+    return smolsessions.options(make_coder(), approve=["charge"], ask_user=True)
 
 
 make_careful, make_careful_coder = make_speaker, make_coder

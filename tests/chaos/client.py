@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import zlib
 from collections import Counter
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ SETTLED_S = 1.0  # a turn still missing this long after its process died was not
 TURN_S = 150
 LOG_S = 5
 WAYS = {"respond-async": 6, "wait=10": 2, "stream": 2}  # ways to submit a turn, with their weights
+LONGEST_THOUGHT_S = 1.5  # of a person before an answer
+TWICE = 0.3  # probability that answers are sent twice
 GOES_AWAY = 0.02  # probability that a reader disconnects after an event
 Event = dict[str, Any]
 
@@ -91,6 +94,7 @@ class Clients:
     draw: random.Random
     http: httpx2.AsyncClient
     counts: Counter[str] = field(default_factory=Counter)
+    persons: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def hold(self, talk: Talk) -> None:
         """Play the turns of a conversation in order."""
@@ -216,8 +220,37 @@ class Clients:
             if event["seq"] != said.last_seq + 1:
                 said.complaints.append(f"{said.place}: after event {said.last_seq} came {event['seq']}")
             said.seen.append((time.time(), event))
+            if event["type"] == "turn.waiting":
+                self._think(said, event["requests"])
             if said.over or self.draw.random() < GOES_AWAY:
                 return
+
+    def _think(self, said: Said, requests: list[Event]) -> None:
+        """Answer requests later, in one batch or in two, in any order, some of them twice."""
+        answers = [answer_to(request) for request in requests]
+        self.draw.shuffle(answers)
+        cut = self.draw.randint(0, len(answers))
+        batches = [batch for batch in (answers[:cut], answers[cut:]) if batch]
+        for batch in [*batches, *(batches if self.draw.random() < TWICE else ())]:
+            person = asyncio.create_task(self._answer(said, batch, self.draw.random() * LONGEST_THOUGHT_S))
+            self.persons.add(person)
+            person.add_done_callback(self.persons.discard)
+
+    async def _answer(self, said: Said, batch: list[Event], thought_s: float) -> None:
+        """Send answers until one process takes them. A second answer that is the same is no mistake."""
+        await asyncio.sleep(thought_s)
+        end = time.monotonic() + TURN_S
+        while time.monotonic() < end:
+            headers = {"Prefer": "respond-async"}
+            response = await self._ask("POST", f"{said.place}/answers", {"answers": batch}, headers)
+            if response is not None and response.status_code in {200, 202}:
+                self.counts["answers"] += len(batch)
+                return
+            if response is not None and response.status_code != 503:
+                said.complaints.append(f"{said.place}: its answers are answered {response.status_code} {response.text}")
+                return
+            await asyncio.sleep(PAUSE_S)
+        said.complaints.append(f"{said.place}: its answers are not taken")
 
     async def _get(self, path: str) -> Any:
         response = await self.http.get(f"{self._url()}{path}")
@@ -238,6 +271,20 @@ class Clients:
         return self.draw.choice(urls) if urls else "http://127.0.0.1:9"
 
 
+def answer_to(request: Event) -> Event:
+    """Return the answer to a request, the same in every round."""
+    name = {"request_id": request["request_id"]}
+    if request["kind"] == "question":
+        return name | {"decision": "approve", "text": f"answer to {request['question']}"}
+    key = request["arguments"]["key"]
+    match zlib.crc32(key.encode()) % 4:
+        case 0:
+            return name | {"decision": "reject", "reason": f"no {key}"}
+        case 1:
+            return name | {"decision": "approve", "arguments": {"key": key, "token": "changed"}}
+    return name | {"decision": "approve"}
+
+
 async def _events(response: httpx2.Response) -> AsyncIterator[Event]:
     """Yield the events of a stream. An event that is cut in the middle is dropped."""
     rest = b""
@@ -255,4 +302,6 @@ async def _events(response: httpx2.Response) -> AsyncIterator[Event]:
 async def clients_of(fleet: Fleet, draw: random.Random) -> AsyncIterator[Clients]:
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=50)
     async with httpx2.AsyncClient(timeout=ANSWER_S, limits=limits) as http:
-        yield Clients(fleet, draw, http)
+        clients = Clients(fleet, draw, http)
+        yield clients
+        await asyncio.gather(*clients.persons)

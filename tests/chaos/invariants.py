@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tests.chaos.client import FINAL
+from tests.chaos.client import FINAL, answer_to
 from tests.chaos.fleet import LEASE_S
-from tests.chaos.rounds import attempts, call_records, code_of, outcome_unknown, steps_of, told
+from tests.chaos.rounds import attempts, call_records, code_of, outcome_unknown, requests_of, steps_of, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tests.chaos.rounds import Round
 
 WIDEST = 3  # parallel calls of a step at most
+ASKING = {"turn.waiting", "input.answered"}  # a turn may wait often
 NAMES = "tool_call_names"
 COMPARED = ("status", "reply", "output", "state", "steps", "usage", NAMES, "error", "dropped_variables")
 
@@ -92,11 +93,13 @@ def nothing_is_told_twice(_calm: Round, wild: Round) -> Iterator[str]:
     """A repeated call may be announced again if it is marked as repeated. Steps and results are announced once."""
     for said in wild.said():
         known: dict[tuple[str, str], int] = {}
+        asked = {request["call_id"] for request in requests_of(said)}
         for event in said.log:
             what = (event["type"], event.get("call_id") or event.get("step_id") or "")
-            if event["type"] in {"message.delta", "message.restarted", "turn.started"}:
+            if event["type"] in {"message.delta", "message.restarted", "turn.started", *ASKING}:
                 continue
-            again = event["type"] == "tool.call" and event.get("repeated") and event["attempt"] > known.get(what, 0)
+            is_again = event.get("repeated") or event.get("call_id") in asked
+            again = event["type"] == "tool.call" and is_again and event["attempt"] > known.get(what, 0)
             if what in known and not again:
                 yield f"{said.place}: {what} was told at attempt {known[what]} and again at {event['attempt']}"
             known[what] = event["attempt"]
@@ -151,6 +154,30 @@ def _claims(lines: list[Line]) -> int:
     return 1 + sum(later.pid != line.pid or later.at - line.at >= LEASE_S for line, later in pairs)
 
 
+def each_request_is_asked_and_answered_once(_calm: Round, wild: Round) -> Iterator[str]:
+    """A call runs as a person decided: not at all, or with the arguments that the person allowed."""
+    runs = wild.runs_of()
+    for said in wild.said():
+        asked = [request["request_id"] for request in requests_of(said)]
+        answered = [
+            answer["request_id"]
+            for event in said.log
+            if event["type"] == "input.answered"
+            for answer in event["answers"]
+        ]
+        if len({*asked}) < len(asked) or sorted(asked) != sorted(answered):
+            yield f"{said.place}: asked {asked}, answered {answered}"
+        decided = {answer_key(request): answer_to(request) for request in requests_of(said)}
+        for key, answer in decided.items():
+            lines = runs[said.key].get(key, [])
+            if answer["decision"] == "reject" and lines:
+                yield f"{said.place}: {key} was rejected and ran"
+            if answer["decision"] == "approve" and "text" not in answer and not lines:
+                yield f"{said.place}: {key} was approved and did not run"
+            if "arguments" in answer and any(line.given != answer["arguments"]["token"] for line in lines):
+                yield f"{said.place}: {key} ran with other arguments than those of the person"
+
+
 def no_unsafe_tool_runs_twice(_calm: Round, wild: Round) -> Iterator[str]:
     for key, lines in wild.runs().items():
         if lines[0].kind == "unsafe" and len(lines) > 1:
@@ -180,6 +207,11 @@ def _shown_steps_run_again(wild: Round, said: Said, runs: dict[str, list[Line]])
             is_of_step = key == place or key.startswith((f"{place}.", f"{place}/"))
             if is_of_step and any(line.at > at and not wild.thawed_before(line) for line in lines):
                 yield f"{said.place}: step {event['step_id']} was shown as finished, and {key} began later"
+
+
+def answer_key(request: Event) -> str:
+    """Return the key of a request's call in the ledger."""
+    return str((request["arguments"] or {}).get("key", request["request_id"]))
 
 
 def _is_action(event: Event) -> bool:
@@ -280,6 +312,7 @@ INVARIANTS: list[Invariant] = [
     nothing_is_told_twice,
     no_old_fence_writes,
     no_effect_runs_twice,
+    each_request_is_asked_and_answered_once,
     no_unsafe_tool_runs_twice,
     what_was_shown_never_runs_again,
     a_repeated_call_asks_for_the_same,

@@ -22,6 +22,8 @@ SHARES = {
     "boss": 2,
     "careful": 2,
     "careful-coder": 1,
+    "asker": 3,
+    "asking-coder": 2,
 }
 Entry = dict[str, Any]
 Maker = Callable[[random.Random, str], Entry]
@@ -100,6 +102,23 @@ def _task(draw: random.Random, name: str, key: str) -> str:
     """Write the task of a managed agent."""
     does = [_draws] if name == "coder" else [_calls("work"), _calls("work", "work")][: draw.randint(1, 2)]
     return json.dumps(_script(draw, key, *does, _prompt))
+
+
+def _asks(draw: random.Random, place: str) -> Entry:
+    """Ask a person, beside a call."""
+    return {"call": [["ask_user", {"question": f"{place}?"}], _call(draw, "work", f"{place}.b")]}
+
+
+def _charges(_draw: random.Random, place: str) -> Entry:
+    """Loop over calls that wait for a person."""
+    code = f"""
+import random
+for number in range(3):
+    token = str(random.random())
+    print(charge(key=f'{place}.{{number}}', token=token) == 'charged ' + token)
+print(ask_user('{place}?'))
+"""
+    return {"code": code.strip()}
 
 
 def _says(text: str) -> Maker:
@@ -202,5 +221,10 @@ _KINDS: dict[str, list[list[Maker]]] = {
         [_calls("work"), _calls("transfer"), _calls("work", "work"), _says("careful")],
         [_calls("transfer"), _says("careful")],
     ],
+    "asker": [
+        [_calls("charge"), _calls("work", "charge", "charge"), _prompt],
+        [_calls("charge", "charge"), _asks, _calls("work"), _prompt],
+    ],
+    "asking-coder": [[_charges, _goes_on, _prompt], [_goes_on, _draws, _charges, _prompt]],
     "careful-coder": [[_loops, _transfers, _goes_on, _says("careful")]],
 }

@@ -6,7 +6,15 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from tests.chaos.invariants import breaches
-from tests.chaos.rounds import attempts, code_of, outcome_unknown, steps_of, takeover_latencies_s, takeovers
+from tests.chaos.rounds import (
+    attempts,
+    code_of,
+    outcome_unknown,
+    requests_of,
+    steps_of,
+    takeover_latencies_s,
+    takeovers,
+)
 
 if TYPE_CHECKING:
     from tests.chaos.rounds import Round
@@ -45,7 +53,9 @@ def _rows(calm: Round, wild: Round) -> list[tuple[str, str, str]]:
         rows.append(("  repeated", _runs(calm, kind) - _calls(calm, kind), _runs(wild, kind) - _calls(wild, kind)))
     rows += [
         ("calls marked as repeated", _marked(calm), _marked(wild)),
-        ("turns taken over", 0, sum(attempts(said) > 1 for said in wild.said())),
+        ("turns that waited for a person", *(sum(map(bool, map(requests_of, each.said()))) for each in (calm, wild))),
+        ("  requests", *(sum(len(requests_of(said)) for said in each.said()) for each in (calm, wild))),
+        ("turns taken over or waiting", 0, sum(attempts(said) > 1 for said in wild.said())),
         ("takeovers", 0, sum(len(takeovers(said)) for said in wild.said())),
         ("most attempts of a turn", 1, max((attempts(said) for said in wild.said()), default=0)),
         ("seconds", f"{calm.took_s:.1f}", f"{wild.took_s:.1f}"),

@@ -80,6 +80,11 @@ def call_records(said: Said) -> dict[str, list[Event]]:
     return found
 
 
+def requests_of(said: Said) -> list[Event]:
+    """Return the requests of a turn for a person's decision."""
+    return [request for event in said.log if event["type"] == "turn.waiting" for request in event["requests"]]
+
+
 def outcome_unknown(said: Said) -> bool:
     """Return whether the model received a tool result of unknown outcome."""
     results = [event for event in said.log if event["type"] == "tool.result"]
@@ -140,7 +145,7 @@ def takeover_latencies_s(round_: Round, kind: str) -> list[float]:
     lines = round_.lines_of()
     found = []
     for said in round_.said():
-        for at in [at for at, event in said.seen if event in takeovers(said)]:
+        for at in [at for at, event in said.seen if event in takeovers(said) and not requests_of(said)]:
             before = [line.pid for line in lines[said.key] if line.at < at]
             harm = harmed.get(before[-1]) if before else None
             if harm and harm.at < at and (not harm.until or at < harm.until + THAWED_S):

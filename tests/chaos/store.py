@@ -30,7 +30,9 @@ for _, name in ipairs(redis.call('KEYS', queues .. '*')) do
   local agent = redis.call('HGET', '{P}:conversation:' .. ref, 'agent') or ''
   local ready = redis.call('ZSCORE', '{P}:ready:' .. agent, ref)
   local leased = redis.call('ZSCORE', '{P}:leases', ref)
-  if not ready and not leased then astray[#astray + 1] = ref .. ' has work and is in neither set' end
+  local waits = redis.call('ZSCORE', '{P}:waiting', ref)
+  if waits and (ready or leased) then astray[#astray + 1] = ref .. ' waits for a person, and has work or a lease' end
+  if not ready and not leased and not waits then astray[#astray + 1] = ref .. ' has work and is in no set' end
   if ready and leased then astray[#astray + 1] = ref .. ' is in both sets' end
 end
 for _, ref in ipairs(redis.call('ZRANGE', '{P}:leases', 0, -1)) do
@@ -40,7 +42,7 @@ for _, ref in ipairs(redis.call('ZRANGE', '{P}:leases', 0, -1)) do
 end
 return astray
 """
-WORKING = ("ready", "owned", "owners", "leases", "run", "journal", "queue", "pending", "watch")
+WORKING = ("ready", "owned", "owners", "leases", "waiting", "run", "journal", "queue", "pending", "watch")
 
 
 @dataclass

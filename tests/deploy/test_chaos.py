@@ -10,6 +10,7 @@ import pytest
 
 from tests.chaos import invariants
 from tests.chaos.report import report
+from tests.chaos.rounds import requests_of
 from tests.chaos.run import Scale, run
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from tests.chaos.client import Said
     from tests.chaos.rounds import Round
 
-SEED = 5
+SEED = 37
 LATER_S = 60
 
 
@@ -32,7 +33,7 @@ async def test_turns_under_random_kills_end_as_they_do_without(tmp_path_factory:
 @pytest.fixture(scope="module")
 async def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Round, Round]:
     """Return two rounds without any harm."""
-    scale = Scale(turns=12, seed=2, processes=1, at_once=3, harm=())
+    scale = Scale(turns=12, seed=3, processes=1, at_once=3, harm=())
     return await run(scale, tmp_path_factory.mktemp("calm"))
 
 
@@ -102,6 +103,11 @@ def transfer_again(wild: Round) -> None:
     wild.lines.append(next(line for line in wild.lines if line.kind == "unsafe"))
 
 
+def lose_an_answer(wild: Round) -> None:
+    log = next(said for said in wild.said() if requests_of(said)).log
+    log.remove(next(event for event in log if event["type"] == "input.answered"))
+
+
 def draw_again(wild: Round) -> None:
     wild.lines.append(replace(wild.runs()[f"{first(wild).key}/0.a"][0], given="other"))
 
@@ -125,7 +131,7 @@ def say_again(wild: Round) -> None:
 
 
 def lose_a_conversation(wild: Round) -> None:
-    wild.astray["local/x has work and is in neither set"] += 1
+    wild.astray["local/x has work and is in no set"] += 1
 
 
 def leave_keys(wild: Round) -> None:
@@ -150,6 +156,7 @@ SPOILT: list[tuple[Callable[[Round], None], Callable[[Round, Round], Any]]] = [
     (run_again, invariants.no_effect_runs_twice),
     (run_later, invariants.what_was_shown_never_runs_again),
     (transfer_again, invariants.no_unsafe_tool_runs_twice),
+    (lose_an_answer, invariants.each_request_is_asked_and_answered_once),
     (draw_again, invariants.a_repeated_call_asks_for_the_same),
     (lose_a_conversation, invariants.no_conversation_is_lost),
     (leave_keys, invariants.no_conversation_is_lost),
