@@ -52,7 +52,7 @@ async def record_answers(scope: Scope, number: int, accept: Accept) -> Turn:
         if state == b"ok":
             if answers:
                 scope.partition.log.deliver(turn.ref, number, Logged(rest[0], event))
-            return after
+            return after if answers else changed(after, requests=())  # it waits no more
     raise StoreUnavailableError("Others keep changing this turn; try again.")
 
 
