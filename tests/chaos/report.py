@@ -53,14 +53,22 @@ def _rows(calm: Round, wild: Round) -> list[tuple[str, str, str]]:
         rows.append(("  repeated", _runs(calm, kind) - _calls(calm, kind), _runs(wild, kind) - _calls(wild, kind)))
     rows += [
         ("calls marked as repeated", _marked(calm), _marked(wild)),
-        ("turns that waited for a person", *(sum(map(bool, map(requests_of, each.said()))) for each in (calm, wild))),
-        ("  requests", *(sum(len(requests_of(said)) for said in each.said()) for each in (calm, wild))),
+        ("turns that waited for a person", _waited(calm), _waited(wild)),
+        ("  requests", _requests(calm), _requests(wild)),
         ("turns taken over or waiting", 0, sum(attempts(said) > 1 for said in wild.said())),
         ("takeovers", 0, sum(len(takeovers(said)) for said in wild.said())),
         ("most attempts of a turn", 1, max((attempts(said) for said in wild.said()), default=0)),
         ("seconds", f"{calm.took_s:.1f}", f"{wild.took_s:.1f}"),
     ]
     return [(name, str(one), str(other)) for name, one, other in rows]
+
+
+def _waited(round_: Round) -> int:
+    return sum(bool(requests_of(said)) for said in round_.said())
+
+
+def _requests(round_: Round) -> int:
+    return sum(len(requests_of(said)) for said in round_.said())
 
 
 def _harm(wild: Round) -> list[str]:
