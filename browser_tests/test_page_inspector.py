@@ -38,7 +38,7 @@ def test_the_inspector_shows_and_changes_the_memory(opened: Open, service: Servi
     page.get_by_role("button", name="Use this policy").click()
     expect(panel.locator(".estimate")).to_contain_text("holds from the next turn")
     here = page.url.rpartition("/")[2]
-    assert service.get(f"/conversations/{here}")["policy"] == {"name": "keep_last_n_steps", "n": 1}
+    assert service.get(f"/conversations/{here}")["policy"] == [{"name": "keep_last_n_steps", "n": 1}]
     page.get_by_role("tab", name="Share").click()
     with page.expect_download() as found:
         page.get_by_role("button", name="Export").click()
