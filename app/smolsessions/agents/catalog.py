@@ -138,7 +138,7 @@ class Catalog:
         It must be if the agent's turns may wait for a person: unconfined code could approve its own calls.
         """
         for name, agent in self._agents.items():
-            if agent.asks and self._is_unconfined(agent):
+            if agent.asks and self._is_unconfined(agent) and self._fork_client.level():
                 raise StartError(f"the agent {name!r} has the option approve or ask_user, and {UNCONFINED}")
         if not self._must_confine:
             return
