@@ -128,7 +128,7 @@ def test_requests_are_answered_one_by_one_in_two_tabs(opened: Open, service: Ser
     expect(turn(other)).to_have_attribute("data-status", "waiting")
     other.reload()
     expect(cards(other)).to_have_count(3)
-    cards(other).nth(1).get_by_role("button", name="Answer").click()
+    cards(other).nth(1).get_by_role("button", name="Answer", exact=True).click()
     expect(cards(other).nth(1).get_by_role("alert")).to_have_text("Choose an answer, or decline.")
     cards(other).nth(1).get_by_role("radio", name="two").check()
     page.get_by_role("textbox", name="Your answer").fill("like this")
@@ -137,7 +137,7 @@ def test_requests_are_answered_one_by_one_in_two_tabs(opened: Open, service: Ser
     expect(page.get_by_role("textbox", name="Your answer")).to_have_value("like this")
     page.get_by_role("textbox", name="Your answer").press("Enter")
     expect(cards(other)).to_have_count(1)
-    cards(other).get_by_role("button", name="Approve").click()
+    cards(other).get_by_role("button", name="Approve", exact=True).click()
     for each in (page, other):
         expect(answer(each)).to_have_text("Done.")
         expect(each.locator("#waits")).to_be_hidden()
@@ -159,7 +159,7 @@ def test_requests_are_answered_one_by_one_in_two_tabs(opened: Open, service: Ser
 def test_a_question_is_declined(opened: Open, service: Service) -> None:
     page = wait_for_cards(opened, service, ["ask_user", {"question": MARKUP}])
     expect(page.locator(".question")).to_have_text(MARKUP)
-    page.get_by_role("button", name="Decline").click()
+    page.get_by_role("button", name="Decline", exact=True).click()
     page.keyboard.press("Escape")
     expect(page.get_by_role("button", name="Decline", exact=True)).to_be_focused()
     page.keyboard.press("Enter")
@@ -182,7 +182,7 @@ def test_code_is_approved_as_a_person_changed_it(opened: Open, service: Service)
     page.get_by_role("button", name="Approve with changes").click()
     expect(page.locator(".step")).to_have_count(2)
     expect(code).to_have_value("final_answer('Done.')")
-    page.get_by_role("button", name="Approve").click()
+    page.get_by_role("button", name="Approve", exact=True).click()
     expect(answer(page)).to_have_text("Done.")
     first = page.locator(".step").first
     expect(first.locator("> details > summary .decision")).to_contain_text("edited by local")
@@ -227,7 +227,7 @@ def test_an_answer_that_comes_too_late_says_who_answered(opened: Open, service: 
     body = {"answers": [{"request_id": waiting["requests"][0]["request_id"], "decision": "reject"}]}
     headers = {"Prefer": "respond-async"}
     page.route("**/answers", _first(lambda: service.client.post(f"{path}/answers", json=body, headers=headers)))
-    page.get_by_role("button", name="Approve").click()
+    page.get_by_role("button", name="Approve", exact=True).click()
     expect(page.locator("#problem")).to_have_text(
         "Your answer came too late and does not count: send_email was rejected by local, just now."
     )
@@ -235,7 +235,7 @@ def test_an_answer_that_comes_too_late_says_who_answered(opened: Open, service: 
     page.unroute("**/answers")
     page.route("**/answers", _first(lambda: service.client.post(f"{path}/cancel")))
     page.get_by_role("textbox", name="Your answer").fill("so")
-    page.get_by_role("button", name="Answer").click()
+    page.get_by_role("button", name="Answer", exact=True).click()
     expect(turn(page)).to_have_attribute("data-status", "cancelled")
     expect(page.locator("#problem")).to_contain_text("does not wait for this answer any more")
     expect(cards(page)).to_have_count(0)
@@ -246,10 +246,10 @@ def test_an_answer_that_does_not_arrive_can_be_sent_again(opened: Open, service:
     page = wait_for_cards(opened, service, ["ask_user", {"question": "How?"}])
     page.route("**/answers", lambda route: route.abort())
     page.get_by_role("textbox", name="Your answer").fill("so")
-    page.get_by_role("button", name="Answer").click()
+    page.get_by_role("button", name="Answer", exact=True).click()
     expect(cards(page).get_by_role("alert")).to_have_text("The service cannot be reached.")
     page.unroute("**/answers")
-    page.get_by_role("button", name="Answer").click()
+    page.get_by_role("button", name="Answer", exact=True).click()
     expect(answer(page)).to_have_text("Done.")
     forgive(sins, "ERR_FAILED")
 
@@ -382,6 +382,6 @@ def test_cards_have_enough_contrast(opened: Open, service: Service, scheme: str)
     cards(page).nth(1).get_by_role("textbox", name="times").fill("x")
     cards(page).nth(1).get_by_role("button", name="Approve with changes").click()
     cards(page).nth(0).get_by_role("button", name="Reject").click()
-    cards(page).nth(2).get_by_role("button", name="Answer").click()
+    cards(page).nth(2).get_by_role("button", name="Answer", exact=True).click()
     expect(cards(page).nth(2).get_by_role("alert")).to_be_visible()
     assert weak_texts(page) == []

@@ -30,7 +30,7 @@ def test_an_answer_appears_piece_by_piece_before_the_turn_ends(opened: Open, ser
     gate.touch()
     expect(answer(page)).to_have_text("Hello world.")
     expect(turn(page)).to_have_attribute("data-status", "finished")
-    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
     expect(page.locator("#announcement")).to_contain_text("Answer: Hello world.")
 
 
