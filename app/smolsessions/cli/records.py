@@ -105,7 +105,9 @@ def list_conversations(  # noqa: PLR0917 - typer passes them by name
             columns,
             limit,
             as_json=as_json,
-            empty="no conversation; POST /turn or `smolsessions chat` begins one",
+            empty="no conversation is like that; try other filters"
+            if agent or status or q
+            else "no conversation; POST /turn or `smolsessions chat` begins one",
         )
 
 

@@ -285,7 +285,7 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         if request.app.state.draining:
             raise ShuttingDownError
         by, now, internal = Answerer(owner, request.scope["key"]), time.time(), body.include_internal_tools
-        answers = [_answer_of(each, by, now) for each in body.answers]
+        answers = [_answer_of(place, each, by, now) for place, each in enumerate(body.answers)]
         turn, cursor = await turns.answer(Ref(owner, conversation_id), number, answers)
         _audit(turn, answers, by)
         if wants_stream(request.headers.get("accept")):
@@ -301,13 +301,12 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
     return router
 
 
-def _answer_of(sent: AnswerIn, by: Answerer, now: float) -> Answer:
+def _answer_of(place: int, sent: AnswerIn, by: Answerer, now: float) -> Answer:
     """Return an answer. Without a decision, a text answers a question."""
     decision = sent.decision or ("approve" if sent.text is not None else None)
     if decision is None:
-        raise InvalidRequestError.at(
-            "/answers", f"{sent.request_id!r} has no decision: send approve or reject, or text"
-        )
+        sentence = "is missing: send approve or reject; to answer a question, send text instead"
+        raise InvalidRequestError.at(f"/answers/{place}/decision", sentence)
     return Answer(sent.request_id, decision, sent.arguments, sent.reason, sent.text, by, now)
 
 
