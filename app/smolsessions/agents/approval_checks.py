@@ -20,6 +20,11 @@ UNCONFINED = (
     "nor Landlock (docs/security.md)"
 )
 MAX_PROBLEMS = 10
+_UNCHECKED = frozenset(
+    {"pattern", "patternProperties", "$ref", "$dynamicRef", "uniqueItems", "unevaluatedItems", "unevaluatedProperties"}
+)
+_SCHEMAS_BY_NAME = frozenset({"properties", "dependentSchemas", "$defs", "definitions"})
+_DATA = frozenset({"const", "enum", "default", "examples", "required", "dependentRequired"})
 
 
 def tool_names(agent: MultiStepAgent) -> frozenset[str]:
@@ -91,22 +96,35 @@ def refused_tools(name: str, known: Collection[str], tools: Collection[str]) -> 
 def argument_problems(parameters: dict[str, Any], arguments: dict[str, Any]) -> list[tuple[str, str]]:
     """Return pointer and message of each mistake in arguments, by their JSON Schema.
 
-    Patterns are not checked, as those of a foreign server may take for ever, and no reference is followed.
+    Patterns and `uniqueItems` are not checked, as they may take for ever, and no reference is followed. A schema that
+    is itself wrong, as a foreign server's may be, refuses all arguments.
     """
     from jsonschema.validators import Draft202012Validator  # noqa: PLC0415 - it takes 60 ms
     from referencing import Registry  # noqa: PLC0415
 
-    schema = _without(parameters, frozenset({"pattern", "patternProperties", "$ref", "$dynamicRef"}))
-    validator = Draft202012Validator(schema, registry=Registry())
     found = []
-    for error in validator.iter_errors(arguments):
-        found.append((json_pointer([str(part) for part in error.absolute_path]), error.message[:300]))
-        if len(found) == MAX_PROBLEMS:
-            break
+    try:
+        validator = Draft202012Validator(_checked_part(parameters), registry=Registry())
+        for error in validator.iter_errors(arguments):
+            found.append((json_pointer([str(part) for part in error.absolute_path]), error.message[:300]))
+            if len(found) == MAX_PROBLEMS:
+                break
+    except Exception:  # noqa: BLE001 - whatever the library raises for a wrong schema
+        return [("", "cannot be checked, as the schema of the tool is wrong: approve the call as it is, or reject it")]
     return found
 
 
-def _without(schema: Any, names: Collection[str]) -> Any:
-    if isinstance(schema, dict):
-        return {key: _without(value, names) for key, value in schema.items() if key not in names}
-    return [_without(each, names) for each in schema] if isinstance(schema, list) else schema
+def _checked_part(schema: Any) -> Any:
+    """Return a JSON Schema without the keywords that are not checked, and those that need them."""
+    if isinstance(schema, list):
+        return [_checked_part(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    left_out = _UNCHECKED | ({"additionalProperties"} if "patternProperties" in schema else set())
+    kept = {key: value for key, value in schema.items() if key not in left_out}
+    for key, value in kept.items():
+        if key in _SCHEMAS_BY_NAME and isinstance(value, dict):
+            kept[key] = {name: _checked_part(each) for name, each in value.items()}
+        elif key not in _DATA:
+            kept[key] = _checked_part(value)
+    return kept

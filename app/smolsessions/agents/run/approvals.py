@@ -19,7 +19,7 @@ from smolagents.models import get_tool_json_schema
 from smolsessions.agents.run.agent_run import INTERNAL_TOOLS
 from smolsessions.agents.run.failures import ReplayDivergedError
 from smolsessions.agents.tools.ask_user import NAME as ASK_USER
-from smolsessions.agents.values.json_forms import json_form
+from smolsessions.agents.values.json_forms import json_form, truncated
 from smolsessions.core.frozen import changed
 from smolsessions.core.requests import Answer, Approval, InputRequest, answer_key
 from smolsessions.options import options_of
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 MAX_ASKED = 4  # requests for one call: the first, and three for a replay that comes with other arguments
 MAX_OPEN = 100  # requests of a turn at a time; the rest is asked after them
 MAX_SHOWN_BYTES = 256 * 1024
+MAX_OPEN_BYTES = 2 * 1024 * 1024  # of the arguments of these; the turn's record repeats them
 TIMEOUT = "answer_timeout"
 CODE = "python_interpreter"
 _ASKED, _EXPIRED = "asked:", "expired:"
@@ -84,6 +85,7 @@ class Approvals:
         self._names = names
         self._root = root
         self._ttl_s = ttl_s
+        self._open_bytes = 0
         self._asked: dict[str, list[_Asked]] = {}
         self._effects = replay.effects if replay else {}
         asked = [key for key in self._effects if key.startswith(_ASKED)]
@@ -96,12 +98,14 @@ class Approvals:
         """Return the decision on a call, or None if it needs none. Raises `TurnWaiting` to wait for it."""
         if not self._needs(node, call, arguments):
             return None
-        shown = {"code": call.record.arguments} if call.record.name == CODE else call.record.arguments
-        if len(to_json(shown)) > MAX_SHOWN_BYTES:
+        shown = {"code": call.record.arguments} if tool is None else call.record.arguments  # None: a block of code
+        size = len(to_json(shown))
+        if size > MAX_SHOWN_BYTES:
             sentence = f"needs an approval, and its arguments are larger than {MAX_SHOWN_BYTES // 1024} KiB"
             return Decision(refusal=f"[rejected] This call of {call.record.name} {sentence}. It was not made.")
         answer, request = self._answer(node, call, arguments)
         if answer is None:
+            self._open_bytes += size
             self._ask(node, changed(request, arguments=shown, parameters=_parameters(tool)))
         return self._decided(node, call, answer, shown)
 
@@ -150,7 +154,8 @@ class Approvals:
             self._recorder.journal.diverged = True
             raise ReplayDivergedError
         if place == len(asked):
-            if len(self.requests) >= MAX_OPEN and node.agent_run:
+            is_full = len(self.requests) >= MAX_OPEN or self._open_bytes >= MAX_OPEN_BYTES
+            if is_full and node.agent_run:
                 node.agent_run.wait()  # asked after these
             now = time.time()
             asked.append(_Asked(digest, now, now + self._ttl_s))
@@ -196,7 +201,7 @@ class Approvals:
             return Decision(approval, sentence)
         if answer.arguments is None or answer.arguments == shown:
             return Decision(Approval("approved", answer.at, answer.by, answer.reason))
-        notes.append(f"A person changed the arguments of {name} to {to_json(answer.arguments).decode()}.")
+        notes.append(f"A person changed the arguments of {name} to {truncated(to_json(answer.arguments).decode())}.")
         return Decision(Approval("edited", answer.at, answer.by, answer.reason), arguments=answer.arguments)
 
 

@@ -66,6 +66,7 @@ UNCONFINED_SENTENCE = (
     "This turn needs approvals, and here the agent's code could reach the service and approve its own calls."
 )
 FINGERPRINT = "fingerprint"
+_CHOICES = frozenset(f"once:{name}" for name in (POLICY, APPROVE, FINGERPRINT))
 _WITHIN_STEP = frozenset({ToolCall, ToolOutput, ActionOutput})
 """Items of a run that come before the end of their step in smolagents' own loop."""
 ARGUMENTS = """
@@ -243,8 +244,8 @@ class AgentSession:
         self, recorder: Recorder, turn: Turn, approve: tuple[str, ...], replay: ReplayState | None
     ) -> Approvals | None:
         """Return the approvals of a turn, if any call may need one. A replay keeps the names of its first attempt."""
-        if replay and replay.effects:
-            approve = tuple(from_json(recorder.journal.chosen(APPROVE) or b"[]"))
+        if (known := recorder.journal.chosen(APPROVE)) or _has_acted(replay):
+            approve = tuple(from_json(known or b"[]"))
         elif approve:
             recorder.journal.once(APPROVE, lambda: to_json(approve))
         names = {*approve, *turn.options.approve}
@@ -258,8 +259,8 @@ class AgentSession:
         """Apply the memory policy. A replay applies the one of its first attempt: another would change the prompts."""
         if not self._prompt_builder:
             return
-        if replay and replay.effects:
-            policy = policy_of(from_json(journal.chosen(POLICY) or b"[]"))
+        if (known := journal.chosen(POLICY)) or _has_acted(replay):
+            policy = policy_of(from_json(known or b"[]"))
         elif policy:
             journal.once(POLICY, lambda: to_json(policy_data(policy)))
         self._prompt_builder.begin_turn(policy)
@@ -270,6 +271,11 @@ class AgentSession:
         for call in step.tool_calls or ():
             while call.id in taken:
                 call.id += "_2"
+
+
+def _has_acted(replay: ReplayState | None) -> bool:
+    """Return whether an earlier attempt came past its choices: it may have ended when it had written some of them."""
+    return replay is not None and not replay.effects.keys() <= _CHOICES
 
 
 def task_step(turn: Turn, turn_input: TurnInput) -> PackedStep:

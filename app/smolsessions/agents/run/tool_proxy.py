@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from smolsessions.agents.run.instrumentation import AgentNode
 
 WAIT_S = 0.1
+_SANITIZE = "sanitize_inputs_outputs"  # how a ToolCallingAgent asks for typed results
 _MEDIA = (File, PIL.Image.Image)
 _STORED = (File, list)
 _DATA_OF_A_TOOL = ("description", "inputs", "output_type", "output_schema")
@@ -102,7 +103,8 @@ class ToolProxy(Proxy):
                 decision = self._decision(approvals, call, arguments)
                 if decision and decision.arguments is not None:
                     given = {**kwargs, **_named(self._real, args, kwargs)}
-                    args, kwargs = (), edited(given, call.record.arguments, decision.arguments)
+                    as_agent = {key: kwargs[key] for key in (_SANITIZE,) if key in kwargs}
+                    args, kwargs = (), edited(given, call.record.arguments, decision.arguments) | as_agent
                     call.record = replace(call.record, arguments=decision.arguments)
             if is_answer:
                 call.result = self._real(*args, **kwargs)
@@ -353,7 +355,7 @@ def _data_of(tool: Any) -> dict[str, Any]:
 def _named(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return a call's arguments by name. A tool also accepts them as one dictionary."""
     named = kwargs.copy()
-    named.pop("sanitize_inputs_outputs", None)
+    named.pop(_SANITIZE, None)
     if not args:
         return named
     if len(args) == 1 and not named and isinstance(args[0], dict) and set(args[0]) <= set(tool.inputs):

@@ -1,0 +1,60 @@
+"""Checks of the arguments that a person changes, against schemas of any server."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from smolsessions.agents.approval_checks import argument_problems
+
+
+def test_arguments_with_the_names_of_keywords_are_arguments() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"pattern": {"type": "string", "pattern": "^a"}, "mode": {"const": {"pattern": 1}}},
+        "required": ["pattern"],
+        "additionalProperties": False,
+    }
+    assert argument_problems(schema, {"pattern": "b", "mode": {"pattern": 1}}) == []
+    assert [pointer for pointer, _ in argument_problems(schema, {"pattern": 1, "mode": {}})] == ["/pattern", "/mode"]
+    assert [pointer for pointer, _ in argument_problems(schema, {"pattern": "b", "$ref": 1})] == [""]
+
+
+def test_names_that_only_a_pattern_allows_are_let_through() -> None:
+    schema = {"patternProperties": {"^x-": {}}, "additionalProperties": False, "properties": {"a": {"type": "string"}}}
+    assert argument_problems(schema, {"a": "b", "x-1": 1}) == []
+    assert [pointer for pointer, _ in argument_problems(schema, {"a": 1})] == ["/a"]
+
+
+def _nested(depth: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    schema: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
+    for _ in range(depth):
+        schema, arguments = {"properties": {"a": schema}}, {"a": arguments}
+    return schema, arguments
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments"),
+    [
+        ({"type": "obj"}, {}),
+        ({"properties": 5}, {"a": 1}),
+        ({"properties": {"a": {"multipleOf": 0}}}, {"a": 1}),
+        ({"properties": {"a": {"minimum": "x"}}}, {"a": 1}),
+        _nested(2000),
+    ],
+    ids=["type", "properties", "multiple", "minimum", "deep"],
+)
+def test_a_schema_that_is_wrong_refuses_changes(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
+    ((pointer, message),) = argument_problems(schema, arguments)
+    assert pointer == ""
+    assert "schema of the tool is wrong" in message
+
+
+def test_many_equal_items_take_no_time() -> None:
+    since = time.process_time()
+    schema = {"properties": {"a": {"uniqueItems": True}}}
+    assert argument_problems(schema, {"a": [{"i": i} for i in range(20_000)]}) == []
+    assert time.process_time() - since < 10
