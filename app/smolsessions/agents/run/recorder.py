@@ -40,7 +40,8 @@ MAX_WHOLE_CALLS = 200  # of a turn, recorded with long texts in their arguments
 _NUMBER = re.compile(r"\d+")
 BEGUN = "begun:"
 PARKED = "parked:"  # an attempt that ended to wait for a person
-_TOOLS = ("tool:", "code:")
+CODE = "code:"
+_TOOLS = ("tool:", CODE)
 _sorted_json = json.JSONEncoder(sort_keys=True).encode
 _ADDRESS = re.compile(rb" at 0x[0-9a-f]+")
 MAX_KEY_BYTES = 1024 * 1024  # of the arguments that a key stands for
@@ -154,8 +155,9 @@ class Journal:
         self.diverged = False
         if replay:
             self._effects = dict(replay.effects)
-            began = replay.begun if f"{PARKED}{attempt - 1}" not in replay.begun else ()  # nothing was in flight
-            begun = [name.removeprefix(BEGUN) for name in began if name.startswith(BEGUN)]
+            begun = [name.removeprefix(BEGUN) for name in replay.begun if name.startswith(BEGUN)]
+            if f"{PARKED}{attempt - 1}" in replay.begun:  # of a block that waited, all calls are known
+                begun = [key for key in begun if not key.startswith(CODE)]
             self._begun = {call_of(key): key.rpartition(":")[0] for key in begun}
             self._done = {call_of(key) for key in self._effects if key.startswith(_TOOLS)}
 
