@@ -37,6 +37,7 @@ MERGE = {"Content-Type": "application/merge-patch+json"}
 STABLE = {
     "instance": "4f1d0c6ab27e93d5",
     "next_cursor": "jqImoIM2Mg",
+    "seq": 12,
     "characters": 2048,
     "tokens": 512,
     "smolagents": "1.26.0",
