@@ -105,7 +105,7 @@ def list_conversations(  # noqa: PLR0917 - typer passes them by name
             columns,
             limit,
             as_json=as_json,
-            empty="no conversation is like that; try other filters"
+            empty="no conversation; none fits these filters"
             if agent or status or q
             else "no conversation; POST /turn or `smolsessions chat` begins one",
         )
