@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, Request
 
 WAIT_MS = 30_000  # patience with a loaded machine
-WAITING = {"mailer", "code-reader", "office"}  # agents of the shared service whose turns wait for a person
+WAITING = {"mailer", "code-reader", "office", "poster"}  # agents of the shared service whose turns wait for a person
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MAIL = ["send_email", {"to": "ann@example.org", "text": "Dear Ann,\nall is well."}]
 MARKUP = "<img src=x onerror='window.ran = 1'><b>bold</b>"
 DONE = {"say": "Done."}
+POSTS = [{"call": [["post", {"to": "ann", "media": name}] for name in ("image.png", "report.csv")]}]
 CARD = """(request) => import("/page/request.js").then(({ RequestCard }) => {
   window.sent = [];
   const card = new RequestCard(request, async (answer) => window.sent.push(JSON.stringify(answer)));
@@ -326,7 +327,7 @@ def test_hostile_texts_are_shown_as_text_and_each_type_has_its_field(opened: Ope
         },
         "parameters": {"properties": properties, "required": ["kind", "many", "large", "ratio", "sure"]},
     }
-    text = json.dumps(request).replace('"large": 0', '"large": 12345678901234567890')
+    text = json.dumps(request | {"images": [], "files": []}).replace('"large": 0', '"large": 12345678901234567890')
     page.evaluate(f"(text) => import('/page/exact.js').then(({{ exactly }}) => ({CARD})(exactly(text)))", text)
     card = cards(page)
     expect(card.locator(".replaces")).to_contain_text("This replaces an earlier request for the same call")
@@ -385,3 +386,25 @@ def test_cards_have_enough_contrast(opened: Open, service: Service, scheme: str)
     cards(page).nth(2).get_by_role("button", name="Answer", exact=True).click()
     expect(cards(page).nth(2).get_by_role("alert")).to_be_visible()
     assert weak_texts(page) == []
+
+
+def test_images_and_files_of_a_call_are_shown_with_their_hashes(opened: Open, service: Service) -> None:
+    draw = [{"call": [["picture", {}]]}, {"call": [["report", {}]]}]
+    body = {"agent": "poster", "message": json.dumps([*draw, *POSTS, DONE])}
+    page = opened(service, f"/#/c/{service.client.post('/turn', json=body).json()['conversation_id']}")
+    shown = cards(page).locator("figure")
+    expect(shown).to_have_count(2)
+    image = shown.first.locator("img")
+    expect(image).to_have_js_property("naturalWidth", 4)
+    path, waiting = turn_of(page, service)
+    requests = waiting["requests"]
+    hashes = [part["sha256"] for request in requests for part in (*request["images"], *request["files"])]
+    assert [shown.nth(place).locator("code").get_attribute("title") for place in (0, 1)] == [
+        f"SHA-256 {hash_}" for hash_ in hashes
+    ]
+    expect(shown.first.locator("figcaption")).to_contain_text("media")
+    expect(shown.nth(1).get_by_role("button", name="Download report.csv")).to_be_visible()
+    fits(page)
+    for request in requests:
+        decision = {"request_id": request["request_id"], "decision": "reject"}
+        service.client.post(f"{path}/answers", json={"answers": [decision]})

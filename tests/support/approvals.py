@@ -5,11 +5,13 @@ PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import PIL.Image
 from smolagents import CodeAgent, LogLevel, ToolCallingAgent, tool
 
 import smolsessions
@@ -60,7 +62,35 @@ def delete_file(path: str, force: bool = False, times: int | None = None) -> str
     return f"deleted {path} {force} {times}"
 
 
-TOOLS = [send_email, send_and_crash, delete_file, agents.echo, agents.wait_for]
+@tool
+def post(to: str, media: Any) -> str:
+    """Send images and files. The outbox holds their hashes.
+
+    Args:
+        to: their receiver.
+        media: an image, a file, or a list of both and of texts.
+    """
+    parts = media if isinstance(media, list) else [media]
+    with Path(os.environ[OUTBOX]).open("a") as outbox:
+        outbox.writelines(f"{to}: {_hashed(part)}\n" for part in parts)
+    return f"posted to {to}"
+
+
+def _hashed(part: Any) -> str:
+    if isinstance(part, smolsessions.File):
+        return hashlib.sha256(part.data).hexdigest()
+    if isinstance(part, list):
+        return f"[{', '.join(map(_hashed, part))}]"
+    return hashlib.sha256(part.tobytes()).hexdigest() if isinstance(part, PIL.Image.Image) else str(part)
+
+
+@tool
+def report() -> object:
+    """Return a file."""
+    return smolsessions.File(b"a;b\n1;2\n", "text/csv", "report.csv")
+
+
+TOOLS = [send_email, send_and_crash, delete_file, agents.echo, agents.wait_for, agents.picture, post, report]
 
 
 def make_plain(**options: Any) -> ToolCallingAgent:
@@ -130,5 +160,13 @@ def make_threaded() -> CodeAgent:
     return smolsessions.options(coders.make_coder(tools=[*TOOLS]), executor="thread")
 
 
-NAMES = "plain mailer code_mailer code_reader office judging careful moody wild threaded".split()
+def make_poster() -> ToolCallingAgent:
+    return smolsessions.options(make_plain(), approve=["post"])
+
+
+def make_code_poster() -> CodeAgent:
+    return smolsessions.options(coders.make_coder(("PIL.*", "sqlite3"), tools=[*TOOLS]), approve=["post"])
+
+
+NAMES = "poster code_poster plain mailer code_mailer code_reader office judging careful moody wild threaded".split()
 AGENTS = ",".join(f"{name.replace('_', '-')}=tests.support.approvals:make_{name}" for name in NAMES)

@@ -13,7 +13,7 @@ from smolsessions.cli.remote import err, out
 
 if TYPE_CHECKING:
     from smolsessions.client import Answer
-    from smolsessions.wire.turns import InputRequest
+    from smolsessions.wire.turns import InputRequest, ShownFile, ShownImage
 
 _UNSEEN = re.compile("[\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 """Characters that change the look of the text around them, or have none."""
@@ -39,6 +39,9 @@ def _decision(request: InputRequest) -> Answer:
     again = ", again, as its arguments are other ones now" if request.replaces else ""
     out.print(f"\n{request.agent or 'the agent'} asks to call {request.tool}{again}:", style="yellow", markup=False)
     out.print(_shown(request), markup=False)
+    media: list[ShownImage | ShownFile] = [*request.images, *request.files]
+    for part in media:
+        out.print(f"{_seen(part.pointer)}: {part.url} (SHA-256 {part.sha256})", markup=False)
     while True:
         match input("[a]pprove, [r]eject or [e]dit? ").strip().lower():
             case "a" | "approve":

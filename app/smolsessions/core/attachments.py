@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pydantic_core import from_json, to_json
 
-from smolsessions.core.records import StepFile, image_name
+from smolsessions.core.media import StepFile, image_name
 
 MAX_NAME_CHARS = 100
 _MAGIC = b"smolsessions file\n"

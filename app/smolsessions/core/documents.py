@@ -13,18 +13,9 @@ from pydantic_core import to_json
 
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.json_data import derived_from, invalid_request, json_pointer, storable
+from smolsessions.core.media import StepFile, StepImage
 from smolsessions.core.policies import Rules, policy_data
-from smolsessions.core.records import (
-    AgentName,
-    AgentVersion,
-    Outcome,
-    Rollback,
-    StepFile,
-    StepImage,
-    Timing,
-    Turn,
-    TurnOptions,
-)
+from smolsessions.core.records import AgentName, AgentVersion, Outcome, Rollback, Timing, Turn, TurnOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, NewType, TypeVar
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, 
 from pydantic import Field, SkipValidation
 
 from smolsessions.core.frozen import changed, record
+from smolsessions.core.media import StepFile, StepImage  # noqa: TC001 - pydantic reads the annotations
 from smolsessions.core.requests import Answered, Approval, InputRequest  # noqa: TC001 - pydantic reads the annotations
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ EntryType = StepType | Literal["edit"]
 Seconds = Annotated[float, Field(ge=0, le=1e11)]
 Count = Annotated[int, Field(ge=0)]
 
-IMAGE_NAME_DIGITS = 32
 MAX_TITLE_CHARS = 80  # of a title from a message
 MAX_CRASHES = 3  # of a turn's attempts without a new effect; then the turn fails
 
@@ -327,30 +326,6 @@ class TurnOptions:
 
 
 @record
-class StepImage:
-    """Image of a step: its name in the conversation (a content hash) and its size in pixels."""
-
-    name: Annotated[str, Field(pattern=f"^[0-9a-f]{{{IMAGE_NAME_DIGITS}}}$")]
-    width: Annotated[int, Field(ge=1)]
-    height: Annotated[int, Field(ge=1)]
-
-
-@record
-class StepFile:
-    """File of a step: its name in the conversation (a content hash), its own name, its media type and size."""
-
-    name: Annotated[str, Field(pattern=f"^[0-9a-f]{{{IMAGE_NAME_DIGITS}}}$")]
-    file_name: Annotated[str, Field(max_length=200)]
-    media_type: Annotated[str, Field(max_length=200)]
-    size_bytes: Count
-
-
-def image_name(data: bytes) -> str:
-    """Return the name under which the store keeps an image's bytes."""
-    return hashlib.sha256(data).hexdigest()[:IMAGE_NAME_DIGITS]
-
-
-@record
 class Outcome:
     """End of a turn, as its session returns it."""
 
@@ -407,10 +382,14 @@ class Turn:
 
 @record
 class Suspension:
-    """Pause of a turn that waits for a person. `so_far` is its outcome if a stop comes first."""
+    """Pause of a turn that waits for a person. `so_far` is its outcome if a stop comes first.
+
+    `media` are the images and files that the requests show, as stored, by name.
+    """
 
     requests: tuple[InputRequest, ...]
     so_far: Outcome
+    media: dict[str, bytes] = field(default_factory=dict)
 
 
 @record

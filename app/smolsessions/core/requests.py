@@ -7,6 +7,7 @@ import json
 from typing import Any, Literal
 
 from smolsessions.core.frozen import record
+from smolsessions.core.media import ShownPart  # noqa: TC001 - pydantic reads the annotations
 
 RequestKind = Literal["approval", "question"]
 Decision = Literal["approve", "reject"]
@@ -17,8 +18,9 @@ ApprovalDecision = Literal["approved", "rejected", "edited", "expired"]
 class InputRequest:
     """One request. Its id names conversation, turn and call. Times are Unix seconds.
 
-    `arguments` are those of the call, as JSON, and `parameters` their JSON Schema. `replaces` is the request for the
-    same call that came before, with other arguments.
+    `arguments` are those of the call, as JSON, and `parameters` their JSON Schema. `media` are the images and files
+    among them, for which the JSON has labels. `replaces` is the request for the same call that came before, with other
+    arguments.
     """
 
     request_id: str
@@ -34,6 +36,7 @@ class InputRequest:
     question: str | None = None
     choices: tuple[str, ...] | None = None
     replaces: str | None = None
+    media: tuple[ShownPart, ...] = ()
 
 
 @record

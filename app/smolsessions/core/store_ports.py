@@ -35,10 +35,11 @@ if TYPE_CHECKING:
         Ref,
         StepType,
         Submission,
+        Suspension,
         Turn,
         TurnInput,
     )
-    from smolsessions.core.requests import Answer, InputRequest
+    from smolsessions.core.requests import Answer
 
 
 StopReason = Literal["cancelled", "interrupted", "rolled_back", "deadline", "lost", "broken", "drained"]
@@ -309,7 +310,7 @@ class Lease(Protocol):
     async def flush(self) -> None:
         """Wait until all writes so far are acknowledged. Raises `LeaseLostError` and `SealBrokenError`."""
 
-    async def suspend(self, requests: tuple[InputRequest, ...]) -> bool:
+    async def suspend(self, pause: Suspension) -> bool:
         """Let the turn wait for a person, and release the lease. Retried until the store answers.
 
         Returns False, and keeps the lease, if the turn is to stop. Raises as `commit` does.

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from smolsessions.core.agent_ports import AgentCatalog
-    from smolsessions.core.records import Owner, StepFile, StepImage
+    from smolsessions.core.media import StepFile, StepImage
+    from smolsessions.core.records import Owner
     from smolsessions.core.requests import Answer
     from smolsessions.core.store_ports import LogReader, TurnStore
 

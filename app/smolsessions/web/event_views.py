@@ -16,7 +16,7 @@ from smolsessions.core.events import (
     TurnStarted,
     TurnWaiting,
 )
-from smolsessions.web.views import answer_view, data_of, file_views, image_views, request_view, time_view, turn_view
+from smolsessions.web.views import answer_view, data_of, file_views, image_views, requests_view, time_view, turn_view
 from smolsessions.wire.events import KnownEvent, TurnEvent
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def event_view(ref: Ref, turn: int, logged: Logged, *, internal: bool) -> dict[s
     elif isinstance(event, TurnEnded):
         view |= {"attempt": event.result.attempts, "result": turn_view(event.result, internal=internal)}
     elif isinstance(event, TurnWaiting):
-        view |= {"attempt": event.attempt, "requests": list(map(request_view, event.requests))}
+        view |= {"attempt": event.attempt, "requests": requests_view(ref.id, event.requests)}
     elif isinstance(event, InputAnswered):
         view |= {"attempt": event.attempt, "answers": list(map(answer_view, event.answers))}
     elif not isinstance(event, TurnQueued):

@@ -17,7 +17,7 @@ from smolsessions.web.images import THREAD
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from smolsessions.core.records import StepFile
+    from smolsessions.core.media import StepFile
     from smolsessions.wire.requests import FileIn
 
 TEXTS = ("text/plain", "text/csv", "text/markdown", "text/tab-separated-values", "application/json")

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import PIL.Image
 
 from smolsessions.core.errors import InvalidRequestError, TooLargeError
-from smolsessions.core.records import StepImage, image_name
+from smolsessions.core.media import StepImage, image_name
 
 _DATA_URL = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP")

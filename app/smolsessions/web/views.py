@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic_core import to_json
 
+from smolsessions.core.media import StepImage
 from smolsessions.core.records import Outcome, StepType
 from smolsessions.web.cursors import cursor_at
 from smolsessions.web.links import link
@@ -17,18 +18,9 @@ from smolsessions.wire.conversations import Conversation as ConversationAnswer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from smolsessions.core.media import StepFile
     from smolsessions.core.memories import ExportedMemory, PrunePreview
-    from smolsessions.core.records import (
-        AgentInfo,
-        AgentVersion,
-        Conversation,
-        Page,
-        PromptSize,
-        StepFile,
-        StepImage,
-        ToolCall,
-        Turn,
-    )
+    from smolsessions.core.records import AgentInfo, AgentVersion, Conversation, Page, PromptSize, ToolCall, Turn
     from smolsessions.core.requests import Answer, Approval, InputRequest
 
 KINDS_OF_VARIABLES = {"code": "variable", "state": "state", "tools": "tool"}
@@ -72,7 +64,7 @@ def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:
         "output_files": file_views(turn.ref.id, outcome.files) if outcome.files else [],
         "tool_call_names": [call.name for call in calls if not is_refused(call)],
         "tool_calls": list(map(_call_view, calls)),
-        "requests": list(map(request_view, turn.requests)) if turn.requests and not turn.outcome else [],
+        "requests": requests_view(turn.ref.id, turn.requests) if turn.requests and not turn.outcome else [],
         "state": outcome.state,
         "steps": outcome.steps,
         "usage": {"input_tokens": outcome.usage.input_tokens, "output_tokens": outcome.usage.output_tokens},
@@ -97,10 +89,19 @@ def _call_view(call: ToolCall) -> dict[str, Any]:
     return data
 
 
-def request_view(request: InputRequest) -> dict[str, Any]:
+def requests_view(conversation_id: str, requests: Iterable[InputRequest]) -> list[dict[str, Any]]:
+    return [_request_view(conversation_id, request) for request in requests]
+
+
+def _request_view(conversation_id: str, request: InputRequest) -> dict[str, Any]:
     """Return a request for a person's decision."""
     times = {"asked_at": time_view(request.asked_at), "expires_at": time_view(request.expires_at)}
-    return data_of(request) | times
+    data = data_of(request) | times | {"images": [], "files": []}
+    for shown in data.pop("media"):
+        is_image = isinstance(shown.part, StepImage)
+        [part] = (image_views if is_image else file_views)(conversation_id, [shown.part])
+        data["images" if is_image else "files"].append({"pointer": shown.pointer, "sha256": shown.sha256} | part)
+    return data
 
 
 def answer_view(answer: Answer) -> dict[str, Any]:

@@ -13,6 +13,8 @@ CURSOR = "`cursor` of the next page. Null: this is the last page."
 CALL_ID = "Id of the call, unique in the turn."
 STEP_ID = "Step of the call or event, unique in the turn: `2`, or `2.1/1` inside an agent that call `2.1` called."
 AGENT_PATH = "The agent's path: `manager`, `manager/searcher`."
+POINTER = "Its place among `arguments`, as a JSON pointer. There the JSON has a label."
+SHA256 = "SHA-256 of the bytes at `url`, in hexadecimal digits."
 INTERNAL = "True for `python_interpreter` (a code block) and `final_answer`."
 
 
@@ -54,6 +56,37 @@ class Approval(BaseModel):
     reason: str | None = Field(description="Reason that was given. Null: none.")
 
 
+class Image(BaseModel):
+    """Image of a step: its size in pixels and its address."""
+
+    width: int = Field(description="Width in pixels.")
+    height: int = Field(description="Height in pixels.")
+    url: str = Field(description="Address of the image's file, relative to the service's host.")
+
+
+class File(BaseModel):
+    """File of a message or an answer: its name, type and size, and its address."""
+
+    name: str = Field(description="Name of the file, which is not unique.")
+    media_type: str = Field(description="Type of its content, as it was sent or as the tool named it.")
+    size_bytes: int = Field(description="Size in bytes.")
+    url: str = Field(description="Address of the content, relative to the service's host.")
+
+
+class ShownImage(Image):
+    """Image among the arguments of a call that a person is to approve."""
+
+    pointer: str = Field(description=POINTER)
+    sha256: str = Field(description=SHA256)
+
+
+class ShownFile(File):
+    """File among the arguments of a call that a person is to approve."""
+
+    pointer: str = Field(description=POINTER)
+    sha256: str = Field(description=SHA256)
+
+
 class InputRequest(BaseModel):
     """Request of a waiting turn for a person's decision: an approval of a call, or a question."""
 
@@ -72,6 +105,8 @@ class InputRequest(BaseModel):
     replaces: str | None = Field(
         description="Earlier request for the same call, whose arguments were other ones. Null: none."
     )
+    images: list[ShownImage] = Field(description="Images among the arguments.")
+    files: list[ShownFile] = Field(description="Files among the arguments.")
 
 
 class ToolCall(BaseModel):
@@ -127,23 +162,6 @@ class Timing(BaseModel):
         "not over."
     )
     waited_ms: float = Field(description="Milliseconds that it waited for persons, without the present wait.")
-
-
-class Image(BaseModel):
-    """Image of a step: its size in pixels and its address."""
-
-    width: int = Field(description="Width in pixels.")
-    height: int = Field(description="Height in pixels.")
-    url: str = Field(description="Address of the image's file, relative to the service's host.")
-
-
-class File(BaseModel):
-    """File of a message or an answer: its name, type and size, and its address."""
-
-    name: str = Field(description="Name of the file, which is not unique.")
-    media_type: str = Field(description="Type of its content, as it was sent or as the tool named it.")
-    size_bytes: int = Field(description="Size in bytes.")
-    url: str = Field(description="Address of the content, relative to the service's host.")
 
 
 class TurnOptions(BaseModel):

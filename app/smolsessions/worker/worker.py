@@ -188,7 +188,7 @@ class Worker:
         try:
             outcome = await self._outcome(run)
             if isinstance(outcome, Suspension):
-                if await lease.suspend(outcome.requests):
+                if await lease.suspend(outcome):
                     _log_turn(logging.INFO, turn, "wait", "waits for a person")
                     return
                 outcome = outcome.so_far  # a stop came first

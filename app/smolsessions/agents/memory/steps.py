@@ -32,8 +32,8 @@ from smolsessions.agents.values.images import image_from_bytes, image_to_bytes, 
 from smolsessions.agents.values.json_forms import json_form, label_of
 from smolsessions.core.attachments import File, decode_file, encode_file
 from smolsessions.core.errors import SealBrokenError, ServiceError
+from smolsessions.core.media import image_name
 from smolsessions.core.memories import PackedStep
-from smolsessions.core.records import image_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -7,8 +7,9 @@ digest of its arguments.
 
 from __future__ import annotations
 
+import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -20,6 +21,7 @@ from smolsessions.agents.run.agent_run import INTERNAL_TOOLS
 from smolsessions.agents.run.failures import ReplayDivergedError
 from smolsessions.agents.tools.ask_user import NAME as ASK_USER
 from smolsessions.agents.values.json_forms import json_form, truncated
+from smolsessions.agents.values.media import shown_media
 from smolsessions.core.frozen import changed
 from smolsessions.core.requests import Answer, Approval, InputRequest, answer_key
 from smolsessions.options import options_of
@@ -39,6 +41,7 @@ MAX_ASKED = 4  # requests for one call: the first, and three for a replay that c
 MAX_OPEN = 100  # requests of a turn at a time; the rest is asked after them
 MAX_SHOWN_BYTES = 256 * 1024
 MAX_OPEN_BYTES = 2 * 1024 * 1024  # of the arguments of these; the turn's record repeats them
+MAX_OPEN_MEDIA_BYTES = 32 * 1024 * 1024  # of the images and files among these arguments
 TIMEOUT = "answer_timeout"
 CODE = "python_interpreter"
 _ASKED, _EXPIRED = "asked:", "expired:"
@@ -80,6 +83,8 @@ class Approvals:
     ) -> None:
         """`names` are the tools that conversation and turn name. `ttl_s` bounds the wait for an answer."""
         self.requests: dict[str, InputRequest] = {}
+        self.media: dict[str, bytes] = {}
+        """Images and files that the requests show, as stored, by name."""
         self._recorder = recorder
         self._turn = turn
         self._names = names
@@ -95,19 +100,26 @@ class Approvals:
         self._expired_us = max(expired, default=0)
 
     def decide(self, node: AgentNode, call: ToolCallInProgress, tool: Any, arguments: Any) -> Decision | None:
-        """Return the decision on a call, or None if it needs none. Raises `TurnWaiting` to wait for it."""
+        """Return the decision on a call, noted in its record, or None if it needs none.
+
+        Raises `TurnWaiting` to wait for it.
+        """
         if not self._needs(node, call, arguments):
             return None
         shown = {"code": call.record.arguments} if tool is None else call.record.arguments  # None: a block of code
         size = len(to_json(shown))
         if size > MAX_SHOWN_BYTES:
-            sentence = f"needs an approval, and its arguments are larger than {MAX_SHOWN_BYTES // 1024} KiB"
-            return Decision(refusal=f"[rejected] This call of {call.record.name} {sentence}. It was not made.")
+            return _unshown(call, f"its arguments are larger than {MAX_SHOWN_BYTES // 1024} KiB")
+        try:
+            parts, media = shown_media(arguments)
+        except ValueError as error:
+            return _unshown(call, f"its arguments hold {error}")
         answer, request = self._answer(node, call, arguments)
         if answer is None:
             self._open_bytes += size
-            self._ask(node, changed(request, arguments=shown, parameters=_parameters(tool)))
-        return self._decided(node, call, answer, shown)
+            self.media |= media
+            self._ask(node, changed(request, arguments=shown, parameters=_parameters(tool), media=parts))
+        return _noted(call, self._decided(node, call, answer, shown))
 
     def question(
         self, node: AgentNode, call: ToolCallInProgress, question: str, choices: tuple[str, ...] | None
@@ -121,8 +133,8 @@ class Approvals:
             return Decision(text=answer.text)
         approval, why = _refused(answer)
         if approval.decision == "expired":
-            return Decision(approval, f"[no answer] Nobody answered in time ({TIMEOUT}).")
-        return Decision(approval, f"[declined] The user declined to answer this question.{why}")
+            return _noted(call, Decision(approval, f"[no answer] Nobody answered in time ({TIMEOUT})."))
+        return _noted(call, Decision(approval, f"[declined] The user declined to answer this question.{why}"))
 
     def _needs(self, node: AgentNode, call: ToolCallInProgress, arguments: Any) -> bool:
         name, agents = call.record.name, {id(agent): agent for agent in (self._root, node.agent)}.values()
@@ -154,8 +166,7 @@ class Approvals:
             self._recorder.journal.diverged = True
             raise ReplayDivergedError
         if place == len(asked):
-            is_full = len(self.requests) >= MAX_OPEN or self._open_bytes >= MAX_OPEN_BYTES
-            if is_full and node.agent_run:
+            if self._is_full and node.agent_run:
                 node.agent_run.wait()  # asked after these
             now = time.time()
             asked.append(_Asked(digest, now, now + self._ttl_s))
@@ -179,6 +190,12 @@ class Approvals:
             return Answer(request.request_id, "reject", reason=TIMEOUT, at=found.expires_at), request
         return None, request
 
+    @property
+    def _is_full(self) -> bool:
+        media_bytes = sum(map(len, self.media.values()))
+        sizes = (len(self.requests), MAX_OPEN), (self._open_bytes, MAX_OPEN_BYTES), (media_bytes, MAX_OPEN_MEDIA_BYTES)
+        return any(size >= most for size, most in sizes)
+
     def _id(self, call_id: str, place: int) -> str:
         again = f":{place + 1}" if place else ""
         return f"{self._turn.ref.id}:{self._turn.number}:{call_id}{again}"
@@ -199,7 +216,7 @@ class Approvals:
             if node.code_runs_in and name != CODE:  # the code may not show its result
                 notes.append(sentence)
             return Decision(approval, sentence)
-        if answer.arguments is None or answer.arguments == shown:
+        if answer.arguments is None or _is_same(answer.arguments, shown):
             return Decision(Approval("approved", answer.at, answer.by, answer.reason))
         notes.append(f"A person changed the arguments of {name} to {truncated(to_json(answer.arguments).decode())}.")
         return Decision(Approval("edited", answer.at, answer.by, answer.reason), arguments=answer.arguments)
@@ -215,10 +232,38 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     return False
 
 
-def edited(given: dict[str, Any], shown: Any, new: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call after a person's change. Those that are as shown stay the same objects."""
-    shown = shown if isinstance(shown, dict) else {}
-    return {key: given[key] if key in given and shown.get(key) == value else value for key, value in new.items()}
+def edited(given: Any, shown: Any, new: Any) -> Any:
+    """Return the arguments of a call after a person's change. Parts that are as shown stay the same objects."""
+    if _is_same(new, shown):
+        return given
+    if isinstance(given, dict) and isinstance(shown, dict) and isinstance(new, dict):
+        return {key: edited(given.get(key, value), shown.get(key), value) for key, value in new.items()}
+    if isinstance(given, list | tuple) and isinstance(shown, list) and isinstance(new, list):
+        pairs = zip(given, shown, new, strict=False)
+        return [edited(*each) for each in pairs] + new[min(len(given), len(shown)) :]
+    return new
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Compare JSON data. Unlike in Python, 1 is neither 1.0 nor true."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def _unshown(call: ToolCallInProgress, why: str) -> Decision:
+    """Reject a call whose arguments cannot be shown to a person."""
+    sentence = f"[rejected] This call of {call.record.name} needs an approval, and {why}. It was not made."
+    return _noted(call, Decision(refusal=sentence))
+
+
+def _noted(call: ToolCallInProgress, decision: Decision) -> Decision:
+    """Note a decision in the record of its call, and end a call that is refused."""
+    arguments = call.record.arguments
+    if decision.arguments is not None:
+        arguments = decision.arguments["code"] if call.record.name == CODE else decision.arguments
+    call.record = replace(call.record, approval=decision.approval, arguments=arguments)
+    if decision.refusal is not None:
+        call.refuse(decision.refusal)
+    return decision
 
 
 def _refused(answer: Answer) -> tuple[Approval, str]:

@@ -174,7 +174,7 @@ class AgentSession:
             self.held_bytes = drop_pixels(self._memory.illustrated()) + self._state.size()
         if approvals and approvals.requests and not (bridge.stop_requested or recorder.journal.diverged):
             asked = sorted(approvals.requests.values(), key=lambda request: place_of(request.call_id))
-            return Suspension(tuple(asked), writer.outcome("cancelled"))
+            return Suspension(tuple(asked), writer.outcome("cancelled"), approvals.media)
         left_out = self._prompt_builder.left_out() if self._prompt_builder else None
         return replace(outcome, left_out=left_out) if left_out else outcome
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from smolsessions.agents.run.agent_run import AgentRun
     from smolsessions.agents.run.instrumentation import AgentNode
     from smolsessions.core.events import ReplayState, StepEvent
+    from smolsessions.core.media import StepFile, StepImage
     from smolsessions.core.memories import PackedStep
-    from smolsessions.core.records import StepFile, StepImage
 
 
 _TAKEN = (ActionStep, PlanningStep)

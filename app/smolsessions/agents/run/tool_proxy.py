@@ -100,16 +100,15 @@ class ToolProxy(Proxy):
         with agent_run.tool_call(self._real.name, arguments, "" if is_answer else "tool") as call:
             approvals, decision = agent_run.recorder.approvals, None
             if approvals and not is_answer:
-                decision = self._decision(approvals, call, arguments)
+                shown, decision = call.record.arguments, self._decision(approvals, call, arguments)
                 if decision and decision.arguments is not None:
                     given = {**kwargs, **_named(self._real, args, kwargs)}
                     as_agent = {key: kwargs[key] for key in (_SANITIZE,) if key in kwargs}
-                    args, kwargs = (), edited(given, call.record.arguments, decision.arguments) | as_agent
-                    call.record = replace(call.record, arguments=decision.arguments)
+                    args, kwargs = (), edited(given, shown, decision.arguments) | as_agent
             if is_answer:
                 call.result = self._real(*args, **kwargs)
             elif decision and decision.refusal is not None:
-                call.refuse(decision.refusal)
+                pass
             elif decision and decision.text is not None:
                 call.answer(decision.text)
             elif call.known:
@@ -125,12 +124,8 @@ class ToolProxy(Proxy):
     def _decision(self, approvals: Approvals, call: ToolCallInProgress, arguments: Any) -> Decision | None:
         """Return a person's decision on a call, if it needs one. Raises `TurnWaiting` to wait for it."""
         if isinstance(self._real, AskUser):
-            decision: Decision | None = approvals.question(self._node, call, *checked_question(**arguments))
-        else:
-            decision = approvals.decide(self._node, call, self._real, arguments)
-        if decision and decision.approval:
-            call.record = replace(call.record, approval=decision.approval)
-        return decision
+            return approvals.question(self._node, call, *checked_question(**arguments))
+        return approvals.decide(self._node, call, self._real, arguments)
 
     def _stored(self, result: File | list[Any]) -> Any:
         """Put files into `agent.state`, as smolagents does with an image: the model passes them on by name.
@@ -200,14 +195,12 @@ class AgentProxy(Proxy):
         arguments = kwargs if not args else {"task": args[0], **kwargs}
         with agent_run.tool_call(self._real.name or "", arguments) as call:
             approvals = agent_run.recorder.approvals
+            shown = call.record.arguments
             if approvals and (decision := approvals.decide(self._node, call, self._real, arguments)):
-                call.record = replace(call.record, approval=decision.approval)
                 if decision.refusal is not None:
-                    call.refuse(decision.refusal)
                     return call.result
                 if decision.arguments is not None:
-                    args, kwargs = (), edited(arguments, call.record.arguments, decision.arguments)
-                    call.record = replace(call.record, arguments=decision.arguments)
+                    args, kwargs = (), edited(arguments, shown, decision.arguments)
             while not inner.busy.acquire(timeout=WAIT_S):
                 agent_run.recorder.check()
             try:
@@ -240,13 +233,10 @@ class InterpreterProxy(Proxy):
         with agent_run.tool_call("python_interpreter", code_action, "code") as call:
             approvals = agent_run.recorder.approvals
             if approvals and (decision := approvals.decide(self._node, call, None, code_action)):
-                call.record = replace(call.record, approval=decision.approval)
                 if decision.refusal is not None:
-                    call.refuse(decision.refusal)
                     return CodeOutput(output=None, logs=decision.refusal, is_final_answer=False)
                 if decision.arguments is not None:
                     code_action = decision.arguments["code"]
-                    call.record = replace(call.record, arguments=code_action)
             output = real.replay(call.known.returned) if call.known else self._live(call, agent_run, code_action)
             call.result = output.logs if output.output is None else output.logs + as_text(output.output)
         return output

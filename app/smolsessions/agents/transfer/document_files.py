@@ -10,7 +10,7 @@ from smolsessions.agents.transfer.document_models import Strict, checked
 from smolsessions.agents.values.json_forms import json_pointer
 from smolsessions.core.attachments import Audio, File, decode_file, encode_file
 from smolsessions.core.errors import InvalidRequestError
-from smolsessions.core.records import image_name
+from smolsessions.core.media import image_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -20,8 +20,8 @@ from smolsessions.agents.values.images import FORMATS, image_from_bytes, image_h
 from smolsessions.agents.values.json_forms import json_pointer
 from smolsessions.core.documents import MEMORY_FORMAT
 from smolsessions.core.errors import InvalidRequestError
+from smolsessions.core.media import IMAGE_NAME_DIGITS, image_name
 from smolsessions.core.memories import ExportedMemory, ImportedMemory, PackedStep
-from smolsessions.core.records import IMAGE_NAME_DIGITS, image_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -31,7 +31,7 @@ from smolsessions.agents.values import CodecError, dumps, loads
 from smolsessions.agents.values.json_forms import is_utf8, json_flaw, json_pointer, utf8_text
 from smolsessions.core.attachments import File, encode_file
 from smolsessions.core.errors import InvalidRequestError
-from smolsessions.core.records import image_name
+from smolsessions.core.media import image_name
 from smolsessions.options import options_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import PIL.Image
 import PIL.ImageFile
 
-from smolsessions.core.records import StepImage, image_name
+from smolsessions.core.media import StepImage, image_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from typing import TYPE_CHECKING, Any, cast
 
@@ -9,16 +10,20 @@ import PIL.Image
 from smolagents.agent_types import AgentImage
 from smolagents.memory import TaskStep
 
-from smolsessions.agents.values.images import LazyImage, stored_images
+from smolsessions.agents.values.images import LazyImage, browser_image, image_to_bytes, stored_images
+from smolsessions.agents.values.parts import MAX_DEPTH, MAX_NODES
 from smolsessions.core.attachments import File, described, encode_file
+from smolsessions.core.json_data import json_pointer
+from smolsessions.core.media import ShownPart, StepImage, image_name
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
+    from collections.abc import Container, Iterable, Iterator, Sequence
 
-    from smolsessions.core.records import StepFile, StepImage
+    from smolsessions.core.media import StepFile
 
 MAX_OUTPUT_PARTS = 16  # images and files of an output
 MAX_SEARCHED_NODES = 10_000  # of an output
+MAX_SHOWN_BYTES = 32 * 1024 * 1024  # of images and files that a person is shown
 _COLLECTIONS = frozenset({list, tuple, dict, set, frozenset})
 _FILES = "smolsessions_files"
 _MEDIA = (PIL.Image.Image, File)
@@ -30,19 +35,55 @@ def media_in(value: Any) -> tuple[PIL.Image.Image | File, ...]:
     if kind is str or value is None:
         return ()
     found: dict[int, PIL.Image.Image | File] = {}
-    nodes, left = [value], MAX_SEARCHED_NODES
-    while nodes and left > 0 and len(found) < MAX_OUTPUT_PARTS:
-        node, left = nodes.pop(), left - 1
+    for _, part in _placed(value, MAX_SEARCHED_NODES):
+        found[id(part)] = part
+        if len(found) == MAX_OUTPUT_PARTS:
+            break
+    return tuple(found.values())
+
+
+def shown_media(arguments: Any) -> tuple[tuple[ShownPart, ...], dict[str, bytes]]:
+    """Return the images and files among a call's arguments, for a person, and their bytes as stored, by name.
+
+    Raises `ValueError` if they are too many or too large to be shown, or cannot be read.
+    """
+    shown, stored = [], {}
+    for path, part in _placed(arguments, MAX_NODES):
+        try:
+            about, data, content = _encoded(part)
+        except Exception as error:  # Pillow fails in many ways
+            raise ValueError("an image that cannot be read") from error
+        stored[about.name] = data
+        shown.append(ShownPart(json_pointer(path), hashlib.sha256(content).hexdigest(), about))
+        if len(shown) > MAX_OUTPUT_PARTS or sum(map(len, stored.values())) > MAX_SHOWN_BYTES:
+            raise ValueError(f"more than {MAX_OUTPUT_PARTS} images and files, or {MAX_SHOWN_BYTES >> 20} MiB of them")
+    return tuple(shown), stored
+
+
+def _encoded(part: PIL.Image.Image | File) -> tuple[StepImage | StepFile, bytes, bytes]:
+    """Return the record of an image or a file, its bytes as stored, and those at its address."""
+    if isinstance(part, File):
+        data = encode_file(part)
+        return described(part, data), data, part.data
+    data = image_to_bytes(part)
+    return StepImage(image_name(data), part.width, part.height), data, browser_image(data)[1]
+
+
+def _placed(value: Any, most_nodes: int) -> Iterator[tuple[tuple[Any, ...], PIL.Image.Image | File]]:
+    """Yield the images and files that a value is or holds in built-in collections, each with its keys from outside."""
+    nodes: list[tuple[tuple[Any, ...], Any]] = [((), value)]
+    left = most_nodes
+    while nodes and left > 0:
+        (path, node), left = nodes.pop(), left - 1
         kind = type(node)
         if issubclass(kind, PIL.Image.Image):
             if raw := raw_image(node):
-                found[id(raw)] = raw
+                yield path, raw
         elif issubclass(kind, File):
-            found[id(node)] = node
-        elif kind in _COLLECTIONS:
-            parts = node.values() if kind is dict else node
-            nodes += reversed(list(itertools.islice(parts, left)))
-    return tuple(found.values())
+            yield path, node
+        elif kind in _COLLECTIONS and len(path) < MAX_DEPTH:
+            parts = node.items() if kind is dict else enumerate(node)
+            nodes += reversed([((*path, key), part) for key, part in itertools.islice(parts, left)])
 
 
 def raw_image(image: PIL.Image.Image) -> PIL.Image.Image | None:

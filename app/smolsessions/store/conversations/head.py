@@ -16,8 +16,9 @@ from smolsessions.store.seal import tag_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from smolsessions.core.media import StepFile, StepImage
     from smolsessions.core.memories import StoredStep
-    from smolsessions.core.records import EntryType, Outcome, StepFile, StepImage, StepType, Turn
+    from smolsessions.core.records import EntryType, Outcome, StepType, Turn
     from smolsessions.store.codec import StepParts
     from smolsessions.store.partition import Scope
 

@@ -82,7 +82,10 @@ class HistoryStore:
         return await self._amend(ref, version, replace(head, archived=head.archived | _bits(places)))
 
     async def destroy(self, ref: Ref, version: Version, places: Sequence[int]) -> tuple[Conversation, int] | None:
-        """Also delete the images that no other step has, and the logs of the steps' turns, which contain the steps."""
+        """Also delete the attachments that no kept step has, and the logs of the steps' turns, which contain the steps.
+
+        Attachments that were shown with a request for an approval go, too.
+        """
         head = await self._without(ref, version, places)
         if head is None:
             return None
@@ -92,9 +95,8 @@ class HistoryStore:
         bits = _bits(places) | head.archived | head.rolled_back
         gone = [step for step in steps if bits >> step.index & 1]
         kept = {name for step in steps if not bits >> step.index & 1 for name in step.attachments}
-        images = {name for step in gone for name in step.attachments} - kept
         head = replace(head, destroyed=head.destroyed | bits, archived=0, rolled_back=0)
-        amended = await self._amend(ref, version, head, gone=gone, images=sorted(images))
+        amended = await self._amend(ref, version, head, gone=gone, kept=sorted(kept))
         return (amended, sum(step.type != "edit" for step in gone)) if amended else None
 
     async def roll_back(self, ref: Ref, turn: int) -> Conversation:
@@ -249,12 +251,12 @@ class HistoryStore:
         restore: dict[str, bytes] | None = None,
         turns: int | str = "",
         gone: Sequence[StoredStep] = (),
-        images: Sequence[str] = (),
+        kept: Sequence[str] = (),
     ) -> Conversation | None:
         """Write a new head. Returns None if the conversation has changed since `version`."""
         scope, chunks = self._partitions.scope(ref), restore or {}
         indexes, numbers = [step.index for step in gone], sorted({step.turn for step in gone})
-        counted_groups: list[Argument] = [len(gone), *indexes, len(images), *images, len(numbers), *numbers]
+        counted_groups: list[Argument] = [len(gone), *indexes, len(kept), *kept, len(numbers), *numbers]
         state, *rest = await scope.call(
             "amend",
             len(chunks),

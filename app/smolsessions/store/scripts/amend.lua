@@ -1,6 +1,6 @@
 -- Replace the head, and the terms unless they are empty, of a conversation without open turns, if both are still as read.
 -- `wanted` holds counted groups: (name, tag) of chunks, which become the variables if `restores` is 1; indexes of steps to
--- reduce to their tags; names of images to delete; numbers of turns whose logs are deleted.
+-- reduce to their tags; names of images to keep if there are such steps; numbers of turns whose logs are deleted.
 -- `turns` is the number of turns that the conversation must have (empty: any).
 -- ARGV: ref read_head read_terms turns head terms restores ...wanted
 local conversation, i = key('conversation', ref), 1
@@ -27,11 +27,17 @@ if restores == '1' then
   for name, blob in pairs(chunks) do put_chunk(ref, generation, name, blob) end
 end
 local steps = key('steps', ref, generation)
-for _ = 1, tonumber(take()) do
+local gone, kept = tonumber(take()), {}
+for _ = 1, gone do
   local index = take()
   redis.call('LSET', steps, index, string.sub(redis.call('LINDEX', steps, index) or damaged('steps'), -16))
 end
-for _ = 1, tonumber(take()) do redis.call('HDEL', key('images', ref), take()) end
+for _ = 1, tonumber(take()) do kept[take()] = true end
+if gone > 0 then
+  for _, name in ipairs(redis.call('HKEYS', key('images', ref))) do
+    if not kept[name] then redis.call('HDEL', key('images', ref), name) end
+  end
+end
 for _ = 1, tonumber(take()) do delete_log(ref, take()) end
 redis.call('HSET', conversation, 'head', head)
 if terms ~= '' then redis.call('HSET', conversation, 'terms', terms) end

@@ -24,12 +24,11 @@ from smolsessions.store.turns.event_buffer import EventBuffer
 from smolsessions.store.turns.turn_memory import TurnMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from smolsessions.core.events import Event, ReplayState
     from smolsessions.core.memories import PackedStep
-    from smolsessions.core.records import Outcome, Turn
-    from smolsessions.core.requests import InputRequest
+    from smolsessions.core.records import Outcome, Suspension, Turn
     from smolsessions.core.store_ports import StopReason
     from smolsessions.store.connection.commands import Reply
     from smolsessions.store.partition import Scope
@@ -169,7 +168,13 @@ class HeldLease:
         return self._defect is None and self._log.hold(events)
 
     def emit(
-        self, key: str, *, result: bytes = b"", step: PackedStep | None = None, events: Sequence[Event] = ()
+        self,
+        key: str,
+        *,
+        result: bytes = b"",
+        step: PackedStep | None = None,
+        events: Sequence[Event] = (),
+        media: Mapping[str, bytes] | None = None,
     ) -> None:
         if self.is_over:
             return
@@ -179,6 +184,10 @@ class HeldLease:
         if step:
             parts += "s" + "i" * len(step.attachments) + "v" * len(step.variables)
             arguments += self._memory.seal_step(step)
+        if media:
+            parts += "i" * len(media)
+            for name, data in media.items():
+                arguments += [name, seal(data, "image", name)]
         if key:
             parts += "k"
             arguments += [key, seal(result, "effect", number, key) if result else b""]
@@ -228,11 +237,11 @@ class HeldLease:
             return turn
         raise SealBrokenError(DAMAGED)  # a rollback without a turn
 
-    async def suspend(self, requests: tuple[InputRequest, ...]) -> bool:
-        now = time.time()
+    async def suspend(self, pause: Suspension) -> bool:
+        now, requests = time.time(), pause.requests
         timing = changed(self.turn.timing, waits_since=now, waits=self.turn.timing.waits + 1)
         turn = changed(self.turn, requests=requests, timing=timing)
-        self.emit(f"parked:{self.attempt}", events=(TurnWaiting(self.attempt, requests),))
+        self.emit(f"parked:{self.attempt}", events=(TurnWaiting(self.attempt, requests),), media=pause.media)
         record = self.scope.seal(codec.encode_turn(turn), "turn", turn.number)
         expires = min(int(request.expires_at * 1_000_000) for request in requests)
         return await self._retry(partial(self._suspend, record, expires))

@@ -25,8 +25,8 @@ export class RequestCard {
   #asked;
   #expires;
 
-  /** `send(answer)` sends an answer and throws a `Problem`. */
-  constructor(request, send) {
+  /** `send(answer)` sends an answer and throws a `Problem`. `pictures` shows images and files. */
+  constructor(request, send, pictures) {
     this.#request = request;
     this.#send = send;
     const id = `request-${(cards += 1)}`;
@@ -42,6 +42,7 @@ export class RequestCard {
       this.#about(`${id}-about`),
       request.replaces && make("p", { className: "replaces" }, "This replaces an earlier request for the same call: when the agent's code ran again, the call came with other arguments. An answer to the earlier request does not count for this one."),
       isQuestion ? this.#question(id) : this.#call(),
+      this.#media(pictures),
       this.#edits,
       this.#problem,
       make("div", { className: "request-actions" }, this.#yes, this.#no),
@@ -104,6 +105,18 @@ export class RequestCard {
     const isCode = this.#request.tool === CODE;
     this.#fields = new Fields(this.#request, { isCode, changed: () => this.#told() });
     return this.#fields.element;
+  }
+
+  /** The images and files among the arguments, for which these hold labels. */
+  #media(pictures) {
+    const { images, files } = this.#request;
+    const named = ({ pointer }) => pointer.split("/").slice(1).map(unescaped).join(" › ");
+    const shown = [...images.map((image) => [image, pictures.of(image, named(image))]), ...files.map((file) => [file, pictures.file(file)])];
+    if (!shown.length) return null;
+    return make("div", { className: "shown-media" }, ...shown.map(([part, element]) => {
+      const hash = make("code", { title: `SHA-256 ${part.sha256}` }, part.sha256.slice(0, 12));
+      return make("figure", {}, element, make("figcaption", {}, `${named(part)} · SHA-256 `, hash, "…"));
+    }));
   }
 
   #refusing(id, isQuestion) {

@@ -15,16 +15,18 @@ export class Requests {
   #answers = new Map(); // request_id → its answer, as the event has it
   #late = new Set(); // request_id of answers that came after another one
   #ways;
+  #pictures;
   #timer = null;
   #ticks = null;
   #lost = false; // the focus was in a card that is gone
 
   /**
    * `ways` are `answer(answer)`, which sends an answer and throws a `Problem`, `changed()` after each change, and
-   * `complain(sentence)`.
+   * `complain(sentence)`. `pictures` shows images and files.
    */
-  constructor(ways) {
+  constructor(ways, pictures) {
     this.#ways = ways;
+    this.#pictures = pictures;
   }
 
   /** Return a request, also one that is answered. */
@@ -58,7 +60,7 @@ export class Requests {
     for (const id of this.#cards.keys()) if (!open.has(id)) this.#remove(id);
     for (const request of requests) {
       if (this.#cards.has(request.request_id)) continue;
-      const card = new RequestCard(request, (answer) => this.#send(answer));
+      const card = new RequestCard(request, (answer) => this.#send(answer), this.#pictures);
       this.#cards.set(request.request_id, card);
       this.element.append(card.element);
     }

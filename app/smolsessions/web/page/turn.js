@@ -47,7 +47,7 @@ export class TurnCard {
   constructor({ number, message, files = [], pictures, replay, record, ways }) {
     this.#number = number;
     this.#ways = ways;
-    this.#requests = new Requests(ways);
+    this.#requests = new Requests(ways, pictures);
     this.#record = record;
     this.#pictures = pictures;
     this.#replay = replay;

@@ -1,0 +1,121 @@
+"""Images and files among the arguments of a call that needs an approval: shown by link and hash, and used as shown."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from typing import TYPE_CHECKING
+
+import PIL.Image
+import pytest
+
+from tests.support.answering import APPROVE, answer, ask, asking_service, decisions, observed, read, sent
+from tests.support.streaming import log_of
+from tests.support.turns import DONE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.service import Service
+    from tests.support.streaming import Event
+
+pytestmark = pytest.mark.timeout(120)
+DRAW = [{"call": [["picture", {}]]}, {"call": [["report", {}]]}]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with asking_service(tmp_path_factory.mktemp("media"), MAX_WARM_MB="0") as running:
+        yield running
+
+
+def fetched(service: Service, shown: Event) -> bytes:
+    """Return the bytes behind a link, which have the hash that is shown."""
+    response = service.client.get(shown["url"])
+    assert response.status_code == 200, response.text
+    assert hashlib.sha256(response.content).hexdigest() == shown["sha256"]
+    return response.content
+
+
+def pixels(data: bytes) -> str:
+    return hashlib.sha256(PIL.Image.open(io.BytesIO(data)).tobytes()).hexdigest()
+
+
+def test_an_image_and_a_file_are_shown_by_link_and_hash_and_used_as_shown(service: Service) -> None:
+    turn = ask(service, *DRAW, {"call": [["post", {"to": "ann", "media": "image.png"}]]}, DONE, agent="poster")
+    (request,) = turn["requests"]
+    assert request["arguments"] == {"to": "ann", "media": "[image 4x4]"}
+    (image,) = request["images"]
+    assert [image[name] for name in ("pointer", "width", "height")] == ["/media", 4, 4]
+    shown = pixels(fetched(service, image))
+    assert read(service, turn)["requests"] == turn["requests"]
+    event = next(frame.data for frame in log_of(service, turn, until="waiting") if frame.event == "turn.waiting")
+    assert event["requests"] == turn["requests"]
+    assert answer(service, turn, APPROVE)["status"] == "finished"
+    assert sent(service)[-1:] == [f"ann: {shown}"]
+
+    turn = ask(service, *DRAW, {"call": [["post", {"to": "bob", "media": "report.csv"}]]}, DONE, agent="poster")
+    (request,) = turn["requests"]
+    (file,) = request["files"]
+    assert [file[name] for name in ("pointer", "name", "media_type", "size_bytes")] == [
+        "/media",
+        "report.csv",
+        "text/csv",
+        8,
+    ]
+    assert fetched(service, file) == b"a;b\n1;2\n"
+    assert answer(service, turn, APPROVE)["status"] == "finished"
+    assert sent(service)[-1:] == [f"bob: {file['sha256']}"]
+
+
+def test_a_change_of_other_arguments_keeps_the_images_that_code_made(service: Service) -> None:
+    code = "from PIL import Image\nred = Image.new('RGB', (3, 2), 'red')\npost('eve', ['first', [red], picture()])"
+    turn = ask(service, {"code": code}, DONE, agent="code-poster")
+    (request,) = turn["requests"]
+    assert request["arguments"]["media"] == ["first", ["[image 3x2]"], "[image 4x4]"]
+    assert [image["pointer"] for image in request["images"]] == ["/media/1/0", "/media/2"]
+    assert PIL.Image.open(io.BytesIO(fetched(service, request["images"][0]))).getpixel((0, 0)) == (255, 0, 0)
+    changed = {"to": "joe", "media": ["second", ["[image 3x2]"], "[image 4x4]"]}
+    ended = answer(service, turn, APPROVE | {"arguments": changed})
+    assert decisions(ended) == [("picture", None), ("post", "edited")]
+    red, blue = [pixels(fetched(service, image)) for image in request["images"]]
+    assert sent(service)[-3:] == ["joe: second", f"joe: [{red}]", f"joe: {blue}"]
+
+
+def test_other_pixels_in_a_replay_are_asked_anew(service: Service) -> None:
+    code = (
+        "import sqlite3\nfrom PIL import Image\n"
+        "red = sqlite3.connect(':memory:').execute('select abs(random()) % 250').fetchone()[0]\n"
+        "post('eve', Image.new('RGB', (2, 2), (red, 0, 0)))"
+    )
+    turn = ask(service, {"code": code}, DONE, agent="code-poster")
+    seen = {turn["requests"][0]["images"][0]["sha256"]}
+    before = len(sent(service))
+    turn = answer(service, turn, APPROVE, status=202)
+    (request,) = turn["requests"]
+    assert request["replaces"]
+    assert request["images"][0]["sha256"] not in seen
+    assert len(sent(service)) == before
+    service.client.post(f"/conversations/{turn['conversation_id']}/turns/1/cancel", headers={"Prefer": "wait=20"})
+
+
+def test_too_many_images_reject_the_call(service: Service) -> None:
+    turn = service.post(
+        "/turn",
+        agent="code-poster",
+        message='[{"code": "post(\'eve\', [picture()] * 17)"}, {"call": [["final_answer", {"answer": "ok"}]]}]',
+    ).json()
+    assert turn["status"] != "waiting", turn
+    assert "more than 16 images and files" in "".join(observed(service, turn))
+
+
+def test_a_destroying_prune_deletes_what_was_shown(service: Service) -> None:
+    code = "from PIL import Image\npost('eve', Image.new('RGB', (5, 5), 'blue'))"
+    turn = ask(service, {"code": code}, DONE, agent="code-poster")
+    url = turn["requests"][0]["images"][0]["url"]
+    assert answer(service, turn, APPROVE)["status"] == "finished"
+    assert service.client.get(url).status_code == 200
+    at = f"/conversations/{turn['conversation_id']}"
+    pruned = service.client.post(f"{at}/prune", json={"policy": {"name": "keep_last_n_steps", "n": 1}, "destroy": True})
+    assert pruned.status_code == 200, pruned.text
+    assert service.client.get(url).status_code == 404
