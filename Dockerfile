@@ -9,7 +9,7 @@
 # `--stop-timeout` is above SMOLSESSIONS_DRAIN_S, so that running steps may end. Any `--user` will do.
 # Your own agents: FROM smolsessions, COPY my_agents.py . and ENV SMOLSESSIONS_AGENTS=name=my_agents:factory.
 # Packages that they need: USER 0, RUN pip --python /opt/smolsessions install …, USER 10001:10001.
-# For Kubernetes and compose: docs/deploying.md.
+# docs/how-to/docker.md explains this, and has compose. For Kubernetes: docs/how-to/kubernetes.md.
 
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /build

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.support.manifests"]
 
 DEPLOY = ROOT / "deploy"
+PAGES = ROOT / "docs" / "how-to"
+CLIENT = ("url", "api_key")  # of the client and of the command line
 
 
 @pytest.fixture(params=OVERLAYS)
@@ -155,8 +157,8 @@ def ports_of(policies: list[Manifest], way: str, pod: Pod) -> set[int | str]:
 
 
 def test_what_is_named_in_deploy_is_a_setting() -> None:
-    known = {f"{PREFIX}{name}".upper() for name in Settings.model_fields}
-    files = [*DEPLOY.rglob("*.yaml"), ROOT / "Dockerfile", ROOT / "docs" / "deploying.md"]
+    known = {f"{PREFIX}{name}".upper() for name in (*Settings.model_fields, *CLIENT)}
+    files = [*DEPLOY.rglob("*.yaml"), ROOT / "Dockerfile", *PAGES.glob("*.md")]
     named = {word: file for file in files for word in re.findall(rf"{PREFIX}[A-Z_]+", file.read_text())}
     assert {word: str(file) for word, file in named.items() if word not in known} == {}
     assert len(named) > 8
@@ -242,7 +244,7 @@ def test_the_store_pod_keeps_what_it_is_given(rendered: Rendered) -> None:
 
 
 def test_what_the_docs_add_to_a_site_renders(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "deploying.md").read_text()
+    text = (PAGES / "kubernetes-changes.md").read_text()
     additions = re.findall(
         r"```yaml\n# entries for the lists of these names in kustomization\.yaml\n(.*?)```", text, re.DOTALL
     )
@@ -284,7 +286,7 @@ def test_the_stores_user_has_the_rights_that_the_service_asks_for(tmp_path: Path
     assert off == "user default off resetpass +@all ~* &*"  # tests/store/test_append_only.py says why
     password = hashlib.sha256((tmp_path / "store-password").read_bytes()).hexdigest()
     assert ours == f"user smolsessions on #{password} {RIGHTS} +acl|dryrun"
-    assert RIGHTS in (ROOT / "docs" / "deploying.md").read_text()
+    assert RIGHTS in (PAGES / "store.md").read_text()
 
 
 def test_secrets_are_made_once(tmp_path: Path) -> None:

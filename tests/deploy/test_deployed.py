@@ -86,7 +86,8 @@ def test_pods_serve_and_play_and_pass_their_probes(
     assert work.container.client.post("/turn", json={"message": "x"}, headers=nodes.headers).status_code == 404
     told = {name.partition("{")[0] for name in work.metrics}
     assert metrics_of(rendered["production"]) <= told
-    documented = set(re.findall(r"\bsmolsessions_[a-z_]+", (ROOT / "docs" / "deploying.md").read_text()))
+    page = (ROOT / "docs" / "how-to" / "monitor.md").read_text()
+    documented = set(re.findall(r"\bsmolsessions_[a-z_]+", page))
     assert {name for name in documented if not {name, f"{name}_count"} & told} == set()
 
 

@@ -53,7 +53,7 @@ return refused
 _REPLAY_FIXED = {"Redis": (8, 6, 0), "Valkey": (9, 1, 2)}
 _REPLAY_REMEDY = (
     "write `user default off resetpass +@all ~* &*` in the store's list of users, which leaves `default` disabled "
-    '(docs/deploying.md, "Data that is gone after a restart of the store")'
+    '(docs/how-to/backup.md, "Data that is gone after a restart of the store")'
 )
 
 
