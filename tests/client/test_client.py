@@ -84,6 +84,7 @@ def test_a_conversation_goes_through_all_operations(client: Client) -> None:
     assert client.get_file(name, first.files[1].url.rpartition("/")[2]) == b"a,b\n"
     assert [step.type for step in client.list_steps(name)] == ["task", "action", "action", "task", "action"]
     assert len(client.get_messages(name).messages) > 3
+    assert list(client.list_turn_effects(name, 1)) == []  # its journal is deleted
     assert [each.name for each in client.list_variables(name)] == ["README.md", "a b.csv"]
 
     assert client.update_conversation(name, {"metadata": {"team": "b"}}).metadata == {"team": "b"}

@@ -19,6 +19,7 @@ import decimal
 import hashlib
 import itertools
 import json
+import os
 import sys
 import time
 from collections import OrderedDict
@@ -235,6 +236,7 @@ def make(what: str) -> Any:
         "error": lambda: ValueError("returned, not raised"),
         "deep": _deep,
         "long": lambda: "y" * 17_000_000,
+        "noise": lambda: os.urandom(3_000_000).hex(),
     }
     return makers[what]()
 

@@ -38,6 +38,7 @@ STABLE = {
     "instance": "4f1d0c6ab27e93d5",
     "next_cursor": "jqImoIM2Mg",
     "seq": 12,
+    "size_bytes": 128,
     "characters": 2048,
     "tokens": 512,
     "smolagents": "1.26.0",
@@ -173,6 +174,7 @@ def _answer(send: Callable[..., httpx2.Response]) -> None:
     for request in waiting["requests"]:
         answers = {"answers": [{"request_id": request["request_id"], "decision": "approve"}]}
         send("POST", "/conversations/sums/turns/1/answers", answers)
+        send("GET", "/conversations/sums/turns/1/effects")
     send("POST", "/conversations/sums/turns/1/answers", answers, headers={"Accept": "text/event-stream"})
 
 

@@ -40,6 +40,7 @@ PATHS = [
     ("GET", "/conversations/{id}/steps"),
     ("GET", "/conversations/{id}/turns"),
     ("GET", "/conversations/{id}/turns/1"),
+    ("GET", "/conversations/{id}/turns/1/effects"),
     ("POST", "/conversations/{id}/turns"),
     ("GET", "/agents"),
     ("GET", "/agents/{id}"),

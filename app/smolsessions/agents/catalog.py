@@ -17,7 +17,7 @@ from smolsessions.agents.memory.memory_edits import Overlay
 from smolsessions.agents.memory.steps import unpack
 from smolsessions.agents.memory.views import PromptPreview, describe_step
 from smolsessions.agents.run.clean_ups import wait_for_clean_ups
-from smolsessions.agents.run.effects import MODEL_KEY, usage_of
+from smolsessions.agents.run.effects import MODEL_KEY, outcome_of, usage_of
 from smolsessions.agents.run.instrumentation import clean_up
 from smolsessions.agents.run.session import ANSWER_TTL_S, AgentSession, task_step
 from smolsessions.agents.sandbox.confinement.levels import CONFINED
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from smolsessions.agents.sandbox.confinement.levels import Level
     from smolsessions.core.agent_ports import Session, ToolServer
     from smolsessions.core.callers import Caller
+    from smolsessions.core.effects import EffectOutcome
     from smolsessions.core.events import ReplayState
     from smolsessions.core.memories import ExportedMemory, ImportedMemory, Memory, PackedStep, PrunePreview
     from smolsessions.core.policies import Policy
@@ -292,6 +293,10 @@ class Catalog:
         """Return the tokens of the model calls that a turn's journal holds."""
         used = [usage_of(data) for key, data in replay.effects.items() if key.startswith(MODEL_KEY)]
         return Usage(sum(each.input_tokens for each in used), sum(each.output_tokens for each in used))
+
+    def effect_outcome(self, start: bytes) -> EffectOutcome:
+        """Return the outcome of a call by the first bytes of its journaled result."""
+        return outcome_of(start)
 
     def _agent(self, name: AgentName) -> CheckedAgent:
         if name not in self._agents:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from smolsessions.core.callers import Caller
+    from smolsessions.core.effects import EffectOutcome
     from smolsessions.core.events import ReplayState, StepEvent
     from smolsessions.core.memories import ExportedMemory, ImportedMemory, Memory, PackedStep, PrunePreview
     from smolsessions.core.policies import Policy
@@ -149,6 +150,9 @@ class AgentCatalog(Protocol):
 
     def journal_usage(self, replay: ReplayState) -> Usage:
         """Return the tokens of the model calls in a turn's journal."""
+
+    def effect_outcome(self, start: bytes) -> EffectOutcome:
+        """Return the outcome of a call by the first bytes of its journaled result. Called on the loop."""
 
     def check_policy(self, name: AgentName, policy: Policy, pointer: str) -> None:
         """Raise `InvalidRequestError` at this pointer for a policy that the agent cannot have."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from smolsessions.core.callers import Caller
+    from smolsessions.core.effects import Journal, JournaledResult
     from smolsessions.core.events import Event, Logged, ReplayState
     from smolsessions.core.memories import (
         ConversationRecord,
@@ -129,6 +130,15 @@ class TurnStore(Protocol):
 
     async def turn(self, ref: Ref, number: int) -> Turn:
         """Raises `TurnNotFoundError` and `ConversationNotFoundError`."""
+
+    async def journal(self, ref: Ref, number: int) -> Journal:
+        """Return the keys in an open turn's journal. That of a turn that is over is empty. Raises `SealBrokenError`."""
+
+    async def journaled_results(self, ref: Ref, number: int, keys: Sequence[str]) -> dict[str, JournaledResult]:
+        """Return the first bytes of results in an open turn's journal. Raises `SealBrokenError`.
+
+        If the turn ended meanwhile, they are missing.
+        """
 
     async def turns(self, ref: Ref, first: int | None, limit: int, order: Order = "asc") -> Page[Turn]:
         """Return turns from number `first` on. None: from the first of this order. Large ones make a page shorter."""

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.core.answers import new_answers
+from smolsessions.core.effects import MAX_PAGE_BYTES, EffectEntry, EffectPage, Journal, effect_keys
 from smolsessions.core.errors import AgentUnavailableError, StoreUnavailableError, UnknownAgentError
 from smolsessions.core.frozen import record
 from smolsessions.core.json_data import bounded
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from smolsessions.core.agent_ports import AgentCatalog
+    from smolsessions.core.effects import EffectKey, JournaledResult
     from smolsessions.core.media import StepFile, StepImage
-    from smolsessions.core.records import Owner
+    from smolsessions.core.records import Order, Owner
     from smolsessions.core.requests import Answer
     from smolsessions.core.store_ports import LogReader, TurnStore
 
@@ -151,6 +153,33 @@ class Turns:
         turn = await self.store.answer(ref, number, accept)
         names = {answer.request_id for answer in answers}
         return turn, min((each.seq for each in turn.answered if each.request_id in names), default=1) - 1
+
+    async def effects(self, ref: Ref, number: int, first: int | None, limit: int, order: Order) -> EffectPage:
+        """Return effects of a turn that is not over, from place `first` on. Large results make a page shorter."""
+        turn = await self.store.turn(ref, number)
+        journal = Journal() if turn.outcome else await self.store.journal(ref, number)
+        keys, step = effect_keys(journal), 1 if order == "asc" else -1
+        place = first if first is not None else 0 if step == 1 else len(keys) - 1
+        chosen: list[EffectKey] = []
+        left = MAX_PAGE_BYTES
+        while 0 <= place < len(keys) and len(chosen) < limit:
+            left -= journal.sizes.get(keys[place].key, 0)
+            if chosen and left < 0:
+                break
+            chosen.append(keys[place])
+            place += step
+        done = [key.key for key in chosen if key.begun_by is None]
+        results = await self.store.journaled_results(ref, number, done)
+        if len(results) < len(done):  # the turn ended meanwhile
+            return EffectPage((), None)
+        more = str(place) if 0 <= place < len(keys) else None
+        return EffectPage(tuple(self._entry(key, results.get(key.key)) for key in chosen), more, journal.is_whole)
+
+    def _entry(self, key: EffectKey, result: JournaledResult | None) -> EffectEntry:
+        if result is None:
+            return EffectEntry(key)
+        is_call = key.kind not in {"request", "answer"}
+        return EffectEntry(key, self._agents.effect_outcome(result.start) if is_call else None, result.size_bytes)
 
     async def wait(self, turn: Turn, wait_s: float) -> Turn:
         """Wait until a turn is over or waits for a person, for at most `wait_s`."""

@@ -28,7 +28,7 @@ from smolsessions.core.errors import NEWER, SealBrokenError, StartError
 from smolsessions.core.files import check_private
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 VERSION = 1
 KEY_BYTES = 32
@@ -39,6 +39,7 @@ MAX_PLAINTEXT_BYTES = 512 * 1024 * 1024
 SMALL_BYTES = 16 * 1024
 SMALL = {"compression_level": 5, "window_log": 14, "min_match": 5}  # a window of SMALL_BYTES takes a third less time
 LARGE = {"compression_level": 3}
+COMPRESSION_SENTENCE = "a stored record is compressed as no release does"
 _FORMAT = zstandard.FORMAT_ZSTD1_MAGICLESS
 _KEY_LINE = re.compile(r"([A-Za-z0-9]{1,16}):([A-Za-z0-9+/_-]{43}=?)")
 
@@ -66,8 +67,26 @@ class Sealer:
 
     def open_all(self, blobs: Iterable[tuple[str | int, bytes]], scope: str, *place: str | int) -> list[bytes]:
         """Open blobs whose places begin with `place`. The last part of each comes with the blob."""
+        decompress = _zstd.decompressor.decompress
+        try:
+            return [decompress(packed) for packed, _ in self._unsealed(blobs, scope, place)]
+        except zstandard.ZstdError:
+            raise SealBrokenError(COMPRESSION_SENTENCE) from None
+
+    def peek(self, blob: bytes, scope: str, *place: str | int, most: int) -> tuple[int, bytes]:
+        """Return the size of a plaintext and its first bytes. The whole blob is verified."""
+        ((packed, size),) = self._unsealed([(place[-1], blob)], scope, place[:-1])
+        try:
+            with _zstd.decompressor.stream_reader(packed) as reader:
+                return size, reader.read(min(most, size))
+        except zstandard.ZstdError:
+            raise SealBrokenError(COMPRESSION_SENTENCE) from None
+
+    def _unsealed(
+        self, blobs: Iterable[tuple[str | int, bytes]], scope: str, place: tuple[str | int, ...]
+    ) -> Iterator[tuple[bytes, int]]:
+        """Yield the compressed form of each plaintext, and the size of the plaintext."""
         prefix, cipher, bound = self._prefix, self._cipher(self._writing_id, scope), b"".join(map(_bound, place))
-        parameters, decompress, opened = zstandard.get_frame_parameters, _zstd.decompressor.decompress, []
         for part, blob in blobs:
             if len(blob) < LEAST_BYTES or not blob.startswith(prefix):
                 key_id = self._key_id(blob)
@@ -75,14 +94,14 @@ class Sealer:
             start = len(prefix) + NONCE_BYTES
             try:
                 packed = cipher.decrypt(blob[len(prefix) : start], blob[start:], bound + _bound(part))
-                if parameters(packed, format=_FORMAT).content_size > MAX_PLAINTEXT_BYTES:
-                    raise SealBrokenError("a stored record is larger than this release reads")
-                opened.append(decompress(packed))
+                size = zstandard.get_frame_parameters(packed, format=_FORMAT).content_size
             except InvalidTag:
                 raise SealBrokenError from None
             except zstandard.ZstdError:
-                raise SealBrokenError("a stored record is compressed as no release does") from None
-        return opened
+                raise SealBrokenError(COMPRESSION_SENTENCE) from None
+            if size > MAX_PLAINTEXT_BYTES:
+                raise SealBrokenError("a stored record is larger than this release reads")
+            yield packed, size
 
     def _key_id(self, blob: bytes) -> str:
         if blob and blob[0] > VERSION:

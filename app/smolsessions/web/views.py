@@ -18,6 +18,7 @@ from smolsessions.wire.conversations import Conversation as ConversationAnswer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from smolsessions.core.effects import EffectEntry
     from smolsessions.core.media import StepFile
     from smolsessions.core.memories import ExportedMemory, PrunePreview
     from smolsessions.core.records import AgentInfo, AgentVersion, Conversation, Page, PromptSize, ToolCall, Turn
@@ -235,6 +236,23 @@ def message_view(conversation_id: str, message: dict[str, Any]) -> dict[str, Any
             for part in content
         ]
     return {"role": message["role"], "content": content}
+
+
+def effect_view(entry: EffectEntry) -> dict[str, Any]:
+    key, outcome = entry.key, entry.outcome
+    return {
+        "kind": key.kind,
+        "call_id": key.call_id,
+        "step_id": key.step_id,
+        "name": outcome.model if outcome and outcome.model else key.name,
+        "state": "begun" if entry.size_bytes is None else "done",
+        "attempt": outcome.attempt if outcome else key.begun_by,
+        "repeated": outcome.repeated if outcome else key.is_repeated,
+        "ok": outcome.error is None if outcome else None,
+        "error": outcome.error if outcome else None,
+        "duration_ms": outcome.duration_ms if outcome else None,
+        "size_bytes": entry.size_bytes,
+    }
 
 
 def agent_version_view(version: AgentVersion) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 from pydantic import Field, JsonValue
 
+from smolsessions.core.effects import EffectKind as KindOfEffect
+from smolsessions.core.effects import EffectState as StateOfEffect
 from smolsessions.core.errors import FAILURES, codes_of_answers
 from smolsessions.core.events import EVENT_TYPES, MessageChannel
 from smolsessions.core.events import StepKind as EventStepKind
@@ -48,6 +50,15 @@ Channel = Annotated[str, _word(get_args(MessageChannel), "Part of the model's me
 EventType = Annotated[str, _word(EVENT_TYPES, "Kind of event, also the `event:` line.")]
 ProblemCode = Annotated[str, _word(sorted(codes_of_answers()), "Stable name of the error (docs/reference/errors.md).")]
 FailureCode = Annotated[str, _word(sorted(FAILURES), "Stable name of the failure (docs/reference/errors.md).")]
+EffectKind = Annotated[
+    str,
+    _word(
+        get_args(KindOfEffect),
+        "`code`: a block of code. `check`: of the final answer. `request`: a question or an approval that was asked. "
+        "`answer`: a person's answer to it.",
+    ),
+]
+EffectState = Annotated[str, _word(get_args(StateOfEffect), "`begun`: no result is stored yet. `done`: one is.")]
 CodePlace = Annotated[
     str, _word(("child", "thread", "docker", "e2b", "modal", "blaxel", "remote"), "Place where code runs.")
 ]

@@ -299,7 +299,7 @@ class ToolCallInProgress:
         )
         if self.effect:
             self.effect.duration_ms, self.effect.repeated = duration_ms, call.repeated
-        self._recorder.emit(event, (self._key, self.effect.to_bytes()) if self.effect else None)
+        self._recorder.emit(event, (self._key, self._recorder.journal.bytes_of(self.effect)) if self.effect else None)
 
 
 def _with_outer_calls(call_id: str) -> Iterator[str]:

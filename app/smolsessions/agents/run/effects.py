@@ -19,6 +19,7 @@ from smolsessions.agents.models.keys import without_secrets
 from smolsessions.agents.run.failures import error_marks
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
 from smolsessions.agents.values.json_forms import json_form, json_text, utf8_text
+from smolsessions.core.effects import EffectOutcome
 from smolsessions.core.records import Usage
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Effect:
     `text` is the original text of a value whose decoded form reads differently. `raised` is class name, built-in base
     and text, `marks` the attributes that tell a failure's kind. `changes` holds the changes of state that the call
     made, by the names of their pieces. `model` is the fallback that answered, if not the agent's first model did.
+    `attempt` is the one that made the call, 0 for the first.
     """
 
     returned: bytes | None = None
@@ -75,6 +77,7 @@ class Effect:
     repeated: bool = False
     changes: dict[str, bytes] = field(default_factory=dict)
     model: str = ""
+    attempt: int = 0
 
     @property
     def is_opaque(self) -> bool:
@@ -85,7 +88,7 @@ class Effect:
         head: dict[str, Any] = {} if self.returned is None else {"form": self.form}
         if self.duration_ms:
             head["duration_ms"] = self.duration_ms
-        if self.kind or self.text or self.raised or self.marks or self.repeated or self.changes or self.model:
+        if any(map(self.__getattribute__, _RARE)):
             head |= {name: value for name in _RARE if (value := getattr(self, name))}
         return to_json(head, bytes_mode="hex") + b"\n" + (self.returned or b"")
 
@@ -117,7 +120,20 @@ class Effect:
         return value if self.text is None else ValueWithText(value, self.text)
 
 
-_RARE = ("kind", "text", "raised", "marks", "repeated", "changes", "model")
+_RARE = ("kind", "repeated", "attempt", "model", "raised", "marks", "text", "changes")
+"""The longest come last: `outcome_of` reads the first bytes."""
+
+
+def outcome_of(start: bytes) -> EffectOutcome:
+    """Return the outcome of a call by the first bytes of its journaled effect."""
+    head = from_json(start.partition(b"\n")[0], allow_partial=True)
+    return EffectOutcome(
+        error=next(iter(head.get("raised", ())), None),
+        repeated=head.get("repeated", False),
+        attempt=head.get("attempt", 1),
+        duration_ms=head.get("duration_ms"),
+        model=head.get("model"),
+    )
 
 
 def encode_returned(value: Any, carries: Collection[type], *, is_lossy: bool) -> tuple[Effect, Any]:

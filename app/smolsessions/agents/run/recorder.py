@@ -148,6 +148,7 @@ class Journal:
 
     def __init__(self, bridge: EventBridge, replay: ReplayState | None, attempt: int) -> None:
         self._bridge = bridge
+        self._attempt = attempt
         self._effects: dict[str, bytes] = {}
         self._begun: dict[str, str] = {}  # keys without the digest, by call
         self._done: set[str] = set()
@@ -199,13 +200,21 @@ class Journal:
     def begin(self, key: str, *, is_harmless: bool = False) -> None:
         """Journal the start of a call. Unless it is harmless, wait until this and all earlier writes are stored."""
         begun = (BEGUN + key, b"")
+        if self._attempt > 1:
+            self._bridge.emit(None, None, (f"{'again' if self.was_begun(key) else 'first'}:{self._attempt}:{key}", b""))
         if is_harmless:
             self._bridge.emit(None, None, begun)
         else:
             self._bridge.flush(begun)
 
     def write(self, key: str, effect: Effect) -> None:
-        self._bridge.emit(None, None, (key, effect.to_bytes()))
+        self._bridge.emit(None, None, (key, self.bytes_of(effect)))
+
+    def bytes_of(self, effect: Effect) -> bytes:
+        """Return the stored form of an effect of this attempt."""
+        if self._attempt > 1:
+            effect.attempt = self._attempt
+        return effect.to_bytes()
 
     def put(self, key: str, data: bytes) -> None:
         """Write an effect that is no result of a call."""

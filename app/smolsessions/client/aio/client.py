@@ -19,6 +19,7 @@ from smolsessions.wire.conversations import (
     StepPage,
     VariableList,
 )
+from smolsessions.wire.effects import EffectPage
 from smolsessions.wire.events import TurnEnded
 from smolsessions.wire.turns import Turn, TurnPage
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from smolsessions.client.requests import Answer, Policy, TurnOptions, Until
     from smolsessions.core.requests import Decision
     from smolsessions.wire.conversations import Agent, Conversation, Step, Variable
+    from smolsessions.wire.effects import Effect
     from smolsessions.wire.events import TurnEvent
 
 WAIT_S = 25
@@ -133,6 +135,13 @@ class AsyncClient:
         """
         path = path_of("conversations", conversation_id, "turns", turn, "events")
         return self._connection.events(None, path, after, internal=include_internal_tools, until=until)
+
+    def list_turn_effects(
+        self, conversation_id: str, turn: int, *, order: Literal["asc", "desc"] | None = None
+    ) -> AsyncIterator[Effect]:
+        """Yield the effects of a turn that runs or waits. One that is over has none."""
+        path = path_of("conversations", conversation_id, "turns", turn, "effects")
+        return self._connection.items(EffectPage, path, named(order=order))
 
     async def cancel_turn(
         self, conversation_id: str, turn: int, *, wait_s: int = 0, include_internal_tools: bool = False

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from smolsessions.client.requests import Until
     from smolsessions.wire.conversations import ConversationPage, StepPage
+    from smolsessions.wire.effects import EffectPage
     from smolsessions.wire.events import TurnEvent
     from smolsessions.wire.turns import TurnPage
 
@@ -82,7 +83,7 @@ class AsyncConnection:
         return read(model, await self.send(method, path, **request))
 
     async def items(
-        self, page: type[ConversationPage | StepPage | TurnPage], path: str, params: Mapping[str, Any]
+        self, page: type[ConversationPage | EffectPage | StepPage | TurnPage], path: str, params: Mapping[str, Any]
     ) -> AsyncIterator[Any]:
         """Yield the items of a list, page by page."""
         cursor: dict[str, str] = {}

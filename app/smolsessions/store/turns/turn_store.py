@@ -34,13 +34,16 @@ from smolsessions.store import codec
 from smolsessions.store.conversations.head import with_stored_images
 from smolsessions.store.turns.answers import record_answers
 from smolsessions.store.turns.claim import claim_of_submission, open_claim
+from smolsessions.store.turns.journal import read_journal, read_results
 from smolsessions.store.turns.lease import HeldLease
 from smolsessions.store.turns.scheduler import Offer
 from smolsessions.store.turns.turn_log import LogReader
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
+    from smolsessions.core.effects import Journal, JournaledResult
     from smolsessions.core.records import IdempotentRequest, Order, Owner, Submission, Terms, Turn, TurnInput
     from smolsessions.store.partition import Options, Partition, Partitions, Scope
     from smolsessions.store.turns.answers import Accept
@@ -169,6 +172,12 @@ class TurnStore:
             for number, record in enumerate(records, numbers[0])
             if number in numbers
         ]
+
+    async def journal(self, ref: Ref, number: int) -> Journal:
+        return await read_journal(self._partitions.scope(ref), number)
+
+    async def journaled_results(self, ref: Ref, number: int, keys: Sequence[str]) -> dict[str, JournaledResult]:
+        return await read_results(self._partitions.scope(ref), number, keys)
 
     async def turn(self, ref: Ref, number: int) -> Turn:
         page = await self.turns(ref, number, 1)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MAX_NAME_CHARS = 50
 PathId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The conversation's id.")]
+TurnNumber = Annotated[int, Path(ge=1, le=2**31, description="The turn's number: 1, 2, 3 …")]
 Limit = Annotated[int, Query(ge=1, le=100, description="Most items of the page.")]
 Cursor = Annotated[str | None, Query(min_length=1, max_length=200, description="`next_cursor` of the previous page.")]
 Ascending = Annotated[Order, Query(description="`asc`: the oldest first. `desc`: the newest first.")]

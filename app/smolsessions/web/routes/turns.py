@@ -8,7 +8,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import ValidationError
 
 from smolsessions.core.errors import InvalidRequestError, ShuttingDownError
@@ -28,6 +28,7 @@ from smolsessions.web.routes.common import (
     Limits,
     PathId,
     StrictRoute,
+    TurnNumber,
     answer,
     location_of,
 )
@@ -62,7 +63,6 @@ Until = Annotated[
     Literal["waiting"] | None,
     Query(description="`waiting`: the stream also ends when the turn waits for a person."),
 ]
-TurnNumber = Annotated[int, Path(ge=1, le=2**31, description="The turn's number: 1, 2, 3 …")]
 IdempotencyKey = Annotated[
     str | None,
     Header(

@@ -1,0 +1,140 @@
+"""Journal of a turn, as callers see it: its effects by their keys, without their results."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import field
+from typing import TYPE_CHECKING, Literal
+
+from smolsessions.core.frozen import record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+EffectKind = Literal["model", "tool", "code", "check", "request", "answer"]
+EffectState = Literal["begun", "done"]
+
+MAX_PAGE_BYTES = 4 * 1024 * 1024  # of the results that a page looks into
+_KINDS: dict[str, EffectKind] = {
+    "model": "model",
+    "asked": "request",
+    "answer": "answer",
+    "tool": "tool",
+    "code": "code",
+    "check": "check",
+}
+_RANKS = {kind: rank for rank, kind in enumerate(_KINDS.values())}
+_BEGUN = re.compile(r"begun:(?P<key>.*)|(?P<mark>first|again):(?P<attempt>\d+):(?P<begun>.*)", re.DOTALL)
+_PARTS = re.compile(r"([a-z]*)(\d+)")
+_PART_RANKS = {"m": 0, "": 1, "c": 2}
+
+
+@record
+class Journal:
+    """Sizes of a journal's stored entries by their keys. One that only marks a call has size 0.
+
+    `is_whole` is false if the journal holds more entries than were read.
+    """
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    is_whole: bool = True
+
+
+@record
+class JournaledResult:
+    """Size of a journaled result, and its first bytes."""
+
+    size_bytes: int
+    start: bytes
+
+
+@record
+class EffectOutcome:
+    """Outcome of a call, without its result. `error` is the class of its exception. `attempt` is the one that made it.
+
+    `model` is the fallback that answered, if not the agent's first model did.
+    """
+
+    error: str | None = None
+    repeated: bool = False
+    attempt: int = 1
+    duration_ms: float | None = None
+    model: str | None = None
+
+
+@record
+class EffectKey:
+    """Key of an effect: its kind, the id of its call, and the name of the tool. `begun_by` are attempts without an end.
+
+    `is_repeated`: the call was begun more than once.
+    """
+
+    key: str
+    kind: EffectKind
+    call_id: str
+    name: str | None
+    begun_by: int | None = None
+    is_repeated: bool = False
+
+    @property
+    def step_id(self) -> str | None:
+        """The step of the call. None: it belongs to no step."""
+        run, slash, last = self.call_id.rpartition("/")
+        step, dot, _ = last.partition(".")
+        return run + slash + step if dot else None
+
+
+@record
+class EffectEntry:
+    """Effect in a journal. Without `size_bytes` the call has begun and is not over."""
+
+    key: EffectKey
+    outcome: EffectOutcome | None = None
+    size_bytes: int | None = None
+
+
+@record
+class EffectPage:
+    """Page of effects, of a journal that was read as a whole or not."""
+
+    items: tuple[EffectEntry, ...]
+    next_cursor: str | None
+    is_whole: bool = True
+
+
+def effect_keys(journal: Journal) -> list[EffectKey]:
+    """Return the keys of a journal's effects in the order of the turn, without entries that only steer a replay."""
+    begun: dict[str, EffectKey] = {}
+    for key, by, is_repeated in _begun(journal):
+        if not journal.sizes.get(key) and (found := _parsed(key)):
+            known = begun.get(key, found)
+            attempt = max(by, known.begun_by or 1)
+            begun[key] = EffectKey(
+                key, known.kind, known.call_id, known.name, attempt, known.is_repeated or is_repeated
+            )
+    done = [found for key, size in journal.sizes.items() if size and (found := _parsed(key))]
+    return sorted([*done, *begun.values()], key=_place)
+
+
+def _begun(journal: Journal) -> Iterator[tuple[str, int, bool]]:
+    """Yield key and attempt of each begin, and whether the call was begun before."""
+    for name, size in journal.sizes.items():
+        if not size and (match := _BEGUN.fullmatch(name)):
+            yield match["key"] or match["begun"], int(match["attempt"] or 1), match["mark"] == "again"
+
+
+def _parsed(key: str) -> EffectKey | None:
+    word, _, rest = key.partition(":")
+    kind = _KINDS.get(word)
+    if kind is None:
+        return None
+    if kind == "answer":  # of a request's id: conversation, turn, call, number
+        return EffectKey(key, kind, [*rest.split(":"), "", ""][2], None)
+    call_id, _, more = rest.partition(":")
+    name = more.rpartition(":")[0] if kind in {"tool", "code"} else None
+    return EffectKey(key, kind, call_id, name)
+
+
+def _place(key: EffectKey) -> tuple[list[tuple[int, int]], int, str]:
+    parts = [(_PART_RANKS.get(word, 3), int(number)) for word, number in _PARTS.findall(key.call_id)]
+    return parts, _RANKS[key.kind], key.key
