@@ -154,13 +154,17 @@ class Conversations:
         raise NotFoundError
 
     async def messages(
-        self, ref: Ref, claims: Mapping[str, Any], *, summary_mode: bool
+        self, ref: Ref, claims: Mapping[str, Any], *, summary_mode: bool, turn: int | None = None, step: int = 1
     ) -> tuple[list[dict[str, Any]], LeftOut | None]:
         """Return the model's next messages without the next task, and the part that the policy leaves out.
 
-        They are those of a caller with these claims.
+        They are those of a caller with these claims. With `turn` they are rebuilt: those before a step of that turn,
+        with today's agent and policy.
         """
-        memory = await self.history.memory(ref, may_run=True)
+        if turn is None:
+            memory = await self.history.memory(ref, may_run=True)
+        else:
+            memory = await self.history.past_memory(ref, turn, step)
         caller = _caller(ref, claims, memory)
         return await asyncio.to_thread(
             lambda: self._agents.messages(caller, memory, memory.terms.policy, summary_mode=summary_mode)

@@ -191,6 +191,13 @@ class HistoryStore(Protocol):
     async def memory(self, ref: Ref, *, may_run: bool = False) -> Memory:
         """Return the memory before any policy. With `may_run` also during a turn, as it was before that turn."""
 
+    async def past_memory(self, ref: Ref, turn: int, step: int) -> Memory:
+        """Return the memory before a step of a turn that is over, without destroyed steps. Also during a turn.
+
+        Raises `BusyError` if that turn is not over, `TurnNotFoundError`, and `HistoryGoneError` if the memory before
+        it is not kept. A `step` that the turn does not have is an `InvalidRequestError`.
+        """
+
     async def archive(self, ref: Ref, version: Version, places: Sequence[int]) -> Conversation | None:
         """Archive steps, which stay on record. Returns None if the memory has another version by now."""
 

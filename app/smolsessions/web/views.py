@@ -235,7 +235,7 @@ def message_view(conversation_id: str, message: dict[str, Any]) -> dict[str, Any
             else part
             for part in content
         ]
-    return {"role": message["role"], "content": content}
+    return {"role": message["role"], "content": content, "tokens": message["tokens"]}
 
 
 def effect_view(entry: EffectEntry) -> dict[str, Any]:

@@ -86,13 +86,18 @@ class Message(BaseModel):
         description="A text or a list of parts: `{type: text, text}`, and `{type: image, width, height, url}` with its "
         "size in pixels and its address."
     )
+    tokens: int = Field(description="Estimate of its tokens.")
 
 
 class Messages(BaseModel):
-    """The model's next prompt, without the next task."""
+    """The model's next prompt, without the next task, or the prompt of a past turn."""
 
     messages: list[Message] = Field(description="Messages in the order in which the model reads them.")
     left_out: LeftOut | None = Field(description="Part that the memory policy leaves out. Null without a policy.")
+    rebuilt: bool = Field(
+        description="True for a past turn: rebuilt from the steps on record, with the agent's instructions and the "
+        "policy as they are now."
+    )
 
 
 class Variable(BaseModel):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from smolagents.memory import ActionStep, PlanningStep, SystemPromptStep, TaskStep
 
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
+from smolsessions.agents.memory.tokens import estimate_messages
 from smolsessions.agents.smolagents_patches import patch_agent
 from smolsessions.agents.values.images import stored_images
 from smolsessions.agents.values.json_forms import json_form
@@ -93,7 +94,8 @@ def _message(message: ChatMessage) -> dict[str, Any]:
     content: Any = message.content
     if isinstance(content, list):
         content = [_part(part) for part in content]
-    return {"role": str(getattr(message.role, "value", message.role)), "content": content}
+    role = str(getattr(message.role, "value", message.role))
+    return {"role": role, "content": content, "tokens": estimate_messages([message])}
 
 
 def _part(part: dict[str, Any]) -> dict[str, Any]:

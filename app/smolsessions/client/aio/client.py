@@ -277,10 +277,13 @@ class AsyncClient:
         params = named(type=type, archived=archived, order=order)
         return self._connection.items(StepPage, path_of("conversations", conversation_id, "steps"), params)
 
-    async def get_messages(self, conversation_id: str, *, summary_mode: bool = False) -> Messages:
-        """Return the model's next prompt."""
+    async def get_messages(
+        self, conversation_id: str, *, summary_mode: bool = False, turn: int | None = None, step: int | None = None
+    ) -> Messages:
+        """Return the model's next prompt, or rebuild the one before a step (the first) of a past turn."""
         path = path_of("conversations", conversation_id, "messages")
-        return await self._connection.ask(Messages, "GET", path, params={"summary_mode": summary_mode})
+        params = {"summary_mode": summary_mode, **named(turn=turn, step=step)}
+        return await self._connection.ask(Messages, "GET", path, params=params)
 
     async def list_variables(self, conversation_id: str) -> list[Variable]:
         """Return the variables of a conversation, with previews and sizes."""

@@ -15,6 +15,7 @@ from smolsessions.core.errors import (
     ConversationExistsError,
     ConversationNotFoundError,
     HistoryGoneError,
+    InvalidRequestError,
     SealBrokenError,
     StoreUnavailableError,
     TurnNotFoundError,
@@ -50,6 +51,7 @@ T = TypeVar("T")
 TURNS_AT_ONCE = 500
 MOST_TRIES = 20
 MOST_FORKS = 50
+_OF_RUN = {"planning", "action"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,23 @@ class HistoryStore:
 
     async def memory(self, ref: Ref, *, may_run: bool = False) -> Memory:
         return await self._with_snapshot(ref, _memory, may_run=may_run)
+
+    async def past_memory(self, ref: Ref, turn: int, step: int) -> Memory:
+        played = await self._turns.turn(ref, turn)
+        if not played.outcome:
+            raise BusyError(f"Turn {turn} of this conversation is not over; read its prompts afterwards.")
+
+        async def read(snapshot: _Snapshot) -> Memory:
+            head = await _earlier(snapshot, turn)  # includes a prune or rollback before the turn, and no later one
+            gone = head.out | snapshot.head.destroyed
+            steps = await load_steps(snapshot.scope, snapshot.head, head.shown_from, head.count, without=gone)
+            own = [place for place, each in enumerate(steps) if each.turn == turn and each.type in _OF_RUN]
+            if step > len(own) + 1:
+                sentence = f"is past the {len(own)} steps that this turn has on record"
+                raise InvalidRequestError.in_parameter("query", "step", sentence)
+            return await _memory_of(snapshot, steps[: [*own, len(steps)][step - 1]])
+
+        return await self._with_snapshot(ref, read, turn, may_run=True)
 
     async def archive(self, ref: Ref, version: Version, places: Sequence[int]) -> Conversation | None:
         head = await self._without(ref, version, places)
@@ -288,7 +307,10 @@ class HistoryStore:
 
 async def _memory(snapshot: _Snapshot) -> Memory:
     head = snapshot.head
-    steps = await load_steps(snapshot.scope, head, head.shown_from, without=head.out)
+    return await _memory_of(snapshot, await load_steps(snapshot.scope, head, head.shown_from, without=head.out))
+
+
+async def _memory_of(snapshot: _Snapshot, steps: Sequence[StoredStep]) -> Memory:
     images = await load_images(snapshot.scope, [step.attachments for step in steps])
     return Memory(
         snapshot.conversation.agent,

@@ -76,6 +76,10 @@ Archived = Annotated[
     bool, Query(description="Include steps that a prune or a rollback removed from the memory. Each is marked.")
 ]
 Summary = Annotated[bool, Query(description="The prompt of a planning step, without the model's own messages.")]
+PastTurn = Annotated[
+    int | None, Query(ge=1, le=2**31, description="Rebuild the prompt of this turn, which is over. Null: the next one.")
+]
+PastStep = Annotated[int, Query(ge=1, le=400, description="With `turn`: the prompt before this step of it, from 1.")]
 SortBy = Annotated[Sort, Query(description="`updated`: by their last change. `created`: by their creation.")]
 OfAgent = Annotated[str | None, Query(min_length=1, max_length=64, description="Only conversations of this agent.")]
 OfStatus = Annotated[ConversationStatus | None, Query(description="Only conversations in this state.")]
@@ -246,14 +250,26 @@ def memory_routes(conversations: Conversations) -> APIRouter:
         made = await conversations.bring_in(owner, document, new_id, agent)
         return _created(made)
 
-    @router.get(f"{AT}/messages", responses=responses(Messages, 404, 422))
+    @router.get(f"{AT}/messages", responses=responses(Messages, 404, 409, 422))
     async def get_messages(
-        owner: CallerOwner, claims: CallerClaims, conversation_id: PathId, summary_mode: Summary = False
+        owner: CallerOwner,
+        claims: CallerClaims,
+        conversation_id: PathId,
+        *,
+        summary_mode: Summary = False,
+        turn: PastTurn = None,
+        step: PastStep = 1,
     ) -> Response:
-        """Return the model's next prompt without the next task, with the memory policy applied."""
-        found, left_out = await conversations.messages(Ref(owner, conversation_id), claims, summary_mode=summary_mode)
+        """Return the model's next prompt without the next task, or rebuild one of a past turn.
+
+        The memory policy is applied. A rebuilt prompt comes from the steps on record, with the agent's instructions
+        and the policy as they are now. Steps that were destroyed are missing.
+        """
+        found, left_out = await conversations.messages(
+            Ref(owner, conversation_id), claims, summary_mode=summary_mode, turn=turn, step=step
+        )
         views = [message_view(conversation_id, message) for message in found]
-        return answer({"messages": views, "left_out": left_out})
+        return answer({"messages": views, "left_out": left_out, "rebuilt": turn is not None})
 
     @router.get(f"{AT}/variables", responses=responses(VariableList, 404, 409, 422))
     async def list_variables(owner: CallerOwner, conversation_id: PathId) -> Response:

@@ -1,0 +1,84 @@
+"""GET …/messages?turn=N&step=K: prompts of past turns, rebuilt from the steps on record."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.service import Service
+from tests.support.turns import DONE, SHOWN, error_code, held_turn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.streaming import Event
+
+ECHO: Event = {"call": [["echo", {"text": "first"}]]}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with Service(tmp_path_factory.mktemp("prompts"), {"DEMO_AGENTS": "0"}) as running:
+        yield running
+
+
+def prompt(service: Service, of: Event, **query: Any) -> list[list[str]]:
+    """Return role and text of each message except the system message, as the model of `shown` does."""
+    found = service.get(f"/conversations/{of['conversation_id']}/messages", **query)
+    assert found["rebuilt"] is ("turn" in query)
+    assert all(message["tokens"] > 0 for message in found["messages"])
+    return [[each["role"], _text(each["content"])] for each in found["messages"] if each["role"] != "system"]
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def shown(turn: Event) -> list[list[str]]:
+    """Return the prompt that the turn's model saw."""
+    found: list[list[str]] = json.loads(turn["reply"])
+    return found
+
+
+def test_a_rebuilt_prompt_is_the_one_that_the_model_saw(service: Service) -> None:
+    first = service.play(ECHO, SHOWN, agent="scripted")
+    second = service.follow_up(first, SHOWN)
+    third = service.follow_up(first, SHOWN, reset=True)
+    service.follow_up(first, DONE)
+    assert prompt(service, first, turn=1, step=2) == shown(first)
+    assert prompt(service, first, turn=2) == shown(second)
+    assert prompt(service, first, turn=3) == shown(third)
+    assert len(prompt(service, first, turn=1)) == 1
+    assert len(prompt(service, first)) > len(shown(third))
+
+
+def test_what_was_pruned_or_rolled_back_later_is_in_a_past_prompt(service: Service) -> None:
+    first = service.play(ECHO, DONE, agent="scripted")
+    second = service.follow_up(first, SHOWN)
+    here = f"/conversations/{first['conversation_id']}"
+    pruned = service.post(f"{here}/prune", policy={"name": "keep_last_n_steps", "n": 1})
+    assert pruned.json()["archived"]
+    assert prompt(service, first, turn=2) == shown(second)
+    third = service.follow_up(first, SHOWN)
+    assert service.post(f"{here}/rollback", turn=1).status_code == 200
+    assert prompt(service, first, turn=2) == shown(second)
+    assert prompt(service, first, turn=3) == shown(third)
+
+
+def test_only_a_step_of_a_turn_that_is_over_has_a_past_prompt(service: Service, tmp_path: Path) -> None:
+    turn = service.play(ECHO, DONE, agent="scripted")
+    here = f"/conversations/{turn['conversation_id']}/messages"
+    for query, status, code in (
+        ({"turn": 2}, 404, "turn_not_found"),
+        ({"turn": 1, "step": 4}, 422, "invalid_request"),
+        ({"turn": 0}, 422, "invalid_request"),
+    ):
+        response = service.client.get(here, params=query)
+        assert (response.status_code, error_code(response)) == (status, code)
+    with held_turn(service, tmp_path / "gate", conversation_id=turn["conversation_id"]):
+        running = service.client.get(here, params={"turn": 2})
+        assert (running.status_code, error_code(running)) == (409, "busy")
+        assert len(prompt(service, turn, turn=1)) == 1
