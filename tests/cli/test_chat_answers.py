@@ -44,20 +44,22 @@ def test_a_chat_asks_for_approvals_and_answers(asking: Service, outbox: Path, tm
         shown = terminal.wait_for(r"mailer asks to call send_email:((.|\n)*)\[e\]dit\? ")
         assert r"ada\u202e" in terminal.wait_for("^") + shown
         terminal.type(b"e\n")
-        terminal.wait_for("all arguments as JSON: ")
-        terminal.type(b'{"to": "eve"}\n')
+        terminal.wait_for(r'all arguments as JSON: {"to": "ada\\u202e')
+        terminal.type(b'\x15{"to": "eve"}\n')
         terminal.wait_for("422 invalid_request: .*text")
         terminal.wait_for(r"\[e\]dit\? ")
         terminal.type(b"e\n")
         terminal.wait_for("all arguments as JSON: ")
-        terminal.type(b'{"to": "eve", "text": "hi"}\n')
+        terminal.type(b'\x15{"to": "eve", "text": "hi"}\n')
         terminal.wait_for(r'"bob"(.|\n)*\[e\]dit\? ')
         terminal.type(b"r\n")
         terminal.wait_for("reason")
         terminal.type(b"Bob is away\n")
         terminal.wait_for(r'"cy"(.|\n)*\[e\]dit\? ')
         terminal.type(CTRL_C)
-        conversation = terminal.wait_for(r"the turn waits for your answer(?:.|\n)*turns answer (\w+) 1 ")
+        conversation = terminal.wait_for(
+            rf"the turn waits for your answer(?:.|\n)*turns answer (\w+) 1 .* --approve --url {url}"
+        )
         terminal.wait_for("\n> ")
         terminal.type(CTRL_D)
         assert terminal.process.wait(SOON_S) == 0
@@ -65,7 +67,7 @@ def test_a_chat_asks_for_approvals_and_answers(asking: Service, outbox: Path, tm
     with terminal_of(tmp_path, *command("chat", "--conversation", conversation, "--url", url)) as terminal:
         terminal.wait_for(r'"cy"(.|\n)*\[e\]dit\? ')
         terminal.type(b"a\n")
-        question = terminal.wait_for(r"Which .*tea(.|\n)*number: ")
+        question = terminal.wait_for(r"Which .*tea(.|\n)*number, or nothing to decline: ")
         assert "\x1b[31m" not in question
         terminal.type(b"3\n")
         terminal.wait_for("3 is none of the choices")

@@ -6,12 +6,12 @@ import json
 import re
 import time
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
 
+from tests.support.damages import Snapshot, code_of, damages
 from tests.support.pictures import png
 from tests.support.service import Service
 from tests.support.sounds import sent
@@ -34,30 +34,9 @@ LONGEST_S = 30.0  # of any answer, on a busy machine
 LATEST_S = 20.0  # for the end of a turn that was taken over
 AT_REST = "conversation turns steps images variables heads old oldest log logs longlogs".split()
 OPEN = "conversation turns steps images variables pending heads queue run journal watch log".split()
-MANY = 100_000
 ENDS = {"seal_broken", "conversation_not_found", "agent_changed", "deadline_exceeded"}  # the last two: not sealed
 TIMES = ("large", "another's")
-SEALED_BYTES = 30  # a sealed value is longer
 LINKS = re.compile(r'"(?:output_)?(?:images|files)": ?\[[^]]*\],? ?')
-
-
-@dataclass
-class Snapshot:
-    """The whole content of a store, which `put_back` restores."""
-
-    raw: Raw
-    keys: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in self.raw.keys("*"):
-            self.keys[name] = (self.raw.dump(name), max(0, self.raw.pttl(name)))
-
-    def put_back(self) -> None:
-        pipeline = self.raw.pipeline()
-        pipeline.flushall()
-        for name, (value, ttl_ms) in self.keys.items():
-            pipeline.restore(name, ttl_ms, value)
-        pipeline.execute()
 
 
 @dataclass
@@ -89,10 +68,6 @@ class Victim:
         paths += [f"{at}/export", f"{at}/turns?limit=1", f"{at}/steps?limit=2"]
         paths += [self.turn[kind][0]["url"] for kind in ("images", "files")]
         return dict.fromkeys(paths, "") | turns
-
-    def named(self, snapshot: Snapshot, kind: str) -> list[bytes]:
-        start = f"{PARTITION}:{kind}:{self.ref}".encode()
-        return [name for name in snapshot.keys if name == start or name.startswith(start + b":")]
 
     def get(self, path: str) -> tuple[int, Any, float]:
         """Return the status, the body (bytes if it is a stream) and the seconds that the answer took."""
@@ -138,81 +113,6 @@ def victim(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> It
         it.answers = {path: it.get(path)[:2] for path in it.reads}
         assert {status for status, _ in it.answers.values()} == {200}, it.answers
         yield it
-
-
-def damages(it: Victim, snapshot: Snapshot, kind: str) -> Iterator[Damage]:
-    """Yield every damage to the keys of a kind."""
-    raw = it.raw
-    for name in it.named(snapshot, kind):
-        theirs = name.replace(it.id.encode(), it.like.encode())
-        yield f"{name!r} deleted", partial(raw.delete, name)
-        yield f"{name!r} a text", partial(raw.set, name, "junk")
-        yield f"{name!r} a number", partial(raw.set, name, 7)
-        yield f"{name!r} a sorted set", partial(_other_type, raw, name)
-        if theirs in snapshot.keys:
-            yield f"{name!r} another's", partial(raw.copy, theirs, name, replace=True)
-        form = raw.type(name)
-        if form == b"hash":
-            yield from _of_hash(raw, name, theirs)
-        elif form == b"list":
-            yield from _of_list(raw, name, theirs)
-        elif form == b"set":
-            yield f"{name!r} with more", partial(raw.sadd, name, b"\xff\xfe junk", "", "{p001}:x", "x" * 70_000)
-            yield f"{name!r} with many more", partial(raw.sadd, name, *range(MANY))
-
-
-def _other_type(raw: Raw, name: bytes) -> None:
-    raw.delete(name)
-    raw.zadd(name, {"junk": 1})
-
-
-def _of_hash(raw: Raw, name: bytes, theirs: bytes) -> Iterator[Damage]:
-    others = raw.hgetall(theirs) if raw.type(theirs) == b"hash" else {}
-    for key, value in raw.hgetall(name).items():
-        yield f"{name!r}.{key!r} deleted", partial(raw.hdel, name, key)
-        for what, junk in _spoilt(value):
-            yield f"{name!r}.{key!r} {what}", partial(raw.hset, name, key, junk)
-        if key in others and others[key] != value:
-            yield f"{name!r}.{key!r} another's", partial(raw.hset, name, key, others[key])
-    yield f"{name!r} with a field more", partial(raw.hset, name, b"\xff\xfe junk", b"junk")
-    yield f"{name!r} with many more", partial(raw.hset, name, mapping=dict.fromkeys(range(MANY), "junk"))
-
-
-def _of_list(raw: Raw, name: bytes, theirs: bytes) -> Iterator[Damage]:
-    length = raw.llen(name)
-    others = raw.lrange(theirs, 0, -1) if raw.type(theirs) == b"list" else []
-    yield f"{name!r} without its first", partial(raw.lpop, name)
-    yield f"{name!r} without its last", partial(raw.rpop, name)
-    yield f"{name!r} doubled", partial(raw.rpush, name, *raw.lrange(name, 0, -1))
-    yield f"{name!r} with junk before", partial(raw.lpush, name, b"\xff\xfe junk")
-    yield f"{name!r} with junk behind", partial(raw.rpush, name, b"\xff\xfe junk")
-    yield f"{name!r} with a large number before", partial(raw.lpush, name, 2**40)
-    yield f"{name!r} with much junk before", partial(raw.lpush, name, *range(MANY))
-    for place in sorted({0, length - 1}):
-        for what, junk in _spoilt(raw.lindex(name, place)):
-            yield f"{name!r}[{place}] {what}", partial(raw.lset, name, place, junk)
-        if place < len(others):
-            yield f"{name!r}[{place}] another's", partial(raw.lset, name, place, others[place])
-
-
-def _spoilt(value: bytes) -> list[tuple[str, bytes]]:
-    """Return one value of each kind that readers distinguish. Sealed values are too short or have a wrong tag."""
-    made = {"junk": b"\xff\xfe\x00 junk", "empty": b""}
-    if len(value) < SEALED_BYTES:
-        made |= {"huge": b"9" * 30, "large": b"%d" % 2**40, "negative": b"-7", "hexadecimal": b"0x7"}
-        made |= {"longer": value + b"\x00"}
-    else:
-        made |= {"cut": value[:-1]}
-    return [(what, junk) for what, junk in made.items() if junk != value]
-
-
-def code_of(body: Any) -> str | None:
-    """Return the error code of a problem or of a failed turn."""
-    if not isinstance(body, dict):
-        return None
-    error = body.get("error")
-    found: str | None = error["code"] if isinstance(error, dict) else body.get("code")
-    return found
 
 
 def without_links(body: Any) -> str:
@@ -299,7 +199,7 @@ def check(it: Victim, found: dict[str, list[str]], logged: int) -> None:
 def test_a_conversation_at_rest_that_was_damaged_says_so_and_no_other_is_touched(victim: Victim, kind: str) -> None:
     it, found, logged = victim, dict[str, list[str]](), len(victim.service.log())
     it.rest.put_back()
-    cases = list(damages(it, it.rest, kind))
+    cases = list(damages(it.rest, kind, it.id, it.like))
     assert len(cases) > 5
     for what, damage in cases:
         it.rest.put_back()
@@ -315,7 +215,7 @@ def test_a_conversation_at_rest_that_was_damaged_says_so_and_no_other_is_touched
 def test_a_turn_that_was_left_and_damaged_ends_and_no_other_is_touched(victim: Victim, kind: str) -> None:
     it, found, logged = victim, dict[str, list[str]](), len(victim.service.log())
     it.left.put_back()
-    cases = list(damages(it, it.left, kind))
+    cases = list(damages(it.left, kind, it.id, it.like))
     assert len(cases) > 5
     for what, damage in cases:
         it.left.put_back()

@@ -233,16 +233,23 @@ def test_a_stream_stays_open_while_its_turn_waits_and_sees_the_answer(service: S
     assert [frame.event for frame in stream.seen].count("tool.call") == 2  # the call that waited, and the answer's
 
 
-def test_a_stream_until_waiting_ends_there_and_at_the_end(service: Service) -> None:
-    with posting(service, {"call": [mail("until")]}, DONE, agent="mailer", query={"until": "waiting"}) as stream:
+def test_a_stream_until_waiting_ends_at_the_open_wait_and_at_the_end(service: Service) -> None:
+    script = ({"call": [mail("until")]}, {"call": [mail("again")]}, DONE)
+    with posting(service, *script, agent="mailer", query={"until": "waiting"}) as stream:
         frames = stream.rest()
     assert frames[-1].event == "turn.waiting"
     turn = frames[-1].data
     with watching(service, turn, until="waiting") as stream:
         assert [frame.raw for frame in stream.rest()] == [frame.raw for frame in frames]
+    turn = answer(service, turn, APPROVE, status=202)
+    with watching(service, turn, until="waiting") as stream:  # from the start: the first wait is over
+        frames = stream.rest()
+    assert [frame.event for frame in frames].count("turn.waiting") == 2
+    assert frames[-1].event == "turn.waiting"
     answer(service, turn, APPROVE)
-    with watching(service, turn, frames[-1].id, until="waiting") as stream:
-        assert stream.rest()[-1].event == "turn.finished"
+    for after in (frames[-1].id, 0):
+        with watching(service, turn, after, until="waiting") as stream:
+            assert stream.rest()[-1].event == "turn.finished"
 
 
 @pytest.mark.parametrize("until", ["", "waiting"])

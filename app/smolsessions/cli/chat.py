@@ -83,7 +83,7 @@ def chat(
         agent = name if equals else None  # the first agent is the default one
         os.environ.pop("SMOLSESSIONS_DEFAULT_AGENT", None)
     with _address(url) as address, service(address, api_key) as client:
-        talk = _Chat(client, address, agent, conversation, file or [])
+        talk = _Chat(client, address, agent, conversation, file or [], is_remote=bool(url))
         talk.greet()
         while (message := _ask()) is not None:
             if message.strip():
@@ -140,9 +140,18 @@ class _Chat:
     """One conversation on the screen."""
 
     def __init__(
-        self, client: Client, address: str, agent: str | None, conversation: str | None, files: list[Path]
+        self,
+        client: Client,
+        address: str,
+        agent: str | None,
+        conversation: str | None,
+        files: list[Path],
+        *,
+        is_remote: bool,
     ) -> None:
+        """`is_remote`: the service goes on after the chat."""
         self._client = client
+        self._is_remote = is_remote
         self._address = httpx2.URL(address)
         self._place: dict[str, Any] = {"conversation_id": conversation} if conversation else {}
         if agent:
@@ -193,16 +202,11 @@ class _Chat:
             err.print(f"smolsessions: {error}", style="red", markup=False)
 
     def _wait_of(self, turn: Turn) -> TurnEvent | None:
-        """Return the event with the open requests of a waiting turn."""
-        is_open = {request.request_id for request in turn.requests}
-        after = 0
-        while found := list(
-            self._client.get_turn_events(turn.conversation_id, turn.turn, after=after, until="waiting")
-        ):
-            after, last = found[-1].seq, found[-1]
-            if isinstance(last, TurnWaiting) and is_open <= {request.request_id for request in last.requests}:
-                return last.model_copy(update={"requests": turn.requests})
-        return None
+        """Return the last event of a waiting turn, with the requests that are still open."""
+        last: TurnEvent | None = None
+        for last in self._client.get_turn_events(turn.conversation_id, turn.turn, until="waiting"):  # noqa: B007
+            pass
+        return last.model_copy(update={"requests": turn.requests}) if isinstance(last, TurnWaiting) else last
 
     def _follow(self, events: Iterator[TurnEvent], last: TurnEvent | None) -> None:
         """Show events up to the turn's end, and ask a person for what it waits for. `last` is the event before."""
@@ -245,13 +249,12 @@ class _Chat:
         except (KeyboardInterrupt, EOFError):
             out.print()
         if requests:
-            later = f"`smolsessions turns answer {place[0]} {place[1]} REQUEST`"
-            out.print(
-                f"the turn waits for your answer; open its conversation again, or use {later}: "
-                f"{', '.join(each.request_id for each in requests)}",
-                style="yellow",
-                markup=False,
-            )
+            more = ", or answer with:" if self._is_remote else "."
+            out.print(f"the turn waits for your answer. Open its conversation again{more}", style="yellow")
+            for each in requests if self._is_remote else ():
+                decision = "--text TEXT" if each.kind == "question" else "--approve"
+                command = f"smolsessions turns answer {place[0]} {place[1]} {each.request_id} {decision}"
+                out.print(f"{command} --url {self._address}", style="yellow", markup=False, soft_wrap=True)
         return not requests
 
     def _show(self, event: TurnEvent) -> None:

@@ -63,7 +63,7 @@ def _answer(request: InputRequest) -> Answer:
     for number, choice in enumerate(choices, 1):
         out.print(f"  {number}. {choice}", markup=False)
     while True:
-        text = input("number: " if choices else "answer: ").strip()
+        text = input("number, or nothing to decline: " if choices else "answer, or nothing to decline: ").strip()
         if not text:
             if input("Decline to answer? [y/N] ").strip().lower() in {"y", "yes"}:
                 return {"request_id": request.request_id, "decision": "reject"}
@@ -81,7 +81,7 @@ def _edited(request: InputRequest) -> dict[str, Any] | None:
     if os.environ.get("VISUAL") or os.environ.get("EDITOR"):
         changed = click.edit(_seen(text), extension=".json")
     else:
-        changed = input("all arguments as JSON: ")
+        changed = _changed("all arguments as JSON: ", json.dumps(request.arguments, ensure_ascii=False))
     if not changed or not changed.strip():
         return None
     try:
@@ -89,6 +89,19 @@ def _edited(request: InputRequest) -> dict[str, Any] | None:
     except ValueError as error:
         err.print(f"these are no arguments: {error}; mend them", style="red", markup=False)
         return None
+
+
+def _changed(prompt: str, text: str) -> str:
+    """Ask for a line, with a text to change if the terminal can edit lines."""
+    try:
+        import readline  # noqa: PLC0415 - not on every platform
+    except ImportError:
+        return input(prompt)
+    readline.set_startup_hook(lambda: readline.insert_text(_seen(text)))
+    try:
+        return input(prompt)
+    finally:
+        readline.set_startup_hook()
 
 
 def _shown(request: InputRequest) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from smolsessions.core.events import Logged
+    from smolsessions.core.events import Event, Logged
     from smolsessions.core.records import Turn
     from smolsessions.core.turns import Turns, TurnSubscription
     from smolsessions.web.auth import Authenticator
@@ -95,10 +96,10 @@ class TurnStream(EventSourceResponse):
         on_disconnect: str | None,
         until: str | None = None,
     ) -> None:
-        """`until` `waiting` ends the stream after the event `turn.waiting`, too."""
+        """`until` `waiting` ends the stream after the event of a wait that is not over, too."""
         self._streams = streams
         self._subscription = subscription
-        self._ends: tuple[type, ...] = (TurnEnded, TurnWaiting) if until == "waiting" else (TurnEnded,)
+        self._ends_waiting = until == "waiting"
         self._cancels = on_disconnect == "cancel"
         self._is_complete = False
         self._last_frame = RECONNECT
@@ -128,7 +129,7 @@ class TurnStream(EventSourceResponse):
         try:
             async with aclosing(subscription.reader.follow(turn.number, after)) as events:
                 async for logged in events:
-                    self._is_complete = logged is not None and isinstance(logged.event, self._ends)
+                    self._is_complete = logged is not None and self._ends(logged.event)
                     yield self._streams.frame(turn, logged, internal=internal) if logged else PING
                     if self._is_complete:
                         break
@@ -140,6 +141,15 @@ class TurnStream(EventSourceResponse):
             yield BROKEN
         if subscription.stopped and not self._is_complete:
             yield self._last_frame
+
+    def _ends(self, event: Event) -> bool:
+        if isinstance(event, TurnEnded):
+            return True
+        turn = self._subscription.turn
+        if not (self._ends_waiting and isinstance(event, TurnWaiting)) or turn.outcome:
+            return False
+        answered = {each.request_id for each in turn.answered}
+        return any(each.request_id not in answered and each.expires_at > time.time() for each in event.requests)
 
     def _revoke(self) -> None:
         self._last_frame = REVOKED

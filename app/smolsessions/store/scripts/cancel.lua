@@ -2,7 +2,11 @@
 -- flag when it renews its lease or claims the turn again.
 -- ARGV: ref turn record own_channel wake log_ttl_s
 local conversation, run = key('conversation', ref), key('run', ref, turn)
-if redis.call('EXISTS', run) == 0 then return {'over'} end
+if redis.call('EXISTS', run) == 0 then
+  if first_turn(ref) ~= turn then return {'over'} end
+  end_wait(ref, turn, wake)  -- damaged: the next claim finds out
+  return {'told'}
+end
 if redis.call('HEXISTS', run, 'started') == 1 then
   request_stop(ref, turn, '1', wake)
   return {'told'}

@@ -231,11 +231,11 @@ local function waits_until(ref, turn)
   return turn and parse_int(redis.call('HGET', key('run', ref, turn), 'waits'))
 end
 
--- Make a conversation ready whose turn waits. Without a waiting turn nothing happens.
+-- Make a conversation ready whose open turn nobody plays: it waits, or its wait was lost.
 local function end_wait(ref, turn, wake)
-  if redis.call('HDEL', key('run', ref, turn), 'waits', 'waits_since') == 0 then return end
+  redis.call('HDEL', key('run', ref, turn), 'waits', 'waits_since')
   redis.pcall('ZREM', waiting, ref)
-  make_ready(ref, wake)
+  if redis.call('HEXISTS', key('conversation', ref), 'fence') == 0 then make_ready(ref, wake) end
 end
 
 -- Logs without a time to live (`log_ttl_s` is 0): `logs` holds packed logs by turn. A log that is not packed stays a list,

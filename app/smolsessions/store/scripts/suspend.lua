@@ -13,6 +13,7 @@ local state, seqs = append_writes(ref, turn, generation, own_channel, serial, en
 if state ~= 'ok' then return {state} end
 local stored_writes = parse_int(redis.call('HGET', run, 'written') or '0') or damaged('run')
 if stored_writes < tonumber(written) then return {'behind'} end
+delete_wrong_type('zset', waiting)
 redis.call('LSET', key('turns', ref), turn - 1, record)
 redis.call('HSET', run, 'suspended', fence, 'waits', expires, 'waits_since', at)
 redis.call('HDEL', run, 'counted')

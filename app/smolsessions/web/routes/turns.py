@@ -61,7 +61,7 @@ OnDisconnect = Annotated[
 ]
 Until = Annotated[
     Literal["waiting"] | None,
-    Query(description="`waiting`: the stream also ends when the turn waits for a person."),
+    Query(description="`waiting`: the stream also ends at a wait for a person that is not over."),
 ]
 IdempotencyKey = Annotated[
     str | None,
