@@ -1,4 +1,4 @@
-"""Parts of the docs' reference that are made from the code: calls of HTTP, commands, methods of the client."""
+"""Parts of the docs' reference that are made from the code: calls of HTTP, events, commands, methods of the client."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from smolsessions.cli.commands import app
 from smolsessions.client.sync.client import Client
 from smolsessions.settings import Settings, settings_table
 from smolsessions.web.app import schema_yaml
+from smolsessions.wire.events import MODELS_OF_TYPES, StepEvent, TurnEvent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +27,8 @@ def parts() -> Iterator[tuple[Path, str, str]]:
     yield DOCS / "reference" / "http.md", "calls", _calls()
     yield DOCS / "reference" / "commands.md", "commands", _commands()
     yield DOCS / "client.md", "methods", _methods()
+    yield DOCS / "events.md", "members", f"{_members(TurnEvent)}\n\n{_members(StepEvent)}"
+    yield DOCS / "events.md", "types", "\n\n".join(_events())
 
 
 def fill(page: Path, name: str, text: str) -> str:
@@ -70,6 +73,27 @@ def _options(command: Any) -> Iterator[tuple[str, str]]:
     for each in command.params:
         if each.param_type_name == "option" and not each.hidden and "--help" not in each.opts:
             yield each.opts[0], (each.help or "").replace("|", "\\|")
+
+
+def _events() -> Iterator[str]:
+    models = dict.fromkeys(MODELS_OF_TYPES.values())
+    for model in models:
+        types = ", ".join(f"`{word}`" for word, each in MODELS_OF_TYPES.items() if each is model)
+        inside = " Inside a step." if issubclass(model, StepEvent) else ""
+        yield f"### {types}\n\n{inspect.getdoc(model)}{inside}"
+        if table := _members(model):
+            yield table
+
+
+def _members(model: type[TurnEvent]) -> str:
+    """Return a table of the members that a model has beyond those of its base."""
+    base: Any = model.__base__
+    rows = [
+        f"| `{name}` | {field.description} |"
+        for name, field in model.model_fields.items()
+        if name not in base.model_fields
+    ]
+    return "\n".join(["| member | meaning |", "|---|---|", *rows]) if rows else ""
 
 
 def _methods() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,17 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.support.llm"]
 
+FOLDERS = [
+    each
+    for each in ROOT.iterdir()
+    if each.is_dir() and (each.name == ".github" or each.name[0] != ".") and each.name not in {"site", "node_modules"}
+]
 PAGES = [
     page
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    for page in [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in sorted(folder.rglob("*.md")))]
     if "pipelines" not in page.parts  # tests/agents/test_pipelines.py plays these
 ]
+FILE = re.compile(r"\b(?:tests|docs)/\S+\.(?:py|md)\b")
 DEMO = "SMOLSESSIONS_AGENTS=demo=smolsessions.agents.demo.agents:make_demo SMOLSESSIONS_DEMO_AGENTS=0"
 TUTORIAL = tuple(sorted((ROOT / "docs" / "tutorial").glob("[0-9]*.md")))  # each page goes on where the last one ended
 OTHERS = [(page,) for page in PAGES if page not in TUTORIAL and any(block.is_run_here for block in blocks_of(page))]
@@ -45,8 +52,10 @@ def test_a_reader_can_follow(pages: tuple[Path, ...], llm: LLM, tmp_path: Path) 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_block_that_is_not_run_says_why(page: Path) -> None:
     for block in blocks_of(page):
+        assert block.has_reader or not block.is_run_here, f"{block}: no test can run it, and no mark says why"
         if (reason := block.mark("no-run")) is not None:
             assert len(reason.split()) > 1, block
+            assert [name for name in FILE.findall(reason) if not (ROOT / name).exists()] == [], block
         if test := block.mark("run by"):
             assert page.name in (ROOT / test).read_text(), f"{block}: {test} does not name the page"
 

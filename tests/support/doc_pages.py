@@ -35,6 +35,7 @@ DATA: dict[str, Callable[[str], Any]] = {
     "json": json.loads,
 }
 MARK = re.compile(r"(no-run: |run by |model: |sh\n)(.*)", re.DOTALL)
+DRAWING = "mermaid"
 PART = re.compile(r"<!--\s*(.*?)\s*-->|^( *)```(\w*)([^\n]*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 SERVER = re.compile(
     r"^(?P<settings>(?:[A-Z_]+=\S* )*)smolsessions (?P<command>(?:serve|web|work)\b[^\n#&]*)"
@@ -62,6 +63,11 @@ class Block:
         return next((text for name, text in self.marks if name.strip(": \n") == kind), None)
 
     @property
+    def has_reader(self) -> bool:
+        """True if a reader can do as the block says, so that only a mark excuses it from being run."""
+        return self.language in LANGUAGES
+
+    @property
     def is_run_here(self) -> bool:
         return self.mark("no-run") is None and self.mark("run by") is None
 
@@ -70,7 +76,7 @@ class Block:
 
 
 def blocks_of(page: Path) -> Iterator[Block]:
-    """Yield the blocks of code. Text without a language is no code."""
+    """Yield the blocks of code, of any language or of none. A drawing is no code."""
     text = page.read_text("utf-8")
     marks: list[tuple[str, str]] = []
     end = 0
@@ -82,7 +88,7 @@ def blocks_of(page: Path) -> Iterator[Block]:
         if comment is not None:
             marks += [(found[1], found[2]) for found in [MARK.fullmatch(comment)] if found]
             continue
-        if language in LANGUAGES:
+        if language != DRAWING:
             title = re.search(r'title="([^"]+)"', info)
             lines = "".join(line.removeprefix(indent) for line in code.splitlines(keepends=True))
             number = text.count("\n", 0, part.start()) + 1

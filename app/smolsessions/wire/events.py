@@ -178,7 +178,7 @@ KnownEvent = Annotated[
     Field(discriminator="type"),
 ]
 """Events that this release knows."""
-_OF_TYPE: dict[str, type[TurnEvent]] = {
+MODELS_OF_TYPES: dict[str, type[TurnEvent]] = {
     word: model
     for model in get_args(get_args(KnownEvent)[0])
     for word in get_args(model.model_fields["type"].annotation)
@@ -188,4 +188,4 @@ _OF_TYPE: dict[str, type[TurnEvent]] = {
 def event_of(data: str | bytes) -> TurnEvent:
     """Return an event from its JSON. An event of an unknown type is a plain `TurnEvent`."""
     event = TurnEvent.model_validate_json(data)
-    return _OF_TYPE[event.type].model_validate_json(data) if event.type in _OF_TYPE else event
+    return MODELS_OF_TYPES[event.type].model_validate_json(data) if event.type in MODELS_OF_TYPES else event

@@ -46,7 +46,7 @@ def encode_step(step: Step) -> dict[str, Any]:
     """Return a step as JSON data. Its `labels` point to texts and data that replace values without exact JSON."""
     labels = set(getattr(step, _LABELS, ()))
     kind = step_type(step)
-    return {"type": kind, **_BY_TYPE[kind].encode(step, "", labels), "labels": sorted(labels)}
+    return {"type": kind, **STEP_MODELS[kind].encode(step, "", labels), "labels": sorted(labels)}
 
 
 def _encode_role(role: Any, pointer: str, labels: set[str]) -> str:
@@ -227,7 +227,7 @@ class EditIn(StepIn):
                 raise InvalidRequestError.at(f"{pointer}/{name}", "names an entry twice")
 
 
-_BY_TYPE: dict[str, type[StepIn]] = {
+STEP_MODELS: dict[str, type[StepIn]] = {
     "task": TaskIn,
     "planning": PlanningIn,
     "action": ActionIn,
@@ -240,9 +240,9 @@ _BY_TYPE: dict[str, type[StepIn]] = {
 def read_step(data: Any, pointer: str) -> StepIn:
     """Validate a step's members."""
     kind = data.get("type") if isinstance(data, dict) else None
-    if not isinstance(kind, str) or kind not in _BY_TYPE:
-        raise InvalidRequestError.at(f"{pointer}/type", f"is none of {', '.join(_BY_TYPE)}")
-    return checked(_BY_TYPE[kind], data, pointer)
+    if not isinstance(kind, str) or kind not in STEP_MODELS:
+        raise InvalidRequestError.at(f"{pointer}/type", f"is none of {', '.join(STEP_MODELS)}")
+    return checked(STEP_MODELS[kind], data, pointer)
 
 
 def made_step(step: StepIn, pointer: str, media: DocumentMedia) -> Step:

@@ -165,7 +165,7 @@ _Names = Annotated[list[_Name], Field(max_length=2 * MAX_CHUNKS, fail_fast=True)
 _Values = Annotated[dict[Text, Json], Field(max_length=MAX_CHUNKS)]
 
 
-class _VariablesIn(Strict):
+class VariablesIn(Strict):
     code: _Values = Field(default_factory=dict)
     state: _Values = Field(default_factory=dict)
     tools: _Values = Field(default_factory=dict)
@@ -184,7 +184,7 @@ def import_variables(data: Any, targets: Mapping[str, ImportTarget], files: Docu
         pointer = json_pointer("/variables", path)
         if path not in targets:
             raise InvalidRequestError.at(pointer, "is the path of no agent here; the first one's is empty")
-        found = checked(_VariablesIn, members, pointer)
+        found = checked(VariablesIn, members, pointer)
         chunks |= {f"{path}:{name}": chunk for name, chunk in _chunks_of(found, targets[path], pointer, files)}
         if path and found.told:
             raise InvalidRequestError.at(f"{pointer}/told", "belongs to the first agent, whose path is empty")
@@ -192,7 +192,7 @@ def import_variables(data: Any, targets: Mapping[str, ImportTarget], files: Docu
 
 
 def _chunks_of(
-    found: _VariablesIn, target: ImportTarget, pointer: str, files: DocumentFiles
+    found: VariablesIn, target: ImportTarget, pointer: str, files: DocumentFiles
 ) -> Iterator[tuple[str, bytes]]:
     yield from _code_chunks(found, target, pointer)
     state = {name: _crossed(value, f"{pointer}/state", name) for name, value in found.state.items()}
@@ -213,7 +213,7 @@ def _chunks_of(
         yield REPORTED, json.dumps(sorted(set(found.told))).encode()
 
 
-def _code_chunks(found: _VariablesIn, target: ImportTarget, pointer: str) -> Iterator[tuple[str, bytes]]:
+def _code_chunks(found: VariablesIn, target: ImportTarget, pointer: str) -> Iterator[tuple[str, bytes]]:
     if target.max_bytes is None and found.code:
         raise InvalidRequestError.at(pointer, "has variables of code, and this agent keeps none")
     left = target.max_bytes or 0
