@@ -1,4 +1,4 @@
-"""The inspector: the next prompt, memory, variables, timeline, and ways out."""
+"""The inspector: prompts, memory, variables, effects, timeline, and ways out."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 from playwright.sync_api import expect
 
 from browser_tests.reader import choose, say, turn
+from tests.support import approvals
+from tests.support.service import Service
+from tests.support.turns import DONE, submit_turn, wait_for_gate
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from playwright.sync_api import Page
-
-    from tests.support.service import Service
 
     Open = Callable[..., Page]
 
@@ -45,3 +48,83 @@ def test_the_inspector_shows_and_changes_the_memory(opened: Open, service: Servi
     page.locator("#import-file").set_input_files(found.value.path())
     expect(page).not_to_have_url(f"{service.client.base_url}#/c/{here}")
     expect(turn(page)).to_have_count(1)
+
+
+def test_effects_of_a_waiting_turn_are_followed_to_its_end(opened: Open, service: Service, gate: Path) -> None:
+    page = opened(service)
+    choose(page, "mailer")
+    say(page, [{"call": [["send_email", {"to": "ada", "text": "hi"}]]}, wait_for_gate(gate), {"say": "sent"}])
+    expect(turn(page)).to_have_attribute("data-status", "waiting")
+    page.get_by_role("button", name="Inspector", exact=True).click()
+    panel = page.get_by_role("tabpanel")
+    page.get_by_role("tab", name="Effects").click()
+    expect(panel).to_contain_text("Turn 1 waits for a person. ")
+    rows = panel.locator(".effects li")
+    expect(rows.locator(".effect-name")).to_have_text(["A person was asked", "Model call"])
+    page.get_by_role("button", name="Approve").click()
+    expect(panel).to_contain_text("Turn 1 runs in attempt 2")
+    waiting = rows.filter(has_text="wait_for")
+    expect(waiting).to_contain_text("runs now")
+    expect(waiting).to_contain_text("attempt 2")
+    expect(rows.filter(has_text="send_email")).to_contain_text("done")
+    gate.touch()
+    expect(panel).to_contain_text("No turn runs or waits.")
+    expect(rows).to_have_count(0)
+    page.get_by_role("tab", name="Timeline").click()
+    expect(panel.locator(".timeline text").filter(has_text="Waits for a person")).to_have_count(1)
+    expect(panel.locator(".bar-replay")).to_have_count(1)
+    expect(panel).to_contain_text("It was played in 2 attempts.")
+
+
+def test_effects_tell_which_call_was_made_again_after_a_kill(opened: Open, tmp_path: Path, gate: Path) -> None:
+    agents = next(each for each in approvals.AGENTS.split(",") if each.startswith("mailer="))
+    settings = {"AGENTS": agents, "DEMO_AGENTS": "0"}
+    with Service(tmp_path / "service", settings, {approvals.OUTBOX: str(tmp_path / "outbox")}) as service:
+        echo = {"call": [["echo", {"text": "hi"}]]}
+        running = submit_turn(service, echo, wait_for_gate(gate), DONE, agent="mailer")
+        started = gate.with_name(f"{gate.name}.started")
+        wait_until(started.exists)
+        service.kill()
+        started.unlink()
+        service.start()
+        wait_until(started.exists)
+        page = opened(service, f"/#/c/{running['conversation_id']}")
+        page.get_by_role("button", name="Inspector", exact=True).click()
+        page.get_by_role("tab", name="Effects").click()
+        rows = page.locator(".effects li")
+        expect(rows.first).to_contain_text("wait_for")
+        expect(rows.first).to_contain_text("runs now, made again")
+        expect(rows.first).to_contain_text("attempt 2")
+        expect(rows.filter(has_text="echo")).to_contain_text("attempt 1")
+        gate.touch()
+        expect(turn(page)).to_have_attribute("data-status", "finished")
+
+
+def test_a_past_prompt_is_rebuilt_and_marked(opened: Open, service: Service) -> None:
+    page = opened(service)
+    choose(page, "talker")
+    say(page, [{"think": ["So."], "call": [["echo", {"text": "apple"}]]}, {"say": ["first answer"]}])
+    expect(turn(page)).to_have_attribute("data-status", "finished")
+    say(page, [{"say": ["second answer"]}])
+    expect(turn(page).last).to_have_attribute("data-status", "finished")
+    here = page.url.rpartition("/")[2]
+    service.client.patch(
+        f"/conversations/{here}",
+        json={"policy": {"name": "keep_last_n_steps", "n": 1}},
+        headers={"Content-Type": "application/merge-patch+json"},
+    )
+    page.reload()
+    turn(page).first.get_by_role("button", name="Prompt").click()
+    panel = page.get_by_role("tabpanel")
+    expect(panel.locator(".rebuilt")).to_have_text("Rebuilt. ")
+    messages = panel.locator(".prompt-message")
+    expect(messages).to_have_count(2)
+    expect(messages.last.locator(".figures")).to_contain_text("≈")
+    expect(panel).to_contain_text("The model itself counted 10 tokens")
+    page.locator("#prompt-step").select_option("2")
+    expect(messages.last.locator("pre")).to_contain_text("apple")
+    page.locator("#prompt-of").select_option("")
+    expect(panel).to_contain_text("The next prompt as the model gets it")
+    expect(panel).to_contain_text("The memory policy (keep last n steps n = 1) leaves out")
+    page.get_by_role("tab", name="Memory").click()
+    expect(page.locator("#policy")).to_have_value("keep_last_n_steps")

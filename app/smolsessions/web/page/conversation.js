@@ -25,7 +25,7 @@ export class Conversation {
   #record = null;
   #view = null;
 
-  /** `parts`: api, connection, pictures, composer, heading, place, chosenAgent(), began(id), changed(id), shown(view). */
+  /** `parts`: api, connection, pictures, composer, heading, place, chosenAgent(), began(id), changed(id), shown(view), inspect(number). */
   constructor(parts) {
     this.#parts = parts;
     byId("missing-again").addEventListener("click", () => this.open(this.id));
@@ -254,6 +254,7 @@ export class Conversation {
       retry: (turn) => this.retry(turn),
       edit: (turn) => this.edit(turn),
       cancel: (queued) => this.#cancel(queued),
+      inspect: (past) => this.#parts.inspect(past),
       answer: (answer) => api.post(`/conversations/${id}/turns/${number}/answers`, { answers: [answer] }, { headers: { Prefer: "respond-async" }, signal }),
       changed: () => changed(id),
       complain: (sentence) => composer.complain(sentence),
@@ -277,6 +278,7 @@ export class Conversation {
     this.#running.add(card);
     this.#told();
     changed(id);
+    if (!this.#view) this.#see(signal);
     try {
       await before;
       signal.throwIfAborted();
@@ -296,6 +298,16 @@ export class Conversation {
         this.#told();
         this.look();
       }
+    }
+  }
+
+  /** Show the conversation that a first message began, while its turn runs. */
+  async #see(signal) {
+    try {
+      const view = await this.#ask(`/conversations/${this.id}`, signal, { quiet: true });
+      if (!signal.aborted) this.#shown(view);
+    } catch {
+      // the look at the end of the turn says why
     }
   }
 

@@ -25,12 +25,13 @@ function memoryOf({ steps }, isBroken) {
   return `In the memory: ${kept}. Not in it: ${isBroken ? "the text above and " : ""}the step that was not finished.`;
 }
 
-/** Buttons of a turn that is over. `retry(turn)` and `edit(turn)` begin again before it. */
-export function waysOn(turn, { retry, edit }) {
+/** Buttons of a turn that is over. `retry(turn)` and `edit(turn)` begin again before it. `inspect(number)` shows its prompt. */
+export function waysOn(turn, { retry, edit, inspect }) {
   const failed = turn.status === "failed" || turn.status === "cancelled";
   const again = failed && action("Retry", "retry", "Sends the message again, without this turn in the memory", () => retry(turn));
   if (again && turn.error?.retryable !== false) again.classList.add("near");
-  return [again || null, action("Edit", "edit", "Changes the message in a fork that begins before this turn", () => edit(turn))];
+  return [again || null, action("Edit", "edit", "Changes the message in a fork that begins before this turn", () => edit(turn)),
+    action("Prompt", "inspect", "Shows the prompt of this turn in the inspector", () => inspect(turn.turn))];
 }
 
 export function action(label, name, title, act) {

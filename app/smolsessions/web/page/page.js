@@ -51,7 +51,7 @@ function changed(id) {
 }
 
 const pictures = new Pictures(api, connection);
-const inspector = new Inspector({ api, pictures, conversation: () => conversation, opened: open, changed });
+const inspector = new Inspector({ api, connection, pictures, conversation: () => conversation, opened: open, changed });
 const conversation = new Conversation({
   api,
   connection,
@@ -63,6 +63,7 @@ const conversation = new Conversation({
     if (view) list.show(view);
     inspector.show(view);
   },
+  inspect: (number) => inspector.prompt(number),
   chosenAgent: () => agents.chosen,
   began: open,
   changed: (id) => {

@@ -1,8 +1,10 @@
-// The inspector: a drawer beside the conversation with its next prompt, memory, variables, notes, timeline and ways out.
+// The inspector: a drawer beside the conversation with its prompts, memory, variables, notes, effects, timeline and ways out.
 
 import { byId, make, show } from "../dom.js";
+import { effectsPanel } from "./effects.js";
 import { memoryPanel } from "./memory.js";
-import { notesPanel, promptPanel, variablesPanel } from "./contents.js";
+import { notesPanel, variablesPanel } from "./contents.js";
+import { promptPanel } from "./prompt.js";
 import { sharePanel } from "./share.js";
 import { timelinePanel } from "./timeline.js";
 
@@ -11,6 +13,7 @@ const PANELS = [
   ["Memory", memoryPanel],
   ["Variables", variablesPanel],
   ["Notes", notesPanel],
+  ["Effects", effectsPanel],
   ["Timeline", timelinePanel],
   ["Share", sharePanel],
 ];
@@ -20,8 +23,9 @@ export class Inspector {
   #view = null;
   #panel = 0;
   #loading = new AbortController();
+  #turn = null; // the past turn whose prompt is shown
 
-  /** `parts`: api, pictures, conversation(), opened(id), changed(id). */
+  /** `parts`: api, connection, pictures, conversation(), opened(id), changed(id). */
   constructor(parts) {
     this.#parts = parts;
     const tabs = PANELS.map(([name], index) => {
@@ -49,13 +53,25 @@ export class Inspector {
     if (open) {
       this.#choose(this.#panel);
       byId(`tab-${this.#panel}`).focus();
-    } else byId("inspect").focus();
+    } else {
+      this.#loading.abort(); // no panel reads on
+      byId("inspect").focus();
+    }
+  }
+
+  /** Show the prompt of a past turn. */
+  prompt(number) {
+    if (!this.#view) return;
+    this.#turn = number;
+    this.#panel = 0;
+    this.toggle(true);
   }
 
   /** Show another conversation, or a new state of the same. Null: none is open. */
   show(view) {
     const isSame = view?.id === this.#view?.id;
     this.#view = view;
+    if (!isSame) this.#turn = null;
     show(byId("inspect"), Boolean(view));
     if (byId("inspector").hidden) return;
     if (!view) this.toggle(false);
@@ -76,7 +92,10 @@ export class Inspector {
     const path = `/conversations/${this.#view.id}`;
     const ask = (rest, options) => this.#parts.api.json(path + rest, { signal, ...options });
     try {
-      const content = await PANELS[index][1]({ ...this.#parts, ask, path, view: this.#view, again: () => this.#choose(index) });
+      const content = await PANELS[index][1]({ ...this.#parts, ask, path, view: this.#view, signal, turn: this.#turn, again: () => this.#choose(index), choose: (turn) => {
+        this.#turn = turn;
+        this.#choose(index);
+      } });
       if (!signal.aborted) panel.replaceChildren(...content);
     } catch (problem) {
       if (!signal.aborted) panel.replaceChildren(make("p", { className: "note wrong" }, problem.message));

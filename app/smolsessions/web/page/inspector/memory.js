@@ -15,12 +15,14 @@ export async function memoryPanel({ ask, view, conversation, changed, again }) {
   const note = make("p", { className: "note wrong", hidden: true, role: "alert" });
   const estimate = make("p", { className: "estimate", role: "status" });
   const fields = make("div", { className: "policy-fields" });
-  const own = view.policy && !POLICIES[view.policy.name] ? view.policy : null;
+  const [first, ...more] = view.policy ?? []; // a list of rules
+  const rule = first && !more.length && POLICIES[first.name] ? first : null;
+  const own = rule ? null : view.policy;
   const choice = make("select", { id: "policy" },
     make("option", { value: "" }, "the agent's own"),
     ...(own ? [make("option", { value: "own" }, "as it is set")] : []),
     ...Object.keys(POLICIES).map((name) => make("option", { value: name }, name.replaceAll("_", " "))));
-  choice.value = own ? "own" : view.policy?.name ?? "";
+  choice.value = own ? "own" : rule?.name ?? "";
   const policy = () => {
     if (!choice.value) return null;
     if (choice.value === "own") return own;
@@ -47,9 +49,9 @@ export async function memoryPanel({ ask, view, conversation, changed, again }) {
   });
   let typing = null;
   const fill = () => {
-    const given = view.policy?.name === choice.value ? view.policy : {};
-    fields.replaceChildren(...Object.entries(POLICIES[choice.value] ?? {}).map(([name, first]) => make("label", {}, `${name.replaceAll("_", " ")} `,
-      make("input", { type: "number", min: "0", name, value: String(given[name] ?? first) }))));
+    const given = rule?.name === choice.value ? rule : {};
+    fields.replaceChildren(...Object.entries(POLICIES[choice.value] ?? {}).map(([name, number]) => make("label", {}, `${name.replaceAll("_", " ")} `,
+      make("input", { type: "number", min: "0", name, value: String(given[name] ?? number) }))));
     weigh();
   };
   choice.addEventListener("change", fill);

@@ -1,60 +1,81 @@
-// The timeline panel: a turn as a picture, with a bar for its wait, each model call and each tool.
+// The timeline panel: a turn as a picture, with a bar for each wait, replay, model call and tool.
 
 import { make } from "../dom.js";
 import { duration } from "../figures.js";
+import { eventsOf } from "../stream.js";
+import { stepsOf } from "./record.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const WIDE = 360;
 const ROW = 26;
 const LEAST = 2;
+const KEYS = [["wait", "waits"], ["model", "model"], ["tool", "tools and code"], ["replay", "replay"]];
+const OPEN = new Set(["queued", "running", "waiting"]);
 
-export async function timelinePanel({ ask, view }) {
+export async function timelinePanel({ ask, view, path, ...parts }) {
   if (!view.turns) return [make("p", { className: "note" }, "No turn was played yet.")];
   const choice = make("select", { id: "timeline-turn" }, ...Array.from({ length: view.turns }, (_, index) => view.turns - index)
     .map((number) => make("option", { value: String(number) }, `Turn ${number}`)));
   const place = make("div", {});
   const draw = async () => {
     const turn = await ask(`/turns/${choice.value}?include_internal_tools=true`);
-    place.replaceChildren(...pictureOf(turn, await stepsOf(ask, turn.turn)));
+    const isReplayed = turn.attempts > 1 && !OPEN.has(turn.status); // the log of others has no more to say
+    const pauses = isReplayed ? await pausesOf({ ...parts, path: `${path}/turns/${turn.turn}/events` }) : new Map();
+    place.replaceChildren(...pictureOf(turn, await stepsOf(ask, turn.turn), pauses));
   };
   choice.addEventListener("change", draw);
   await draw();
   return [make("label", {}, "Of ", choice), place];
 }
 
-/** The steps of a turn, found from the nearer end of the record. */
-async function stepsOf(ask, number) {
-  const found = [];
-  let cursor = null;
-  do {
-    const page = await ask(`/steps?limit=100&archived=true&order=desc${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`);
-    found.unshift(...page.items.filter(({ turn }) => turn === number).reverse());
-    cursor = page.items.at(-1)?.turn < number ? null : page.next_cursor;
-  } while (cursor);
-  return found.filter(({ type }) => type === "action" || type === "planning");
+/** Waits for a person and replays, by the step in which they began. */
+async function pausesOf({ api, connection, signal, path }) {
+  const found = new Map();
+  let [at, since, until] = ["1", null, null];
+  const add = (pause) => found.set(at, [...(found.get(at) ?? []), pause]);
+  for await (const event of eventsOf({ api, connection, path, signal })) {
+    if (event.type === "step.started" && !event.parent_call_id) at = event.step_id;
+    else if (event.type === "turn.waiting") since ??= Math.min(...event.requests.map((request) => Date.parse(request.asked_at)));
+    else if (event.type === "input.answered") until = Math.max(...event.answers.map((answer) => Date.parse(answer.at)));
+    else if (event.type === "turn.started" && event.attempt > 1) {
+      if (since) add({ kind: "wait", label: "Waits for a person", ms: Math.max(0, (until ?? Date.parse(event.at)) - since) });
+      add({ kind: "replay", label: `Attempt ${event.attempt}: replay`, ms: null });
+      [since, until] = [null, null];
+    }
+  }
+  return found;
 }
 
-function pictureOf(turn, steps) {
-  const bars = barsOf(turn, steps);
+function pictureOf(turn, steps, pauses) {
+  const bars = barsOf(turn, steps, pauses);
   if (!bars.length) return [make("p", { className: "note" }, "No step of this turn was finished.")];
-  const total = Math.max(...bars.map(({ start, ms }) => start + ms), 1);
+  const total = Math.max(...bars.map(({ start, drawn }) => start + drawn), 1);
   const svg = element("svg", { viewBox: `0 0 ${WIDE} ${bars.length * ROW}`, role: "img", class: "timeline" });
-  svg.setAttribute("aria-label", bars.map(({ label, ms }) => `${label} ${duration(ms)}`).join(", "));
-  bars.forEach(({ kind, label, start, ms }, index) => {
+  svg.setAttribute("aria-label", bars.map(textOf).join(", "));
+  bars.forEach((each, index) => {
+    const { kind, start, drawn } = each;
     const text = element("text", { x: 0, y: index * ROW + 9 });
-    text.textContent = `${label} · ${duration(ms)}`;
+    text.textContent = textOf(each);
     const bar = element("rect", { x: (start / total) * (WIDE - LEAST), y: index * ROW + 13, height: 8, rx: 2, class: `bar-${kind}` });
-    bar.setAttribute("width", Math.max(LEAST, (ms / total) * WIDE));
+    bar.setAttribute("width", Math.max(LEAST, (drawn / total) * WIDE));
     svg.append(text, bar);
   });
-  const keys = [["wait", "waits"], ["model", "model"], ["tool", "tools and code"]].map(([kind, label]) => make("span", { className: `key-${kind}` }, label));
-  const replay = turn.attempts > 1 ? [make("p", { className: "note" }, `${turn.attempts} processes played it. Finished calls were not made again.`)] : [];
-  return [make("p", { className: "legend" }, ...keys), svg, ...replay];
+  const keys = KEYS.filter(([kind]) => kind !== "replay" || bars.some((bar) => bar.kind === kind));
+  const notes = [
+    turn.attempts > 1 && `It was played in ${turn.attempts} attempts. A replay takes finished calls from the journal, and makes none of them again.`,
+    bars.some(({ ms, drawn }) => drawn < ms) && "A long wait is drawn shorter than it was.",
+  ];
+  return [
+    make("p", { className: "legend" }, ...keys.map(([kind, label]) => make("span", { className: `key-${kind}` }, label))),
+    svg,
+    ...notes.filter(Boolean).map((note) => make("p", { className: "note" }, note)),
+  ];
 }
 
 /** Bars one after another: steps do not overlap, and the calls of a step come after its model call. */
-function barsOf({ timing, tool_calls: calls }, steps) {
+function barsOf({ timing, tool_calls: calls }, steps, pauses) {
   let at = timing.queued_ms ?? 0;
+  const played = steps.reduce((sum, step) => sum + (step.duration_ms ?? 0), 1);
   const bars = at >= 1 ? [{ kind: "wait", label: "Waits for a worker", start: 0, ms: at }] : [];
   steps.forEach((step, index) => {
     const own = calls.filter((call) => call.step_id === String(index + 1) && !(step.code && !call.internal));
@@ -62,12 +83,21 @@ function barsOf({ timing, tool_calls: calls }, steps) {
     const whole = Math.max(step.duration_ms ?? 0, spent);
     bars.push({ kind: "model", label: `${index + 1} ${step.type === "planning" ? "plan" : "model"}`, start: at, ms: whole - spent });
     at += whole - spent;
+    for (const pause of pauses.get(String(index + 1)) ?? []) {
+      const drawn = Math.min(pause.ms ?? 0, played);
+      bars.push({ ...pause, start: at, drawn });
+      at += drawn;
+    }
     for (const call of own.filter(({ name }) => name !== "final_answer")) {
       bars.push({ kind: "tool", label: `${index + 1} ${call.name === "python_interpreter" ? "code" : call.name}${call.ok ? "" : " (failed)"}`, start: at, ms: call.duration_ms });
       at += call.duration_ms;
     }
   });
-  return bars;
+  return bars.map((bar) => ({ drawn: bar.ms, ...bar }));
+}
+
+function textOf({ label, ms }) {
+  return ms === null ? label : `${label} · ${duration(ms)}`;
 }
 
 function element(name, attributes) {
