@@ -1,99 +1,141 @@
-"""Gallery of the page: each state at three widths in both themes. `make screenshots` writes it.
+"""Gallery of the page: each state at four widths in both themes. `make screenshots` writes it.
 
-python -m browser_tests.gallery [FOLDER]
+python -m browser_tests.gallery [--docs] [--only STATE,…] [FOLDER]
+
+--docs also writes the pictures of docs/gallery.md and of the README.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+import io
 import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from playwright.sync_api import sync_playwright
+import PIL.Image
+from playwright.sync_api import expect, sync_playwright
 
 from browser_tests.browser import ARGUMENTS, find
-from browser_tests.reader import choose, say
-from browser_tests.talker import AGENTS
-from browser_tests.test_page_markdown import REPORT
+from browser_tests.shop import AGENTS
+from browser_tests.states import STATES, Desk
 from tests.support.service import Service
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, BrowserContext, Page
 
-FOLDER = Path(__file__).parent.parent / "docs" / "gallery"
-WIDTHS = {"phone": 360, "laptop": 1280, "wide": 1920}
-NEVER = {"wait": "/nonexistent"}
-
-
-def begin(_page: Page) -> None:
-    """Show the choice of agents."""
-
-
-def answer(page: Page) -> None:
-    say(page, [{"think": ["I look."], "call": [["echo", {"text": "a"}]]}, {"say": [REPORT]}], "A report")
-    page.locator(".turn[data-status=finished]").wait_for()
-
-
-def failed(page: Page) -> None:
-    say(page, [{"call": [["fail", {"reason": "no luck"}]]}, {"raise": "out of order"}], "A failure")
-    page.locator(".turn[data-status=failed]").wait_for()
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "screenshots"
+DOCS = ROOT / "docs" / "images"
+HEIGHT_PX = 900
+NARROW_PX = 760
+WIDTHS = {"small": 320, "phone": 360, "laptop": 1280, "wide": 1920}
+THEMES = ("light", "dark")
+COLOURS = 128
+ALSO = {
+    "approval": ["phone-dark"],
+    "answer": ["laptop-dark", "phone-light"],
+    "running": ["phone-light"],
+    "list": ["phone-light"],
+}
+FRONT = "plan"  # the picture of the README
 
 
-def running(page: Page) -> None:
-    say(page, [{"say": ["It **begins** ", NEVER]}], "A running turn")
-    page.locator(".answer strong").wait_for()
-    say(page, [{"say": ["Next."]}], "A queued turn")
-    page.locator(".turn[data-status=queued]").wait_for()
-    page.get_by_role("button", name="Options").click()
+@dataclass
+class Shot:
+    """Picture of one state at one width in one theme."""
+
+    state: str
+    size: str
+    theme: str
+    png: bytes
+
+    @property
+    def name(self) -> str:
+        return f"{self.state}-{self.size}-{self.theme}"
+
+    @property
+    def is_of_docs(self) -> bool:
+        return f"{self.size}-{self.theme}" in ["laptop-light", *ALSO.get(self.state, ())]
 
 
-def stopped(page: Page) -> None:
-    running(page)
-    page.get_by_role("button", name="Stop", exact=True).click()
-    page.locator(".turn[data-status=cancelled]").wait_for()
+@contextmanager
+def service() -> Iterator[Service]:
+    """Yield a service with the agents of the shop and no conversation."""
+    with tempfile.TemporaryDirectory() as data:
+        settings = {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "LEASE_S": "10"}
+        with Service(Path(data), settings) as running:
+            yield running
 
 
-def code(page: Page) -> None:
-    choose(page, "coder")
-    block = "Thought: I count.\n<code>\ntotal = [1, 2, 3]\nprint(echo(text='hi'))\n</code>"
-    say(page, [{"write": [block]}, {"write": ["<code>\nfinal_answer('Done: **3**')\n</code>"]}], "Some code")
-    page.locator(".turn[data-status=finished]").wait_for()
-    page.locator(".step summary").first.click()
+@contextmanager
+def state(context: BrowserContext, running: Service, name: str) -> Iterator[Page]:
+    """Yield a page in a state of the gallery, and end what the state began."""
+    desk = Desk(running, context.new_page())
+    try:
+        if name != "empty":
+            desk.furnish()
+        STATES[name](desk)
+        yield desk.page
+    finally:
+        desk.page.close()
+        desk.end()
 
 
-def keys(page: Page) -> None:
-    page.get_by_role("button", name="Keys").evaluate("(button) => button.click()")
+def resize(page: Page, name: str, width: int, theme: str) -> None:
+    """Show a state at another width. On a narrow page the list is a drawer, which its states open."""
+    page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+    page.set_viewport_size({"width": width, "height": HEIGHT_PX})
+    page.mouse.move(0, 0)
+    menu = page.get_by_role("button", name="Conversations", exact=True)
+    if name in {"list", "undo"} and width < NARROW_PX and menu.get_attribute("aria-expanded") == "false":
+        menu.click()
+    if page.locator(".request").count():
+        page.locator(".request").first.evaluate("(card) => card.scrollIntoView()")
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
-def agent(page: Page) -> None:
-    page.get_by_role("button", name="Details of coder").click()
-    page.locator(".tool").first.wait_for()
+def context_of(browser: Browser) -> BrowserContext:
+    """Return one profile for all states: it keeps the scripts of the page."""
+    return browser.new_context(viewport={"width": WIDTHS["laptop"], "height": HEIGHT_PX})
 
 
-STATES: list[Callable[[Page], None]] = [begin, answer, failed, running, stopped, code, keys, agent]
+def shots(context: BrowserContext, running: Service, name: str) -> Iterator[Shot]:
+    with state(context, running, name) as page:
+        for size, width in WIDTHS.items():
+            for theme in THEMES:
+                resize(page, name, width, theme)
+                yield Shot(name, size, theme, page.screenshot(animations="disabled", caret="hide"))
+
+
+def write_for_docs(shot: Shot) -> None:
+    image = PIL.Image.open(io.BytesIO(shot.png)).convert("RGB")
+    image.quantize(COLOURS).save(DOCS / "gallery" / f"{shot.name}.png", optimize=True)
+    if (shot.state, shot.size, shot.theme) == (FRONT, "laptop", "light"):
+        image.quantize(COLOURS).save(DOCS / "page.png", optimize=True)
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    with (
-        tempfile.TemporaryDirectory() as data,
-        Service(Path(data), {"AGENTS": AGENTS}) as service,
-        sync_playwright() as playwright,
-    ):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
+    parser.add_argument("--docs", action="store_true")
+    parser.add_argument("--only", default=",".join(STATES))
+    given = parser.parse_args()
+    for folder in (given.folder, *([DOCS / "gallery"] if given.docs else ())):
+        folder.mkdir(parents=True, exist_ok=True)
+    with service() as running, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find()[0], args=ARGUMENTS)
-        for state in STATES:
-            for size, width in WIDTHS.items():
-                for scheme in ("light", "dark"):
-                    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-                    page.goto(str(service.client.base_url))
-                    page.locator("input[name=agent]").first.wait_for()
-                    state(page)
-                    page.screenshot(path=folder / f"{state.__name__}-{size}-{scheme}.png", animations="disabled")
-                    page.close()
+        expect.set_options(timeout=30_000)
+        context = context_of(browser)
+        for name in given.only.split(","):
+            for shot in shots(context, running, name):
+                (given.folder / f"{shot.name}.png").write_bytes(shot.png)
+                if given.docs and shot.is_of_docs:
+                    write_for_docs(shot)
         browser.close()
 
 

@@ -57,17 +57,19 @@ class Talker(Model):
     def generate_stream(self, messages: list[ChatMessage], **_options: Any) -> Iterator[ChatMessageStreamDelta]:
         texts = [_text(message) for message in messages]
         start = max(index for index, text in enumerate(texts) if text.startswith(TASK))
-        script = _script(texts[start])
+        script = self.script(texts[start])
         done = sum(text.startswith(ANSWERED) for text in texts[start + 1 :])
         yield from _play(script[min(done, len(script) - 1)], f"call_{len(messages)}")
-        yield ChatMessageStreamDelta(token_usage=TokenUsage(input_tokens=10, output_tokens=5))
+        yield ChatMessageStreamDelta(token_usage=self.usage(texts))
 
+    def script(self, task: str) -> list[dict[str, Any]]:
+        """Find the script in a task. A managed agent's script has words around it."""
+        script, _ = json.JSONDecoder().raw_decode(task, task.index("["))
+        found: list[dict[str, Any]] = script
+        return found
 
-def _script(task: str) -> list[dict[str, Any]]:
-    """Find the script in a task. A managed agent's script has words around it."""
-    script, _ = json.JSONDecoder().raw_decode(task, task.index("["))
-    found: list[dict[str, Any]] = script
-    return found
+    def usage(self, _texts: list[str]) -> TokenUsage:
+        return TokenUsage(input_tokens=10, output_tokens=5)
 
 
 def _play(entry: dict[str, Any], prefix: str) -> Iterator[ChatMessageStreamDelta]:

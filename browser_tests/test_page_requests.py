@@ -87,6 +87,22 @@ def test_a_call_is_approved_with_the_keyboard_alone(opened: Open, service: Servi
     expect(page.locator(".call > summary .decision")).to_have_text("approved by local, just now")
 
 
+def test_a_call_that_waits_is_shown_in_its_card_alone(opened: Open, service: Service) -> None:
+    question = ["ask_user", {"question": "Which colour?", "choices": ["red", "blue"]}]
+    page = wait_for_cards(opened, service, MAIL, question)
+    expect(page.locator(".played").get_by_text("Which colour?").filter(visible=True)).to_have_count(1)
+    calls = page.locator(".call > summary .preview")
+    expect(calls).to_have_text(["waits for approval below", "waits for an answer below"])
+    page.get_by_role("radio", name="blue").check()
+    page.get_by_role("button", name="Answer", exact=True).click()
+    page.get_by_role("button", name="Approve").click()
+    expect(answer(page)).to_have_text("Done.")
+    page.locator(".step > details > summary").first.click()
+    expect(page.locator(".call .argument").first).to_have_text("toann@example.org")
+    expect(page.locator(".call .argument").last).to_contain_text("blue")
+    expect(calls.first).to_contain_text("ann@example.org")
+
+
 def test_changed_arguments_are_used_and_said_to_be(opened: Open, service: Service) -> None:
     page = wait_for_cards(opened, service, MAIL)
     edits = page.locator(".edits")

@@ -19,6 +19,8 @@ export class Call {
   #result = make("div", { className: "result" });
   #preview = "";
   #given;
+  #line = ""; // its arguments
+  #error = null;
 
   constructor(name) {
     this.#name = name;
@@ -37,6 +39,11 @@ export class Call {
     return this.#preview;
   }
 
+  /** The text of its error, or null. */
+  get error() {
+    return this.#error;
+  }
+
   stream(text) {
     if (!this.#arguments.firstChild) this.#arguments.append(make("pre", { className: "draft" }));
     write(this.#arguments.firstChild, text);
@@ -48,11 +55,27 @@ export class Call {
     const entries = entriesOf(given);
     this.#arguments.replaceChildren(...(entries ? table(entries) : [block(whole(given))]));
     show(this.#arguments, !entries || entries.length > 0);
-    this.#short.textContent = entries ? entries.map(([, value]) => brief(value, 60)).join(", ") : brief(given);
+    this.#line = entries ? entries.map(([, value]) => brief(value, 60)).join(", ") : brief(given);
+    this.#short.textContent = this.#line;
+  }
+
+  /** Close it while a card shows its arguments. */
+  wait(kind) {
+    this.element.dataset.state = "waiting";
+    this.element.open = false;
+    this.#short.textContent = kind === "question" ? "waits for an answer below" : "waits for approval below";
+  }
+
+  #resume() {
+    if (this.element.dataset.state !== "waiting") return;
+    this.element.dataset.state = "running";
+    this.element.open = true;
+    this.#short.textContent = this.#line;
   }
 
   /** Show a person's decision, and the arguments that the person gave the call. */
   decide(approval, given = null, isQuestion = this.#name === "ask_user") {
+    this.#resume();
     const mark = markOf(approval, isQuestion);
     if (this.#mark) this.#mark.replaceWith(mark);
     else this.#figures.before(mark);
@@ -69,10 +92,12 @@ export class Call {
   /** `result` is undefined if the record does not hold it. */
   end({ ok, result, error, duration_ms: ms, repeated }) {
     const text = ok ? result : error;
+    this.#resume();
     this.element.dataset.state = ok ? "done" : "wrong";
     this.#figures.textContent = joined(repeated && "made again", duration(ms));
     this.#preview = joined(this.#mark?.textContent, this.#short.textContent, text === null || text === undefined ? "" : `→ ${brief(text)}`)
       .replace(" · →", " →");
+    if (!ok) this.#error = text ?? null;
     if (!ok) this.#short.textContent = `Error: ${brief(text ?? "")}`;
     if (text === undefined) return;
     const label = ok ? "Result" : "Error";
@@ -80,7 +105,7 @@ export class Call {
   }
 
   breakOff() {
-    if (["running", "writing"].includes(this.element.dataset.state)) this.element.dataset.state = "broken";
+    if (["running", "writing", "waiting"].includes(this.element.dataset.state)) this.element.dataset.state = "broken";
   }
 }
 

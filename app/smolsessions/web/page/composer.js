@@ -27,6 +27,7 @@ export class Composer {
     });
     byId("stop").addEventListener("click", () => byId("stop").ariaDisabled || stop());
     this.#field.addEventListener("input", () => this.#fit());
+    window.addEventListener("resize", () => this.#fit());
     this.#field.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
       event.preventDefault();

@@ -355,7 +355,7 @@ export class Conversation {
   #miss(problem) {
     const { id } = this;
     this.#leave(id);
-    this.#parts.heading.text("");
+    this.#parts.heading.text(problem.status === 404 ? "Not found" : "Not shown");
     byId("missing-title").textContent = problem.status === 404 ? "There is no such conversation" : "This conversation cannot be shown";
     byId("missing-text").textContent = problem.status === 404 ? "It was deleted, or it is not yours." : problem.message;
     show(byId("missing"), true);

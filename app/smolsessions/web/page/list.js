@@ -40,6 +40,11 @@ export class List {
     });
     for (const id of ["filter-agent", "filter-status"]) byId(id).addEventListener("change", () => this.#again());
     byId("filter").addEventListener("toggle", () => this.#agents());
+    byId("filter-clear").addEventListener("click", () => {
+      byId("filter-agent").value = byId("filter-status").value = "";
+      this.#again();
+      byId("filter-summary").focus();
+    });
   }
 
   /** Retry a failed load. */
@@ -128,6 +133,10 @@ export class List {
   }
 
   #again() {
+    const filters = [byId("filter-agent").value, byId("filter-status").value].filter(Boolean);
+    byId("filter-summary").textContent = ["Filter", ...filters].join(" · ");
+    byId("filter").classList.toggle("filtered", filters.length > 0);
+    show(byId("filter-clear"), filters.length > 0);
     this.#loading.abort();
     this.#loading = new AbortController();
     for (const id of [...this.#rows.keys()]) this.#remove(id);
@@ -195,7 +204,7 @@ function fill(row, view) {
   row.querySelector("a").title = title;
   row.querySelector(".row-title").textContent = title;
   const state = works ? "working" : view.status === "waiting" ? "waits for a person" : ago(view.updated_at);
-  row.querySelector(".row-about").textContent = `${view.forked_from ? "⑂ fork · " : ""}${view.agent} · ${state}`;
+  row.querySelector(".row-about").textContent = `${view.forked_from ? "fork · " : ""}${view.agent} · ${state}`;
   row.querySelector("button").setAttribute("aria-label", `Delete ${title}`);
 }
 

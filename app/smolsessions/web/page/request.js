@@ -31,7 +31,7 @@ export class RequestCard {
     this.#send = send;
     const id = `request-${(cards += 1)}`;
     const isQuestion = request.kind === "question";
-    const head = make("h3", { id }, ...this.#heading());
+    const head = make("h2", { id }, ...this.#heading());
     this.title = isQuestion ? `${head.textContent}: ${request.question}` : head.textContent;
     this.#yes = button(isQuestion ? "Answer" : "Approve", "primary", () => isQuestion || this.#approve());
     if (isQuestion) this.#yes.type = "submit"; // Enter in a field does not approve a call

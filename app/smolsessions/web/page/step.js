@@ -100,9 +100,10 @@ export class Step {
     const code = [...this.#parts.keys()].some((key) => key.endsWith(":code"));
     if (code) this.#seen(event.observations ?? this.#last);
     else if (!this.#calls.length && !this.#answers) this.#seen(event.observations);
-    if (event.error) this.#section("Error", "wrong", (target) => write(target, event.error.message), "pre");
+    const known = event.error && !code && this.#calls.find(({ error }) => error && event.error.message.includes(error));
+    if (event.error && !known) this.#section("Error", "wrong", (target) => write(target, event.error.message), "pre");
     this.#pictures.append(...pictures);
-    this.#sumUp(event, code);
+    this.#sumUp(event, code, known ? known.error : undefined);
     this.#state(event.error ? "wrong" : "done");
   }
 
@@ -122,14 +123,14 @@ export class Step {
     if (value && !this.#answers) this.#section("Value", "output", (target) => write(target, value), "pre");
   }
 
-  #sumUp(event, code) {
+  #sumUp(event, code, error = event.error?.message) {
     const names = this.#names();
     if (this.#kind === "planning") this.#title.textContent = "Plan";
     else if (event.error?.type === "AgentMaxStepsError") this.#title.textContent = "Last answer";
     else if (event.is_final_answer) this.#title.textContent = names || (code ? "Code and answer" : "Answer");
     else this.#title.textContent = names || (code ? "Code" : "Thought");
     const [first] = this.#calls;
-    if (event.error) this.#preview.textContent = `Error: ${brief(event.error.message)}`;
+    if (event.error) this.#preview.textContent = `Error: ${brief(error)}`;
     else if (this.#calls.length === 1) this.#preview.textContent = first.preview;
     else if (code && event.observations && !event.is_final_answer) {
       const { printed, value } = seenIn(event.observations);

@@ -10,6 +10,7 @@ import { FINAL } from "./stream.js";
 import { Text } from "./text.js";
 
 const TICK_MS = 1000;
+const STANDS_FOR = /^\s*\[(image|file|audio) [^\]\n]*\]\s*$/;
 const UNKNOWN = { observations: null, error: null, is_final_answer: false };
 
 export class TurnCard {
@@ -126,6 +127,7 @@ export class TurnCard {
     this.attach(turn);
     this.#drawn.replaceChildren(...this.#all(turn.output_images, turn.output_files, "the answer"));
     show(this.#drawn, this.#drawn.childElementCount > 0);
+    if (this.#isDrawn) show(this.#answer, false);
     this.#note.replaceChildren(...outcomeOf(turn, Boolean(this.#answering) && turn.reply === null));
     this.#turn = turn;
     const names = [...new Set(turn.tool_call_names)].join(", ");
@@ -137,7 +139,6 @@ export class TurnCard {
     show(this.#work, turn.steps > 0 || this.#byId.size > 0);
     this.element.classList.toggle("rolled-back", Boolean(turn.rolled_back));
     const figures = joined(
-      turn.rolled_back && "Rolled back",
       duration(turn.timing.duration_ms),
       turn.timing.waited_ms >= 1000 && `waited ${duration(turn.timing.waited_ms)} for a person`,
       tokens(turn.usage),
@@ -145,7 +146,7 @@ export class TurnCard {
       turn.left_out?.steps > 0 && `${count(turn.left_out.steps, "step")} left out`,
     );
     this.#foot.replaceChildren(make("span", { className: "figures", title: "Time, tokens read → written" }, figures));
-    if (turn.reply) this.#foot.append(this.#copy(turn.reply));
+    if (turn.reply && !this.#isDrawn) this.#foot.append(this.#copy(turn.reply));
     this.#foot.append(...waysOn(turn, this.#ways).filter(Boolean));
     show(this.#foot, true);
   }
@@ -202,6 +203,7 @@ export class TurnCard {
     "turn.waiting": (event) => {
       this.element.dataset.status = "waiting";
       this.#since = Math.min(Date.now(), ...event.requests.map((request) => Date.parse(request.asked_at)));
+      for (const { call_id: id, kind } of event.requests) this.#calls.get(id)?.wait(kind);
       this.#say("Waiting for a person");
     },
     "input.answered": (event) => event.answers.forEach((answer) => this.#answeredBy(answer)),
@@ -244,6 +246,11 @@ export class TurnCard {
   #retire(label) {
     this.#answering.step.retire(this.#text.raw, label);
     this.#clear();
+  }
+
+  /** The reply only stands for the image or file that is shown. */
+  get #isDrawn() {
+    return this.#drawn.childElementCount > 0 && STANDS_FOR.test(this.#text.raw);
   }
 
   #clear() {

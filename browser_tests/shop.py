@@ -1,0 +1,219 @@
+"""Agents of a shop for the gallery. Their model plays the script that belongs to the message (talker.py)."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import struct
+import wave
+from typing import TYPE_CHECKING, Any
+
+import PIL.Image
+import PIL.ImageDraw
+from smolagents import CodeAgent, LogLevel, ToolCallingAgent, tool
+from smolagents.models import ChatMessageStreamDelta
+from smolagents.monitoring import TokenUsage
+
+import smolsessions
+from browser_tests.scenes import PLAN, SCRIPTS
+from browser_tests.talker import Talker, _templates
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smolagents.models import ChatMessage
+
+AGENTS = ",".join(f"{name}=browser_tests.shop:make_{name}" for name in ("shop", "analyst", "buyer"))
+CHARS_PER_TOKEN = 4
+
+
+class Player(Talker):
+    """Plays the script of the message in the task, and one plan for each planning step."""
+
+    def generate_stream(self, messages: list[ChatMessage], **options: Any) -> Iterator[ChatMessageStreamDelta]:
+        if options.get("stop_sequences") == ["<end_plan>"]:
+            yield ChatMessageStreamDelta(content=PLAN)
+            yield ChatMessageStreamDelta(token_usage=self.usage([PLAN] * 9))
+        else:
+            yield from super().generate_stream(messages, **options)
+
+    def script(self, task: str) -> list[dict[str, Any]]:
+        return next(script for message, script in SCRIPTS.items() if message in task)
+
+    def usage(self, texts: list[str]) -> TokenUsage:
+        size = sum(map(len, texts)) // CHARS_PER_TOKEN
+        return TokenUsage(input_tokens=size, output_tokens=20 + size % 90)
+
+
+@tool
+def find_order(number: int) -> dict[str, Any]:
+    """Find an order.
+
+    Args:
+        number: of the order.
+    """
+    return {"number": number, "customer": "Ann Lee", "items": ["teapot", "2 cups"], "total": 64.5, "state": "delivered"}
+
+
+@tool
+def check_stock(item: str) -> int:
+    """Count the pieces of an item in stock.
+
+    Args:
+        item: name of the item.
+    """
+    if item == "samovar":
+        raise LookupError("no item is called samovar")
+    return 12
+
+
+@tool
+def refund(order: int, amount: float, reason: str) -> str:  # noqa: ARG001 - a tool of the scene
+    """Pay money back.
+
+    Args:
+        order: number of the order.
+        amount: in euros.
+        reason: for the books.
+    """
+    return f"paid back {amount} for order {order}"
+
+
+@tool
+def send_email(to: str, text: str) -> str:  # noqa: ARG001 - a tool of the scene
+    """Send an e-mail.
+
+    Args:
+        to: its receiver.
+        text: its text.
+    """
+    return f"sent to {to}"
+
+
+@tool
+def sales(month: str) -> dict[str, int]:  # noqa: ARG001 - a tool of the scene
+    """Return the sold pieces of a month.
+
+    Args:
+        month: such as 2026-10.
+    """
+    return {"teapot": 41, "cup": 118, "kettle": 23, "tray": 9}
+
+
+@tool
+def draw_chart(title: str) -> Any:
+    """Draw a bar chart of the last sales.
+
+    Args:
+        title: of the chart.
+    """
+    image = PIL.Image.new("RGB", (480, 240), (250, 250, 247))
+    draw = PIL.ImageDraw.Draw(image)
+    draw.text((16, 10), title, (60, 60, 66), font_size=16)
+    for index, height in enumerate((41, 118, 23, 9)):
+        draw.rectangle((40 + index * 110, 220 - height * 1.4, 110 + index * 110, 220), (58, 83, 214))
+    return image
+
+
+draw_chart.output_type = "image"
+
+
+@tool
+def write_invoice(order: int) -> object:
+    """Write an invoice as a file.
+
+    Args:
+        order: number of the order.
+    """
+    return smolsessions.File(b"item,price\nteapot,44.50\ncup,10\ncup,10\n", "text/csv", f"invoice-{order}.csv")
+
+
+@tool
+def read_aloud(text: str) -> object:  # noqa: ARG001 - a tool of the scene
+    """Read a text aloud.
+
+    Args:
+        text: any text.
+    """
+    return smolsessions.Audio(sound(), "audio/wav", rate=8000)
+
+
+@tool
+def ask_supplier(item: str) -> str:
+    """Ask a supplier for a price.
+
+    Args:
+        item: name of the item.
+    """
+    return f"{item}: 21.90 each, 10 days"
+
+
+def sound() -> bytes:
+    """Return a second of a tone as WAV."""
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(8000)
+        out.writeframes(b"".join(struct.pack("<h", int(9000 * math.sin(at / 3))) for at in range(8000)))
+    return buffer.getvalue()
+
+
+def photo() -> str:
+    """Return a picture of a cup as a message holds it."""
+    image = PIL.Image.new("RGB", (320, 220), (214, 226, 222))
+    draw = PIL.ImageDraw.Draw(image)
+    draw.ellipse((215, 75, 275, 145), outline=(176, 84, 46), width=14)
+    draw.rounded_rectangle((90, 55, 235, 180), 26, (176, 84, 46))
+    draw.line((120, 55, 150, 120, 135, 180), (70, 34, 20), 4)
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def table() -> dict[str, str]:
+    """Return a small table as a message holds it."""
+    return {"name": "orders.csv", "media_type": "text/csv", "data": base64.b64encode(b"order\n1042\n").decode()}
+
+
+def make_shop() -> ToolCallingAgent:
+    """Return an agent whose refunds and e-mails wait for a person."""
+    agent = _caller(
+        [find_order, check_stock, refund, send_email, draw_chart, write_invoice, read_aloud],
+        description="Finds orders, pays back and writes e-mails. A person approves each payment and each e-mail.",
+    )
+    examples = ["Where is order 1042?", "What do we have in stock?"]
+    return smolsessions.options(
+        agent, approve=["refund", "send_email"], ask_user=True, scratchpad=True, examples=examples
+    )
+
+
+def make_analyst() -> CodeAgent:
+    return CodeAgent(
+        tools=[sales, draw_chart],
+        model=Player(model_id="scripted"),
+        prompt_templates=_templates("code_agent.yaml"),
+        description="Counts and compares the sales, in Python.",
+        verbosity_level=LogLevel.OFF,
+        max_steps=6,
+        executor_kwargs={"timeout_seconds": None},
+    )
+
+
+def make_buyer() -> ToolCallingAgent:
+    scout = _caller([ask_supplier], name="scout", description="Asks suppliers for prices.")
+    return _caller(
+        [check_stock], managed_agents=[scout], planning_interval=4, description="Plans orders and leads a scout."
+    )
+
+
+def _caller(tools: list[Any], **options: Any) -> ToolCallingAgent:
+    return ToolCallingAgent(
+        tools=tools,
+        model=Player(model_id="scripted"),
+        prompt_templates=_templates("toolcalling_agent.yaml"),
+        verbosity_level=LogLevel.OFF,
+        max_steps=6,
+        **options,
+    )
