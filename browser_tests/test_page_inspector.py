@@ -98,6 +98,8 @@ def test_effects_tell_which_call_was_made_again_after_a_kill(opened: Open, tmp_p
         expect(rows.filter(has_text="echo")).to_contain_text("attempt 1")
         gate.touch()
         expect(turn(page)).to_have_attribute("data-status", "finished")
+        page.get_by_role("tab", name="Timeline").click()
+        expect(page.locator(".timeline text").filter(has_text="Attempt 2: replay")).to_have_count(1)
 
 
 def test_a_past_prompt_is_rebuilt_and_marked(opened: Open, service: Service) -> None:

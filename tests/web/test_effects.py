@@ -108,6 +108,18 @@ def test_large_results_make_pages_shorter(service: Service, gate: Gate) -> None:
     assert brief(first["items"] + rest["items"])[-1] == ("tool", "3.1", "wait_for", "begun", None)
 
 
+def test_a_long_journal_is_read_in_part(service: Service, gate: Gate) -> None:
+    turn = begun(service, gate)
+    with Redis(unix_socket_path=str(service.folder / "data" / "store.sock")) as raw:
+        journal = f"{PARTITION}:journal:local/{turn['conversation_id']}:1"
+        raw.hset(journal, mapping={f"begun:tool:3.{number}:echo:d": b"" for number in range(9_990)})
+        page = service.get(place(turn, "/effects"), order="desc", limit=100)
+        assert (len(page["items"]), page["complete"]) == (100, True)
+        raw.hset(journal, mapping={f"begun:tool:4.{number}:echo:d": b"" for number in range(30_000)})
+        page = service.get(place(turn, "/effects"), order="desc", limit=100)
+        assert (len(page["items"]), page["complete"]) == (100, False)
+
+
 def test_a_call_that_is_made_again_after_a_kill_is_marked(tmp_path: Path, gate: Gate) -> None:
     with Service(tmp_path, WITHOUT_CODE | {"AGENTS": "scripted=tests.support.agents:make_scripted"}) as service:
         turn = begun(service, gate, FIRST)

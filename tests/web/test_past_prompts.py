@@ -51,6 +51,8 @@ def test_a_rebuilt_prompt_is_the_one_that_the_model_saw(service: Service) -> Non
     assert prompt(service, first, turn=1, step=2) == shown(first)
     assert prompt(service, first, turn=2) == shown(second)
     assert prompt(service, first, turn=3) == shown(third)
+    fork = service.post(f"/conversations/{first['conversation_id']}/fork", turn=3).json()
+    assert prompt(service, {"conversation_id": fork["id"]}, turn=2) == shown(second)
     assert len(prompt(service, first, turn=1)) == 1
     assert len(prompt(service, first)) > len(shown(third))
 

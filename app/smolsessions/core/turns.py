@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from smolsessions.core.requests import Answer
     from smolsessions.core.store_ports import LogReader, TurnStore
 
+MOST_AT_ONCE = 500  # sorting more keys at once delays the event loop noticeably
+
 
 @record
 class NewTurn:
@@ -158,7 +160,9 @@ class Turns:
         """Return effects of a turn that is not over, from place `first` on. Large results make a page shorter."""
         turn = await self.store.turn(ref, number)
         journal = Journal() if turn.outcome else await self.store.journal(ref, number)
-        keys, step = effect_keys(journal), 1 if order == "asc" else -1
+        is_long = len(journal.sizes) > MOST_AT_ONCE
+        keys = await asyncio.to_thread(effect_keys, journal) if is_long else effect_keys(journal)
+        step = 1 if order == "asc" else -1
         place = first if first is not None else 0 if step == 1 else len(keys) - 1
         chosen: list[EffectKey] = []
         left = MAX_PAGE_BYTES
