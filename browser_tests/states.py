@@ -286,12 +286,21 @@ def missing(desk: Desk) -> None:
     expect(desk.page.locator("#missing")).to_be_visible()
 
 
+def rebuilt(desk: Desk) -> None:
+    """Show the prompt of a past turn, rebuilt from its steps."""
+    page = desk.open(desk.play(ORDER, STOCK))
+    page.locator(".turn").last.get_by_role("button", name="Prompt").click()
+    expect(page.locator(".rebuilt")).to_be_visible()
+
+
 def _inspected(name: str, *messages: str, agent: str = "shop") -> Callable[[Desk], None]:
     def show(desk: Desk) -> None:
         page = desk.open(desk.play(*messages, agent=agent))
         page.get_by_role("button", name="Inspector", exact=True).click()
         page.get_by_role("tab", name=name).click()
         expect(page.locator("#inspector-panel > *").first).to_be_visible()
+        if name == "Effects":
+            expect(page.locator(".effects li")).not_to_have_count(0)
         if name == "Memory":
             page.locator("#policy").select_option("keep_last_n_steps")
             page.get_by_label("n", exact=True).fill("2")
@@ -307,6 +316,7 @@ INSPECTED = {
     "Memory": _inspected("Memory", ORDER, STOCK),
     "Variables": _inspected("Variables", SALES, agent="analyst"),
     "Notes": _inspected("Notes", "Note that Ann likes blue."),
+    "Effects": _inspected("Effects", REFUND),
     "Timeline": _inspected("Timeline", "How many cups shall we order?", agent="buyer"),
     "Share": _inspected("Share", ORDER),
 }
@@ -316,6 +326,7 @@ STATES: dict[str, Callable[[Desk], None]] = {
         for each in (
             empty, answer, steps, code, plan, images, viewer, files, running, approval, edited, refused, question,
             failed, stopped, rolled_back, fork, undo, compose, right_to_left, details, keys, locked, lost, missing,
+            rebuilt,
         )
     },
     "list": found,
