@@ -134,6 +134,18 @@ def make_judging() -> ToolCallingAgent:
     return smolsessions.options(make_plain(), approve=_is_outside)
 
 
+def make_chain() -> ToolCallingAgent:
+    """Make an agent without wishes, that manages one with a rule, that manages one without any."""
+    deputy = make_plain(name="deputy", description="Helps the lead.")
+    lead = make_plain(name="lead", description="Leads.", managed_agents=[deputy])
+    smolsessions.options(lead, approve=_is_outside)
+    return smolsessions.options(make_plain(managed_agents=[lead]), approve=_is_never)
+
+
+def _is_never(_name: str, _arguments: dict[str, Any], _caller: Caller) -> bool:
+    return False
+
+
 def _is_outside(name: str, arguments: dict[str, Any], caller: Caller) -> bool:
     if arguments.get("to") == "nobody":
         raise LookupError(caller.owner)
@@ -168,5 +180,7 @@ def make_code_poster() -> CodeAgent:
     return smolsessions.options(coders.make_coder(("PIL.*", "sqlite3"), tools=[*TOOLS]), approve=["post"])
 
 
-NAMES = "poster code_poster plain mailer code_mailer code_reader office judging careful moody wild threaded".split()
+NAMES = (
+    "chain poster code_poster plain mailer code_mailer code_reader office judging careful moody wild threaded".split()
+)
 AGENTS = ",".join(f"{name.replace('_', '-')}=tests.support.approvals:make_{name}" for name in NAMES)

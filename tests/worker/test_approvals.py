@@ -234,6 +234,17 @@ def test_a_predicate_is_asked_once_for_each_call_and_asks_a_person_if_it_raises(
     assert [decision for _, decision in decisions(ended)] == ["approved", "rejected", None]
 
 
+def test_the_rules_of_all_managers_hold_for_an_agent_below_them(service: Service) -> None:
+    inner = delegate("deputy", {"call": [mail("inner@there")]}, DONE)
+    script = {"call": [delegate("lead", {"call": [inner]}, {"call": [mail("outer@there")]}, DONE)]}
+    turn = ask(service, script, DONE, agent="chain")
+    assert [request["agent"] for request in turn["requests"]] == ["chain/lead/deputy"]
+    turn = answer(service, turn, APPROVE, status=202)
+    assert [request["agent"] for request in turn["requests"]] == ["chain/lead"]
+    ended = answer(service, turn, REJECT)
+    assert [each for each in decisions(ended) if each[1]] == [("send_email", "approved"), ("send_email", "rejected")]
+
+
 def test_a_question_gets_a_text(service: Service) -> None:
     turn = ask(service, {"call": [["ask_user", {"question": "How many?"}]]}, DONE)
     (request,) = turn["requests"]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 from typing import TYPE_CHECKING
 
 import PIL.Image
 import pytest
 
-from tests.support.answering import APPROVE, answer, ask, asking_service, decisions, observed, read, sent
+from tests.support.answering import APPROVE, answer, answering, ask, asking_service, decisions, observed, read, sent
 from tests.support.streaming import log_of
 from tests.support.turns import DONE
 
@@ -82,11 +83,59 @@ def test_a_change_of_other_arguments_keeps_the_images_that_code_made(service: Se
     assert sent(service)[-3:] == ["joe: second", f"joe: [{red}]", f"joe: {blue}"]
 
 
-def test_other_pixels_in_a_replay_are_asked_anew(service: Service) -> None:
+def test_a_change_cannot_move_an_image_or_leave_open_which_one_stays(service: Service) -> None:
+    code = (
+        "from PIL import Image\n"
+        "a, b, c = [Image.new('RGB', (width, 2), colour) for width, colour in [(3, 'red'), (3, 'blue'), (5, 'red')]]\n"
+        "post('eve', [a, b, c, {1: c, 2: 'x'}])"
+    )
+    turn = ask(service, {"code": code}, DONE, agent="code-poster")
+    small, large = "[image 3x2]", "[image 5x2]"
+    keyed = {"1": large, "2": "x"}
+    assert turn["requests"][0]["arguments"]["media"] == [small, small, large, keyed]
+    assert [image["pointer"] for image in turn["requests"][0]["images"]][3:] == ["/media/3/1"]
+    for media, at in (
+        ([large, small, small, keyed], "/answers/0/arguments/media/0"),
+        ([small, small, large, keyed, small], "/answers/0/arguments/media/4"),
+        ([small, large, keyed], "/answers/0/arguments/media"),
+        (small, "/answers/0/arguments/media"),
+    ):
+        refused = answering(service, turn, APPROVE | {"arguments": {"to": "joe", "media": media}})
+        assert refused.status_code == 422, refused.text
+        assert at in [error["pointer"] for error in refused.json()["errors"]]
+    changed = [small, "none", large, {"1": large, "2": "y"}]
+    assert answer(service, turn, APPROVE | {"arguments": {"to": "joe", "media": changed}})["status"] == "finished"
+    red, _, wide, _ = [pixels(fetched(service, image)) for image in turn["requests"][0]["images"]]
+    *shown, last = sent(service)[-4:]
+    assert shown == [f"joe: {red}", "joe: none", f"joe: {wide}"]
+    assert last.startswith("joe: {1: <PIL.Image.Image")
+
+
+@pytest.mark.parametrize(
+    "media",
+    [
+        "deque([picture()])",
+        "{1: 'benign', '1': 'evil'}",
+        "[0] * 100_001 + ['evil']",
+    ],
+)
+def test_what_the_person_could_not_see_is_not_asked(service: Service, media: str) -> None:
+    code = f"from collections import deque\npost('eve', {media})"
+    turn = service.post(
+        "/turn",
+        agent="code-poster",
+        message=json.dumps([{"code": code}, {"call": [["final_answer", {"answer": "ok"}]]}]),
+    ).json()
+    assert turn["status"] == "finished", turn
+    assert "needs an approval, and its arguments hold" in "".join(observed(service, turn))
+
+
+@pytest.mark.parametrize("side", [2, 700])
+def test_other_pixels_in_a_replay_are_asked_anew(service: Service, side: int) -> None:
     code = (
         "import sqlite3\nfrom PIL import Image\n"
         "red = sqlite3.connect(':memory:').execute('select abs(random()) % 250').fetchone()[0]\n"
-        "post('eve', Image.new('RGB', (2, 2), (red, 0, 0)))"
+        f"post('eve', Image.new('RGB', ({side}, {side}), (red, 0, 0)))"
     )
     turn = ask(service, {"code": code}, DONE, agent="code-poster")
     seen = {turn["requests"][0]["images"][0]["sha256"]}

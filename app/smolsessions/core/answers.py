@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import suppress
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.core.errors import AlreadyAnsweredError, InvalidRequestError, NotWaitingError, RequestNotFoundError
+from smolsessions.core.json_data import json_pointer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -58,6 +62,48 @@ def _problems(request: InputRequest, answer: Answer, check_arguments: CheckArgum
         else:
             found = check_arguments(request.parameters or {}, answer.arguments)
             yield from ((f"/arguments{pointer}", message) for pointer, message in found)
+            if labels := _labels(request):
+                for path, message in _moved(request.arguments, answer.arguments, labels):
+                    yield json_pointer(("arguments", *path)), message
+
+
+def _labels(request: InputRequest) -> frozenset[str]:
+    """Return the labels of the images and files that a request shows."""
+    found = set()
+    for shown in request.media:
+        part = request.arguments
+        with suppress(LookupError, TypeError, ValueError):  # a long key is cut
+            for key in shown.pointer.split("/")[1:]:
+                name = key.replace("~1", "/").replace("~0", "~")
+                part = part[int(name)] if isinstance(part, list) else part[name]
+            found.add(part)
+    return frozenset(found)
+
+
+def _moved(shown: Any, new: Any, labels: frozenset[str], path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, str]]:
+    """Find labels that a person moved: the tool would get a text there, or another image with the same label."""
+    if new == shown:
+        return
+    if isinstance(new, str) and new in labels:
+        yield path, f"is the label {new} of an image or a file at another place; they cannot be moved"
+    elif isinstance(new, dict):
+        for key, part in new.items():
+            yield from _moved(shown.get(key) if isinstance(shown, dict) else None, part, labels, (*path, key))
+    elif isinstance(new, list):
+        old = shown if isinstance(shown, list) else []
+        before, now = Counter(_texts(old)), Counter(_texts(new))
+        if len(new) < len(old) and any(before[label] > now[label] > 0 for label in labels):
+            yield path, "is shorter, and it is not clear which of the images or files with the same label stay"
+        for place, (part, other) in enumerate(zip_longest(old[: len(new)], new)):
+            yield from _moved(part, other, labels, (*path, place))
+
+
+def _texts(part: Any) -> Iterator[str]:
+    if isinstance(part, str):
+        yield part
+    elif isinstance(part, list | dict):
+        for inner in part.values() if isinstance(part, dict) else part:
+            yield from _texts(inner)
 
 
 def _question_problems(request: InputRequest, answer: Answer) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from smolagents.memory import ActionStep, PlanningStep
 
 from smolsessions.agents.run.effects import Effect, as_text, encode_raised, error_text
 from smolsessions.agents.run.failures import TurnStopped, TurnWaiting
-from smolsessions.agents.run.recorder import RECORDER, digest_of
+from smolsessions.agents.run.recorder import RECORDER, digest_of, whole_digest_of
 from smolsessions.agents.values import dumps
 from smolsessions.agents.values.images import stored_images
 from smolsessions.agents.values.json_forms import flat_form, json_form, truncate_json, truncated, utf8_text
@@ -59,6 +59,12 @@ class AgentRun:
         self._lock = threading.Lock()  # a ToolCallingAgent's parallel calls
         self._inside: dict[int, list[Any]] = {}
         """Place and number of model calls of each thread that runs a tool call or a check."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the managed agents from the root down to this run's agent. The root has none."""
+        outer = self._parent
+        return (*outer.names, self.path.removeprefix(f"{outer.path}/")) if outer else ()
 
     def model_call(self, kind: StepKind) -> tuple[Where, str]:
         """Begin a model call, and a step if none is open. Return its place and its id."""
@@ -225,9 +231,9 @@ class ToolCallInProgress:
         if known or journal.was_begun(self._key):
             self.record = replace(record, repeated=self.known.repeated if self.known else True)
 
-    def digest(self, arguments: Any) -> str:
-        """Return the hash of this call's arguments."""
-        return self._key.rpartition(":")[2] or digest_of(self.record.name, arguments, self._flat)
+    def digest(self, arguments: Any, carries: Collection[type]) -> str:
+        """Return the whole hash of this call's arguments, large ones too. The journal's key has less."""
+        return whole_digest_of(self.record.name, arguments, self._flat, carries)
 
     def refuse(self, sentence: str) -> None:
         """End this call without making it. The model gets the sentence for its result."""

@@ -7,10 +7,12 @@ digest of its arguments.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from pydantic import TypeAdapter
@@ -20,14 +22,14 @@ from smolagents.models import get_tool_json_schema
 from smolsessions.agents.run.agent_run import INTERNAL_TOOLS
 from smolsessions.agents.run.failures import ReplayDivergedError
 from smolsessions.agents.tools.ask_user import NAME as ASK_USER
-from smolsessions.agents.values.json_forms import json_form, truncated
+from smolsessions.agents.values.json_forms import json_form, json_key, truncated
 from smolsessions.agents.values.media import shown_media
 from smolsessions.core.frozen import changed
 from smolsessions.core.requests import Answer, Approval, InputRequest, answer_key
 from smolsessions.options import options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from smolagents import MultiStepAgent
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from smolsessions.agents.run.instrumentation import AgentNode
     from smolsessions.agents.run.recorder import Recorder
     from smolsessions.core.events import ReplayState
+    from smolsessions.core.media import ShownPart
     from smolsessions.core.records import Turn
 
 MAX_ASKED = 4  # requests for one call: the first, and three for a replay that comes with other arguments
@@ -114,7 +117,7 @@ class Approvals:
             parts, media = shown_media(arguments)
         except ValueError as error:
             return _unshown(call, f"its arguments hold {error}")
-        answer, request = self._answer(node, call, arguments)
+        answer, request = self._answer(node, call, arguments, parts)
         if answer is None:
             self._open_bytes += size
             self.media |= media
@@ -137,31 +140,43 @@ class Approvals:
         return _noted(call, Decision(approval, f"[declined] The user declined to answer this question.{why}"))
 
     def _needs(self, node: AgentNode, call: ToolCallInProgress, arguments: Any) -> bool:
-        name, agents = call.record.name, {id(agent): agent for agent in (self._root, node.agent)}.values()
-        rules = [options_of(agent).approve for agent in agents]
+        name, rules = call.record.name, self._rules(node)
         named = [rule for rule in rules if not callable(rule)]
         if any(matches(name, names) for names in (self._names, *named)):
             return True
-        if name in INTERNAL_TOOLS or name == ASK_USER:
+        predicates = [rule for rule in rules if callable(rule)]
+        if not predicates or name in INTERNAL_TOOLS or name == ASK_USER:
             return False
-        return any(self._wants(rule, call, arguments) for rule in rules if callable(rule))
+        key = f"asks:{call.record.call_id}:{call.digest(arguments, node.carries)}"
+        return self._recorder.journal.once(key, partial(self._wanted, predicates, name, arguments)) == b"1"
 
-    def _wants(self, predicate: Callable[..., Any], call: ToolCallInProgress, arguments: Any) -> bool:
-        """Ask an author's predicate, once for each call. If it raises, the call needs an approval."""
+    def _rules(self, node: AgentNode) -> list[Any]:
+        """Return the rules of an agent and of those that manage it. One that several have is there once."""
+        agents: list[Any] = [self._root]
+        for name in node.agent_run.names if node.agent_run else ():
+            agents.append(agents[-1].managed_agents[name])
+        return list({id(rule): rule for rule in (options_of(agent).approve for agent in agents)}.values())
 
-        def ask() -> bytes:
+    def _wanted(self, predicates: Sequence[Callable[..., Any]], name: str, arguments: Any) -> bytes:
+        """Ask authors' predicates, once for each call. If one raises, the call needs an approval."""
+        for predicate in predicates:
             try:
-                return b"1" if predicate(call.record.name, arguments, self._recorder.caller) else b"0"
+                if predicate(name, arguments, self._recorder.caller):
+                    return b"1"
             except Exception:  # noqa: BLE001 - an author's function
                 return b"1"
+        return b"0"
 
-        return self._recorder.journal.once(f"asks:{call.record.call_id}:{call.digest(arguments)}", ask) == b"1"
-
-    def _answer(self, node: AgentNode, call: ToolCallInProgress, arguments: Any) -> tuple[Answer | None, InputRequest]:
+    def _answer(
+        self, node: AgentNode, call: ToolCallInProgress, arguments: Any, parts: Sequence[ShownPart] = ()
+    ) -> tuple[Answer | None, InputRequest]:
         """Return the answer to the request for this call, or None, and the request."""
-        record, digest = call.record, call.digest(arguments)
+        record, digest = call.record, call.digest(arguments, node.carries)
+        if parts:  # the bytes of large ones, too
+            digest = hashlib.sha256("\n".join([digest, *(shown.part.name for shown in parts)]).encode()).hexdigest()
         asked = self._asked.setdefault(record.call_id, [])
-        place = next((place for place, each in enumerate(asked) if each.digest == digest), len(asked))
+        # Earlier releases stored the first 16 digits.
+        place = next((place for place, each in enumerate(asked) if digest.startswith(each.digest)), len(asked))
         if place == MAX_ASKED:
             self._recorder.journal.diverged = True
             raise ReplayDivergedError
@@ -237,7 +252,9 @@ def edited(given: Any, shown: Any, new: Any) -> Any:
     if _is_same(new, shown):
         return given
     if isinstance(given, dict) and isinstance(shown, dict) and isinstance(new, dict):
-        return {key: edited(given.get(key, value), shown.get(key), value) for key, value in new.items()}
+        keys = {json_key(key): key for key in given}
+        own = {key: keys.get(key, key) for key in new}
+        return {own[key]: edited(given.get(own[key], value), shown.get(key), value) for key, value in new.items()}
     if isinstance(given, list | tuple) and isinstance(shown, list) and isinstance(new, list):
         pairs = zip(given, shown, new, strict=False)
         return [edited(*each) for each in pairs] + new[min(len(given), len(shown)) :]

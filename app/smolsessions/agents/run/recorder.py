@@ -21,11 +21,12 @@ from smolsessions.agents.run.failures import ReplayDivergedError, TurnStopped
 from smolsessions.agents.run.model_connections import ModelCall
 from smolsessions.agents.values import CodecError, dumps
 from smolsessions.agents.values.json_forms import json_form, truncate_json
+from smolsessions.agents.values.parts import MAX_BYTES
 from smolsessions.core.events import MessageDelta, MessageRestarted, StepFinished, StepStarted, ToolCalled, ToolReturned
 from smolsessions.core.records import Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from smolagents.monitoring import TokenUsage
 
@@ -237,15 +238,27 @@ class Journal:
 
 def digest_of(name: str, arguments: Any, flat: dict[str, str] | None) -> str:
     """Hash a call. The order of named arguments does not matter. `flat` is their `flat_form`."""
+    return whole_digest_of(name, arguments, flat, max_bytes=MAX_KEY_BYTES)[:16]
+
+
+def whole_digest_of(
+    name: str,
+    arguments: Any,
+    flat: dict[str, str] | None,
+    carries: Collection[type] = (),
+    *,
+    max_bytes: int = MAX_BYTES,
+) -> str:
+    """Hash a call in full. Of arguments that are larger, or have no encoding, only the JSON form counts."""
     call = [name, arguments]
     try:
         asked = _sorted_json(call).encode() if flat is None else to_json([name, dict(sorted(flat.items()))])
     except (TypeError, ValueError):
         try:
-            asked = dumps(call, in_order=True, max_bytes=MAX_KEY_BYTES)
+            asked = dumps(call, carries, in_order=True, max_bytes=max_bytes)
         except CodecError:
             asked = _ADDRESS.sub(b"", dumps(json_form(call), in_order=True))
-    return hashlib.sha256(asked).hexdigest()[:16]
+    return hashlib.sha256(asked).hexdigest()
 
 
 @contextmanager

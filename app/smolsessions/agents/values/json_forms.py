@@ -42,6 +42,7 @@ _NODE_CHARS = 10  # budget of anything except a text
 json_text = json.JSONEncoder(ensure_ascii=False).encode
 """Returns JSON data as text. Unlike `json.dumps`, it makes no encoder for each call."""
 _COLLECTIONS = (list, tuple, set, frozenset, deque, Mapping)
+_MEDIA = (PIL.Image.Image, File)
 _MOMENTS = (dt.date, dt.time, dt.timedelta)
 _WITH_JSON_FORM = (str, int, float, bytes, enum.Enum, os.PathLike, decimal.Decimal, uuid.UUID, *_MOMENTS)
 
@@ -57,6 +58,25 @@ def json_form(value: Any) -> Any:
         return value
     flat = flat_form(value)
     return _Walk().form(value, MAX_DEPTH) if flat is None else flat
+
+
+class ShownForm(NamedTuple):
+    """Share of a value that its JSON form shows. `media` counts the images and files that it has labels for."""
+
+    is_whole: bool
+    media: int
+
+
+def shown_form(value: Any) -> ShownForm:
+    """Find out whether the JSON form of a value leaves parts of it out: beyond the bounds, or by keys of one text."""
+    walk = _Walk()
+    walk.form(value, MAX_DEPTH)
+    return ShownForm(walk.is_whole, walk.media)
+
+
+def json_key(key: Any) -> str:
+    """Return the text of a key in the JSON form."""
+    return _Walk().key(key)
 
 
 def utf8_text(text: str) -> str:
@@ -206,6 +226,8 @@ class _Walk:
 
     def __init__(self) -> None:
         self._left = MAX_CHARS
+        self.is_whole = True
+        self.media = 0
 
     def form(self, value: Any, depth: int) -> Any:
         self._left -= len(value) if type(value) is str else _NODE_CHARS
@@ -214,7 +236,9 @@ class _Walk:
                 return value if _flaw_of_scalar(value) is None else self._form(value, depth)
             except BaseException:  # noqa: BLE001, S110 - see label_of
                 pass
-        label = label_of(value)
+        kind, label = type(value), label_of(value)
+        self.is_whole &= self._left >= 0 and not issubclass(kind, _COLLECTIONS)
+        self.media += issubclass(kind, _MEDIA)
         self._left -= len(label)
         return label
 
@@ -223,7 +247,12 @@ class _Walk:
         if kind in {str, float}:
             return utf8_text(str(value))
         if issubclass(kind, Mapping):
-            return {self._key(key): self.form(item, depth - 1) for key, item in self._bounded(value.items())}
+            members: dict[str, Any] = {}
+            for key, item in self._bounded(value.items()):
+                name = self.key(key)
+                self.is_whole &= name not in members
+                members[name] = self.form(item, depth - 1)
+            return members
         if issubclass(kind, _COLLECTIONS):
             return [self.form(item, depth - 1) for item in self._bounded(value)]
         simpler = _simpler(value, kind)
@@ -232,10 +261,11 @@ class _Walk:
     def _bounded(self, items: Iterable[T]) -> Iterator[T]:
         for item in items:
             if self._left < 0:
+                self.is_whole = False
                 return
             yield item
 
-    def _key(self, key: Any) -> str:
+    def key(self, key: Any) -> str:
         return utf8_text(key) if type(key) is str else str(self.form(key, 1))
 
 

@@ -11,13 +11,14 @@ from smolagents.agent_types import AgentImage
 from smolagents.memory import TaskStep
 
 from smolsessions.agents.values.images import LazyImage, browser_image, image_to_bytes, stored_images
+from smolsessions.agents.values.json_forms import json_key, shown_form
 from smolsessions.agents.values.parts import MAX_DEPTH, MAX_NODES
 from smolsessions.core.attachments import File, described, encode_file
 from smolsessions.core.json_data import json_pointer
 from smolsessions.core.media import ShownPart, StepImage, image_name
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 
     from smolsessions.core.media import StepFile
 
@@ -25,6 +26,7 @@ MAX_OUTPUT_PARTS = 16  # images and files of an output
 MAX_SEARCHED_NODES = 10_000  # of an output
 MAX_SHOWN_BYTES = 32 * 1024 * 1024  # of images and files that a person is shown
 _COLLECTIONS = frozenset({list, tuple, dict, set, frozenset})
+_LISTED = frozenset({list, tuple, dict})
 _FILES = "smolsessions_files"
 _MEDIA = (PIL.Image.Image, File)
 
@@ -45,18 +47,23 @@ def media_in(value: Any) -> tuple[PIL.Image.Image | File, ...]:
 def shown_media(arguments: Any) -> tuple[tuple[ShownPart, ...], dict[str, bytes]]:
     """Return the images and files among a call's arguments, for a person, and their bytes as stored, by name.
 
-    Raises `ValueError` if they are too many or too large to be shown, or cannot be read.
+    Raises `ValueError` if they are too many or too large to be shown, or cannot be read, and if the JSON form of the
+    arguments leaves parts out.
     """
-    shown, stored = [], {}
-    for path, part in _placed(arguments, MAX_NODES):
+    form, shown, stored = shown_form(arguments), [], {}
+    if not form.is_whole:
+        raise ValueError("parts that cannot be shown: too many, too deep, or with two keys of one text")
+    for path, part in _placed(arguments, MAX_NODES, _LISTED):
         try:
             about, data, content = _encoded(part)
         except Exception as error:  # Pillow fails in many ways
             raise ValueError("an image that cannot be read") from error
         stored[about.name] = data
-        shown.append(ShownPart(json_pointer(path), hashlib.sha256(content).hexdigest(), about))
+        shown.append(ShownPart(json_pointer(list(map(json_key, path))), hashlib.sha256(content).hexdigest(), about))
         if len(shown) > MAX_OUTPUT_PARTS or sum(map(len, stored.values())) > MAX_SHOWN_BYTES:
             raise ValueError(f"more than {MAX_OUTPUT_PARTS} images and files, or {MAX_SHOWN_BYTES >> 20} MiB of them")
+    if len(shown) != form.media:  # such as in a set, or in an object of the agent's own class
+        raise ValueError("an image or a file that is neither an argument nor in a list or dict")
     return tuple(shown), stored
 
 
@@ -69,7 +76,9 @@ def _encoded(part: PIL.Image.Image | File) -> tuple[StepImage | StepFile, bytes,
     return StepImage(image_name(data), part.width, part.height), data, browser_image(data)[1]
 
 
-def _placed(value: Any, most_nodes: int) -> Iterator[tuple[tuple[Any, ...], PIL.Image.Image | File]]:
+def _placed(
+    value: Any, most_nodes: int, collections: Collection[type] = _COLLECTIONS
+) -> Iterator[tuple[tuple[Any, ...], PIL.Image.Image | File]]:
     """Yield the images and files that a value is or holds in built-in collections, each with its keys from outside."""
     nodes: list[tuple[tuple[Any, ...], Any]] = [((), value)]
     left = most_nodes
@@ -81,7 +90,7 @@ def _placed(value: Any, most_nodes: int) -> Iterator[tuple[tuple[Any, ...], PIL.
                 yield path, raw
         elif issubclass(kind, File):
             yield path, node
-        elif kind in _COLLECTIONS and len(path) < MAX_DEPTH:
+        elif kind in collections and len(path) < MAX_DEPTH:
             parts = node.items() if kind is dict else enumerate(node)
             nodes += reversed([((*path, key), part) for key, part in itertools.islice(parts, left)])
 
