@@ -7,6 +7,7 @@ import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from playwright.sync_api import expect
 
 from browser_tests.reader import A_LINE_PX, answer, at_end, forgive, png, say, turn, wait, weak_texts
@@ -21,6 +22,23 @@ if TYPE_CHECKING:
     from tests.support.service import Service
 
     Open = Callable[..., Page]
+
+
+LAID_OUT = """() => [...document.querySelectorAll(".turn .answer")].filter(
+  (part) => part.checkVisibility({ contentVisibilityAuto: true })).length"""
+
+
+def long_conversation(service: Service, turns: int) -> str:
+    """Import a conversation of many turns and return its id."""
+    said = service.play({"say": ["Once."]}, agent="talker")
+    export = service.get(f"/conversations/{said['conversation_id']}/export")
+    (one,), steps = export["turns"], export["steps"]
+    numbers = range(1, turns + 1)
+    export["turns"] = [one | {"turn": number, "reply": f"Answer {number}.\n\n" * 5} for number in numbers]
+    export["steps"] = [step | {"turn": number} for number in numbers for step in steps]
+    made = service.post("/conversations/import", **{name: part for name, part in export.items() if name != "id"})
+    assert made.status_code == HTTPStatus.CREATED
+    return str(made.json()["id"])
 
 
 def test_conversations_are_listed_reopened_and_deleted(opened: Open, service: Service) -> None:
@@ -87,12 +105,17 @@ def test_conversations_are_searched_filtered_and_renamed(opened: Open, service: 
 
 def test_conversations_and_turns_from_elsewhere_appear(opened: Open, service: Service) -> None:
     said = service.play({"say": ["One."]}, agent="talker")
-    page = opened(service, f"/#/c/{said['conversation_id']}")
+    page = opened(service)
+    page.clock.install()  # from the next load on
+    page.goto(f"{service.client.base_url}#/c/{said['conversation_id']}")
+    page.reload()
     expect(answer(page)).to_have_text("One.")
     service.follow_up(said, {"say": ["Two, from elsewhere."]})
     service.post("/turn", agent="talker", message='Begun elsewhere [{"say": ["x"]}]')
+    page.clock.fast_forward("00:05")
     expect(answer(page).last).to_have_text("Two, from elsewhere.")
-    expect(page.get_by_role("link", name="Begun elsewhere")).to_be_visible(timeout=20_000)
+    page.clock.fast_forward("00:10")
+    expect(page.get_by_role("link", name="Begun elsewhere")).to_be_visible()
 
 
 def test_the_list_is_turned_page_by_page(opened: Open, service: Service) -> None:
@@ -178,10 +201,7 @@ def test_a_past_turn_without_its_events_shows_the_steps_on_record(opened: Open, 
 def test_a_long_conversation_is_shown_from_its_end_and_loads_earlier_turns_as_needed(
     opened: Open, service: Service
 ) -> None:
-    said = service.play({"say": ["Answer 1."]}, agent="talker")
-    for number in range(2, 51):
-        service.follow_up(said, {"say": [f"Answer {number}.\n\n" * 5]})
-    page = opened(service, f"/#/c/{said['conversation_id']}")
+    page = opened(service, f"/#/c/{long_conversation(service, 50)}")
     expect(answer(page).last).to_contain_text("Answer 50.")
     expect(page.locator(".turn-foot").last).to_be_in_viewport()
     assert page.locator(".turn").count() < 50
@@ -198,6 +218,22 @@ def test_a_long_conversation_is_shown_from_its_end_and_loads_earlier_turns_as_ne
     expect(page.locator(".turn")).to_have_count(50)
     numbers = page.locator(".turn").evaluate_all("(all) => all.map((each) => Number(each.ariaLabel.slice(5)))")
     assert numbers == list(range(1, 51))
+
+
+@pytest.mark.parametrize(("width", "height", "most_loaded"), [(1280, 860, 60), (3840, 2160, 100)])
+def test_of_500_turns_only_those_near_the_window_are_loaded_and_laid_out(
+    opened: Open, service: Service, width: int, height: int, most_loaded: int
+) -> None:
+    size = {"width": width, "height": height}
+    page = opened(service, f"/#/c/{long_conversation(service, 500)}", viewport=size)
+    expect(answer(page).last).to_contain_text("Answer 500.")
+    expect(page.locator(".turn-foot").last).to_be_in_viewport()
+    expect(page.locator("#older")).to_be_attached()
+    assert page.evaluate("document.querySelectorAll('*').length") < 50 * most_loaded
+    page.locator("#scroll").evaluate("(at) => at.scrollTop = 0")
+    expect(page.get_by_role("article", name="Turn 470", exact=True)).to_be_attached()
+    assert turn(page).count() <= most_loaded
+    assert page.evaluate(LAID_OUT) < turn(page).count()
 
 
 def test_the_end_stays_in_view_turn_after_turn(opened: Open, service: Service) -> None:

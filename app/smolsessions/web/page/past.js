@@ -3,6 +3,7 @@
 import { byId, show } from "./dom.js";
 
 const PAGE = 20;
+const SLICE = 5; // turns between two frames
 const NEAR = "800px 0px 0px 0px";
 
 export class Past {
@@ -33,14 +34,21 @@ export class Past {
 
   async #page(query) {
     const page = await this.#ask(`limit=${PAGE}&order=desc${query}`);
+    for (let at = 0; at < page.items.length; at += SLICE) {
+      if (at && document.visibilityState === "visible") await new Promise(requestAnimationFrame);
+      this.#above(page.items.slice(at, at + SLICE));
+    }
+    this.#cursor = page.next_cursor;
+    show(byId("older"), this.#cursor !== null);
+  }
+
+  #above(turns) {
     const place = byId("scroll");
     const below = place.scrollHeight - place.scrollTop;
     place.style.overflowAnchor = "none"; // a browser keeps the place itself, except at the top
-    for (const turn of page.items) this.#add(turn);
+    for (const turn of turns) this.#add(turn);
     place.scrollTop = place.scrollHeight - below; // the turns that were shown stay where they are
     place.style.overflowAnchor = "";
-    this.#cursor = page.next_cursor;
-    show(byId("older"), this.#cursor !== null);
   }
 
   async #older() {
