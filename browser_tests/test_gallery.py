@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 from playwright.sync_api import expect
 
 from browser_tests.accessibility import breaches
-from browser_tests.gallery import WIDTHS, context_of, resize, service, state
+from browser_tests.gallery import DOCS, WIDTHS, context_of, resize, service, state
 from browser_tests.reader import weak_texts
 from browser_tests.states import INSPECTED, STATES
 
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 OVERFLOWING = """() => [document.documentElement, document.body, ...document.querySelectorAll(
   "#scroll, #side, #inspector, .inspector-panel, .foot, dialog[open]")].filter(
   (part) => part.checkVisibility() && part.scrollWidth > Math.max(part.clientWidth, 1)).map(({ id }) => id)"""
+
+
+def test_the_docs_show_each_state() -> None:
+    shown = set(re.findall(r"images/(gallery/\S+?)\)", (DOCS.parent / "gallery.md").read_text()))
+    assert shown == {f"gallery/{path.name}" for path in (DOCS / "gallery").iterdir()}
+    assert shown >= {f"gallery/{name}-laptop-light.png" for name in STATES}
 
 
 @pytest.fixture(scope="module")
