@@ -35,7 +35,6 @@ HEIGHT_PX = 900
 NARROW_PX = 760
 WIDTHS = {"small": 320, "phone": 360, "laptop": 1280, "wide": 1920}
 THEMES = ("light", "dark")
-COLOURS = 128
 ALSO = {
     "approval": ["phone-dark"],
     "answer": ["laptop-dark", "phone-light"],
@@ -113,10 +112,10 @@ def shots(context: BrowserContext, running: Service, name: str) -> Iterator[Shot
 
 
 def write_for_docs(shot: Shot) -> None:
-    image = PIL.Image.open(io.BytesIO(shot.png)).convert("RGB")
-    image.quantize(COLOURS).save(DOCS / "gallery" / f"{shot.name}.png", optimize=True)
+    image = PIL.Image.open(io.BytesIO(shot.png)).convert("RGB").quantize(method=PIL.Image.Quantize.FASTOCTREE)
+    image.save(DOCS / "gallery" / f"{shot.name}.png", optimize=True)
     if (shot.state, shot.size, shot.theme) == (FRONT, "laptop", "light"):
-        image.quantize(COLOURS).save(DOCS / "page.png", optimize=True)
+        image.save(DOCS / "page.png", optimize=True)
 
 
 def main() -> None:
