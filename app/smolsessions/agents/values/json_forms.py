@@ -236,11 +236,18 @@ class _Walk:
                 return value if _flaw_of_scalar(value) is None else self._form(value, depth)
             except BaseException:  # noqa: BLE001, S110 - see label_of
                 pass
-        kind, label = type(value), label_of(value)
-        self.is_whole &= self._left >= 0 and not issubclass(kind, _COLLECTIONS)
-        self.media += issubclass(kind, _MEDIA)
+        label = label_of(value)
+        self._note(type(value))
         self._left -= len(label)
         return label
+
+    def _note(self, kind: type) -> None:
+        """Note a label for a value of this class."""
+        try:
+            self.is_whole &= self._left >= 0 and not issubclass(kind, _COLLECTIONS)
+            self.media += issubclass(kind, _MEDIA)
+        except BaseException:  # noqa: BLE001 - see label_of
+            self.is_whole = False
 
     def _form(self, value: Any, depth: int) -> Any:
         kind = type(value)
