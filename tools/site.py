@@ -69,7 +69,7 @@ def build(folder: Path) -> Path:
     command = [str(Path(sys.executable).parent / "zensical"), "build", "--strict"]
     built = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
     if built.returncode:
-        raise BrokenDocsError(re.sub(r"\x1b\[[\d;]*m", "", built.stdout))
+        raise BrokenDocsError(re.sub(r"\x1b\[[\d;]*m", "", built.stdout + built.stderr))
     (folder / "site" / "llms.txt").write_text(_llms(), "utf-8")
     for source, _ in _sources():  # llms.txt links to the Markdown
         copy = folder / "site" / source.relative_to(ROOT)
