@@ -13,20 +13,27 @@ from tests.support.proxy import proxy
 from tests.support.service import Service
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from playwright.sync_api import Page
 
 PREFIX = "/team/agents"
 
 
+@pytest.fixture(scope="module")
+def prefixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, str]]:
+    """Yield a service below a prefix, and its address without a proxy."""
+    folder = tmp_path_factory.mktemp("prefixed")
+    with Service(folder, {"AGENTS": AGENTS, "ROOT_PATH": PREFIX}) as service:
+        yield service, str(service.client.base_url).rstrip("/")
+
+
 @pytest.mark.parametrize("strips", [True, False])
-def test_page_and_docs_work_below_a_prefix(opened: Callable[..., Page], tmp_path: Path, *, strips: bool) -> None:
-    with (
-        Service(tmp_path, {"AGENTS": AGENTS, "ROOT_PATH": PREFIX}) as service,
-        proxy(str(service.client.base_url).rstrip("/"), PREFIX, strips=strips) as address,
-    ):
+def test_page_and_docs_work_below_a_prefix(
+    opened: Callable[..., Page], prefixed: tuple[Service, str], *, strips: bool
+) -> None:
+    service, address_inside = prefixed
+    with proxy(address_inside, PREFIX, strips=strips) as address:
         service.client.base_url = address
         page = opened(service)
         say(page, [{"call": [["picture", {"width": 40}]]}, {"say": ["image.png"]}], title="Draw")
