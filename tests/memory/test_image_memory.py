@@ -161,3 +161,17 @@ def warm(service: Service) -> int:
     return int(
         float(next(line for line in text.splitlines() if line.startswith("smolsessions_sessions_warm")).split()[-1])
     )
+
+
+def test_an_image_whose_palette_or_size_has_changed_is_not_stored_as_its_file() -> None:
+    striped = PIL.Image.new("P", (4, 1))
+    striped.putpalette([255, 0, 0])
+    buffer = io.BytesIO()
+    striped.save(buffer, "PNG")
+    image = image_from_bytes(buffer.getvalue())
+    image.load()
+    assert image_to_bytes(image) == buffer.getvalue()
+    turned = image.transpose(PIL.Image.Transpose.ROTATE_90)
+    assert image_from_bytes(image_to_bytes(turned)).size == (1, 4)
+    image.putpalette([0, 0, 255])
+    assert image_from_bytes(image_to_bytes(image)).convert("RGB").getpixel((0, 0)) == (0, 0, 255)

@@ -199,4 +199,9 @@ def browser_image(data: bytes) -> tuple[str, bytes]:
 
 
 def _pixels(image: PIL.Image.Image) -> bytes:
-    return hashlib.blake2b(image.tobytes(), digest_size=16).digest()
+    """Return a hash of all that is seen of an image: a palette or a size may change while its bytes do not."""
+    pixels = hashlib.blake2b(image.tobytes(), digest_size=16)
+    pixels.update(repr((image.mode, image.size, image.info.get("transparency"))).encode())
+    if image.mode in {"P", "PA"}:
+        pixels.update(bytes(image.getpalette(None) or ()))
+    return pixels.digest()
