@@ -46,7 +46,7 @@ def wait_for_cards(opened: Open, service: Service, *calls: Any, agent: Any = "ma
     response = service.client.post("/turn", json=body)
     assert response.status_code == HTTPStatus.ACCEPTED, response.text
     page = opened(service, f"/#/c/{response.json()['conversation_id']}", **options)
-    expect(cards(page).first).to_be_visible(timeout=30_000)  # a loaded machine is slow
+    expect(cards(page).first).to_be_focused(timeout=30_000)  # after this the page does not scroll to it any more
     return page
 
 
