@@ -3,6 +3,7 @@
 import { make, say, show } from "../dom.js";
 import { count } from "../figures.js";
 
+const KINDS = { planning: "plan", summary: "summary step" }; // of steps, as words that take an s
 const POLICIES = { // name → its numbers with their first values
   no_pruning: {},
   keep_last_n_steps: { n: 20 },
@@ -76,7 +77,7 @@ export async function memoryPanel({ ask, view, conversation, changed, again }) {
     changed(view.id);
     say(estimate, `${count(archived, "step")} left the memory. They stay on record.`);
   }, { title: "Removes from the memory the steps that the policy leaves out" });
-  const counts = Object.entries(view.step_counts).filter(([, number]) => number).map(([kind, number]) => `${number} ${kind}`).join(", ");
+  const counts = Object.entries(view.step_counts).filter(([, number]) => number).map(([kind, number]) => count(number, KINDS[kind] ?? kind)).join(", ");
   fill();
   show(note, false);
   return [
