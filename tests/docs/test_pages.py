@@ -19,15 +19,12 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.support.llm"]
 
-FOLDERS = [
-    each
-    for each in ROOT.iterdir()
-    if each.is_dir() and (each.name == ".github" or each.name[0] != ".") and each.name not in {"site", "node_modules"}
-]
+OTHER = {"site", "node_modules", "pipelines"}  # built, of others, and played by tests/agents/test_pipelines.py
+FOLDERS = [each for each in ROOT.iterdir() if each.is_dir() and (each.name == ".github" or each.name[0] != ".")]
 PAGES = [
     page
     for page in [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in sorted(folder.rglob("*.md")))]
-    if "pipelines" not in page.parts  # tests/agents/test_pipelines.py plays these
+    if OTHER.isdisjoint(page.relative_to(ROOT).parts)
 ]
 FILE = re.compile(r"\b(?:tests|docs)/\S+\.(?:py|md)\b")
 DEMO = "SMOLSESSIONS_AGENTS=demo=smolsessions.agents.demo.agents:make_demo SMOLSESSIONS_DEMO_AGENTS=0"
