@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -32,7 +31,7 @@ _MORE_RIGHTS = (
 )
 _URL, _PASSWORD_FILE = "SMOLSESSIONS_REDIS_URL", "SMOLSESSIONS_REDIS_PASSWORD_FILE"
 _SENTENCES: dict[tuple[type[BaseException], str], str] = {  # by class and words of the message
-    (ssl.SSLCertVerificationError, ""): (
+    (Exception, "CERTIFICATE_VERIFY_FAILED"): (  # one sentinel may say so, and another be silent
         "the store's certificate is not trusted ({error}); set SMOLSESSIONS_REDIS_CA_FILE to the authority that "
         "signed it, and use a host name that it was made for"
     ),
