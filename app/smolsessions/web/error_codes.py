@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _HEAD = """# Codes of errors
 
-A `code` is stable. More may come, so a client passes unknown ones on. Each has a page at `/docs/errors/CODE`, which is
-the `type` of its problem.
+All codes of refused requests, and of failed and cancelled turns. A `code` is stable. More may come, so a client passes
+unknown ones on. Each has a page at `/docs/errors/CODE`, which is the `type` of its problem.
 
 ## Answers to requests
 
