@@ -65,6 +65,23 @@ def test_an_edited_message_goes_to_a_fork(opened: Open, service: Service) -> Non
     expect(answer(page)).to_have_text(["One.", "Two."])
 
 
+def test_a_message_is_sent_again_with_its_approvals_and_options(opened: Open, service: Service) -> None:
+    options = {"approve": ["echo"], "max_steps": 3, "deadline_s": 50, "additional_args": {"city": "Bonn"}}
+    body = {"agent": "talker", "message": json.dumps([{"raise": "once"}]), **options}
+    sent = service.post("/turn", **body).json()
+    page = opened(service, f"/#/c/{sent['conversation_id']}")
+    page.get_by_role("button", name="Retry").click()
+    expect(turn(page)).to_have_count(2)
+    expect(turn(page).last).to_have_attribute("data-status", "failed")
+    page.get_by_role("button", name="Edit").last.click()
+    expect(page.locator("#origin")).to_be_visible()
+    say(page, [{"call": [["echo", {"text": "asked"}]]}])
+    expect(page.locator(".request")).to_have_count(1)
+    for path in (sent["conversation_id"] + "/turns/2", page.url.rpartition("/")[2] + "/turns/2"):
+        again = service.get(f"/conversations/{path}")
+        assert {**again["options"], "additional_args": again["additional_args"]}.items() >= options.items()
+
+
 def test_messages_queue_while_a_turn_runs_and_one_is_taken_out(opened: Open, service: Service, gate: Path) -> None:
     page = opened(service)
     say(page, [{"say": ["One ", wait(gate), "ends."]}])

@@ -71,14 +71,14 @@ export class Composer {
 
   clear() {
     this.put("", []);
-    this.#options.clear();
     this.complain(null);
   }
 
-  /** Put a message with its files into the field. */
-  put(text, files) {
+  /** Put a message with its files and options into the field. */
+  put(text, files, options = {}) {
     this.text = text;
     this.#files = files;
+    this.#options.put(options);
     this.#showFiles();
     this.focus();
   }

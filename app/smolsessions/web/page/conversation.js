@@ -129,7 +129,7 @@ export class Conversation {
     await this.#attempted(async () => {
       const files = await this.#parts.pictures.filesOf(turn);
       await this.#fork(turn.turn - 1);
-      this.#parts.composer.put(turn.message, files);
+      this.#parts.composer.put(turn.message, files, optionsOf(turn));
     });
   }
 
@@ -375,8 +375,14 @@ function titleFrom(message) {
 }
 
 /** The members of a request by which a turn was sent. */
-function optionsOf({ additional_args: given, options }) {
-  return { ...(Object.keys(given).length && { additional_args: given }), ...(options.max_steps && { max_steps: options.max_steps }), ...(options.reset && { reset: true }) };
+function optionsOf({ additional_args: given, options: { max_steps: steps, reset, deadline_s: deadline, approve } }) {
+  return {
+    ...(Object.keys(given).length && { additional_args: given }),
+    ...(steps && { max_steps: steps }),
+    ...(reset && { reset }),
+    ...(deadline && { deadline_s: deadline }),
+    ...(approve.length && { approve }),
+  };
 }
 
 /** Announce the end of a turn to screen readers, once and not for each piece. */
