@@ -30,6 +30,8 @@ from smolagents.models import (
 )
 from smolagents.monitoring import TokenUsage
 
+import smolsessions
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -179,7 +181,8 @@ def make_coder() -> CodeAgent:
 def make_picky() -> ToolCallingAgent:
     """Make an agent that takes only an answer with a full stop at its end."""
     checks = [lambda answer, _memory, **_: str(answer).endswith(".")]
-    return make_talker(final_answer_checks=checks, description="Wants a full stop.")
+    picky = make_talker(final_answer_checks=checks, description="Wants a full stop.")
+    return smolsessions.options(picky, memory_policy=[{"name": "keep_last_n_steps", "n": 50}])
 
 
 def make_leader() -> ToolCallingAgent:

@@ -87,6 +87,8 @@ def test_an_agent_has_its_details(opened: Open, service: Service) -> None:
     expect(dialog.locator(".tool").first).to_contain_text("text string: any text.")
     dialog.get_by_role("button", name="Close").click()
     expect(page.get_by_role("radio", name="coder", exact=True)).not_to_be_checked()
+    page.get_by_role("button", name="Details of picky").click()
+    expect(page.get_by_role("dialog", name="picky").locator(".facts")).to_contain_text("keep last n steps n = 50")
 
 
 def test_options_of_a_message_are_sent(opened: Open, service: Service) -> None:

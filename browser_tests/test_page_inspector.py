@@ -42,6 +42,10 @@ def test_the_inspector_shows_and_changes_the_memory(opened: Open, service: Servi
     expect(panel.locator(".estimate")).to_contain_text("holds from the next turn")
     here = page.url.rpartition("/")[2]
     assert service.get(f"/conversations/{here}")["policy"] == [{"name": "keep_last_n_steps", "n": 1}]
+    page.locator("#policy").select_option("")  # the agent's own, which is none
+    expect(panel.locator(".estimate")).to_contain_text("0 steps left out")
+    page.get_by_role("button", name="Prune now").click()
+    expect(panel.locator(".estimate")).to_contain_text("0 steps left the memory")
     page.get_by_role("tab", name="Share").click()
     with page.expect_download() as found:
         page.get_by_role("button", name="Export").click()

@@ -1,7 +1,7 @@
 // Details of an agent in a dialog: its tools with their arguments, its model and its limits.
 
 import { byId, make } from "./dom.js";
-import { count } from "./figures.js";
+import { count, rulesIn } from "./figures.js";
 
 export async function showAgent(api, name) {
   const dialog = byId("agent-details");
@@ -22,7 +22,7 @@ function contentOf(agent) {
     ["Steps", `at most ${agent.max_steps}, or ${agent.limits.max_steps} if a message asks for them`],
     ["Time", `at most ${agent.limits.deadline_s} s`],
     ["Code", agent.code_runs_in && `${agent.code_runs_in}${agent.code_confinement ? `, confined by ${agent.code_confinement}` : ""}`],
-    ["Memory", agent.policy?.name],
+    ["Memory", rulesIn(agent.policy)],
   ].filter(([, value]) => value);
   return [
     make("p", { className: "agent-about" }, agent.description || "It says nothing about itself."),

@@ -30,6 +30,12 @@ export function brief(value, most = 160) {
   return line.length > most ? `${line.slice(0, most)} …` : line;
 }
 
+/** The rules of a memory policy in words. */
+export function rulesIn(policy) {
+  const words = ({ name, ...more }) => [name.replaceAll("_", " "), ...Object.entries(more).map(([key, value]) => `${key} = ${value}`)];
+  return policy.map((rule) => words(rule).join(" ")).join(", then ");
+}
+
 export function whole(value) {
   return typeof value === "string" ? value : JSON.stringify(value, null, 2) ?? "";
 }

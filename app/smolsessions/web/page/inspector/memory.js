@@ -12,7 +12,8 @@ const POLICIES = { // name → its numbers with their first values
 };
 const TYPING_MS = 250;
 
-export async function memoryPanel({ ask, view, conversation, changed, again }) {
+export async function memoryPanel({ ask, api, signal, view, conversation, changed, again }) {
+  const agents = await api.json(`/agents/${encodeURIComponent(view.agent)}`, { signal }).then(({ policy: rules }) => rules, () => null); // it may be gone
   const note = make("p", { className: "note wrong", hidden: true, role: "alert" });
   const estimate = make("p", { className: "estimate", role: "status" });
   const fields = make("div", { className: "policy-fields" });
@@ -38,10 +39,10 @@ export async function memoryPanel({ ask, view, conversation, changed, again }) {
     }
   };
   const json = (value, type = "application/json") => ({ headers: { "Content-Type": type }, body: JSON.stringify(value) });
-  const prune = (dry) => ask("/prune", { method: "POST", ...json({ dry_run: dry, ...(policy() && { policy: policy() }) }) });
+  const prune = (dry) => ask("/prune", { method: "POST", ...json({ dry_run: dry, policy: policy() ?? agents }) });
   const weigh = () => attempt(async () => {
-    if (policy()?.name === "no_pruning" || (!policy() && !view.policy)) {
-      estimate.textContent = policy() ? "All steps are in the prompt." : "The agent's own policy applies.";
+    if (policy()?.name === "no_pruning") {
+      estimate.textContent = "All steps are in the prompt.";
       return;
     }
     const { before, after, left_out: left, shortened } = await prune(true);

@@ -1,7 +1,7 @@
 // The prompt panel: the next prompt, or one of a past turn, rebuilt from the record.
 
 import { make } from "../dom.js";
-import { count } from "../figures.js";
+import { count, rulesIn } from "../figures.js";
 import { stepsOf } from "./record.js";
 
 export async function promptPanel({ ask, api, signal, view, turn: number, choose, pictures }) {
@@ -52,8 +52,7 @@ function partsOf({ messages, left_out: left, rebuilt }, { turn, step, policy, pi
 /** The policy in force in words: that of the conversation, or the agent's own. */
 async function policyOf(api, view, signal) {
   const own = view.policy ? null : (await api.json(`/agents/${encodeURIComponent(view.agent)}`, { signal })).policy;
-  const rules = (view.policy ?? own).map(({ name, ...more }) => [name.replaceAll("_", " "), ...Object.entries(more).map(([key, value]) => `${key} = ${value}`)].join(" "));
-  return `${view.policy ? "" : "the agent's own: "}${rules.join(", then ")}`;
+  return `${view.policy ? "" : "the agent's own: "}${rulesIn(view.policy ?? own)}`;
 }
 
 function omitted(left) {
