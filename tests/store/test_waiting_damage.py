@@ -121,3 +121,15 @@ def test_a_damaged_wait_runs_nothing_unasked_and_touches_no_other(victim: Victim
     assert it.service.process.poll() is None, it.service.log()[-3000:]
     assert not found, json.dumps(found, indent=1)[:20_000]
     assert "Traceback" not in it.service.log()[logged:], it.service.log()[logged:][-5000:]
+
+
+@pytest.mark.parametrize("kind", ["queue", "run"])
+def test_a_damaged_wait_hides_no_figures_of_others(victim: Victim, kind: str) -> None:
+    it = victim
+    it.waits.put_back()
+    (name,) = [key for key in it.raw.keys(f"{PARTITION}:{kind}:*") if it.like.encode() in key]  # its wait began first
+    it.raw.delete(name)
+    it.raw.set(name, "junk")
+    figures = it.service.client.get("/metrics").text
+    assert "smolsessions_partitions_silent 0.0" in figures
+    assert "smolsessions_turns_waiting 2.0" in figures

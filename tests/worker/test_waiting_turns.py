@@ -144,6 +144,9 @@ def test_a_deleted_conversation_waits_no_more(service: Service) -> None:
         deleted = service.client.delete(f"/conversations/{turn['conversation_id']}")
         assert deleted.status_code in {202, 204}
         wait_until(lambda: service.client.get(place(turn)).status_code == 404)
+        ended = stream.rest()[-1].data["result"]
+    assert ended["error"]["message"].endswith("while this turn waited.")
+    assert ended["timing"]["waited_ms"] > 0
     assert answering(service, turn, APPROVE).status_code == 404
     ids = [each["id"] for each in service.get("/conversations", status="waiting", limit=100)["items"]]
     assert turn["conversation_id"] not in ids
@@ -203,6 +206,14 @@ def test_an_answer_to_one_of_two_calls_does_not_prolong_the_other(impatient: Ser
     ended = wait_for_end(impatient, turn)
     assert decisions(ended) == [("send_email", "approved"), ("send_email", "expired")]
     assert sent(impatient) == ["in time: hi"]
+
+
+def test_calls_that_were_asked_together_expire_together(impatient: Service) -> None:
+    turn = ask(impatient, {"call": [mail(f"together{number}") for number in range(6)]}, DONE)
+    assert len({request["expires_at"] for request in turn["requests"]}) > 1
+    ended = wait_for_end(impatient, turn)
+    assert decisions(ended) == [("send_email", "expired")] * 6
+    assert ended["attempts"] == 2
 
 
 def test_a_call_that_was_asked_later_waits_its_own_time(impatient: Service) -> None:

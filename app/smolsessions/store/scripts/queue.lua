@@ -7,6 +7,8 @@ for i, agent in ipairs(agents) do
   found[i] = {redis.call('ZCARD', key('ready', agent)), first[1] and math.min(math.max(0, at - first[2]), at) or 0}
 end
 local ref = redis.call('ZRANGE', waiting, 0, 0)[1]
-local since = ref and parse_int(redis.pcall('HGET', key('run', ref, first_turn(ref) or ''), 'waits_since'))
+local turn = ref and redis.pcall('LINDEX', key('queue', ref), 0)
+local since = type(turn) == 'string' and redis.pcall('HGET', key('run', ref, turn), 'waits_since')  -- neither may be damaged
+since = type(since) == 'string' and parse_int(since)
 found[#found + 1] = {redis.call('ZCARD', waiting), since and math.max(0, at - since) or 0}
 return found

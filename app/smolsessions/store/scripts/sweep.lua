@@ -53,7 +53,7 @@ local function expire_wait(ref)
   elseif until_us > at then
     redis.call('ZADD', waiting, until_us, ref)
   else
-    redis.call('HSET', key('journal', ref, turn), string.format('expired:%.0f', until_us), '')
+    redis.call('HSET', key('journal', ref, turn), string.format('expired:%.0f', at), '')
     end_wait(ref, turn, wake)
     ready[#ready + 1] = ref
   end
