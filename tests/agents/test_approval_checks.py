@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 
-from smolsessions.agents.approval_checks import argument_problems
+import smolsessions
+from smolsessions.agents.approval_checks import argument_problems, check_approvals
+from smolsessions.core.errors import StartError
+from tests.support import approvals
+
+
+def test_a_rule_has_the_name_that_a_tool_itself_has() -> None:
+    agent = approvals.make_plain()
+    agent.tools["mail"] = agent.tools.pop("send_email")
+    check_approvals("office", smolsessions.options(agent, approve=["send_email"]), takes_caller=False)
+    with pytest.raises(StartError, match="'mail' names none of its tools"):
+        check_approvals("office", smolsessions.options(agent, approve=["mail"]), takes_caller=False)
 
 
 def test_arguments_with_the_names_of_keywords_are_arguments() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import PIL.Image
-from smolagents import CodeAgent, LogLevel, ToolCallingAgent, tool
+from smolagents import CodeAgent, LogLevel, Tool, ToolCallingAgent, tool
 
 import smolsessions
 from tests.support import agents, coders, streaming
@@ -90,17 +90,27 @@ def report() -> object:
     return smolsessions.File(b"a;b\n1;2\n", "text/csv", "report.csv")
 
 
+class Wordy(Tool):
+    name = "wordy"
+    description = "Return a text."
+    inputs: dict[str, Any] = {"text": {"type": "string", "description": "a text. " + 64 * 1024 * "x"}}  # noqa: RUF012
+    output_type = "string"
+
+    def forward(self, text: str) -> str:
+        return text
+
+
 TOOLS = [send_email, send_and_crash, delete_file, agents.echo, agents.wait_for, agents.picture, post, report]
 
 
 def make_plain(**options: Any) -> ToolCallingAgent:
     """Make an agent without approvals of its own."""
+    defaults: dict[str, Any] = {"max_steps": 12, "tools": [*TOOLS]}
     return ToolCallingAgent(
-        tools=[*TOOLS],
         model=agents.ScriptedModel(),
         prompt_templates=streaming._templates("toolcalling_agent.yaml"),  # noqa: SLF001 - one set of templates
         verbosity_level=LogLevel.OFF,
-        **({"max_steps": 12} | options),
+        **(defaults | options),
     )
 
 
@@ -176,11 +186,16 @@ def make_poster() -> ToolCallingAgent:
     return smolsessions.options(make_plain(), approve=["post"])
 
 
+def make_wordy() -> ToolCallingAgent:
+    """Make an agent with a tool whose schema is large."""
+    return smolsessions.options(make_plain(tools=[Wordy()]), approve=["wordy"])  # type: ignore[no-untyped-call]
+
+
 def make_code_poster() -> CodeAgent:
     return smolsessions.options(coders.make_coder(("PIL.*", "sqlite3"), tools=[*TOOLS]), approve=["post"])
 
 
 NAMES = (
-    "chain poster code_poster plain mailer code_mailer code_reader office judging careful moody wild threaded".split()
-)
+    "chain poster code_poster wordy plain mailer code_mailer code_reader office judging careful moody wild threaded"
+).split()
 AGENTS = ",".join(f"{name.replace('_', '-')}=tests.support.approvals:make_{name}" for name in NAMES)

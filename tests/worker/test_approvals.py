@@ -92,6 +92,16 @@ def test_a_partial_answer_keeps_the_turn_waiting_for_the_rest(service: Service) 
     assert [mail for mail in sent(service) if mail.startswith("q")] == ["q1: hi"]
 
 
+def test_calls_with_large_schemas_are_asked_in_parts(service: Service) -> None:
+    calls = [["wordy", {"text": str(number)}] for number in range(40)]
+    turn = ask(service, {"call": calls}, DONE, agent="wordy")
+    assert 30 < len(turn["requests"]) < 40
+    rest = answer(service, turn, *[APPROVE] * len(turn["requests"]), status=202)
+    assert len(rest["requests"]) == 40 - len(turn["requests"])
+    ended = answer(service, rest, *[APPROVE] * len(rest["requests"]))
+    assert decisions(ended) == [("wordy", "approved")] * 40
+
+
 def test_the_model_reads_that_a_person_rejected_its_call_and_why(service: Service) -> None:
     turn = ask(service, {"call": [mail("rejected@one"), ["echo", {"text": "x"}]]}, DONE)
     ended = answer(service, turn, REJECT | {"reason": "not today"})

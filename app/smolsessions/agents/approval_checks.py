@@ -31,7 +31,7 @@ def tool_names(agent: MultiStepAgent) -> frozenset[str]:
     """Return the names of everything that an agent can call, and the agents below it."""
     names: set[str] = set()
     for each in with_managed(agent):
-        names |= {*each.tools, *each.managed_agents}
+        names |= {tool.name for tool in (*each.tools.values(), *each.managed_agents.values())}  # rules see these names
         if code_runs_in(each):
             names.add("python_interpreter")
     return frozenset(names)

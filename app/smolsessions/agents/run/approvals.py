@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 MAX_ASKED = 4  # requests for one call: the first, and three for a replay that comes with other arguments
 MAX_OPEN = 100  # requests of a turn at a time; the rest is asked after them
 MAX_SHOWN_BYTES = 256 * 1024
-MAX_OPEN_BYTES = 2 * 1024 * 1024  # of the arguments of these; the turn's record repeats them
+MAX_OPEN_BYTES = 2 * 1024 * 1024  # of their arguments and schemas; the turn's record repeats them
 MAX_OPEN_MEDIA_BYTES = 32 * 1024 * 1024  # of the images and files among these arguments
 TIMEOUT = "answer_timeout"
 CODE = "python_interpreter"
@@ -119,9 +119,10 @@ class Approvals:
             return _unshown(call, f"its arguments hold {error}")
         answer, request = self._answer(node, call, arguments, parts)
         if answer is None:
-            self._open_bytes += size
+            parameters = _parameters(tool)
+            self._open_bytes += size + len(to_json(parameters))
             self.media |= media
-            self._ask(node, changed(request, arguments=shown, parameters=_parameters(tool), media=parts))
+            self._ask(node, changed(request, arguments=shown, parameters=parameters, media=parts))
         return _noted(call, self._decided(node, call, answer, shown))
 
     def question(
@@ -175,8 +176,7 @@ class Approvals:
         if parts:  # the bytes of large ones, too
             digest = hashlib.sha256("\n".join([digest, *(shown.part.name for shown in parts)]).encode()).hexdigest()
         asked = self._asked.setdefault(record.call_id, [])
-        # Earlier releases stored the first 16 digits.
-        place = next((place for place, each in enumerate(asked) if digest.startswith(each.digest)), len(asked))
+        place = next((place for place, each in enumerate(asked) if digest == each.digest), len(asked))
         if place == MAX_ASKED:
             self._recorder.journal.diverged = True
             raise ReplayDivergedError
