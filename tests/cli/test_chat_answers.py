@@ -37,7 +37,7 @@ def emails(*receivers: str) -> dict[str, Any]:
 
 @pytest.mark.timeout(300)
 def test_a_chat_asks_for_approvals_and_answers(asking: Service, outbox: Path, tmp_path: Path) -> None:
-    url, script = str(asking.client.base_url), [emails("ada\u202e\x9b", "bob", "cy"), QUESTION, DONE]
+    url, script = str(asking.client.base_url), [emails("ada\u202e\x9b", "bob\u061c\U000e0041", "cy"), QUESTION, DONE]
     with terminal_of(tmp_path, *command("chat", "mailer", "--url", url), EDITOR="", VISUAL="") as terminal:
         terminal.wait_for("\n> ")
         terminal.type(json.dumps(script).encode() + b"\n")
@@ -51,7 +51,7 @@ def test_a_chat_asks_for_approvals_and_answers(asking: Service, outbox: Path, tm
         terminal.type(b"e\n")
         terminal.wait_for("all arguments as JSON: ")
         terminal.type(b'\x15{"to": "eve", "text": "hi"}\n')
-        terminal.wait_for(r'"bob"(.|\n)*\[e\]dit\? ')
+        terminal.wait_for(r'"bob\\u061c\\udb40\\udc41"(.|\n)*\[e\]dit\? ')
         terminal.type(b"r\n")
         terminal.wait_for("reason")
         terminal.type(b"Bob is away\n")
@@ -78,6 +78,19 @@ def test_a_chat_asks_for_approvals_and_answers(asking: Service, outbox: Path, tm
     turn = asking.get(f"/conversations/{conversation}/turns/1")
     assert [call["approval"]["decision"] for call in turn["tool_calls"][:3]] == ["edited", "rejected", "approved"]
     assert turn["tool_calls"][1]["approval"]["reason"] == "Bob is away"
+
+
+@pytest.mark.timeout(150)
+def test_a_chat_goes_on_at_the_second_wait_of_a_turn(asking: Service, tmp_path: Path) -> None:
+    turn = asking.post("/turn", message=json.dumps([emails("zoe"), QUESTION, DONE]), agent="mailer").json()
+    name = turn["conversation_id"]
+    approved = [{"request_id": turn["requests"][0]["request_id"], "decision": "approve"}]
+    second = asking.client.post(f"/conversations/{name}/turns/1/answers", json={"answers": approved})
+    assert second.json()["requests"][0]["kind"] == "question"
+    with terminal_of(tmp_path, *command("chat", "--conversation", name, "--url", str(asking.client.base_url))) as chat:
+        chat.wait_for("number, or nothing to decline: ")
+        chat.type(b"2\n")
+        chat.wait_for("done(.|\n)*\n> ")
 
 
 @pytest.mark.timeout(150)

@@ -73,9 +73,9 @@ def wait_for_requests(service: Service, turn: Event, count: int = 1, within_s: f
     return read(service, turn)
 
 
-def submit_asking(service: Service, *script: Event, agent: str = "mailer", **body: Any) -> Event:
+def submit_asking(service: Service, *script: Event, agent: str = "mailer", count: int = 1, **body: Any) -> Event:
     """Submit a turn without waiting for its requests, and return it with them."""
-    return wait_for_requests(service, submit_turn(service, *script, agent=agent, **body))
+    return wait_for_requests(service, submit_turn(service, *script, agent=agent, **body), count)
 
 
 def decisions(turn: Event) -> list[tuple[str, str | None]]:

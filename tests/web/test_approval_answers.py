@@ -138,6 +138,8 @@ def test_the_same_answer_twice_is_none_and_another_one_is_refused(service: Servi
     assert (late.status_code, error_code(late)) == (409, "already_answered")
     names = [frame.event for frame in log_of(service, turn)]
     assert names.count("input.answered") == 2
+    for request in turn["requests"]:
+        assert service.log().count(f"{request['request_id']}: approve by local") == 1
     assert sorted(line for line in sent(service) if line.startswith("twice")) == ["twice1: hi", "twice2: hi"]
 
 
@@ -242,10 +244,14 @@ def test_a_stream_until_waiting_ends_at_the_open_wait_and_at_the_end(service: Se
     with watching(service, turn, until="waiting") as stream:
         assert [frame.raw for frame in stream.rest()] == [frame.raw for frame in frames]
     turn = answer(service, turn, APPROVE, status=202)
+    later = log_of(service, turn, frames[-1].id + 1, until="waiting")  # from the answer on
+    assert (later[0].event, later[-1].event) == ("turn.started", "turn.waiting")
     with watching(service, turn, until="waiting") as stream:  # from the start: the first wait is over
         frames = stream.rest()
     assert [frame.event for frame in frames].count("turn.waiting") == 2
     assert frames[-1].event == "turn.waiting"
+    nothing = service.client.get(place(turn, "/events"), params={"until": "waiting", "after": frames[-1].id})
+    assert (nothing.status_code, nothing.content) == (204, b"")
     answer(service, turn, APPROVE)
     for after in (frames[-1].id, 0):
         with watching(service, turn, after, until="waiting") as stream:
@@ -271,6 +277,18 @@ def test_a_stream_of_answers_begins_with_their_event(service: Service, until: st
             if until or not more:
                 assert frames.rest() == []
         turn = read(service, turn)
+
+
+def test_a_stream_of_a_part_of_the_answers_ends_at_the_rest_of_the_wait(service: Service) -> None:
+    turn = submit_asking(service, {"call": [mail("part1"), mail("part2")]}, DONE, count=2)
+    body = {"answers": [{"request_id": turn["requests"][0]["request_id"], "decision": "approve"}]}
+    with service.client.stream(
+        "POST", place(turn, "/answers"), json=body, params={"until": "waiting"}, headers=EVENTS
+    ) as response:
+        assert [frame.event for frame in Stream(response).rest()] == ["input.answered"]
+    rest = read(service, turn)
+    assert rest["requests"] == turn["requests"][1:]
+    assert answer(service, rest, APPROVE)["status"] == "finished"
 
 
 def test_a_repeated_answer_streams_from_the_same_event(service: Service) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import PIL.Image
 import pytest
 
 from tests.support.answering import APPROVE, answer, answering, ask, asking_service, decisions, observed, read, sent
+from tests.support.stopwatch import Stopwatch
 from tests.support.streaming import log_of
 from tests.support.turns import DONE
 
@@ -156,6 +158,24 @@ def test_too_many_images_reject_the_call(service: Service) -> None:
     ).json()
     assert turn["status"] != "waiting", turn
     assert "more than 16 images and files" in "".join(observed(service, turn))
+
+
+def test_arguments_that_take_long_to_check_delay_no_other_request(service: Service) -> None:
+    code = "from PIL import Image\npost('eve', [Image.new('RGB', (3, 2))])"
+    turn = ask(service, {"code": code}, DONE, agent="code-poster")
+    deep: list[Any] = [""] * 20_000
+    for _ in range(120):
+        deep = [deep]
+    changed = APPROVE | {"arguments": {"to": "joe", "media": deep}}
+    slowest_s = 0.0
+    with ThreadPoolExecutor(1) as pool:
+        answered = pool.submit(answering, service, turn, changed, Prefer="respond-async")
+        while not answered.done():
+            with Stopwatch() as watch:
+                assert service.client.get("/livez").status_code == 200
+            slowest_s = max(slowest_s, watch.s)
+    assert answered.result().status_code == 202, answered.result().text
+    assert slowest_s < 2
 
 
 def test_a_destroying_prune_deletes_what_was_shown(service: Service) -> None:

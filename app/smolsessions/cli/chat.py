@@ -204,9 +204,12 @@ class _Chat:
     def _wait_of(self, turn: Turn) -> TurnEvent | None:
         """Return the last event of a waiting turn, with the requests that are still open."""
         last: TurnEvent | None = None
-        for last in self._client.get_turn_events(turn.conversation_id, turn.turn, until="waiting"):  # noqa: B007
-            pass
-        return last.model_copy(update={"requests": turn.requests}) if isinstance(last, TurnWaiting) else last
+        waits: TurnWaiting | None = None
+        for last in self._client.get_turn_events(turn.conversation_id, turn.turn, until="waiting"):
+            waits = last if isinstance(last, TurnWaiting) else waits
+        if last is None or waits is None or isinstance(last, TurnEnded):
+            return last
+        return waits.model_copy(update={"requests": turn.requests, "seq": last.seq})
 
     def _follow(self, events: Iterator[TurnEvent], last: TurnEvent | None) -> None:
         """Show events up to the turn's end, and ask a person for what it waits for. `last` is the event before."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from smolsessions.client import Answer
     from smolsessions.wire.turns import InputRequest, ShownFile, ShownImage
 
-_UNSEEN = re.compile("[\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+_UNSEEN = re.compile("[\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]")
 """Characters that change the look of the text around them, or have none."""
 
 
@@ -111,4 +111,4 @@ def _shown(request: InputRequest) -> str:
 
 
 def _seen(text: str) -> str:
-    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1], text)

@@ -91,11 +91,15 @@ def _moved(shown: Any, new: Any, labels: frozenset[str], path: tuple[Any, ...] =
             yield from _moved(shown.get(key) if isinstance(shown, dict) else None, part, labels, (*path, key))
     elif isinstance(new, list):
         old = shown if isinstance(shown, list) else []
-        before, now = Counter(_texts(old)), Counter(_texts(new))
-        if len(new) < len(old) and any(before[label] > now[label] > 0 for label in labels):
+        if len(new) < len(old) and _is_unclear(old, new, labels):
             yield path, "is shorter, and it is not clear which of the images or files with the same label stay"
         for place, (part, other) in enumerate(zip_longest(old[: len(new)], new)):
             yield from _moved(part, other, labels, (*path, place))
+
+
+def _is_unclear(old: list[Any], new: list[Any], labels: frozenset[str]) -> bool:
+    before, now = Counter(_texts(old)), Counter(_texts(new))
+    return any(before[label] > now[label] > 0 for label in labels)
 
 
 def _texts(part: Any) -> Iterator[str]:

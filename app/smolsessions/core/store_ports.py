@@ -8,7 +8,7 @@ from smolsessions.core.frozen import record
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from smolsessions.core.callers import Caller
@@ -69,6 +69,11 @@ class Queues:
 class LogReader(Protocol):
     """Reader of one conversation's events. It misses no event of a turn that is submitted after its registration."""
 
+    length: int
+    """Number of events in the log when it was prepared, else 0."""
+    waits: bool
+    """True if the turn waited for a person then."""
+
     def follow(self, turn: int, after: int = 0) -> AsyncGenerator[Logged | None]:
         """Yield the turn's events with `seq > after`, each once and in order, up to the final one.
 
@@ -121,7 +126,9 @@ class TurnStore(Protocol):
         Raises the errors of `turn`.
         """
 
-    async def answer(self, ref: Ref, number: int, accept: Callable[[Turn, bool], Sequence[Answer] | None]) -> Turn:
+    async def answer(
+        self, ref: Ref, number: int, accept: Callable[[Turn, bool], Awaitable[Sequence[Answer] | None]]
+    ) -> Turn:
         """Record the answers that `accept` returns for the turn, in one step. None: it goes on without one.
 
         `accept` gets the turn and whether it waits. It is called again after a concurrent write. Raises the errors of

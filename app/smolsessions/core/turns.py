@@ -80,7 +80,7 @@ class Turns:
         """
         once = _idempotent_request(new)
         if once and (known := await self.store.recall(owner, once)):
-            return self._subscribe(known, for_end=for_end)
+            return await self._prepared(known, for_end=for_end)
         if new.agent is not None and new.agent not in self._agents.infos and new.agent not in self._agents.unavailable:
             raise UnknownAgentError.at("/agent", f"no agent {new.agent!r} here; GET /agents lists them")
         ref = Ref(owner, new.conversation_id or secrets.token_hex(12))
@@ -105,27 +105,27 @@ class Turns:
         if is_new and subscription.turn.ref == ref:
             return subscription
         subscription.close()  # it has another conversation, or has missed the first events
-        return self._subscribe(subscription.turn, for_end=for_end)
+        return await self._prepared(subscription.turn, for_end=for_end)
 
     async def submit_and_wait(self, owner: Owner, new: NewTurn, wait_s: float) -> Turn:
         """Submit a turn and wait for its end. It has no outcome if it did not end in time, or waits for a person."""
         with closing(await self.submit(owner, new, for_end=True)) as subscription:
             return await self._wait_for_end(subscription, wait_s)
 
-    async def subscribe(self, ref: Ref, number: int, after: int) -> TurnSubscription | None:
+    async def subscribe(
+        self, ref: Ref, number: int, after: int, *, until_waiting: bool = False
+    ) -> TurnSubscription | None:
         """Subscribe to a turn's events after the cursor, or return None if no event follows.
 
-        The caller must close the subscription.
+        With `until_waiting` none follows while the turn waits for a person. The caller must close the subscription.
         """
         turn = await self.store.turn(ref, number)
         if turn.outcome and turn.last_seq is not None and after >= turn.last_seq:
             return None
-        subscription = self._subscribe(turn)
-        try:
-            await subscription.reader.prepare(number, after)
-        except BaseException:
+        subscription = await self._prepared(turn, after)
+        if until_waiting and subscription.reader.waits and after >= subscription.reader.length:
             subscription.close()
-            raise
+            return None
         return subscription
 
     async def cancel(self, ref: Ref, number: int, wait_s: float = 0) -> Turn:
@@ -138,23 +138,28 @@ class Turns:
         with closing(self._subscribe(turn)) as subscription:
             return await self._wait_for_end(subscription, wait_s, past_waits=True)
 
-    async def answer(self, ref: Ref, number: int, answers: Sequence[Answer]) -> tuple[Turn, int]:
-        """Record a person's answers. Return the turn, and the number of the event before theirs.
+    async def answer(self, ref: Ref, number: int, answers: Sequence[Answer]) -> tuple[Turn, int, Sequence[Answer]]:
+        """Record a person's answers. Return the turn, the number of the event before theirs, and the new ones.
 
         A turn whose agent is another one by now gets no answer: it goes on, and ends as `agent_changed`. Raises the
         errors of `new_answers`.
         """
+        in_thread = any(answer.arguments is not None for answer in answers)  # their check takes long
+        new: Sequence[Answer] = ()
 
-        def accept(turn: Turn, waits: bool) -> Sequence[Answer] | None:
-            new = new_answers(turn, answers, self._agents.argument_problems, waits=waits)
+        async def accept(turn: Turn, waits: bool) -> Sequence[Answer] | None:
+            nonlocal new
+            check = partial(new_answers, turn, answers, self._agents.argument_problems, waits=waits)
+            new = await asyncio.to_thread(check) if in_thread else check()
             is_changed = self._version_of(turn.agent.name).fingerprint != turn.agent.fingerprint
-            return None if new and is_changed and not self._agents.depends_on_caller(turn.agent.name) else new
+            if new and is_changed and not self._agents.depends_on_caller(turn.agent.name):
+                new = ()
+                return None
+            return new
 
-        if any(answer.arguments is not None for answer in answers):
-            await asyncio.to_thread(self._agents.argument_problems, {}, {})  # its library takes long to import
         turn = await self.store.answer(ref, number, accept)
         names = {answer.request_id for answer in answers}
-        return turn, min((each.seq for each in turn.answered if each.request_id in names), default=1) - 1
+        return turn, min((each.seq for each in turn.answered if each.request_id in names), default=1) - 1, new
 
     async def effects(self, ref: Ref, number: int, first: int | None, limit: int, order: Order) -> EffectPage:
         """Return effects of a turn that is not over, from place `first` on. Large results make a page shorter."""
@@ -213,6 +218,16 @@ class Turns:
         subscription = TurnSubscription(reader, turn, self._subscriptions)
         if self._closing:
             subscription.stop()
+        return subscription
+
+    async def _prepared(self, turn: Turn, after: int = 0, *, for_end: bool = False) -> TurnSubscription:
+        subscription = self._subscribe(turn, for_end=for_end)
+        try:
+            if not for_end:
+                await subscription.reader.prepare(turn.number, after)
+        except BaseException:
+            subscription.close()
+            raise
         return subscription
 
     def _version_of(self, name: AgentName, approve: tuple[str, ...] = ()) -> AgentVersion:

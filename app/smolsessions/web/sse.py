@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import OrderedDict
 from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from smolsessions.core.events import Event, Logged
+    from smolsessions.core.events import Logged
     from smolsessions.core.records import Turn
     from smolsessions.core.turns import Turns, TurnSubscription
     from smolsessions.web.auth import Authenticator
@@ -129,7 +128,7 @@ class TurnStream(EventSourceResponse):
         try:
             async with aclosing(subscription.reader.follow(turn.number, after)) as events:
                 async for logged in events:
-                    self._is_complete = logged is not None and self._ends(logged.event)
+                    self._is_complete = logged is not None and self._ends(logged)
                     yield self._streams.frame(turn, logged, internal=internal) if logged else PING
                     if self._is_complete:
                         break
@@ -142,14 +141,13 @@ class TurnStream(EventSourceResponse):
         if subscription.stopped and not self._is_complete:
             yield self._last_frame
 
-    def _ends(self, event: Event) -> bool:
-        if isinstance(event, TurnEnded):
-            return True
-        turn = self._subscription.turn
-        if not (self._ends_waiting and isinstance(event, TurnWaiting)) or turn.outcome:
-            return False
-        answered = {each.request_id for each in turn.answered}
-        return any(each.request_id not in answered and each.expires_at > time.time() for each in event.requests)
+    def _ends(self, logged: Logged) -> bool:
+        if isinstance(logged.event, TurnEnded) or not self._ends_waiting:
+            return isinstance(logged.event, TurnEnded)
+        reader = self._subscription.reader
+        if logged.seq <= reader.length:  # of the past: the wait is over, unless nothing follows
+            return reader.waits and logged.seq == reader.length
+        return isinstance(logged.event, TurnWaiting)
 
     def _revoke(self) -> None:
         self._last_frame = REVOKED

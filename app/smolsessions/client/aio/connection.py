@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from smolsessions.client.answers import read
 from smolsessions.client.errors import ApiError, UnreachableError, error_of, foreign_answer
 from smolsessions.client.requests import Patience, may_repeat, named, path_of
-from smolsessions.wire.events import TurnEnded, TurnWaiting, event_of
+from smolsessions.wire.events import InputAnswered, TurnEnded, TurnWaiting, event_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -108,12 +108,12 @@ class AsyncConnection:
 
         The request `begin` submits the turn or answers, and is sent until the first event arrives. Later connections
         read the turn's log at `path`, or at the first event's, from the last event on. `until` `waiting`: it also ends
-        after `turn.waiting`.
+        at a wait that is not over.
         """
         patience, seq = Patience(self._patience_s), after
-        last = (TurnEnded, TurnWaiting) if until else TurnEnded
         while True:
             cause: Exception | None = None
+            event: TurnEvent | None = None
             after_s = None
             request = begin or self._reading(path, seq, internal=internal, until=until)
             try:
@@ -131,7 +131,7 @@ class AsyncConnection:
                             seq = event.seq
                             patience.restart()
                             yield event
-                        if isinstance(event, last):
+                        if isinstance(event, TurnEnded):
                             return
             except ApiError as error:
                 if not may_repeat(error, is_safe=True):
@@ -139,7 +139,9 @@ class AsyncConnection:
                 cause, after_s = error, error.retry_after_s
             except httpx2.TransportError as lost:
                 cause = _unreachable(lost, request)
-            await anyio.sleep(patience.next_wait_s(cause, after_s))
+            # The next answer is 204 if the turn still waits.
+            has_waited = cause is None and isinstance(event, TurnWaiting | InputAnswered)
+            await anyio.sleep(0 if has_waited else patience.next_wait_s(cause, after_s))
 
     def submission(
         self, path: str, json: Any, headers: Mapping[str, str], until: Until | None = None

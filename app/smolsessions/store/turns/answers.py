@@ -13,13 +13,13 @@ from smolsessions.store import codec
 from smolsessions.store.scripts.loader import flattened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from smolsessions.core.records import Turn
     from smolsessions.core.requests import Answer
     from smolsessions.store.partition import Scope
 
-    Accept = Callable[[Turn, bool], Sequence[Answer] | None]
+    Accept = Callable[[Turn, bool], Awaitable[Sequence[Answer] | None]]
 
 MOST_TRIES = 20
 MOST_ANSWERED = 1000  # of a turn, of which a repeated answer is known
@@ -32,7 +32,7 @@ async def record_answers(scope: Scope, number: int, accept: Accept) -> Turn:
     """
     for _ in range(MOST_TRIES):
         turn, record, logged, waits = await _open_turn(scope, number)
-        answers = accept(turn, waits)
+        answers = await accept(turn, waits)
         if answers is not None and not answers:
             return turn
         after = _with_answers(turn, answers or (), logged + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
 from smolsessions.core.errors import DAMAGED, SealBrokenError, ServiceError, StoreUnavailableError, TurnNotFoundError
@@ -31,6 +31,14 @@ MOST_BUFFERED = 1000
 MOST_READ = 500  # reading more events at once delays the event loop noticeably
 CUT_SENTENCE = "The log of this turn does not hold the events that its record counts."
 _FINAL_NAMES = frozenset(FINAL.values())
+
+
+class LogPart(NamedTuple):
+    """Events that were read from a log, the length of the whole log, and whether the turn waits for a person."""
+
+    events: list[Logged]
+    length: int
+    waits: bool
 
 
 class Readers:
@@ -91,7 +99,7 @@ class TurnLog:
             raise SealBrokenError(DAMAGED)
         return TurnEnded(result)
 
-    async def read(self, ref: Ref, turn: int, after: int) -> list[Logged]:
+    async def read(self, ref: Ref, turn: int, after: int) -> LogPart:
         """Read at most `MOST_READ` events after a cursor, and subscribe to later ones.
 
         A turn that is over always yields its final event, even if the log has expired or the cursor is behind it.
@@ -119,7 +127,7 @@ class TurnLog:
                 found = [Logged(length, TurnWaiting(0, ()))]
         if found and isinstance(ended := found[-1].event, TurnEnded):
             found[-1] = Logged(found[-1].seq, TurnEnded(await with_stored_images(scope, ended.result)))
-        return found
+        return LogPart(found, length, state == b"waiting")
 
     def _final(self, ref: Ref, turn: int, record: bytes, seq: int) -> Logged:
         event = self.open_event(ref, turn, FINAL["finished"], record)
@@ -157,6 +165,8 @@ class LogReader:
         self._stopped = False
         self._patience_s = REREAD_S
         self._wants_all = wants_all
+        self.length = 0
+        self.waits = False
 
     def __enter__(self) -> Self:
         self._readers.members.add(self)
@@ -209,7 +219,7 @@ class LogReader:
 
     async def prepare(self, turn: int, after: int) -> None:
         with suppress(StoreUnavailableError):
-            found = await self._log.read(self._ref, turn, after)
+            found, self.length, self.waits = await self._log.read(self._ref, turn, after)
             self._events[:0] = [(turn, logged) for logged in found]
             self._must_read = len(found) >= MOST_READ
 
@@ -227,7 +237,7 @@ class LogReader:
         if self._stopped:
             return []
         try:
-            found = await self._log.read(self._ref, turn, after)
+            found, _, _ = await self._log.read(self._ref, turn, after)
         except StoreUnavailableError:
             self._must_read = True  # an outage delays the turn, too; the caller bounds the wait
             await self._heard()

@@ -39,7 +39,7 @@ from smolsessions.wire.turns import Turn as TurnAnswer
 from smolsessions.wire.turns import TurnPage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from starlette.types import Scope
 
@@ -216,7 +216,10 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         response_class=Response,
         responses={
             200: {"description": "The turn's events, live or from its log. See docs/events.md.", **EVENT_STREAM},
-            204: {"description": "The cursor is at the final event: no event follows."},
+            204: {
+                "description": "No event follows: the cursor is at the final event, or at the last one before the end "
+                "of a wait, with `until=waiting`."
+            },
             **responses(None, 404, 422),
         },
     )
@@ -232,7 +235,9 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
     ) -> Response:
         """Stream a turn's events, from its beginning or from a cursor."""
         cursor = cursor_of(last_event_id, after)
-        subscription = await turns.subscribe(Ref(owner, conversation_id), number, cursor)
+        subscription = await turns.subscribe(
+            Ref(owner, conversation_id), number, cursor, until_waiting=until == "waiting"
+        )
         if subscription is None:
             return Response(status_code=204)
         return TurnStream(
@@ -286,8 +291,8 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
             raise ShuttingDownError
         by, now, internal = Answerer(owner, request.scope["key"]), time.time(), body.include_internal_tools
         answers = [_answer_of(place, each, by, now) for place, each in enumerate(body.answers)]
-        turn, cursor = await turns.answer(Ref(owner, conversation_id), number, answers)
-        _audit(turn, answers, by)
+        turn, cursor, new = await turns.answer(Ref(owner, conversation_id), number, answers)
+        _audit(turn, new, by)
         if wants_stream(request.headers.get("accept")):
             subscription = await turns.subscribe(turn.ref, number, cursor)
             if subscription is None:
@@ -310,7 +315,7 @@ def _answer_of(place: int, sent: AnswerIn, by: Answerer, now: float) -> Answer:
     return Answer(sent.request_id, decision, sent.arguments, sent.reason, sent.text, by, now)
 
 
-def _audit(turn: Turn, answers: list[Answer], by: Answerer) -> None:
+def _audit(turn: Turn, answers: Sequence[Answer], by: Answerer) -> None:
     """Log who answered what."""
     for each in answers:
         extra = {"action": "input.answered", "conversation": str(turn.ref), "turn": turn.number}
