@@ -31,6 +31,7 @@ from hypothesis import strategies as st
 from smolagents.agent_types import AgentAudio, AgentImage, AgentText
 
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
+from smolsessions.agents.values.images import browser_image, image_to_bytes
 from tests.support import hostile
 from tests.support.encoded_values import ONE, PRIME, blob, count, long, many, number, pairs, parts, text
 
@@ -220,6 +221,8 @@ def test_an_image_comes_back_pixel_by_pixel(mode: str) -> None:
     copy = crossed([image])[0]
     assert type(copy) is PIL.Image.Image
     assert (copy.mode, copy.size, copy.tobytes()) == (image.mode, image.size, image.tobytes())
+    kind, shown = browser_image(image_to_bytes(image))
+    assert (kind, PIL.Image.open(io.BytesIO(shown)).size) == ("image/png", image.size)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "GIF", "JPEG", "WEBP", "BMP", "TIFF"])

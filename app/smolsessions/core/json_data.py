@@ -79,7 +79,7 @@ def storable(value: T, most_bytes: int | None = None) -> T:
     try:
         data = to_json(wrapped)
         if most_bytes is not None and len(data) - 2 * _AROUND > most_bytes:
-            raise TooLargeError(f"additional_args or metadata is larger than {most_bytes} bytes; send less.")
+            raise TooLargeError(f"An object of the request is larger than {most_bytes} bytes; send less.")
         from_json(data, allow_inf_nan=False)
     except ValueError:
         raise ValueError("holds what is no JSON: NaN, half a character, or too many levels") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
@@ -24,8 +24,6 @@ FACTORY_KEYS = (
     "deadline_s workspace approve ask_user"
 ).split()
 """Keys of an agent that a factory makes. The factory sets the rest itself."""
-SAVED_KEYS = "folder hub revision".split()
-"""Keys that name a saved agent."""
 BY_NAME, IN_PLACE = "by name", "in place"
 """Names that pydantic adds to the path of an error."""
 
@@ -318,6 +316,3 @@ class AgentsFile(_Table):
     models: dict[TableName, ModelTable] = Field(default_factory=dict, description="Models by name.")
     agents: dict[TableName, AgentTable] = Field(default_factory=dict, description="Agents by name.")
     mcp: dict[TableName, McpTable] = Field(default_factory=dict, description="MCP servers by name.")
-
-
-PROVIDERS = get_args(Provider)

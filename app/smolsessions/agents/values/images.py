@@ -191,7 +191,8 @@ def browser_image(data: bytes) -> tuple[str, bytes]:
     """Return the media type and bytes of an image for a browser: its file, or a PNG of a raw image."""
     if data.startswith(RAW):
         buffer = io.BytesIO()
-        image_from_bytes(data).convert("RGBA").save(buffer, "PNG")
+        image = image_from_bytes(data)
+        (image.convert("LA") if image.mode == "La" else image).convert("RGBA").save(buffer, "PNG")
         return "image/png", buffer.getvalue()
     kind = PIL.Image.open(io.BytesIO(data), formats=FORMATS).get_format_mimetype()
     assert kind, "it was read by its format before it was stored"
