@@ -37,7 +37,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
 
     host: str = Field(
-        "127.0.0.1", description="Address to listen on. Anything but loopback needs API_KEYS_FILE, but for `work`."
+        "127.0.0.1", description="Address to listen on. Others than loopback need API_KEYS_FILE, except for `work`."
     )
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="Port to listen on; 0 takes a free one.")
     data_dir: Path = Field(
@@ -46,7 +46,7 @@ class Settings(BaseSettings):
     redis_url: SecretStr | None = Field(
         None,
         description="Redis >= 7 or Valkey to use instead of the embedded store: redis://, rediss:// (TLS) or unix://; "
-        "redis+cluster://h1,h2 for a cluster, redis+sentinel://h1,h2/service/db for what Sentinel watches.",
+        "redis+cluster://h1,h2 for a cluster, redis+sentinel://h1,h2/service/db for servers that Sentinel watches.",
     )
     redis_password_file: Path | None = Field(
         None, description="Holds the password for REDIS_URL, before one that is in it; read at every connect."
@@ -63,11 +63,11 @@ class Settings(BaseSettings):
     )
     durability: Literal["primary", "replicated"] = Field(
         "primary",
-        description="Who must have what is acknowledged: the store's primary, or a replica of it too (WAIT).",
+        description="Servers that hold a write when it is acknowledged: the store's primary, or also a replica (WAIT).",
     )
     seal_keys: SecretStr | None = Field(
         None,
-        description="Keys that seal what is stored, as id:base64 with commas between: the first seals, all open. "
+        description="Keys that seal stored data, as id:base64 with commas between: the first seals, all open. "
         "`smolsessions keys seal` prints one.",
     )
     seal_keys_file: Path | None = Field(
@@ -215,7 +215,9 @@ class Settings(BaseSettings):
         description="Most pixels of a request's images together; those of WebP and progressive JPEG count twice.",
     )
     max_file_bytes: int = Field(5 * 1024 * 1024, ge=1, description="Most bytes of a request's files together.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the service logs.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Lowest level of the lines that the service logs."
+    )
 
     @field_validator("port", mode="before")
     @classmethod
