@@ -97,18 +97,16 @@ class Clients:
     persons: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def hold(self, talk: Talk) -> None:
-        """Play the turns of a conversation in order."""
+        """Play the turns of a conversation in order. An eager talk sends one while the turns before it run or wait."""
         try:
             await self._make(talk)
-            if talk.plan.eager:
+            async with asyncio.TaskGroup() as readers:
                 for planned in talk.plan.turns:
                     await self._hand_in(talk, planned)
-                for said in talk.said:
-                    await self._follow(said)
-            for planned in talk.plan.turns[len(talk.said) :]:
-                await self._hand_in(talk, planned)
-                await self._follow(talk.said[-1])
-        except TimeoutError:
+                    reader = readers.create_task(self._follow(talk.said[-1]))
+                    if not talk.plan.eager:
+                        await reader
+        except* TimeoutError:
             talk.complaints.append(f"{talk.name}: a turn did not end within {TURN_S} s")
 
     async def survey(self, talk: Talk) -> None:
