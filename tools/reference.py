@@ -59,7 +59,11 @@ def _command(name: str, command: Any) -> Iterator[str]:
         for word, each in commands.items():
             yield from _command(f"{name} {word}", each)
         return
-    arguments = [each.metavar or each.name.upper() for each in command.params if each.param_type_name == "argument"]
+    arguments = [
+        each.metavar or (each.name.upper() if each.required else f"[{each.name.upper()}]")
+        for each in command.params
+        if each.param_type_name == "argument"
+    ]
     rows = list(_options(command))
     if {row[0] for row in rows} >= {"--port"}:
         rows = [row for row in rows if row[0].removeprefix("--").replace("-", "_") not in Settings.model_fields]

@@ -37,49 +37,53 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
 
     host: str = Field(
-        "127.0.0.1", description="Address to listen on. Others than loopback need API_KEYS_FILE, except for `work`."
+        "127.0.0.1",
+        description="Address to listen on. One beyond loopback needs API_KEYS_FILE or ALLOW_ANONYMOUS, but not for "
+        "`work`.",
     )
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="Port to listen on; 0 takes a free one.")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="Port to listen on. 0: a free one.")
     data_dir: Path = Field(
-        Path("smolsessions-data"), description="Folder of the embedded store and its key; not used with REDIS_URL."
+        Path("smolsessions-data"), description="Folder of the embedded store and its key. Not used with REDIS_URL."
     )
     redis_url: SecretStr | None = Field(
         None,
         description="Redis >= 7 or Valkey to use instead of the embedded store: redis://, rediss:// (TLS) or unix://; "
-        "redis+cluster://h1,h2 for a cluster, redis+sentinel://h1,h2/service/db for servers that Sentinel watches.",
+        "redis+cluster://h1,h2 for a cluster, redis+sentinel://h1,h2/service/db for a primary behind Sentinel.",
     )
     redis_password_file: Path | None = Field(
-        None, description="Holds the password for REDIS_URL, before one that is in it; read at every connect."
+        None,
+        description="File with the password for REDIS_URL. It is read at every connect, and replaces one in the URL.",
     )
     redis_ca_file: Path | None = Field(
-        None, description="Certificates of authorities that a store with TLS is checked against, besides the system's."
+        None, description="File with certificates of authorities that may sign the store's, besides the system's."
     )
     partitions: int | None = Field(
         None,
         ge=1,
         le=1000,
-        description="Parts that a new store is made of, each on one server: as many as a cluster may ever need, fixed "
-        "at its first use. Else 16 for a cluster, 1 for others.",
+        description="Number of partitions of a new store, each on one server. It cannot change later: choose as many "
+        "as a cluster may ever need. Else 16 for a cluster, 1 for others.",
     )
     durability: Literal["primary", "replicated"] = Field(
         "primary",
-        description="Servers that hold a write when it is acknowledged: the store's primary, or also a replica (WAIT).",
+        description="Servers that must have a write before it is acknowledged: the store's `primary`, or a replica, "
+        "too (`replicated`).",
     )
     seal_keys: SecretStr | None = Field(
         None,
-        description="Keys that seal stored data, as id:base64 with commas between: the first seals, all open. "
+        description="Keys that encrypt the store, as id:base64 with commas between. The first encrypts, all decrypt. "
         "`smolsessions keys seal` prints one.",
     )
     seal_keys_file: Path | None = Field(
-        None, description="The same in a file, one key a line; not read where SEAL_KEYS is set."
+        None, description="File with these keys, one a line. Not read if SEAL_KEYS is set."
     )
     api_keys_file: Path | None = Field(
         None,
-        description="Who may connect: lines `owner sha256-of-key`, or these with claims as JSON. `smolsessions keys "
-        "owner OWNER` prints one.",
+        description="File of those who may connect: lines `owner sha256-of-key`, with claims as JSON behind it if you "
+        "like. `smolsessions keys owner OWNER` prints one.",
     )
     allow_anonymous: bool = Field(
-        False, description="Listen beyond loopback without API keys: everybody is the owner `local`."
+        False, description="Listen beyond loopback without API keys: every client is the owner `local`."
     )
     cors_origins: str = Field(
         "",
@@ -106,13 +110,13 @@ class Settings(BaseSettings):
     workspaces_dir: Path | None = Field(
         None,
         description="Directory of the files that agents with a workspace keep for each conversation, shared by all "
-        "processes of a store. Else a folder of DATA_DIR; with REDIS_URL such agents need it.",
+        "processes of a store. Else a folder of DATA_DIR. With REDIS_URL such agents need it.",
     )
     demo_agents: bool = Field(True, description="Offer the built-in agents demo and demo-code.")
     code_confinement: Literal["auto", "required"] = Field(
         "auto",
-        description="`required` refuses to start if neither namespaces nor Landlock can confine model-written code; "
-        "`auto` takes the strongest means that the system gives.",
+        description="`required` refuses to start if neither namespaces nor Landlock can confine model-written code. "
+        "`auto` takes the strongest means of the system.",
     )
     code_folders: str = Field(
         "",
@@ -120,91 +124,93 @@ class Settings(BaseSettings):
         "commas between.",
     )
     model_id: str | None = Field(
-        None, description="Offers the agent chat on this model of an OpenAI-compatible endpoint."
+        None, description="Model of the built-in agent chat, at an OpenAI-compatible endpoint. Without it, no chat."
     )
-    model_api_base: str | None = Field(None, description="Address of that endpoint; without it, OpenAI itself.")
+    model_api_base: str | None = Field(None, description="Address of that endpoint. Without it, OpenAI itself.")
     model_api_key_env: str | None = Field(
         None, description="Name of the environment variable that holds the endpoint's key (not the key)."
     )
     model_first_byte_s: float = Field(
-        300, gt=0, description="Longest wait for that endpoint's answer to begin: a local model reads its prompt first."
+        300, gt=0, description="Longest wait for that endpoint's answer to begin. A local model reads its prompt first."
     )
     model_timeout_s: float = Field(60, gt=0, description="Longest silence within that endpoint's streamed answer.")
     model_retries: int = Field(
         2,
         ge=0,
         le=10,
-        description="How often chat repeats a model call that failed in transit: no connection, a time-out, or a 5xx "
-        "status. Other agents choose with `smolsessions.options(agent, model_retries=…)`.",
+        description="How often chat repeats a failed model call (docs/models.md). Other agents have the option "
+        "`model_retries`.",
     )
     model_max_tokens: int | None = Field(None, ge=1, description="Most tokens of one answer of chat's model.")
     model_temperature: float | None = Field(None, ge=0, le=2, description="Temperature of chat's model.")
     model_system_prompt: str | None = Field(
         None, description="System prompt of chat, a Jinja template, in place of smolagents' long one."
     )
-    threads: int = Field(32, ge=1, le=512, description="Turns that this process plays at the same time.")
+    threads: int = Field(32, ge=1, le=512, description="Turns that a process runs at the same time.")
     wait_s: float = Field(
         55,
         gt=0,
-        description="How long POST /turn waits for the turn's end before it answers 202; bounds `Prefer: wait` too.",
+        description="Longest wait of POST /turn for the turn's end, also with `Prefer: wait`. Then it answers 202.",
     )
     keep_alive_s: int = Field(
         75,
         ge=1,
-        description="How long a connection that nothing is asked on is kept: longer than a proxy in front keeps it, "
-        "which else now and then sends a request into one that was just closed (502).",
+        description="How long an idle connection is kept. Make it longer than that of a proxy in front, which else "
+        "sends some requests into a connection that was just closed (502).",
     )
     max_connections: int = Field(
         10_000,
         ge=1,
-        description="Open connections of a process, streams among them, and at most half of its open files; more are "
-        "answered with 503, except /livez and /readyz.",
+        description="Most open connections of a process, with streams. At most half of its open files. Beyond it, "
+        "requests are answered with 503, except /livez and /readyz.",
     )
     receive_timeout_s: float = Field(
         10,
         gt=0,
-        description="Longest time for the head of a request, and for its body as far as that brings less than 1 KiB "
-        "a second; then it is a 408.",
+        description="Longest time for the head of a request, and for a body that brings less than 1 KiB a second. Then "
+        "the answer is a 408.",
     )
     send_timeout_s: float = Field(
-        30, gt=0, description="How long a reader of events may take nothing before it is dropped; its turn goes on."
+        30,
+        gt=0,
+        description="How long a reader of events may read nothing. Then it is disconnected, and its turn goes on.",
     )
     deadline_s: float = Field(
-        600, gt=0, description="Longest time for a turn from its start; then it fails as deadline_exceeded."
+        600, gt=0, description="Longest time of a turn from its start. Then it fails as deadline_exceeded."
     )
     max_deadline_s: float = Field(3600, gt=0, description="Longest deadline_s that a caller may ask for.")
     lease_s: float = Field(
-        5, ge=0.5, le=300, description="After how long without a sign of life a worker's turns count as lost."
+        5, ge=0.5, le=300, description="How long a worker may be silent. Then another one takes over its turns."
     )
     max_turns_behind: int = Field(
-        16, ge=1, description="Turns that may wait behind a conversation's running one (`on_busy`); then it is a 429."
+        16,
+        ge=1,
+        description="Turns that may wait behind the running one of a conversation (`on_busy`). Beyond it: 429.",
     )
     max_queued_turns: int = Field(
         1000,
         ge=1,
-        description="Conversations of an agent that may wait for a free thread, in the whole store; then it is a 503. "
-        "One owner alone gets it at three quarters of them. Each partition has its share, rounded up: one may be full "
-        "before the others, and all together take some more.",
+        description="Conversations of an agent that may wait for a free thread, in the whole store. Beyond it: 503. "
+        "For a single owner the limit is three quarters. Each partition has an equal share, rounded up, so one may be "
+        "full before the others.",
     )
     drain_s: float = Field(
         20,
         ge=0,
-        description="How long a running step may take to finish after SIGTERM or Ctrl-C; its turn goes on elsewhere.",
+        description="How long a running step may take to finish after SIGTERM or Ctrl-C. Its turn goes on elsewhere.",
     )
     log_ttl_s: int = Field(
-        0, ge=0, description="How long the log of a turn that is over is kept; 0: as long as its conversation."
+        0, ge=0, description="How long the log of events is kept after the turn's end. 0: as long as its conversation."
     )
     answer_ttl_s: float = Field(
         7 * 86400,
         gt=0,
         le=366 * 86400,
-        description="How long a turn waits for a person's answer; then the call counts as rejected.",
+        description="How long a turn waits for a person's answer. Then the call counts as rejected.",
     )
     id_reuse_s: int = Field(3600, ge=1, description="How long the id of a deleted conversation stays taken.")
-    warm_sessions: int = Field(256, ge=0, description="Agents kept in memory between turns, at most.")
-    warm_mb: float = Field(
-        512, ge=0, description="Megabytes of images and variables that agents kept in memory hold together, at most."
-    )
+    warm_sessions: int = Field(256, ge=0, description="Most agents that a process keeps in memory between turns.")
+    warm_mb: float = Field(512, ge=0, description="Most megabytes of images and variables of these agents together.")
     warm_idle_s: float = Field(600, ge=0, description="How long an unused agent is kept in memory.")
     max_message_chars: int = Field(100_000, ge=1, description="Longest message that is accepted.")
     max_steps: int = Field(100, ge=1, description="Most steps that a caller may ask for with max_steps.")
@@ -212,11 +218,11 @@ class Settings(BaseSettings):
     max_image_pixels: int = Field(
         25_000_000,  # two photos of 12 megapixels; decoded, 100 MB
         ge=1,
-        description="Most pixels of a request's images together; those of WebP and progressive JPEG count twice.",
+        description="Most pixels of a request's images together. Those of WebP and progressive JPEG count twice.",
     )
     max_file_bytes: int = Field(5 * 1024 * 1024, ge=1, description="Most bytes of a request's files together.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Lowest level of the lines that the service logs."
+        "info", description="Least severity that the service logs."
     )
 
     @field_validator("port", mode="before")

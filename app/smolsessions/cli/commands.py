@@ -28,7 +28,10 @@ Processes = Annotated[int, typer.Option(min=1, max=MAX_PROCESSES, help="Processe
 Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 Reload = Annotated[
     bool,
-    typer.Option("--reload", help="Restart when Python files change. Running turns end in the code that began them."),
+    typer.Option(
+        "--reload",
+        help="Restart when Python files or agents.toml change. Running turns end in the code that began them.",
+    ),
 ]
 UntilStdinEnds = Annotated[
     bool, typer.Option("--until-stdin-ends", hidden=True, help="End as if stopped once standard input ends.")
