@@ -42,7 +42,7 @@ _NODE_CHARS = 10  # budget of anything except a text
 json_text = json.JSONEncoder(ensure_ascii=False).encode
 """Returns JSON data as text. Unlike `json.dumps`, it makes no encoder for each call."""
 _COLLECTIONS = (list, tuple, set, frozenset, deque, Mapping)
-_MEDIA = (PIL.Image.Image, File)
+MEDIA = (PIL.Image.Image, File)  # a person sees their content, and JSON has a label
 _MOMENTS = (dt.date, dt.time, dt.timedelta)
 _WITH_JSON_FORM = (str, int, float, bytes, enum.Enum, os.PathLike, decimal.Decimal, uuid.UUID, *_MOMENTS)
 
@@ -245,7 +245,7 @@ class _Walk:
         """Note a label for a value of this class."""
         try:
             self.is_whole &= self._left >= 0 and not issubclass(kind, _COLLECTIONS)
-            self.media += issubclass(kind, _MEDIA)
+            self.media += issubclass(kind, MEDIA)
         except BaseException:  # noqa: BLE001 - see label_of
             self.is_whole = False
 

@@ -11,7 +11,7 @@ from smolagents.agent_types import AgentImage
 from smolagents.memory import TaskStep
 
 from smolsessions.agents.values.images import LazyImage, browser_image, image_to_bytes, stored_images
-from smolsessions.agents.values.json_forms import json_key, shown_form
+from smolsessions.agents.values.json_forms import MEDIA, json_key, shown_form
 from smolsessions.agents.values.parts import MAX_DEPTH, MAX_NODES
 from smolsessions.core.attachments import File, described, encode_file
 from smolsessions.core.json_data import json_pointer
@@ -28,7 +28,6 @@ MAX_SHOWN_BYTES = 32 * 1024 * 1024  # of images and files that a person is shown
 _COLLECTIONS = frozenset({list, tuple, dict, set, frozenset})
 _LISTED = frozenset({list, tuple, dict})
 _FILES = "smolsessions_files"
-_MEDIA = (PIL.Image.Image, File)
 
 
 def media_in(value: Any) -> tuple[PIL.Image.Image | File, ...]:
@@ -138,7 +137,7 @@ def holds_media(step: Any) -> bool:
     if issubclass(type(step), TaskStep):
         return bool(getattr(step, "task_images", None) or getattr(step, _FILES, None))
     shown = getattr(step, "observations_images", None)
-    return bool(shown) or issubclass(type(getattr(step, "action_output", None)), _MEDIA)
+    return bool(shown) or issubclass(type(getattr(step, "action_output", None)), MEDIA)
 
 
 def _images_of(step: Any) -> Iterable[PIL.Image.Image]:

@@ -323,7 +323,8 @@ def ttl_us(ttl_s: float | None) -> int | str:
 
 
 def _cancelled(turn: Turn) -> Turn:
-    did, now = "ran" if turn.status == "running" else "waited", time.time()
+    now = time.time()
+    did = "ran" if turn.status == "running" else "waited"
     failure = Failure("conversation_deleted", f"The conversation was deleted while this turn {did}.")
     timing = replace(turn.timing.wait_over(now), finished_at=now)
     return replace(turn, timing=timing, outcome=Outcome("cancelled", error=failure))

@@ -13,7 +13,7 @@ const POLICIES = { // name → its numbers with their first values
 const TYPING_MS = 250;
 
 export async function memoryPanel({ ask, api, signal, view, conversation, changed, again }) {
-  const agents = await api.json(`/agents/${encodeURIComponent(view.agent)}`, { signal }).then(({ policy: rules }) => rules, () => null); // it may be gone
+  const agentsRules = await api.json(`/agents/${encodeURIComponent(view.agent)}`, { signal }).then(({ policy: rules }) => rules, () => null); // it may be gone
   const note = make("p", { className: "note wrong", hidden: true, role: "alert" });
   const estimate = make("p", { className: "estimate", role: "status" });
   const fields = make("div", { className: "policy-fields" });
@@ -39,7 +39,7 @@ export async function memoryPanel({ ask, api, signal, view, conversation, change
     }
   };
   const json = (value, type = "application/json") => ({ headers: { "Content-Type": type }, body: JSON.stringify(value) });
-  const prune = (dry) => ask("/prune", { method: "POST", ...json({ dry_run: dry, policy: policy() ?? agents }) });
+  const prune = (dry) => ask("/prune", { method: "POST", ...json({ dry_run: dry, policy: policy() ?? agentsRules }) });
   const weigh = () => attempt(async () => {
     if (policy()?.name === "no_pruning") {
       estimate.textContent = "All steps are in the prompt.";
