@@ -1,16 +1,11 @@
 """Rules of accessibility, checked by axe-core from npm (tools/node)."""
 
-from __future__ import annotations
-
 from functools import cache
-from typing import TYPE_CHECKING
 
 import pytest
+from playwright.sync_api import Page
 
 from tools.node_programs import NoNodeError, programs
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
 
 RUN = """() => axe.run(document, { resultTypes: ["violations"] }).then(({ violations }) =>
   violations.map(({ id, nodes }) => `${id}: ${nodes.slice(0, 3).map(({ html }) => html.slice(0, 160)).join(" | ")}`))"""

@@ -1,7 +1,5 @@
 """The browser that the tests drive: the system's Chromium, installed if possible."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from tests.support import debian

@@ -1,23 +1,16 @@
 """Fixtures: a service with agents that talk, a browser, and pages whose errors are recorded."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, Request, expect, sync_playwright
 
 from browser_tests import talker
 from browser_tests.browser import ARGUMENTS, find, path_or_skip
 from tests.support import approvals
 from tests.support.service import Service
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, Request
 
 WAIT_MS = 30_000  # patience with a loaded machine
 WAITING = {"mailer", "code-reader", "office", "poster"}  # agents of the shared service whose turns wait for a person

@@ -5,28 +5,21 @@ python -m browser_tests.gallery [--docs] [--only STATE,…] [FOLDER]
 --docs also writes the pictures of docs/gallery.md and of the README.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import PIL.Image
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from browser_tests.browser import ARGUMENTS, find
 from browser_tests.shop import AGENTS
 from browser_tests.states import STATES, Desk
 from tests.support.service import Service
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from playwright.sync_api import Browser, BrowserContext, Page
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "screenshots"

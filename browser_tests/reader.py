@@ -1,23 +1,18 @@
 """Actions of a user on the page, and its visible content."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import PIL.Image
-from playwright.sync_api import expect
+from playwright.sync_api import FilePayload, Locator, Page, expect
 
 from tests.support.service import write_private
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from playwright.sync_api import FilePayload, Locator, Page
-
+Open = Callable[..., Page]
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
 NARROW_PX = 360
 A_LINE_PX = 10

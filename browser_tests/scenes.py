@@ -1,7 +1,5 @@
 """Messages of the gallery, each with the script that an agent of the shop plays (shop.py, talker.py)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 NEVER = {"wait": "/nonexistent"}

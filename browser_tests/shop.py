@@ -1,28 +1,22 @@
 """Agents of a shop for the gallery. Their model plays the script that belongs to the message (talker.py)."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math
 import struct
 import wave
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import PIL.Image
 import PIL.ImageDraw
 from smolagents import CodeAgent, LogLevel, ToolCallingAgent, tool
-from smolagents.models import ChatMessageStreamDelta
+from smolagents.models import ChatMessage, ChatMessageStreamDelta
 from smolagents.monitoring import TokenUsage
 
 import smolsessions
 from browser_tests.scenes import PLAN, SCRIPTS
 from browser_tests.talker import Talker, _templates
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smolagents.models import ChatMessage
 
 AGENTS = ",".join(f"{name}=browser_tests.shop:make_{name}" for name in ("shop", "analyst", "buyer"))
 CHARS_PER_TOKEN = 4

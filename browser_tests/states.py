@@ -1,22 +1,15 @@
 """States of the page, each made by one function. The gallery pictures them, and a test checks each one."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from playwright.sync_api import FilePayload, expect
+from playwright.sync_api import FilePayload, Locator, Page, Route, expect
 
 from browser_tests.scenes import ARABIC
 from browser_tests.shop import photo, table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from playwright.sync_api import Locator, Page, Route
-
-    from tests.support.service import Service
+from tests.support.service import Service
 
 ORDER = "Where is order 1042?"
 STOCK = "What do we have in stock?"

@@ -9,14 +9,13 @@ A message is a script: a JSON list with one entry for each model call of the tur
 PIECES is a list of texts and of {"wait": "path"}, which waits until that file exists.
 """
 
-from __future__ import annotations
-
 import json
 import time
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import PIL.Image
 import yaml
@@ -31,9 +30,6 @@ from smolagents.models import (
 from smolagents.monitoring import TokenUsage
 
 import smolsessions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 AGENTS = ",".join(
     f"{name}=browser_tests.talker:{factory}"

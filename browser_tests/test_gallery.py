@@ -1,24 +1,16 @@
 """Every state of the gallery: it can be made, fits a small phone, is readable in both themes and accessible."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, BrowserContext, expect
 
 from browser_tests.accessibility import breaches
 from browser_tests.gallery import DOCS, WIDTHS, context_of, resize, service, state
 from browser_tests.reader import weak_texts
 from browser_tests.states import INSPECTED, STATES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from playwright.sync_api import Browser, BrowserContext
-
-    from tests.support.service import Service
+from tests.support.service import Service
 
 OVERFLOWING = """() => [document.documentElement, document.body, ...document.querySelectorAll(
   "#scroll, #side, #inspector, .inspector-panel, .foot, dialog[open]")].filter(

@@ -1,26 +1,15 @@
 """Accessibility of the page: with a keyboard alone, on a phone, in light and dark."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
 
 from browser_tests.accessibility import breaches
-from browser_tests.reader import PHONE, answer, choose, fits, reach, say, turn, wait
+from browser_tests.reader import PHONE, Open, answer, choose, fits, reach, say, turn, wait
 from browser_tests.test_page_markdown import REPORT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from playwright.sync_api import Page
-
-    from tests.support.service import Service
-
-    Open = Callable[..., Page]
+from tests.support.service import Service
 
 
 def test_everything_can_be_done_with_the_keyboard_alone(opened: Open, service: Service, gate: Path) -> None:

@@ -1,23 +1,13 @@
 """Reloads, tabs and lost connections: nothing is lost, and the page shows a note."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
-from browser_tests.reader import answer, forgive, say, turn, wait, whole
+from browser_tests.reader import Open, answer, forgive, say, turn, wait, whole
 from browser_tests.talker import AGENTS
 from tests.support.service import Service
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from playwright.sync_api import Page, Route
-
-    Open = Callable[..., Page]
 
 AT_ONCE_MS = 3000  # a tab without news polls every 10 s
 

@@ -1,24 +1,14 @@
 """The inspector: prompts, memory, variables, effects, timeline, and ways out."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from playwright.sync_api import expect
 
-from browser_tests.reader import choose, say, turn
+from browser_tests.reader import Open, choose, say, turn
 from tests.support import approvals
 from tests.support.service import Service
 from tests.support.turns import DONE, submit_turn, wait_for_gate
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from playwright.sync_api import Page
-
-    Open = Callable[..., Page]
 
 
 def test_the_inspector_shows_and_changes_the_memory(opened: Open, service: Service) -> None:

@@ -1,22 +1,12 @@
 """API keys: asked for, kept, forgotten."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from playwright.sync_api import expect
 
-from browser_tests.reader import KEY, answer, forgive, keys_file, png, say
+from browser_tests.reader import KEY, Open, answer, forgive, keys_file, png, say
 from browser_tests.talker import AGENTS
 from tests.support.service import Service
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from playwright.sync_api import Page
-
-    Open = Callable[..., Page]
 
 
 def test_a_key_is_asked_for_refused_taken_and_forgotten(opened: Open, tmp_path: Path, sins: list[str]) -> None:

@@ -1,24 +1,14 @@
 """Markdown in answers: its forms, its streaming, and hostile texts."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
-from browser_tests.reader import answer, say, turn, wait
+from browser_tests.reader import Open, answer, say, turn, wait
+from tests.support.service import Service
 from tools.vendor import changed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from playwright.sync_api import Page
-
-    from tests.support.service import Service
-
-    Open = Callable[..., Page]
 
 MOST_MS = 5000
 MARKUP = "<script>window.ran = 1</script><img src=x onerror='window.ran = 2'><b>not bold</b>"

@@ -1,23 +1,13 @@
 """Turns that failed, were stopped or wait: their words, and the ways to go on."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
-from browser_tests.reader import answer, png, say, turn, wait
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from playwright.sync_api import Page
-
-    from tests.support.service import Service
-
-    Open = Callable[..., Page]
+from browser_tests.reader import Open, answer, png, say, turn, wait
+from tests.support.service import Service
 
 
 def messages(service: Service, page: Page) -> str:

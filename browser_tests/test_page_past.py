@@ -1,28 +1,17 @@
 """The list of conversations, and their past turns."""
 
-from __future__ import annotations
-
 import json
 import re
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
-from browser_tests.reader import A_LINE_PX, answer, at_end, forgive, png, say, turn, wait, weak_texts
+from browser_tests.reader import A_LINE_PX, Open, answer, at_end, forgive, png, say, turn, wait, weak_texts
+from tests.support.service import Service
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from playwright.sync_api import Page, Route
-
-    from tests.support.service import Service
-
-    Open = Callable[..., Page]
-
 
 LAID_OUT = """() => [...document.querySelectorAll(".turn .answer")].filter(
   (part) => part.checkVisibility({ contentVisibilityAuto: true })).length"""

@@ -1,25 +1,16 @@
 """Waiting turns on the page: cards that approve and change calls, and that answer questions."""
 
-from __future__ import annotations
-
 import json
 import re
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, Page, Route, expect
 
-from browser_tests.reader import PHONE, answer, choose, fits, forgive, reach, say, turn, weak_texts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from playwright.sync_api import Locator, Page, Route
-
-    from tests.support.service import Service
-
-    Open = Callable[..., Page]
+from browser_tests.reader import PHONE, Open, answer, choose, fits, forgive, reach, say, turn, weak_texts
+from tests.support.service import Service
 
 MAIL = ["send_email", {"to": "ann@example.org", "text": "Dear Ann,\nall is well."}]
 MARKUP = "<img src=x onerror='window.ran = 1'><b>bold</b>"

@@ -1,24 +1,13 @@
 """Messages with images, and refused messages."""
 
-from __future__ import annotations
-
 import json
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from playwright.sync_api import FilePayload, expect
+from playwright.sync_api import FilePayload, Page, expect
 
-from browser_tests.reader import answer, forgive, paste, png, say, wait
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from playwright.sync_api import Page
-
-    from tests.support.service import Service
-
-    Open = Callable[..., Page]
+from browser_tests.reader import Open, answer, forgive, paste, png, say, wait
+from tests.support.service import Service
 
 
 def test_a_message_that_is_refused_stays_in_its_field(

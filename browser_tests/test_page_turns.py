@@ -1,24 +1,14 @@
 """A turn on the page, while it runs and after its end."""
 
-from __future__ import annotations
-
 import json
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import expect
 
-from browser_tests.reader import answer, choose, say, turn, wait
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from playwright.sync_api import Page
-
-    from tests.support.service import Service
-
-    Open = Callable[..., Page]
+from browser_tests.reader import Open, answer, choose, say, turn, wait
+from tests.support.service import Service
 
 
 def test_an_answer_appears_piece_by_piece_before_the_turn_ends(opened: Open, service: Service, gate: Path) -> None:

@@ -1,21 +1,14 @@
 """The page and the docs below a prefix, behind a proxy that removes the prefix and behind one that does not."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from browser_tests.reader import answer, say, try_liveness
 from browser_tests.talker import AGENTS
 from tests.support.proxy import proxy
 from tests.support.service import Service
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from playwright.sync_api import Page
 
 PREFIX = "/team/agents"
 

@@ -1,15 +1,14 @@
 """docs/agents.md: each config of its table serves a turn, or is made, or names what to install."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -21,14 +20,9 @@ from smolsessions.agents.config.json_schema import keys_reference, schema_text
 from smolsessions.agents.demo.agents import RuleModel
 from smolsessions.core.errors import StartError
 from tests.support.hub import Hub
+from tests.support.llm import LLM
 from tests.support.service import ROOT, Service
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.llm import LLM
 
 pytest_plugins = ["tests.support.llm"]
 

@@ -1,13 +1,11 @@
 """agents.toml: its agents answer turns, and its mistakes stop the start."""
 
-from __future__ import annotations
-
 import json
 import sys
 import tomllib
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -19,10 +17,8 @@ from smolsessions.agents.models.providers import with_fallbacks
 from smolsessions.core.errors import StartError
 from smolsessions.core.records import AgentName
 from smolsessions.options import options_of
+from tests.support.llm import LLM
 from tests.support.service import Service, run
-
-if TYPE_CHECKING:
-    from tests.support.llm import LLM
 
 pytest_plugins = ["tests.support.llm"]
 

@@ -1,23 +1,17 @@
 """An author's checks and callbacks receive the answers and outputs of code as in a bare smolagents agent."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support import coders
 from tests.support.code_turns import code_script
 from tests.support.service import Service
+from tests.support.streaming import Event
 from tests.support.turns import DONE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.streaming import Event
 
 AGENTS = "observed=tests.support.coders:make_observed,lead=tests.support.coders:make_observed_lead"
 IMAGE = "from PIL import Image\nImage.new('RGB', (2, 1), (1, 2, 3))"

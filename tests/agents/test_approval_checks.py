@@ -1,7 +1,5 @@
 """Checks of the arguments that a person changes, against schemas of any server."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Tools with audio as smolagents has it, which stop the start where torch is missing."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 from smolagents import ToolCallingAgent
@@ -11,9 +9,6 @@ from smolsessions.agents.factories import check_factory
 from smolsessions.core.errors import StartError
 from tests.support import agents
 from tests.support.sounds import make_listener, make_singer, make_teller
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def _managed() -> ToolCallingAgent:

@@ -1,10 +1,10 @@
 """Callers: agents and tools learn from the service on whose behalf they work, and from nothing else."""
 
-from __future__ import annotations
-
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +17,6 @@ from tests.support.refusals import sentence_of
 from tests.support.service import ROOT, Service, run, write_private
 from tests.support.turns import DONE, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")

@@ -1,24 +1,17 @@
 """Agents that a service offers or refuses at start, and the `chat` agent against a model's server."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 
 from tests.support.llm import LLM
-from tests.support.refusals import Refused, sentence_of, started
+from tests.support.refusals import Ending, Refused, sentence_of, started
 from tests.support.service import Service
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from concurrent.futures import Future
-    from pathlib import Path
-
-    from tests.support.refusals import Ending
 
 KEY = "sk-test-9b1f27c0d4"
 

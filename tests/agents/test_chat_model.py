@@ -1,14 +1,13 @@
 """The `chat` agent against a real HTTP server, and the reports of its failures."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import IncompleteRead
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2
 import pytest
@@ -21,14 +20,10 @@ from smolagents.utils import AgentGenerationError, AgentMaxStepsError
 from smolsessions.agents.chat import ChatOptions, chat_factory
 from smolsessions.agents.run.failures import FINAL_ANSWER_FAILED, classify, is_swallowed_failure
 from smolsessions.core.errors import StartError
+from smolsessions.core.records import Failure
+from tests.support.llm import LLM
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import PATIENCE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from smolsessions.core.records import Failure
-    from tests.support.llm import LLM
 
 pytest_plugins = ["tests.support.llm"]
 

@@ -1,7 +1,5 @@
 """A process starts on a smolagents that the service was tested with, and on no other one."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import shutil

@@ -1,12 +1,12 @@
 """A stop ends a provider's work at once, and a complete answer leaves its connection for the next call."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +15,6 @@ from tests.support.service import Service
 from tests.support.stopwatch import Stopwatch
 from tests.support.turns import submit_turn, wait_for_end
 from tests.support.waiting import PATIENCE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 CLIENTS = ("openai", "openai-whole", "openai-httpx", "azure", "inference")
 ENDED_S = 0.5

@@ -1,11 +1,10 @@
 """Every argument of smolagents' agent constructors has the same effect in the service as in bare smolagents."""
 
-from __future__ import annotations
-
 import inspect
 import io
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from smolagents import CodeAgent, LogLevel, MultiStepAgent, ToolCallingAgent
@@ -16,10 +15,6 @@ from tests.support import constructors
 from tests.support.agents import ScriptedModel, make_scripted
 from tests.support.constructors import CASES, FOLDER, NAMES
 from tests.support.service import Service, run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 REFUSED = {"add_base_tools"}
 """Tested below: it brings a ToolCallingAgent a tool that runs code in this process."""

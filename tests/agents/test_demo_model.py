@@ -1,9 +1,8 @@
 """The demo agents answer by rules, from the messages of their prompt."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -16,9 +15,6 @@ from smolagents.utils import AgentGenerationError
 
 from smolsessions.agents.demo.agents import RuleModel, make_demo, make_demo_code
 from smolsessions.agents.demo.rules import summarize_by_rules
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Agent = ToolCallingAgent | CodeAgent
 

@@ -1,11 +1,10 @@
 """Conversations move between environments: another Python, or another smolagents, continues them, and back."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +16,6 @@ from tests.support.old_data_checks import FILES, MORE, assert_holds, messages_of
 from tests.support.service import AGENTS, ROOT, Service
 from tests.support.store_server import running_store
 from tests.support.turns import DONE, wait_for_end
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WITH_ENUMS = {"AGENTS": f"{AGENTS},coloured=tests.support.odd:make_coloured"}
 OF_LIBRARIES = "import re, datetime\nfrom math import floor\nflag, day = re.IGNORECASE, datetime.date(2026, 4, 1)\n"

@@ -1,13 +1,12 @@
 """No key leaves the environment: a search through all that turns leave behind, which succeed or fail by its errors."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -15,16 +14,12 @@ import pytest
 from smolsessions.agents.config.agents_file import load_agents_file
 from smolsessions.store.seal import new_key
 from tests.support.key_search import echoing, files_of, found_in, unsealed, values_of
+from tests.support.llm import LLM
 from tests.support.owners import owner_line
 from tests.support.sandboxes import E2BService, serving
 from tests.support.service import ROOT, Service, run, write_private
 from tests.support.store_server import StoreServer, running_store
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.llm import LLM
 
 pytest_plugins = ["tests.support.llm"]
 

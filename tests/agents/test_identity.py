@@ -1,14 +1,14 @@
 """Identity of the agent that answered: its model, fingerprint and release, also with models of hostile classes."""
 
-from __future__ import annotations
-
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
-from smolagents import InferenceClientModel, OpenAIModel, ToolCallingAgent
+from smolagents import InferenceClientModel, MultiStepAgent, OpenAIModel, ToolCallingAgent
 
 import smolsessions
 from smolsessions.agents.config.agents_file import load_agents_file
@@ -19,12 +19,6 @@ from tests.support import agents
 from tests.support.service import Service
 from tests.support.stopwatch import Stopwatch
 from tests.support.turns import DONE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from smolagents import MultiStepAgent
 
 KEY = "sk-of-the-identity"
 AGENTS = ",".join(

@@ -1,22 +1,17 @@
 """Tools of MCP servers in turns of a real service: results, errors, dead and frozen servers, stops."""
 
-from __future__ import annotations
-
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from tests.support.llm import LLM
 from tests.support.metrics import samples, totals
 from tests.support.service import Service
 from tests.support.stopwatch import Stopwatch
 from tests.support.tool_servers import programs_of
 from tests.support.turns import cancel
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.llm import LLM
 
 pytest_plugins = ["tests.support.llm"]
 

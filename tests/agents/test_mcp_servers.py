@@ -1,12 +1,12 @@
 """Clients of MCP servers, without a service: lists, results, and servers that die, freeze, change or lie."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,10 +21,6 @@ from tests.support.hostile_http import HEADERS, hostile_http
 from tests.support.stopwatch import Stopwatch
 from tests.support.tool_servers import HOSTILE, HttpServer, Tools, programs_of, stdio
 from tests.support.waiting import PATIENCE_S, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 KEY = "sk-two-77aa01c2"
 RESULTS: dict[str, tuple[str, dict[str, Any], Any]] = {

@@ -1,11 +1,11 @@
 """Model calls of a turn: their timeouts, retries, usage and prompts."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from smolagents import ToolCallingAgent
 
 from tests.support import endpoint as agents
 from tests.support.endpoint import Endpoint, endpoint
@@ -14,12 +14,6 @@ from tests.support.service import Service, run
 from tests.support.stopwatch import Stopwatch
 from tests.support.streaming import log_of
 from tests.support.waiting import PATIENCE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from smolagents import ToolCallingAgent
 
 CHAT = {"AGENTS": agents.AGENTS, "DEMO_AGENTS": "0", "DEFAULT_AGENT": "chat", "MODEL_ID": "m"}
 

@@ -1,21 +1,17 @@
 """`smolsessions.options` and the decorator `smolsessions.agent`, as an author and a type checker see them."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, fields
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import smolsessions
 from smolsessions.options import CodeLimitValues, Options, OptionValues, factory_name, options_of
 from tests.support import agents
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ANY: Any = smolsessions
 TYPED = """

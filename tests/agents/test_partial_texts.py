@@ -1,11 +1,10 @@
 """JSON and code in fragments: any cuts of a text yield the same content, which is that of the whole text."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import example, given, settings
@@ -13,9 +12,6 @@ from hypothesis import strategies as st
 from smolagents.utils import parse_code_blobs
 
 from smolsessions.agents.run.partial_texts import CodeSplitter, PartialJson
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 T = TypeVar("T", bound=str)
 HIGH, LOW = chr(0xD83D), chr(0xDE00)

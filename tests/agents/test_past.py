@@ -1,13 +1,12 @@
 """Conversations that are played, pruned, rolled back and forked in any order equal whole copies of them."""
 
-from __future__ import annotations
-
 import sys
 import time
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,17 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from smolsessions.core.errors import TurnNotFoundError
 from smolsessions.core.memories import PackedStep
-from smolsessions.core.records import Submission, Timing, Turn, TurnInput, TurnOptions
-from tests.support.stores import AGENT, DONE, Loop, claim_one, read_events, ref_of, version_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from smolsessions.core.records import EntryType, OnBusy, Ref
-    from smolsessions.store.seal import Sealer
-    from smolsessions.store.store import Store
-    from smolsessions.store.turns.lease import HeldLease
-    from tests.support.stores import Raw
+from smolsessions.core.records import EntryType, OnBusy, Ref, Submission, Timing, Turn, TurnInput, TurnOptions
+from smolsessions.store.seal import Sealer
+from smolsessions.store.store import Store
+from smolsessions.store.turns.lease import HeldLease
+from tests.support.stores import AGENT, DONE, Loop, Raw, claim_one, read_events, ref_of, version_of
 
 pytest_plugins = ["tests.support.stores"]
 Wanted = tuple[Any, str | None, str | None, bool]
@@ -73,7 +66,7 @@ class Life:
     def roll_back(self, turn: int) -> None:
         self.now = replace(deepcopy(self.after[turn]), total=self.now.total)
 
-    def fork(self, ref: Ref, turn: int | None) -> Life:
+    def fork(self, ref: Ref, turn: int | None) -> "Life":
         now = deepcopy(self.now if turn is None else self.after[turn])
         last = self.turns if turn is None else turn
         below = {place for place in self.destroyed if place < now.total}

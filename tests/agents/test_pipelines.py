@@ -1,20 +1,13 @@
 """The pages of docs/pipelines: each turn that they show is played again, and compared with the page."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from smolagents.agents import EMPTY_PROMPT_TEMPLATES
 
 from tests.support.pipeline_pages import FOLDER, block, block_of, joined, marks, player, shown_key
-from tests.support.pipelines import SCENARIOS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.pipelines import Played, Player, Scenario
+from tests.support.pipelines import SCENARIOS, Played, Player, Scenario
 
 _ARROW = re.compile(r"^    (\w)-?->>(\w): (\S+) ?(\S*)", re.MULTILINE)
 

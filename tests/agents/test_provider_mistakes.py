@@ -1,7 +1,5 @@
 """Models that cannot work stop the start, with the mend and without a value that could be a key."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

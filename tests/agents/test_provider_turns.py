@@ -3,10 +3,10 @@
 An environment that has LiteLLM tests LiteLLM alone, as test_providers.py does.
 """
 
-from __future__ import annotations
-
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,10 +18,6 @@ from tests.support.stored_texts import stored_texts
 from tests.support.streaming import log_of
 from tests.support.turns import submit_turn, wait_for_end
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 HAS_LITELLM = bool(importlib.util.find_spec("litellm"))
 OTHER_KEY = f"{KEY}-other"

@@ -3,16 +3,15 @@
 LiteLLM needs an older client of OpenAI. An environment that has it tests LiteLLM alone.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import hmac
 import importlib.util
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
@@ -28,9 +27,6 @@ from smolsessions.core.errors import StartError
 from tests.support.environments import LITELLM, environment
 from tests.support.providers import KEY, PIECES, USAGE, Answer, Provider, provider
 from tests.support.service import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TIMES = {"first_byte_s": 60, "timeout_s": 60}
 HASTY = {"first_byte_s": 0.5, "timeout_s": 0.5}  # for answers that never end

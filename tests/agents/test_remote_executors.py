@@ -1,13 +1,14 @@
 """Code in remote executors: smolagents' own classes and an own one, each with a real process behind it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from smolagents import CodeAgent
 
 from smolsessions.agents.factories import check_factory
 from smolsessions.core.errors import StartError
@@ -20,12 +21,6 @@ from tests.support.streaming import posting
 from tests.support.transfer import export, import_document
 from tests.support.turns import DONE, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from smolagents import CodeAgent
 
 HANG = """import os, time
 open(os.environ["TEST_REMOTE_FOLDER"] + "/hangs", "a").write("1\\n")

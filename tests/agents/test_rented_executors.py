@@ -1,24 +1,18 @@
 """Agents of agents.toml whose code runs in a container or a rented sandbox, through the vendors' own clients."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from smolsessions.agents.catalog import Catalog
 from smolsessions.agents.config.agents_file import load_agents_file
 from smolsessions.core.errors import StartError
-from tests.support.sandboxes import DockerDaemon, E2BService, serving
+from tests.support.llm import LLM
+from tests.support.sandboxes import DockerDaemon, E2BService, Sandboxes, serving
 from tests.support.service import Service
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.llm import LLM
-    from tests.support.sandboxes import Sandboxes
 
 pytest_plugins = ["tests.support.llm"]
 

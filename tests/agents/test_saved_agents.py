@@ -1,10 +1,10 @@
 """Agents of saved folders and of the Hub: their code runs, and their models and executors do not."""
 
-from __future__ import annotations
-
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from smolagents import CodeAgent, OpenAIModel, Tool, ToolCallingAgent
@@ -16,10 +16,6 @@ from tests.support.hub import Hub
 from tests.support.llm import LLM
 from tests.support.service import ROOT, Service, run
 from tests.support.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytest_plugins = ["tests.support.llm"]
 

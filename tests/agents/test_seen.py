@@ -1,28 +1,21 @@
 """Events that proxies record: every call of every agent, and the models' texts, in a readable order."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from smolagents import MultiStepAgent
 
 from tests.support import streaming
 from tests.support.agents import make_code, make_planner, make_scripted
-from tests.support.streaming import log_of, place, posting, seen, spoken, watching
+from tests.support.service import Service
+from tests.support.streaming import Event, log_of, place, posting, seen, spoken, watching
 from tests.support.turns import DONE, ECHO
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from smolagents import MultiStepAgent
-
-    from tests.support.service import Service
-    from tests.support.streaming import Event
-
-    Script = list[Event]
+Script = list[Event]
 
 pytest_plugins = ["tests.support.streaming"]
 

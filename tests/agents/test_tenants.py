@@ -1,10 +1,9 @@
 """Tenants apart: no agent, claim or metadata of one caller reaches another, a prompt, a log or the store's disk."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -23,15 +22,10 @@ from tests.support.callers import (
 )
 from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, request_as
 from tests.support.service import ROOT, Service, write_private
+from tests.support.store_server import StoreServer
 from tests.support.tenants import AGENTS
 from tests.support.turns import DONE, submit_next, submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.store_server import StoreServer
 
 SHOWN = ("/turns/1/events", "/steps", "/messages", "/turns/1", "/export", "")
 OUTSIDE = "no turn runs here, so there is no caller"

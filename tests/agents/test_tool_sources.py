@@ -1,9 +1,8 @@
 """Tools of agents.toml: import strings, smolagents' own, base tools, and tools that hold state."""
 
-from __future__ import annotations
-
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from smolagents import CodeAgent, PythonInterpreterTool, ToolCallingAgent, UserInputTool
@@ -13,13 +12,8 @@ from smolsessions.agents.demo.agents import RuleModel
 from smolsessions.agents.tools.sources import load_tools
 from smolsessions.core.errors import StartError
 from tests.support import own_tools
+from tests.support.llm import LLM
 from tests.support.service import Service
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from smolsessions.agents.tools.sources import Loaded
-    from tests.support.llm import LLM
 
 pytest_plugins = ["tests.support.llm"]
 
@@ -46,7 +40,7 @@ REFUSED = {
 }
 
 
-def loaded(*entries: str, known: dict[str, Loaded] | None = None, base: bool = False) -> list[Any]:
+def loaded(*entries: str, known: dict[str, Any] | None = None, base: bool = False) -> list[Any]:
     return load_tools(entries, {} if known is None else known, add_base_tools=base)()
 
 
@@ -71,7 +65,7 @@ def test_base_tools_run_no_code_and_read_no_terminal() -> None:
 
 def test_tools_are_shared_and_set_up_once_except_those_that_hold_state() -> None:
     own_tools.SETUPS.clear()
-    known: dict[str, Loaded] = {}
+    known: dict[str, Any] = {}
     makers = [load_tools([f"{OWN}:Shared", f"{OWN}:Counting"], known) for _ in range(2)]
     (shared, counting), (same, other) = (make() for make in makers)
     assert shared is same

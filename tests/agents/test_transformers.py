@@ -3,10 +3,9 @@
 To run it: `pip install 'smolsessions[transformers]'`.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from smolagents import ChatMessage, MessageRole, Model, TransformersModel
@@ -15,9 +14,6 @@ from smolsessions.agents.config.schema import ModelOptions, ModelTable
 from smolsessions.agents.models.providers import make_model
 from smolsessions.agents.run.failures import classify_call
 from smolsessions.core.errors import StartError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WORDS = [f"w{number}" for number in range(200)]
 TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"

@@ -1,7 +1,5 @@
 """`python -m tests.chaos`: the long run. It prints the table. The exit status is 1 if an invariant fails."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import random
@@ -10,15 +8,12 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.chaos import plans
 from tests.chaos.conductor import SHARES, SHARES_OF_CLUSTER
 from tests.chaos.report import report
+from tests.chaos.rounds import Round
 from tests.chaos.run import SHARES_OF, Scale, run
-
-if TYPE_CHECKING:
-    from tests.chaos.rounds import Round
 
 
 def main() -> int:

@@ -7,21 +7,16 @@ Tools receive their keys as an argument.
 PYTEST_DONT_REWRITE: the service, which is another process, imports this.
 """
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from smolagents import CodeAgent, LogLevel, Tool, ToolCallingAgent, tool
+from smolagents.models import ChatMessage, ChatMessageStreamDelta
 
 import smolsessions
 from tests.chaos import ledger
 from tests.support import agents, streaming
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smolagents.models import ChatMessage, ChatMessageStreamDelta
 
 FACTORIES = {
     "caller": "make_caller",

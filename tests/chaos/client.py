@@ -1,24 +1,20 @@
 """Clients that submit turns to any process and follow them to their end, even if the process crashes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
+import random
 import time
 import zlib
 from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2
 
-if TYPE_CHECKING:
-    import random
-    from collections.abc import AsyncIterator
-
-    from tests.chaos.fleet import Fleet
-    from tests.chaos.plans import Plan, Planned
+from tests.chaos.fleet import Fleet
+from tests.chaos.plans import Plan, Planned
 
 FINAL = {"turn.finished", "turn.failed", "turn.cancelled"}
 STREAM = {"Accept": "text/event-stream"}

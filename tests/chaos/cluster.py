@@ -1,23 +1,16 @@
 """Cluster as the store of a run: harm to its nodes, and inspection of its keys."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from redis.asyncio import Redis
 
 from tests.chaos.store import ASTRAY, AWAY, WORKING, P
 from tests.topology.cluster import ValkeyCluster
-from tests.topology.node import HOST
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from tests.topology.node import Node
+from tests.topology.node import HOST, Node
 
 PARTITIONS = 16
 

@@ -1,19 +1,15 @@
 """Conductor, which harms the service's processes and the store at random instants."""
 
-from __future__ import annotations
-
 import asyncio
+import random
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Awaitable, Callable
-
-    from tests.chaos.fleet import Fleet
-    from tests.chaos.harm import Harm as StoreHarm
+from tests.chaos.fleet import Fleet
+from tests.chaos.harm import Harm as StoreHarm
 
 PROCESSES: dict[str, float] = {"kill": 38, "stop": 18, "term": 12}
 SHARES = PROCESSES | {"blackout": 0.4, "restart": 2, "freeze": 2, "cut": 8, "stall": 3, "delay": 3}

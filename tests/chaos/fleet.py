@@ -1,23 +1,18 @@
 """The service's processes: started, ended by signals, and followed until they exit."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
+import subprocess
 import time
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 
 from tests.chaos import agents, ledger
 from tests.support.service import spawn
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import AsyncIterator, Coroutine
-    from pathlib import Path
 
 START_S = 30
 DRAIN_S = 20

@@ -1,22 +1,18 @@
 """Harm to a store: to one server and the line to it, or to the nodes of a cluster."""
 
-from __future__ import annotations
-
 import asyncio
+import random
 import signal
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Awaitable, Callable
+from tests.chaos.cluster import ClusterStore
+from tests.chaos.fleet import Fleet
+from tests.chaos.proxy import Proxy
+from tests.chaos.store import Store
 
-    from tests.chaos.cluster import ClusterStore
-    from tests.chaos.fleet import Fleet
-    from tests.chaos.proxy import Proxy
-    from tests.chaos.store import Store
-
-    Ways = dict[str, Callable[[], Awaitable[None]]]
+Ways = dict[str, Callable[[], Awaitable[None]]]
 
 FROZEN_S = (0.2, 2.5)
 STALLED_S = (0.2, 2.0)

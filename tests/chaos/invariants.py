@@ -1,21 +1,13 @@
 """Invariants that hold under any harm to the processes and the store. Each check yields a sentence for each breach."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from tests.chaos.client import FINAL, answer_to
+from tests.chaos.client import FINAL, Event, Said, Talk, answer_to
 from tests.chaos.fleet import LEASE_S
-from tests.chaos.rounds import attempts, call_records, code_of, outcome_unknown, requests_of, steps_of, told
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.chaos.client import Event, Said, Talk
-    from tests.chaos.ledger import Line
-    from tests.chaos.rounds import Round
+from tests.chaos.ledger import Line
+from tests.chaos.rounds import Round, attempts, call_records, code_of, outcome_unknown, requests_of, steps_of, told
 
 WIDEST = 3  # parallel calls of a step at most
 ASKING = {"turn.waiting", "input.answered"}  # a turn may wait often

@@ -3,17 +3,12 @@
 The folder holds `now`, which names the round (calm or wild) and its pace, because services outlive rounds.
 """
 
-from __future__ import annotations
-
 import os
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FOLDER = "SMOLCHAOS_LEDGER"
 

@@ -1,7 +1,5 @@
 """Plans of all conversations of a run, drawn from its seed. The calm round and the wild one play the same plans."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Collection

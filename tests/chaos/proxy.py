@@ -1,15 +1,10 @@
 """Faulty line to the store, which delays, stalls and cuts the traffic."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
+from pathlib import Path
 
 CHUNK_BYTES = 1 << 16
 

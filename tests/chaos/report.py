@@ -1,12 +1,10 @@
 """Table of a run: the calm round beside the wild one, and the breached invariants."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from tests.chaos.invariants import breaches
 from tests.chaos.rounds import (
+    Round,
     attempts,
     code_of,
     outcome_unknown,
@@ -15,9 +13,6 @@ from tests.chaos.rounds import (
     takeover_latencies_s,
     takeovers,
 )
-
-if TYPE_CHECKING:
-    from tests.chaos.rounds import Round
 
 SHOWN = 6
 

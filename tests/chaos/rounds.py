@@ -1,17 +1,13 @@
 """Results of a round: its conversations, the counts of the tools, and the harm done meanwhile."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from tests.chaos.client import Event, Said, Talk
-    from tests.chaos.fleet import Harm
-    from tests.chaos.ledger import Line
+from tests.chaos.client import Event, Said, Talk
+from tests.chaos.fleet import Harm
+from tests.chaos.ledger import Line
 
 UNKNOWN = "unknown"
 THAWED_S = 1.0  # time after a freeze in which a call that was permitted before may still begin

@@ -1,30 +1,24 @@
 """One run: the same conversations in a calm round and in a wild one, on the same processes and the same store."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 from tests.chaos import ledger, plans
-from tests.chaos.client import Talk, clients_of
+from tests.chaos.client import Clients, Talk, clients_of
 from tests.chaos.cluster import running_cluster
 from tests.chaos.conductor import SHARES, SHARES_OF_CLUSTER, Conductor
 from tests.chaos.fleet import Fleet, running_fleet
 from tests.chaos.harm import ClusterHarm, LoneHarm
+from tests.chaos.plans import Plan
 from tests.chaos.proxy import proxy_to
 from tests.chaos.rounds import Round
 from tests.chaos.store import running_store
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.chaos.client import Clients
-    from tests.chaos.plans import Plan
 
 CALM_PACE = 0.1  # factor of the latencies of models and tools in the calm round
 SURVEYED_AT_ONCE = 8

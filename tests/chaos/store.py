@@ -1,23 +1,18 @@
 """Store of a run: a Valkey server that can be ended and frozen, and an inspection that bypasses the proxy."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import subprocess
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from smolsessions.store.embedded.server import find_binary
 from smolsessions.store.seal import new_key
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 P = "{p000}"
 AWAY = (RedisError, OSError, TimeoutError)

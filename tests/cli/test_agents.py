@@ -1,22 +1,16 @@
 """Commands `agents check|show|schema`: they make agents, and call nothing."""
 
-from __future__ import annotations
-
 import json
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.support.llm import LLM
 from tests.support.service import run
 from tests.support.tool_servers import HOSTILE
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.llm import LLM
 
 pytest_plugins = ["tests.support.llm"]
 

@@ -1,14 +1,13 @@
 """Command `chat` in a pseudo-terminal, and through pipes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
@@ -17,10 +16,6 @@ from tests.support.service import ROOT, Service
 from tests.support.terminal import CTRL_C, CTRL_D, SOON_S, Terminal, command, terminal_of
 from tests.support.turns import ECHO, ENDLESS
 from tests.support.waiting import PATIENCE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """Turns that wait for a person, in `chat` and by `turns answer`."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,10 +11,6 @@ from tests.support import approvals
 from tests.support.service import Service, run
 from tests.support.terminal import CTRL_C, CTRL_D, SOON_S, command, terminal_of
 from tests.support.turns import DONE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 QUESTION = {"call": [["ask_user", {"question": "Which \x1b[31mtea?", "choices": ["green", "black"]}]]}
 

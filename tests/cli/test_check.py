@@ -1,19 +1,12 @@
 """Command `check`: a line for each part, and its exit status."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.support.service import PLAIN, run, write_private
-from tests.support.store_server import SEAL_KEY
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.store_server import StoreServer
+from tests.support.store_server import SEAL_KEY, StoreServer
 
 PARTS = ["settings", "rights", "keys", "agents", "confinement", "store"]
 WRONG = {

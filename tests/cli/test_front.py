@@ -1,7 +1,5 @@
 """The bare command, its completion in a shell, and the browser that it opens."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

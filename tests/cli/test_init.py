@@ -1,7 +1,5 @@
 """Command `init`: its folder can be served and tested as it is."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

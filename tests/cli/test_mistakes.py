@@ -1,28 +1,21 @@
 """Wrong arguments, wrong servers and broken outputs: each ends a command with one sentence, and no traceback."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.refusals import sentence_of
-from tests.support.service import ROOT, run
+from tests.support.service import ROOT, Service, run
 from tests.support.terminal import CTRL_C, command, terminal_of
 from tests.support.waiting import PATIENCE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.service import Service
 
 NOWHERE = "http://127.0.0.1:1"
 WRONG = {

@@ -1,26 +1,20 @@
 """Commands `conversations`, `turns` and `keys`, as processes against a running service."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
 import re
 import subprocess
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.service import ROOT, run
+from tests.support.service import ROOT, Service, run
 from tests.support.terminal import command, terminal_of
 from tests.support.turns import DONE, ECHO, ENDLESS, submit_turn, wait_for_end
 from tests.support.waiting import PATIENCE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.support.service import Service
 
 Ending = tuple[int, str, str]
 

@@ -1,16 +1,11 @@
 """`serve --reload`: changed code takes over, and running turns end in the code that began them."""
 
-from __future__ import annotations
-
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.support.service import Service
 from tests.support.turns import DONE, submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CODE = """from tests.support.agents import make_scripted
 

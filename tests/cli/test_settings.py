@@ -1,18 +1,13 @@
 """Settings of a command: its flags, the environment, .env and smolsessions.toml, in this order."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from smolsessions.settings import Settings
 from tests.support.refusals import sentence_of
 from tests.support.service import PLAIN, ROOT, Service, run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PLACES = ["--threads", "SMOLSESSIONS_THREADS", ".env: SMOLSESSIONS_THREADS", "smolsessions.toml: threads"]
 AGENTS = ROOT / "tests" / "support" / "agents.py"

@@ -1,10 +1,10 @@
 """The Python client and turns that wait for a person, against a real service."""
 
-from __future__ import annotations
-
 import json
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -12,18 +12,12 @@ import pytest
 from smolsessions import ApiError, AsyncClient, Client
 from smolsessions.evaluation import ServiceAdapter, TurnFailedError
 from smolsessions.wire.events import InputAnswered, TurnEnded, TurnWaiting
+from smolsessions.wire.turns import Turn
 from tests.support import approvals
 from tests.support.relay import Relay
 from tests.support.service import Service
 from tests.support.turns import DONE
-from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from smolsessions.wire.turns import Turn
-    from tests.support.waiting import Gate
+from tests.support.waiting import Gate, wait_until
 
 AGENTS = "mailer=tests.support.approvals:make_mailer,plain=tests.support.approvals:make_plain"
 QUESTION = {"call": [["ask_user", {"question": "Which tea?", "choices": ["green", "black"]}]]}

@@ -1,13 +1,13 @@
 """The Python client against real services: every operation, cut streams, killed servers, errors."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -17,10 +17,6 @@ from smolsessions.wire.events import MessageDelta, TurnEnded, TurnEvent, event_o
 from tests.support.pictures import png
 from tests.support.service import PLAIN, ROOT, Service
 from tests.support.turns import DONE, ECHO
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SERVER_LIBRARIES = {
     "fastapi",

@@ -1,12 +1,12 @@
 """Adapters for test suites: histories on bare agents and on a service, alone and in pytest-agent-eval."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,12 +18,8 @@ from tests.support.service import ROOT, Service
 from tests.support.turns import DONE, ECHO
 from tests.support.waiting import PATIENCE_S
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
-    History = list[dict[str, Any]]
-    Adapter = Callable[[History], Awaitable[tuple[str, list[str]]]]
+History = list[dict[str, Any]]
+Adapter = Callable[[History], Awaitable[tuple[str, list[str]]]]
 
 SEEN: dict[str, Any] = {"shown": True}
 SUITE = """

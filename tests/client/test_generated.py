@@ -1,26 +1,19 @@
 """Clients that generators make of openapi.yaml: they compile, and run a turn on a real service."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.client.test_later_words import LATER
 from tests.support.debian import skip
 from tests.support.environments import GENERATOR, environment
 from tests.support.proxy import proxy
-from tests.support.service import ROOT
+from tests.support.service import ROOT, Service
 from tests.support.turns import DONE, ECHO
 from tools.node_programs import FOLDER, NoNodeError, programs
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.service import Service
 
 MESSAGE = json.dumps([ECHO, DONE])
 OVERRIDES = {f"image/{kind}": "application/octet-stream" for kind in ("png", "jpeg", "gif", "webp")}

@@ -1,21 +1,15 @@
 """Words that a later release adds, to the client: it passes them on. A proxy puts them into real answers."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from smolsessions import ApiError, Client
 from smolsessions.wire.events import ToolCalled, ToolReturned, TurnEvent
 from tests.support.proxy import proxy
+from tests.support.service import Service
 from tests.support.turns import DONE, ECHO
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.service import Service
 
 LATER = {
     b'"status":"finished"': b'"status":"adjourned"',

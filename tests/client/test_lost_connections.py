@@ -1,13 +1,12 @@
 """The Python client on connections that are cut, and behind a gateway that answers in the service's place."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
 import time
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,12 +15,7 @@ from smolsessions.wire.events import MessageDelta, ToolCalled, TurnEnded, TurnEv
 from tests.support.relay import Relay
 from tests.support.service import PLAIN, Service
 from tests.support.turns import DONE, ECHO
-from tests.support.waiting import PATIENCE_S
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.waiting import Gate
+from tests.support.waiting import PATIENCE_S, Gate
 
 STREAMED = {"AGENTS": "streamed=tests.support.streaming:make_streamed"}
 TEXT = "Grüße, 漢字 und 😀! " * 20

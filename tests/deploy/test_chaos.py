@@ -1,23 +1,17 @@
 """The short form of `make chaos`, and that each of its invariants can fail."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.chaos import invariants
+from tests.chaos.client import Said
 from tests.chaos.report import report
-from tests.chaos.rounds import requests_of
+from tests.chaos.rounds import Round, requests_of
 from tests.chaos.run import Scale, run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.chaos.client import Said
-    from tests.chaos.rounds import Round
 
 SEED = 37
 LATER_S = 60

@@ -1,12 +1,11 @@
 """Rendered deploy/: its parts fit each other, the service and the docs."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil
 import subprocess
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,15 +14,10 @@ from smolsessions import __version__
 from smolsessions.runtime.shutdown import CLOSE_S
 from smolsessions.settings import PREFIX, Settings
 from smolsessions.store.connection.server_errors import RIGHTS
-from tests.support.manifests import ROLES, Overlay, metrics_of
+from tests.support.manifests import ROLES, Manifest, Overlay, Pod, Rendered, metrics_of
 from tests.support.service import ROOT
 from tests.support.waiting import PATIENCE_S
 from tools.deploy_check import OVERLAYS, kustomize, make_secrets
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.manifests import Manifest, Pod, Rendered
 
 pytest_plugins = ["tests.support.manifests"]
 

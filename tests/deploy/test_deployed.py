@@ -1,32 +1,23 @@
 """The rendered pods, started as they are declared: they serve, play, drain, hand over, and outlive their store."""
 
-from __future__ import annotations
-
 import re
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import httpx2
 import pytest
 
 from smolsessions.settings import PREFIX
 from smolsessions.store.connection.server_errors import RIGHTS
-from tests.support.manifests import metrics_of
-from tests.support.nodes import USER, Nodes, StorePod, password_of
+from tests.support.images import Image
+from tests.support.manifests import Rendered, metrics_of
+from tests.support.nodes import USER, Nodes, Running, StorePod, password_of
 from tests.support.service import ROOT
 from tests.support.waiting import PATIENCE_S, wait_until
 from tests.topology.certificates import new_authority
 from tests.topology.sentinels import Sentinels
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import httpx2
-
-    from tests.support.images import Image
-    from tests.support.manifests import Rendered
-    from tests.support.nodes import Running
 
 pytest_plugins = ["tests.support.manifests"]
 pytestmark = pytest.mark.alone  # an image is built first, which keeps the disk busy

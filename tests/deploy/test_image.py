@@ -1,28 +1,21 @@
 """Steps of the image, run without an engine, and their result: any user, a read-only root, the user's own agents."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shutil
 import stat
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 
-from tests.support.images import build, started
+from tests.support.images import Container, Image, build, started
+from tests.support.llm import LLM
 from tests.support.service import ROOT
 from tests.support.waiting import PATIENCE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from tests.support.images import Container, Image
-    from tests.support.llm import LLM
 
 pytest_plugins = ["tests.support.llm"]
 pytestmark = pytest.mark.alone  # an image is built first, which keeps the disk busy

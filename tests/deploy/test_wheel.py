@@ -1,7 +1,5 @@
 """The sdist, and the wheel made from it, installed into an empty environment beside a user's own project."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

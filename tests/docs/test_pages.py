@@ -1,21 +1,15 @@
 """Pages of the docs: a reader who does as they say gets the answers that they show."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.support.doc_pages import PORTS, SERVER, Block, Reader, blocks_of
+from tests.support.llm import LLM
 from tests.support.service import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.llm import LLM
 
 pytest_plugins = ["tests.support.llm"]
 

@@ -1,21 +1,16 @@
 """Reference pages: their generated parts are as the code is, and their tables name all that the code has."""
 
-from __future__ import annotations
-
 import re
+from collections.abc import Container
 from itertools import pairwise
-from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
 
 from smolsessions.agents.transfer.step_models import STEP_MODELS, StepIn
 from smolsessions.agents.transfer.variables import VariablesIn
 from smolsessions.core.documents import ConversationDocument
 from smolsessions.options import OptionValues
 from tools import reference
-
-if TYPE_CHECKING:
-    from collections.abc import Container
-
-    from pydantic import BaseModel
 
 
 def test_the_generated_parts_of_pages_are_current() -> None:

@@ -1,24 +1,17 @@
 """Callbacks of an agent's author change the memory: the record stays whole, and the changes last, on any process."""
 
-from __future__ import annotations
-
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.support import editors
 from tests.support.service import Service
-from tests.support.streaming import place
+from tests.support.streaming import Event, place
 from tests.support.turns import wait_for_end
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.streaming import Event
 
 ASYNC = {"Prefer": "respond-async"}
 MESSAGES = [f"message {number}" for number in range(6)]

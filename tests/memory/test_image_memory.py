@@ -1,13 +1,13 @@
 """Images cost memory only while they are decoded, as measured on a real process."""
 
-from __future__ import annotations
-
 import base64
 import io
 import socket
+from collections.abc import Iterator
 from contextlib import ExitStack
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import PIL.Image
 import psutil
@@ -19,10 +19,6 @@ from smolsessions.agents.values.images import image_from_bytes, image_to_bytes
 from smolsessions.agents.values.media import drop_pixels
 from tests.support.service import Service
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 MB = 1024 * 1024
 SIDE = 6300  # 39.7 megapixels

@@ -1,22 +1,17 @@
 """The example of memory policies, run as a user runs it."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from tests.support.service import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TIMEOUT_S = 50
 POLICIES = ["no_pruning", "keep_last_n_steps", "prune_old_observations", "token_budget", "summarize", "chain"]

@@ -1,9 +1,9 @@
 """Memory policies through HTTP: they bound the prompt, while all steps stay on record."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,14 +28,7 @@ from tests.support.policies import (
 from tests.support.service import Service
 from tests.support.store_server import running_store
 from tests.support.turns import DONE, PROMPT, SHOWN, submit_turn, wait_for_end
-from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.waiting import Gate
-
+from tests.support.waiting import Gate, wait_until
 
 Json = dict[str, Any]
 POLICIES: list[Any] = [

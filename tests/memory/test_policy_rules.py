@@ -1,14 +1,14 @@
 """Invariants of the rules of memory policies, over steps in any order."""
 
-from __future__ import annotations
-
 import copy
 import random
 import sys
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from types import CodeType, FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,21 +19,14 @@ from smolagents.monitoring import Timing, TokenUsage
 from smolagents.utils import AgentMaxStepsError
 
 from smolsessions.agents.memory import policies
-from smolsessions.agents.memory.policies import RuleContext
+from smolsessions.agents.memory.policies import PolicyFunction, RuleContext
 from smolsessions.agents.memory.prompt_builder import PromptBuilder
 from smolsessions.agents.memory.prompt_steps import Parts, PromptMemory, PromptStep
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
 from smolsessions.agents.memory.tokens import PromptTokens, Scale, estimate_messages, set_shown_estimate
 from smolsessions.agents.smolagents_patches import SilentLogger, patch_agent
-from smolsessions.core.policies import policy_of
+from smolsessions.core.policies import Policy, policy_of
 from tests.support import agents, remembering
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from types import CodeType, FrameType
-
-    from smolsessions.agents.memory.policies import PolicyFunction
-    from smolsessions.core.policies import Policy
 
 SYSTEM = SystemPromptStep("You are an agent. " * 20)
 TEXT = st.text("ab c", max_size=400)

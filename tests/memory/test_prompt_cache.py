@@ -1,11 +1,10 @@
 """Caches over a growing memory yield the same as fresh ones."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
+from collections.abc import Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -19,12 +18,7 @@ from smolsessions.agents.memory.prompt_steps import Parts, PromptMemory, PromptS
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
 from smolsessions.agents.memory.tokens import PromptTokens
 from smolsessions.agents.smolagents_patches import patch_agent
-from smolsessions.core.policies import policy_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smolsessions.core.policies import Policy
+from smolsessions.core.policies import Policy, policy_of
 
 POLICIES: dict[str, Any] = {
     "no_pruning": "no_pruning",

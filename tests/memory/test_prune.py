@@ -1,9 +1,9 @@
 """Pruning: steps that a policy drops are archived (on record, but not in the prompt) or destroyed."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -24,15 +24,9 @@ from tests.support.policies import (
 )
 from tests.support.problems import problem
 from tests.support.service import Service
-from tests.support.store_server import PARTITION, running_store
+from tests.support.store_server import PARTITION, Raw, running_store
 from tests.support.turns import DONE, PROMPT, submit_turn, wait_for_end
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.store_server import Raw
-    from tests.support.waiting import Gate
+from tests.support.waiting import Gate
 
 Json = dict[str, Any]
 

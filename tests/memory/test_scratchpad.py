@@ -1,9 +1,9 @@
 """Notes that an agent writes for itself: steps of their own, and part of every prompt."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +17,6 @@ from tests.support.ledgers import Ledger
 from tests.support.service import Service
 from tests.support.streaming import log_of
 from tests.support.turns import DONE, submit_turn, wait_for_end
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SETTINGS = {"AGENTS": noters.AGENTS, "DEMO_AGENTS": "0", "THREADS": "16"}
 SEEN = {"notes": True}

@@ -1,7 +1,5 @@
 """Steps ⇄ bytes: a step's allowed content is restored, other content is not, and no code runs meanwhile."""
 
-from __future__ import annotations
-
 import base64
 import builtins
 import datetime as dt
@@ -13,7 +11,9 @@ import pickle
 import sys
 import time
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import PIL.Image
 import pytest
@@ -34,10 +34,6 @@ from smolsessions.core.errors import SealBrokenError
 from tests.support import agents, odd
 from tests.support.pictures import pixel
 from tests.support.service import AGENTS, Service
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 LOGGER = AgentLogger(level=LogLevel.OFF)
 Prompt = list[tuple[str, list[object]]]

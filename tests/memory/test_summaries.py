@@ -1,9 +1,9 @@
 """Summaries of older steps: a model makes each once, it is journaled before a prompt uses it, and usage counts it."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,10 +12,6 @@ from tests.support.policies import LONG, SETTINGS, echo_call, message_texts, pat
 from tests.support.service import Service
 from tests.support.turns import DONE, PROMPT, SHOWN, submit_turn, wait_for_end
 from tests.support.waiting import Gate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 Json = dict[str, Any]
 AFTER_600: Json = {"name": "summarize", "after_tokens": 600}

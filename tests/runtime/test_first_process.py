@@ -1,13 +1,12 @@
 """The service below `tini`, as in the image: orphans are reaped, signals arrive once, the exit status is passed on."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
@@ -18,10 +17,6 @@ from tests.support.ledgers import Ledger
 from tests.support.service import Service
 from tests.support.turns import DONE, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers and pid namespaces")
 

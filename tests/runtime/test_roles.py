@@ -1,7 +1,5 @@
 """One program in three roles, and several processes of it on one port: the work of each, and the cost of its end."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource
@@ -9,9 +7,11 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from http.client import HTTPConnection
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx2
 import psutil
@@ -26,16 +26,10 @@ from tests.support.metrics import samples
 from tests.support.refusals import sentence_of
 from tests.support.service import Service, run
 from tests.support.stopwatch import Stopwatch
-from tests.support.streaming import FINAL, log_of, place, posting
+from tests.support.store_server import StoreServer
+from tests.support.streaming import FINAL, Event, log_of, place, posting
 from tests.support.turns import DONE, submit_turn, wait_for_end
 from tests.support.waiting import PATIENCE_S, Gate, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.store_server import StoreServer
-    from tests.support.streaming import Event
 
 SOON_S = 60.0  # for a process to start or to end
 HELD = "7**10_000_000"  # holds the interpreter for seconds

@@ -1,19 +1,14 @@
 """`make run` on a machine as a newcomer has it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.support.service import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,5 @@
 """Start, command line and stop of real processes, as an operator meets them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -12,11 +10,14 @@ import sys
 import threading
 import time
 import tomllib
+from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import httpx2
 import psutil
 import pytest
 import yaml
@@ -30,20 +31,12 @@ from smolsessions import __version__
 from smolsessions.settings import Settings
 from smolsessions.store.connection.server_errors import RIGHTS
 from smolsessions.store.embedded.server import RESTARTS, embedded_server
-from tests.support.refusals import Refused, sentence_of, started
+from tests.support.refusals import Ending, Refused, sentence_of, started
 from tests.support.service import AGENTS, PLAIN, ROOT, Service, run, spawn, write_private
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import PATIENCE_S, wait_until
 from tests.topology.certificates import new_authority
 from tests.topology.node import DURABLE, HOST, Node
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Future
-
-    import httpx2
-
-    from tests.support.refusals import Ending
 
 SECRET = "open-sesame"
 KEY_A = "keyA:QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE="

@@ -1,15 +1,15 @@
 """A replay of a code block reads the same times, and then the real ones."""
 
-from __future__ import annotations
-
 import json
 import struct
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
@@ -22,21 +22,15 @@ from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.interpreter import DIED, ChildInterpreter
 from smolsessions.agents.sandbox.limits import CodeLimits
 from smolsessions.agents.values import dumps, loads
+from smolsessions.core.agent_ports import EventBridge
 from smolsessions.core.events import ReplayState
 from tests.support import approvals
 from tests.support.code_turns import code_script, printed, shown_outputs
 from tests.support.killed_turns import SETTINGS, KilledTurn, kill_when_blocked
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
-from tests.support.store_server import PARTITION
+from tests.support.store_server import PARTITION, StoreServer
 from tests.support.turns import DONE, submit_turn, wait_for_end
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from smolsessions.core.agent_ports import EventBridge
-    from tests.support.store_server import StoreServer
 
 READ = """
 import datetime, time, uuid

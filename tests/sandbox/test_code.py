@@ -1,13 +1,14 @@
 """Model-written code in its own process behaves as in smolagents' own interpreter, is limited, and dies alone."""
 
-from __future__ import annotations
-
 import json
 import re
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from smolsessions.store.seal import new_key
@@ -28,17 +29,9 @@ from tests.support.code_turns import (
 from tests.support.service import Service, run
 from tests.support.stopwatch import Stopwatch
 from tests.support.store_server import running_store
-from tests.support.streaming import log_of, posting
+from tests.support.streaming import Event, log_of, posting
 from tests.support.turns import DONE, PROMPT, cancel, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    import psutil
-
-    from tests.support.streaming import Event
 
 pytest_plugins = ["tests.support.streaming"]
 

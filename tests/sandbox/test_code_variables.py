@@ -1,11 +1,11 @@
 """Variables of code outlive turns, processes, stops and crashes. Variables modified in the store are refused."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,16 +22,10 @@ from tests.support.code_turns import (
     wait_until_no_code_runs,
 )
 from tests.support.service import Service
-from tests.support.store_server import PARTITION
+from tests.support.store_server import PARTITION, Raw, StoreServer
+from tests.support.streaming import Event
 from tests.support.turns import DONE, cancel, error_code, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.support.store_server import Raw, StoreServer
-    from tests.support.streaming import Event
 
 pytest_plugins = ["tests.support.streaming"]
 

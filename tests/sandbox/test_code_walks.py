@@ -1,15 +1,9 @@
 """No attribute that model-written code may read leads to its interpreter, the service or other modules."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.support.code_turns import play_code, printed
-
-if TYPE_CHECKING:
-    from tests.support.service import Service
+from tests.support.service import Service
 
 MODULES = "import collections, datetime, itertools, math, queue, random, re, stat, statistics, time, unicodedata"
 THINGS = """

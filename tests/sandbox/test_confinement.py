@@ -1,7 +1,5 @@
 """Confinement of code that has escaped from the interpreter, by the levels of docs/security.md."""
 
-from __future__ import annotations
-
 import ctypes.util
 import os
 import shutil
@@ -9,10 +7,11 @@ import socket
 import stat
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from smolsessions.agents.sandbox.confinement import landlock, seccomp
@@ -31,11 +30,6 @@ from tests.support.debian import skip
 from tests.support.service import Service, spawn
 from tests.support.turns import cancel, submit_turn, wait_for_end
 from tests.support.waiting import PATIENCE_S, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import psutil
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the means are Linux's")
 pytest_plugins = ["tests.support.streaming"]

@@ -1,22 +1,16 @@
 """A process for code is forked while the model thinks. Neither a stop nor a death before the first block is noticed."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
 
-from smolsessions.agents.sandbox.fork_client import ForkClient
+from smolsessions.agents.sandbox.fork_client import ChildProcess, ForkClient
 from smolsessions.agents.sandbox.interpreter import NOT_STARTED, ChildInterpreter
 from smolsessions.agents.sandbox.limits import CodeLimits
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from smolsessions.agents.sandbox.fork_client import ChildProcess
 
 AT_ONCE = 2
 WAIT_S = 60

@@ -1,17 +1,14 @@
 """Variables with plain data are loaded when code uses their names, and keep their values and aliases."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from smolagents.local_python_executor import LocalPythonExecutor
 
 from smolsessions.agents.sandbox.variable_chunks import chunk_id
 from smolsessions.agents.sandbox.variables import SavedVariables, Variables
 from tests.support.executors import MAX_BYTES, new_executor, said
-
-if TYPE_CHECKING:
-    from smolagents.local_python_executor import LocalPythonExecutor
 
 
 def resumed(code: str) -> tuple[LocalPythonExecutor, Variables, dict[str, bytes]]:

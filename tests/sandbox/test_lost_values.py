@@ -1,8 +1,7 @@
 """Values that cannot outlive a process are dropped and named, and the next prompt lists them, in any process."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,13 +9,8 @@ from tests.support.code_turns import GONE, code_script, printed, shown_outputs, 
 from tests.support.killed_turns import SETTINGS, KilledTurn, kill_and_resume, note_call
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
+from tests.support.streaming import Event
 from tests.support.turns import DONE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.streaming import Event
 
 AGENTS = ",".join(
     f"{name}=tests.support.coders:make_{name}" for name in ("caller", "keeper", "threaded", "threaded_keeper")

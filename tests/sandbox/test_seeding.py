@@ -1,9 +1,8 @@
 """Seeds of model-written code and the logs of its last block persist as in one uninterrupted agent."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from smolagents import tool
@@ -14,14 +13,9 @@ from tests.support.code_turns import code_script, play_code, variable_chunks
 from tests.support.killed_turns import SETTINGS, KilledTurn, kill_and_resume
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
+from tests.support.store_server import StoreServer
+from tests.support.streaming import Event
 from tests.support.turns import DONE, SHOWN
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.store_server import StoreServer
-    from tests.support.streaming import Event
 
 
 @tool

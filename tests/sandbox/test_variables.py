@@ -1,10 +1,9 @@
 """Variables, functions and classes that code made behave in the next process as in the first."""
 
-from __future__ import annotations
-
 import multiprocessing
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,9 +13,6 @@ from smolagents.local_python_executor import LocalPythonExecutor
 from smolsessions.agents.sandbox.variables import SavedVariables, Variables, use_state
 from tests.support.executors import MAX_BYTES, comparable, new_executor, said
 from tests.support.programs import CARRIED, CARRIED_WITH_PANDAS, HOSTILE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def in_another_process(chunks: dict[str, bytes], code: str) -> tuple[list[str], str, SavedVariables]:

@@ -1,10 +1,10 @@
 """The append-only file of a real Redis 7 with the users of deploy/make-secrets: a restart loses nothing."""
 
-from __future__ import annotations
-
 import re
 import subprocess
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -13,11 +13,6 @@ from tests.support import debian
 from tests.support.service import PLAIN, Service
 from tests.topology.node import DURABLE, HOST, START_S, Node, until
 from tools.deploy_check import make_secrets
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 USER = "smolsessions"
 BAD = "user default off"

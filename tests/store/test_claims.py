@@ -1,10 +1,8 @@
 """Claims: the conversations that are ready, and the order in which workers take their turns."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +14,8 @@ from smolsessions.core.records import (
     MAX_CRASHES,
     AgentName,
 )
+from smolsessions.store.store import Store
+from smolsessions.store.turns.lease import HeldLease
 from tests.support.stores import (
     AGENT,
     DONE,
@@ -34,12 +34,6 @@ from tests.support.stores import (
     ref_of,
     submit,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from smolsessions.store.store import Store
-    from smolsessions.store.turns.lease import HeldLease
 
 pytest_plugins = ["tests.support.stores"]
 

@@ -1,12 +1,11 @@
 """Services on a Redis Cluster: all features of one server, on all primaries, also while these die, freeze and move."""
 
-from __future__ import annotations
-
 import os
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -27,10 +26,10 @@ from tests.support.failover import (
 from tests.support.idempotency import post_with_key, turn_of
 from tests.support.patient import Patient, playing, two_services, until_all_answer
 from tests.support.problems import problem
-from tests.support.refusals import Refused, sentence_of, started
+from tests.support.refusals import Ending, Refused, sentence_of, started
 from tests.support.service import Service, run, write_private
 from tests.support.stopwatch import Stopwatch
-from tests.support.streaming import posting, watching
+from tests.support.streaming import Event, posting, watching
 from tests.support.turns import (
     DONE,
     ECHO,
@@ -42,18 +41,9 @@ from tests.support.turns import (
     wait_for_end,
 )
 from tests.support.waiting import Gate, wait_until
-from tests.topology.certificates import new_authority
+from tests.topology.certificates import Authority, new_authority
 from tests.topology.cluster import ValkeyCluster
 from tests.topology.node import Node, free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from concurrent.futures import Future
-    from pathlib import Path
-
-    from tests.support.refusals import Ending
-    from tests.support.streaming import Event
-    from tests.topology.certificates import Authority
 
 pytest_plugins = ["tests.support.streaming"]
 

@@ -1,12 +1,12 @@
 """Damaged records: keys, fields and elements of a conversation are spoilt one by one, and no other one is affected."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -15,17 +15,11 @@ from tests.support.damages import Snapshot, code_of, damages
 from tests.support.pictures import png
 from tests.support.service import Service
 from tests.support.sounds import sent
-from tests.support.store_server import PARTITION
+from tests.support.store_server import PARTITION, Raw, StoreServer
 from tests.support.turns import submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.support.store_server import Raw, StoreServer
-
-    Damage = tuple[str, Callable[[], object]]
+Damage = tuple[str, Callable[[], object]]
 
 AGENT = "code"
 FILE = sent("data.csv", "text/csv", "a,b\n")

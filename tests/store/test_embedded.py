@@ -1,7 +1,5 @@
 """The embedded store on real servers: they are killed, frozen and damaged."""
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os
@@ -13,9 +11,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -27,9 +25,6 @@ from redis.retry import Retry
 from smolsessions.core.errors import StartError
 from smolsessions.store.embedded.server import RESTARTS, EmbeddedServer, embedded_server, find_binary
 from tests.support.waiting import PATIENCE_S, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")

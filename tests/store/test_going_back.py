@@ -1,12 +1,12 @@
 """Going back in time: a fork or a rollback equals a conversation that stopped at that turn."""
 
-from __future__ import annotations
-
 import json
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -36,11 +36,6 @@ from tests.support.store_server import PARTITION, Raw, StoreServer, conversation
 from tests.support.streaming import log_of
 from tests.support.turns import DONE, ECHO, PROMPT, cancel, held_turn, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 pytest_plugins = ["tests.support.streaming"]
 

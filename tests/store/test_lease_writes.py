@@ -1,9 +1,6 @@
 """Steps and events that a lease writes: each is stored once, whatever happens to the connection or the server."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 from redis.exceptions import ResponseError
@@ -14,6 +11,7 @@ from smolsessions.core.errors import (
 )
 from smolsessions.core.events import TurnEnded, TurnStarted
 from smolsessions.store.scripts.loader import as_service_error
+from smolsessions.store.store import Store
 from tests.support.stores import (
     DONE,
     Raw,
@@ -30,9 +28,6 @@ from tests.support.stores import (
     submit,
     wait_until_async,
 )
-
-if TYPE_CHECKING:
-    from smolsessions.store.store import Store
 
 pytest_plugins = ["tests.support.stores"]
 

@@ -1,16 +1,14 @@
 """Leases: fences, commits, sweeps and renewals, through the store's own interface on a real server."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from smolsessions.core.errors import (
     LeaseLostError,
 )
+from smolsessions.store.store import Store
 from tests.support.stores import (
     AGENT,
     BEAT,
@@ -31,9 +29,6 @@ from tests.support.stores import (
     step_texts,
     submit,
 )
-
-if TYPE_CHECKING:
-    from smolsessions.store.store import Store
 
 pytest_plugins = ["tests.support.stores"]
 

@@ -1,25 +1,19 @@
 """Logs of turns last as long as their conversation, and no longer: restarts, forks, prunes, deletes."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.histories import fork
 from tests.support.service import Service
 from tests.support.store_server import PARTITION, Raw, StoreServer, conversation_keys
-from tests.support.streaming import log_of
+from tests.support.streaming import Event, log_of
 from tests.support.turns import DONE, ECHO, submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.streaming import Event
 
 HELPED = json.dumps([{"call": [["helper", {"task": json.dumps([ECHO, DONE])}]]}, DONE])
 LED = {"call": [["lead", {"task": HELPED}]]}

@@ -1,12 +1,13 @@
 """Offers: a free thread of this process, which takes a turn in the script that submits it."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import pytest
 
+from smolsessions.core.records import AgentName
+from smolsessions.store.store import Store
+from smolsessions.store.turns.lease import HeldLease
 from tests.support.stores import (
     AGENT,
     DONE,
@@ -22,13 +23,6 @@ from tests.support.stores import (
     submit,
     submit_raw,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from smolsessions.core.records import AgentName
-    from smolsessions.store.store import Store
-    from smolsessions.store.turns.lease import HeldLease
 
 pytest_plugins = ["tests.support.stores"]
 

@@ -3,10 +3,10 @@
 The files in tests/data were written by `tests.support.old_data`, each with the code of its format. They never change.
 """
 
-from __future__ import annotations
-
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic_core import from_json, to_json
@@ -17,13 +17,7 @@ from tests.support.old_data import DEMO, TALKS, OldData
 from tests.support.old_data_checks import ALL, FILES, MORE, assert_holds, messages_of, restored
 from tests.support.problems import problem
 from tests.support.service import Service, run
-from tests.support.store_server import PARTITION
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.store_server import Raw
+from tests.support.store_server import PARTITION, Raw
 
 MEMORY = [path for path in ALL if path not in FILES]
 NEWER = "is of a format newer than this release"

@@ -1,13 +1,13 @@
 """A store of several partitions: each conversation lies in one, and requests to all of them are merged."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import statistics
 import time
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -15,7 +15,8 @@ from redis import Redis
 from smolsessions.core.records import MAX_CRASHES, ConversationFields, ConversationQuery
 from smolsessions.store.connection.servers import Address
 from smolsessions.store.partition import Options
-from smolsessions.store.store import open_store
+from smolsessions.store.store import Store, open_store
+from smolsessions.store.turns.lease import HeldLease
 from tests.support.problems import problem
 from tests.support.service import PLAIN, Service, run
 from tests.support.store_server import StoreServer, running_store
@@ -24,13 +25,6 @@ from tests.support.stores import DONE as DONE_TURN
 from tests.support.stores import wait_until_async as soon
 from tests.support.turns import DONE, held_turn, submit_next, submit_turn, wait_for_end
 from tests.support.waiting import PATIENCE_S, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-
-    from smolsessions.store.store import Store
-    from smolsessions.store.turns.lease import HeldLease
 
 PARTITIONS = 4
 Raw = Any  # redis-py annotates the answers of both its clients at once

@@ -1,12 +1,11 @@
 """Connections to the store under odd conditions: resets, silence, a full store, stalls and a queue."""
 
-from __future__ import annotations
-
 import asyncio
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from redis.asyncio import Connection
@@ -31,10 +30,6 @@ from tests.support.waiting import wait_until
 from tests.topology.exchange import Exchange
 from tests.topology.node import DURABLE, HOST, Node
 from tests.topology.sentinels import Sentinels
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytest_plugins = ["tests.support.streaming"]
 

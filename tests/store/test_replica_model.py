@@ -1,15 +1,15 @@
 """Two replicas driven in any order, compared with a model in plain Python after every operation."""
 
-from __future__ import annotations
-
 import re
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from pathlib import Path
+from typing import Any, TypedDict, cast
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,8 +26,11 @@ from smolsessions.core.errors import (
     TurnNotFoundError,
 )
 from smolsessions.core.events import TurnStarted
-from smolsessions.core.records import IdempotentRequest, Owner, Turn
+from smolsessions.core.memories import PackedStep
+from smolsessions.core.records import IdempotentRequest, OnBusy, Owner, Turn
 from smolsessions.store.scripts.loader import script
+from smolsessions.store.seal import Sealer
+from smolsessions.store.turns.lease import HeldLease
 from tests.support.played import Ended, Played, Ready, Wish, owner_of
 from tests.support.stores import (
     AGENT,
@@ -54,15 +57,6 @@ from tests.support.stores import (
     step_texts,
     submit,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
-    from pathlib import Path
-
-    from smolsessions.core.memories import PackedStep
-    from smolsessions.core.records import OnBusy
-    from smolsessions.store.seal import Sealer
-    from smolsessions.store.turns.lease import HeldLease
 
 pytest_plugins = ["tests.support.stores"]
 

@@ -1,10 +1,10 @@
 """Services on a primary that sentinels watch: it dies or is cut off, and no acknowledged write is lost."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Iterator
+from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -15,6 +15,7 @@ from tests.support.failover import (
     RIGHTS,
     SECOND_SECRET,
     SECRET,
+    Pair,
     all_have_begun,
     assert_all_go_on,
     check_all,
@@ -23,7 +24,7 @@ from tests.support.failover import (
 )
 from tests.support.patient import Patient, playing, two_services, until_all_answer
 from tests.support.problems import problem
-from tests.support.refusals import Refused, sentence_of, started
+from tests.support.refusals import Ending, Refused, sentence_of, started
 from tests.support.service import CODELESS, Service
 from tests.support.stopwatch import Stopwatch
 from tests.support.store_server import SEAL_KEY
@@ -34,14 +35,6 @@ from tests.topology.certificates import new_authority
 from tests.topology.liar import Liar
 from tests.topology.node import DURABLE, HOST, Node, free_port
 from tests.topology.sentinels import SERVICE, Sentinels
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Future
-    from pathlib import Path
-
-    from tests.support.failover import Pair
-    from tests.support.refusals import Ending
 
 pytest_plugins = ["tests.support.streaming"]
 

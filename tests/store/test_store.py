@@ -1,21 +1,23 @@
 """Conversations outlive kills and stops of processes and of the store, floods of restarts, and tampering."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io
 import json
 import re
 import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import httpx2
 import PIL.Image
 import pytest
 from redis import Redis
+from smolagents import MultiStepAgent
 
 from smolsessions.store.seal import Sealer, parse_keys
 from tests.support import agents
@@ -33,13 +35,6 @@ from tests.support.store_server import (
 )
 from tests.support.turns import error_code, submit_turn, wait_for_end, wait_until_back
 from tests.support.waiting import PATIENCE_S, Gate, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
-
-    import httpx2
-    from smolagents import MultiStepAgent
 
 FINAL = {"turn.finished", "turn.failed", "turn.cancelled"}
 Script = list[dict[str, Any]]

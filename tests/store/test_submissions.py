@@ -1,10 +1,8 @@
 """Submissions and deletions: every accepted turn exists once, and a deleted conversation takes none."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +20,8 @@ from smolsessions.core.records import (
     ConversationFields,
     IdempotentRequest,
 )
+from smolsessions.store.store import Store
+from smolsessions.store.turns.lease import HeldLease
 from tests.support.stores import (
     AGENT,
     DONE,
@@ -44,12 +44,6 @@ from tests.support.stores import (
     submit,
     submit_raw,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from smolsessions.store.store import Store
-    from smolsessions.store.turns.lease import HeldLease
 
 pytest_plugins = ["tests.support.stores"]
 

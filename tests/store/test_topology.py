@@ -1,8 +1,7 @@
 """Stores of several servers that other tests use behave as operators' stores do, faults included."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from redis import Redis, RedisCluster
@@ -15,9 +14,6 @@ from tests.topology.certificates import new_authority
 from tests.topology.cluster import ValkeyCluster
 from tests.topology.node import HOST
 from tests.topology.sentinels import Sentinels
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 KEYS = [f"{{p{number:03d}}}:x" for number in range(16)]
 

@@ -1,13 +1,13 @@
 """A time to live: an unused conversation that has one is removed completely. By default none has one."""
 
-from __future__ import annotations
-
 import json
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -20,10 +20,6 @@ from tests.support.store_server import Raw, StoreServer, running_store
 from tests.support.transfer import export, import_document
 from tests.support.turns import DONE, ECHO, held_turn, submit_next, wait_for_end
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 BRIEF_S, LONG_S = 1.0, 3600.0
 FAST = SETTINGS | {"LEASE_S": "1", "LOG_TTL_S": "1", "ID_REUSE_S": "1"}

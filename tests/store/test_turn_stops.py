@@ -1,17 +1,17 @@
 """Interrupted and rolled back turns: how they end, and the steps that they leave."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from smolsessions.core.errors import SealBrokenError
 from smolsessions.core.records import (
+    OnBusy,
     Outcome,
 )
+from smolsessions.store.store import Store
 from tests.support.stores import (
     DONE,
     Raw,
@@ -26,10 +26,6 @@ from tests.support.stores import (
     submit,
 )
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from smolsessions.core.records import OnBusy
-    from smolsessions.store.store import Store
 
 pytest_plugins = ["tests.support.stores"]
 

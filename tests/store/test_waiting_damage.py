@@ -1,26 +1,19 @@
 """Damaged records of a waiting turn: no call runs without its approval, and no other turn is touched."""
 
-from __future__ import annotations
-
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.support.answering import APPROVE, answer, ask, asking_service, sent
-from tests.support.damages import Snapshot, code_of, damages
-from tests.support.store_server import PARTITION
+from tests.support.damages import Damage, Snapshot, code_of, damages
+from tests.support.service import Service
+from tests.support.store_server import PARTITION, Raw, StoreServer
 from tests.support.turns import DONE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.damages import Damage
-    from tests.support.service import Service
-    from tests.support.store_server import Raw, StoreServer
 
 KINDS = "conversation turns queue run journal log waiting".split()
 LOOP = {"code": "for to in ['one', 'two']:\n    print(send_email(to, 'hi'))"}

@@ -12,8 +12,6 @@ The answer forced after the last step is "forced answer", or `forced` of the las
 a message, {"raise": "text"} or {"gate": "path"}. A gate writes `started` beside that file and waits for the file.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import decimal
 import hashlib
@@ -23,11 +21,12 @@ import os
 import sys
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import PIL.Image
 import yaml
@@ -39,9 +38,6 @@ from smolagents.utils import AgentMaxStepsError
 
 import smolsessions
 from tests.support.waiting import PATIENCE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TASK = "New task:\n"
 

@@ -1,21 +1,16 @@
 """Turns that wait for a person, and the person's answers, through HTTP."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import httpx2
 
 from tests.support.approvals import AGENTS, OUTBOX
 from tests.support.service import Service
-from tests.support.streaming import place
+from tests.support.streaming import Event, place
 from tests.support.turns import submit_turn
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    import httpx2
-
-    from tests.support.streaming import Event
 
 APPROVE: Event = {"decision": "approve"}
 REJECT: Event = {"decision": "reject"}

@@ -3,22 +3,18 @@
 PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import PIL.Image
 from smolagents import CodeAgent, LogLevel, Tool, ToolCallingAgent, tool
 
 import smolsessions
+from smolsessions.caller import Caller
 from tests.support import agents, coders, streaming
-
-if TYPE_CHECKING:
-    from smolsessions.caller import Caller
 
 OUTBOX = "APPROVALS_OUTBOX"
 """Variable with the path of the file of sent e-mails."""

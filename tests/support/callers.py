@@ -1,16 +1,12 @@
 """Turns of two tenants, Ada and Bob, whose API keys have claims."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from tests.support.owners import ADA, BOB, SECOND, owner_line, request_as
 from tests.support.service import Service, write_private
 from tests.support.tenants import AGENTS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PRO, FREE, OTHER = {"plan": "pro", "seats": [1, {"two": 2}]}, {"plan": "free"}, {"plan": "none", "seats": [3]}
 ASK, MADE = {"call": [["whose", {}]]}, {"call": [["made", {}]]}

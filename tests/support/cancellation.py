@@ -1,26 +1,19 @@
 """Checks of turns that were cancelled, and an agent with a loop of its own."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import httpx2
 from smolagents import LogLevel, ToolCallingAgent
 from smolagents.agents import ToolOutput
 from smolagents.memory import ActionStep, FinalAnswerStep, ToolCall
 from smolagents.monitoring import Timing
 
 from tests.support import agents
+from tests.support.service import Service
 from tests.support.stopwatch import Stopwatch
-from tests.support.streaming import log_of, place
+from tests.support.streaming import Event, Stream, log_of, place
 from tests.support.turns import DONE, cancel
-
-if TYPE_CHECKING:
-    import httpx2
-
-    from tests.support.service import Service
-    from tests.support.streaming import Event, Stream
-
 
 CANCEL_S = 2  # how long a stop may take if the code checks for it
 ABANDON_S = 4  # how long a stop may take otherwise

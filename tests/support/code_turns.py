@@ -1,23 +1,17 @@
 """Turns of code agents, and the processes that run their code."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
+from tests.support.service import Service
 from tests.support.stopwatch import Stopwatch
-from tests.support.store_server import PARTITION
+from tests.support.store_server import PARTITION, Raw
+from tests.support.streaming import Event
 from tests.support.turns import DONE
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from tests.support.service import Service
-    from tests.support.store_server import Raw
-    from tests.support.streaming import Event
-
 
 ENDED_S = 1.5  # how long a stop or a deadline may take, whatever the code does
 BUSY = "while True:\n    for i in range(100_000):\n        pass"

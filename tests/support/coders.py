@@ -3,13 +3,11 @@
 PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
 """
 
-from __future__ import annotations
-
 import os
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import PIL.Image
 from smolagents import CodeAgent, LogLevel, MultiStepAgent, Tool, ToolCallingAgent, tool
@@ -17,10 +15,8 @@ from smolagents.agent_types import AgentImage
 from smolagents.memory import ActionStep, FinalAnswerStep
 
 import smolsessions
+from smolsessions.options import CodeLimitValues
 from tests.support import agents
-
-if TYPE_CHECKING:
-    from smolsessions.options import CodeLimitValues
 
 A = TypeVar("A", bound=MultiStepAgent)
 LIBRARIES = ["numpy", "pandas"]

@@ -1,7 +1,5 @@
 """An agent whose tool runs the garbage collector, which then runs no more by itself."""
 
-from __future__ import annotations
-
 import gc
 
 from smolagents import LogLevel, ToolCallingAgent, tool

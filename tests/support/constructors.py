@@ -3,15 +3,14 @@
 Each case notes its events in a file of its own: every prompt, and every run of a tool or callback that the case adds.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smolagents import CodeAgent, LogLevel, MultiStepAgent, Tool, ToolCallingAgent, tool
 from smolagents.local_python_executor import CodeOutput, LocalPythonExecutor, PythonExecutor
@@ -23,10 +22,7 @@ from tests.support import agents
 from tests.support.agents import ScriptedModel, digest, echo
 from tests.support.coders import SCRIPTED_TASK
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Options = dict[str, Any]
+Options = dict[str, Any]
 
 FOLDER = "CONSTRUCTORS_FOLDER"
 TOOLS: Any = "toolcalling_agent.yaml"

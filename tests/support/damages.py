@@ -1,19 +1,13 @@
 """Damages of stored records: keys, fields and elements of a conversation are spoilt one by one."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tests.support.store_server import PARTITION
+from tests.support.store_server import PARTITION, Raw
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.support.store_server import Raw
-
-    Damage = tuple[str, Callable[[], object]]
+Damage = tuple[str, Callable[[], object]]
 
 MANY = 100_000
 SEALED_BYTES = 30  # a sealed value is longer

@@ -1,7 +1,5 @@
 """Programs of Debian packages for tests, installed if this runs as root and apt-get is available."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -5,8 +5,6 @@ test runs. `<!-- model: [["stock", {"item": "pears"}], "Three."] -->` scripts ca
 `<!-- sh … -->` runs commands that the page does not show. A block with `title="NAME"` is a file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -16,17 +14,15 @@ import signal
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import yaml
 
 from tests.support.preloaded import ROOT, ForkedProcess, fork
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 LANGUAGES = {"python", "sh", "js", "toml", "yaml", "json", "dockerfile", "text"}
 DATA: dict[str, Callable[[str], Any]] = {

@@ -1,11 +1,12 @@
 """Documents for the tests of export and import: made of steps and pieces, and read again."""
 
-from __future__ import annotations
-
 import atexit
 import json
+from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from smolagents.memory import MemoryStep
 
 from smolsessions.agents.memory.steps import Step, pack, strip, unpack
 from smolsessions.agents.sandbox.fork_client import ForkClient
@@ -14,13 +15,7 @@ from smolsessions.agents.transfer import documents
 from smolsessions.agents.transfer.variables import ImportTarget
 from smolsessions.core.documents import FORMAT, VERSION, parse_document
 from smolsessions.core.json_data import read_json
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smolagents.memory import MemoryStep
-
-    from smolsessions.core.memories import ImportedMemory
+from smolsessions.core.memories import ImportedMemory
 
 MAX_PIXELS = 1_000_000
 CODE = {"": ImportTarget(4_000_000, frozenset({"notes"}))}

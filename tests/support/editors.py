@@ -3,27 +3,22 @@
 PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import PIL.Image
 from smolagents import Model, MultiStepAgent, Tool
 from smolagents.memory import ActionStep, FinalAnswerStep, MemoryStep, TaskStep
+from smolagents.models import ChatMessage
 
 from tests.support import agents
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smolagents.models import ChatMessage
-
-    Callback = Callable[[Any, MultiStepAgent], None]
+Callback = Callable[[Any, MultiStepAgent], None]
 
 
 FOLDER = "EDITORS_FOLDER"

@@ -1,7 +1,5 @@
 """Encoded values of the sandbox protocol, byte by byte."""
 
-from __future__ import annotations
-
 import struct
 import sys
 

@@ -6,24 +6,18 @@ sends a first piece and nothing more. `endless` sends a piece every 10 ms for ev
 `null` and `empty` send a tool call beside that content. Any other message is answered whole.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
-from smolagents import AzureOpenAIModel, InferenceClientModel, OpenAIModel, ToolCallingAgent, tool
+from smolagents import AzureOpenAIModel, InferenceClientModel, Model, OpenAIModel, ToolCallingAgent, tool
 
 import smolsessions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from smolagents import Model
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 PACE_S = 0.01
@@ -47,7 +41,7 @@ class Endpoint:
     def url(self) -> str:
         return "http://{}:{}/v1".format(*self._listener.getsockname())
 
-    def wait(self, condition: Callable[[Endpoint], bool], within_s: float) -> bool:
+    def wait(self, condition: Callable[["Endpoint"], bool], within_s: float) -> bool:
         """Wait until a condition on the counts holds."""
         with self._changed:
             return self._changed.wait_for(lambda: condition(self), within_s)

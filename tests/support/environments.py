@@ -1,7 +1,5 @@
 """Environments that differ from the one of the tests in one thing: the Python, or a package."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import sysconfig

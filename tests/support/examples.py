@@ -3,26 +3,21 @@
 `python -m tests.support.examples` records them again.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import signal
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import httpx2
 import yaml
 
 from tests.support.pictures import pixel
 from tests.support.service import ROOT, Service
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import httpx2
 
 FILE = ROOT / "app" / "smolsessions" / "web" / "examples.json"
 QUESTION = "What is 12 * 7?"

@@ -1,7 +1,5 @@
 """Executors of model-written code with a few tools, as a code process has them."""
 
-from __future__ import annotations
-
 import re
 from importlib.util import find_spec
 

@@ -1,22 +1,17 @@
 """Load on two services whose store fails over, and the checks afterwards."""
 
-from __future__ import annotations
-
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.support.patient import Patient
 from tests.support.service import CODELESS, Service
+from tests.support.streaming import Event
 from tests.support.turns import (
     DONE,
     ECHO,
     wait_until_back,
 )
-
-if TYPE_CHECKING:
-    from tests.support.streaming import Event
-
 
 REPLICATED = CODELESS | {"DURABILITY": "replicated"}
 LOAD = 12

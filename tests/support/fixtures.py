@@ -1,9 +1,8 @@
 """Fixtures of all tests: shared services, one image, store servers, and a gate."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,10 +11,6 @@ from tests.support.images import Image, built_once, refusal
 from tests.support.service import Service
 from tests.support.store_server import StoreServer, running_store
 from tests.support.waiting import Gate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(scope="session")

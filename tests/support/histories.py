@@ -1,24 +1,18 @@
 """Conversations with every kind of turn in them, which tests fork and roll back."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from tests.support import rememberers
 from tests.support.pictures import png
+from tests.support.service import Service
+from tests.support.streaming import Event
 from tests.support.turns import DONE, ECHO, PROMPT, cancel, submit_next, submit_turn, wait_for_end, wait_for_gate
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.service import Service
-    from tests.support.streaming import Event
-
 
 SETTINGS = {"AGENTS": rememberers.AGENTS, "DEMO_AGENTS": "0", "THREADS": "16"}
 KINDS = ["rememberer", "code-rememberer"]

@@ -1,7 +1,5 @@
 """Values that try to run code when they are read, to lie about their type, or to fill the memory."""
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import ctypes
@@ -22,14 +20,12 @@ import threading
 import types
 import uuid
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import PIL.Image
 from smolagents.agent_types import AgentImage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MARKS: list[str] = []
 """Traces of hostile code that ran."""

@@ -1,15 +1,10 @@
 """HTTP servers that answer an MCP client badly, in a thread of the test."""
 
-from __future__ import annotations
-
 import gzip
 import http.server
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CHUNK = b"0" * 65536
 HEADERS: dict[str, dict[str, str]] = {

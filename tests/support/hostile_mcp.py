@@ -1,7 +1,5 @@
 """MCP servers on standard streams that lie: `python -m tests.support.hostile_mcp KIND`."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,16 +1,12 @@
 """Hugging Face Hub for tests: a real HTTP server with the files of one Space at one commit."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import Self
 from urllib.parse import unquote, urlsplit
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Hub:

@@ -1,17 +1,12 @@
 """Turns submitted with an idempotency key."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tests.support.streaming import place
+import httpx2
 
-if TYPE_CHECKING:
-    import httpx2
-
-    from tests.support.service import Service
-    from tests.support.streaming import Event
+from tests.support.service import Service
+from tests.support.streaming import Event, place
 
 
 def post_with_key(

@@ -5,8 +5,6 @@ that `FROM` names. All else is as the Dockerfile has it, at the same paths: the 
 user, command. It runs in a root of its own, in which only the named volumes can be written to.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -15,19 +13,17 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2
 
 from tests.support.service import ROOT
 from tests.support.waiting import PATIENCE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 BUILD_S = 500
 END_S = 60

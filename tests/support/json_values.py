@@ -1,18 +1,13 @@
 """Strategies for JSON values, and the pointer of a refused one."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 
 from smolsessions.core.errors import InvalidRequestError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 NUMBERS = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)

@@ -3,16 +3,16 @@
 PYTEST_DONT_REWRITE: the service, which is another process, imports the model of this module, too.
 """
 
-from __future__ import annotations
-
 import base64
 import hmac
 import json
 import os
 import threading
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import zstandard
@@ -22,12 +22,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from smolagents import LogLevel, OpenAIModel, Tool, ToolCallingAgent
 
 from smolsessions.store import seal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from tests.support.store_server import StoreServer
+from tests.support.store_server import StoreServer
 
 FIRST_BLOCK = (2).to_bytes(4, "big")
 """Counter of the first block that GCM encrypts."""

@@ -1,7 +1,5 @@
 """Turns whose process is killed while they are blocked at one of their calls, and the checks afterwards."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections import Counter
@@ -9,29 +7,21 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx2
 from redis import Redis
+from smolagents import MultiStepAgent
 
 from tests.support.ledgers import AGENTS, CODELESS, CODERS, Ledger
 from tests.support.service import Service
 from tests.support.store_server import PARTITION, Raw
-from tests.support.streaming import FINAL, Event, log_of, posting, watching
+from tests.support.streaming import FINAL, Event, Frame, log_of, posting, watching
 from tests.support.turns import DONE, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from smolagents import MultiStepAgent
-
-    from tests.support.service import Service
-    from tests.support.store_server import Raw
-    from tests.support.streaming import Event, Frame
-
-    Script = list[Event]
+Script = list[Event]
 
 SETTINGS = {"AGENTS": AGENTS, "THREADS": "64", "DEMO_AGENTS": "0"}
 WITHOUT_CODE = SETTINGS | {"AGENTS": CODELESS}  # no server of processes for code, which starts slowly

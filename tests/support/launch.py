@@ -3,8 +3,6 @@
 python tests/support/launch.py [--uid 12345] [--without namespaces] [--without landlock] PROGRAM …
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import errno

@@ -7,29 +7,23 @@ waits for its release. Numbers count the calls of all processes, so a call that 
 PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import PIL.Image
-from smolagents import LogLevel, Tool, ToolCallingAgent, tool
+from smolagents import CodeAgent, LogLevel, Tool, ToolCallingAgent, tool
+from smolagents.models import ChatMessage, ChatMessageStreamDelta
 
 import smolsessions
 from tests.support import agents, coders, streaming
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smolagents import CodeAgent
-    from smolagents.models import ChatMessage, ChatMessageStreamDelta
 
 _PATH = re.compile(r"/[\w/.-]+\.ledger")
 _LOCK = threading.Lock()
@@ -43,7 +37,7 @@ class Ledger:
     path: Path
 
     @classmethod
-    def at(cls, path: Path, *numbers: int) -> Ledger:
+    def at(cls, path: Path, *numbers: int) -> "Ledger":
         """Make a ledger that blocks at these calls."""
         path.mkdir()
         (path / "at").write_text(" ".join(map(str, numbers)))

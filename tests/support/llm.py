@@ -7,24 +7,19 @@ is another process, receives `llm.base_url`.
 PYTEST_DONT_REWRITE: no asserts here, and pytest would complain where a test imports this before another one loads it.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections import deque
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import pytest
 from llmock.middleware import StreamAborted
 from llmock.scenarios import Behavior, Fail, Reply, StreamFault, ToolCall, ToolFault
 from llmock.testing import LLMockServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _SILENCE = "silence"
 _CUT = "cut"

@@ -5,21 +5,17 @@ Load the fixture with `pytest_plugins = ["tests.support.manifests"]`.
 PYTEST_DONT_REWRITE: pytest would complain where a test imports this before another one loads it.
 """
 
-from __future__ import annotations
-
 import base64
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tools.deploy_check import make_secrets, render
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 Manifest = dict[str, Any]
 WORKLOADS = {"Deployment", "StatefulSet"}
@@ -30,10 +26,10 @@ ROLES = ("web", "work")
 class Rendered:
     """All overlays, and the API key that the operator was shown."""
 
-    overlays: dict[str, Overlay]
+    overlays: dict[str, "Overlay"]
     key: str
 
-    def __getitem__(self, name: str) -> Overlay:
+    def __getitem__(self, name: str) -> "Overlay":
         return self.overlays[name]
 
 
@@ -45,7 +41,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Rendered:
     return Rendered({name: Overlay.read(text) for name, text in render(folder, folder / "secrets").items()}, key)
 
 
-def metrics_of(overlay: Overlay) -> set[str]:
+def metrics_of(overlay: "Overlay") -> set[str]:
     """Return the names of the metrics by which workers are scaled."""
     scaler = overlay.one("HorizontalPodAutoscaler", "smolsessions-work")["spec"]
     return {metric[metric["type"].lower()]["metric"]["name"] for metric in scaler["metrics"]}
@@ -58,7 +54,7 @@ class Overlay:
     manifests: list[Manifest]
 
     @classmethod
-    def read(cls, text: str) -> Overlay:
+    def read(cls, text: str) -> "Overlay":
         return cls([manifest for manifest in yaml.safe_load_all(text) if manifest])
 
     def all(self, *kinds: str) -> list[Manifest]:
@@ -68,11 +64,11 @@ class Overlay:
         (found,) = (manifest for manifest in self.all(kind) if manifest["metadata"]["name"] == name)
         return found
 
-    def pod(self, name: str) -> Pod:
+    def pod(self, name: str) -> "Pod":
         (workload,) = (each for each in self.all(*WORKLOADS) if each["metadata"]["name"] == name)
         return Pod(self, workload)
 
-    def pods(self) -> list[Pod]:
+    def pods(self) -> list["Pod"]:
         return [Pod(self, workload) for workload in self.all(*WORKLOADS)]
 
 

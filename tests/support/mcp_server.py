@@ -3,8 +3,6 @@
 Each call of `noted` is a line in the file that the variable NOTES names. EXTRA adds a tool, HOSTILE odd ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io
@@ -41,7 +39,7 @@ class Order(BaseModel):
     item: str
     count: int = 1
     address: Address
-    parts: list[Order] = []
+    parts: list["Order"] = []
 
 
 class Weather(BaseModel):

@@ -1,17 +1,12 @@
 """Reading a service's metrics."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
 
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.service import Service
 from tests.support.waiting import PATIENCE_S
-
-if TYPE_CHECKING:
-    from tests.support.service import Service
 
 
 def samples(service: Service) -> dict[tuple[str, str], float]:

@@ -1,34 +1,25 @@
 """This machine as the nodes of a cluster: starts pods as they are declared, probes and ends them as a node does."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess
 import time
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import httpx2
 from redis import Redis
 from redis.exceptions import RedisError
 
 from smolsessions.settings import PREFIX
 from smolsessions.store.embedded.server import find_binary
-from tests.support.images import bare, started
-from tests.support.manifests import ROLES
+from tests.support.images import Container, Image, bare, started
+from tests.support.manifests import ROLES, Overlay, Pod
 from tests.support.service import ROOT
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from contextlib import ExitStack
-    from pathlib import Path
-
-    import httpx2
-
-    from tests.support.images import Container, Image
-    from tests.support.manifests import Overlay, Pod
 
 USER = "smolsessions"  # of the store
 START_S, END_S = 120, 120

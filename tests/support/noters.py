@@ -1,16 +1,13 @@
 """Agents with a scratchpad."""
 
-from __future__ import annotations
+from typing import TypeVar
 
-from typing import TYPE_CHECKING, TypeVar
+from smolagents import CodeAgent, MultiStepAgent, ToolCallingAgent
 
 import smolsessions
 from tests.support import agents, ledgers
 
-if TYPE_CHECKING:
-    from smolagents import CodeAgent, MultiStepAgent, ToolCallingAgent
-
-    A = TypeVar("A", bound=MultiStepAgent)
+A = TypeVar("A", bound=MultiStepAgent)
 
 AGENTS = ",".join(
     f"{name}=tests.support.noters:make_{name.replace('-', '_')}"

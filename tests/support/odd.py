@@ -1,7 +1,5 @@
 """Values that users' tools may return, from plain to hostile, and an agent whose tool returns them."""
 
-from __future__ import annotations
-
 import collections
 import datetime as dt
 import decimal
@@ -9,9 +7,10 @@ import enum
 import math
 import threading
 import zoneinfo
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import pydantic
 from smolagents import CodeAgent, ToolCallingAgent, tool
@@ -19,9 +18,6 @@ from smolagents.agent_types import AgentAudio, AgentText
 
 import smolsessions
 from tests.support import agents
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 EXECUTED: list[str] = []
 """Traces of user code that must not run."""

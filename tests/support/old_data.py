@@ -8,8 +8,6 @@ conversations. The agents and the scripts that are played here must therefore no
 `play_memory`, which the code that wrote the first file did not know.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib
@@ -17,17 +15,15 @@ import json
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.support import noters, remembering
 from tests.support import service as services
 from tests.support.service import Service
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Raw = Any  # redis-py annotates the answers of both its clients at once
 Json = dict[str, Any]
@@ -112,7 +108,7 @@ class OldData:
     keys: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def at(cls, path: Path) -> OldData:
+    def at(cls, path: Path) -> "OldData":
         return cls(**json.loads(gzip.decompress(path.read_bytes())))
 
     def write(self, path: Path) -> None:

@@ -1,22 +1,15 @@
 """Checks of services that run on the stored data of earlier releases."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.support import old_data
-from tests.support.store_server import running_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.old_data import OldData
-    from tests.support.service import Service
-    from tests.support.store_server import StoreServer
-
+from tests.support.old_data import OldData
+from tests.support.service import Service
+from tests.support.store_server import StoreServer, running_store
 
 ALL = sorted((Path(__file__).parents[1] / "data").glob("format-*.json.gz"))
 FILES = [path for path in ALL if old_data.MEMORY_FILE not in path.name]

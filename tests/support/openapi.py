@@ -1,7 +1,5 @@
 """Validating JSON against the schemas of openapi.yaml."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tools that agents.toml names by import strings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from smolagents import Tool, tool

@@ -1,15 +1,11 @@
 """Requests of several owners, each with an API key."""
 
-from __future__ import annotations
-
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import httpx2
+import httpx2
 
-    from tests.support.service import Service
-
+from tests.support.service import Service
 
 ADA, BOB, SECOND = "ada-0123456789", "bob-0123456789", "ada-9876543210"
 

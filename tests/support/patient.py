@@ -1,27 +1,19 @@
 """Patient client, which repeats a refused request under the same key, and resumes a broken stream."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx2
 
 from tests.support.service import CODELESS, Service
-from tests.support.streaming import EVENTS, FINAL, Stream, log_of, place
+from tests.support.streaming import EVENTS, FINAL, Event, Frame, Stream, log_of, place
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from concurrent.futures import Future
-    from pathlib import Path
-
-    from tests.support.streaming import Event, Frame
 
 PATIENCE_S = 120
 PAUSE_S = 0.1
@@ -67,7 +59,7 @@ class Patient:
     def is_over(self) -> bool:
         return bool(self.frames) and self.frames[-1].event in FINAL
 
-    def play(self) -> Patient:
+    def play(self) -> "Patient":
         """Submit the turn and read it to its end."""
         key = os.urandom(8).hex()
         end = time.monotonic() + PATIENCE_S

@@ -1,7 +1,5 @@
 """Small PNG images as base64."""
 
-from __future__ import annotations
-
 import base64
 import io
 

@@ -1,25 +1,19 @@
 """Blocks of docs/pipelines that are made from played turns. `python -m tests.support.pipeline_pages` writes them."""
 
-from __future__ import annotations
-
 import json
 import re
 import tempfile
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tests.support.llm import LLM
+from tests.support.llm import LLM, Request
 from tests.support.pipelines import AGENTS, MODEL, SCENARIOS, Played, Player
 from tests.support.service import ROOT, Service
 from tests.support.store_server import running_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.llm import Request
-    from tests.support.streaming import Event
+from tests.support.streaming import Event
 
 FOLDER = ROOT / "docs" / "pipelines"
 HEAD = """```mermaid

@@ -6,42 +6,35 @@ of all writes. A tool sends `ECHO` to the store when it runs, and so has its pla
 PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from redis import Redis
-from smolagents import AgentLogger, CodeAgent, LogLevel, OpenAIModel, ToolCallingAgent, tool
+from smolagents import AgentLogger, CodeAgent, LogLevel, MultiStepAgent, OpenAIModel, ToolCallingAgent, tool
 
 import smolsessions
 from smolsessions.agents.config.schema import ModelTable
 from smolsessions.agents.models.providers import make_model
+from tests.support.llm import LLM, Request
+from tests.support.service import Service
+from tests.support.store_server import StoreServer
+from tests.support.streaming import Event
 from tests.support.waiting import PATIENCE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smolagents import MultiStepAgent
-
-    from tests.support.llm import LLM, Request
-    from tests.support.service import Service
-    from tests.support.store_server import StoreServer
-    from tests.support.streaming import Event
 
 NAMES = ("basic", "shop", "coder", "planner", "manager", "short", "patient", "spared")
 AGENTS = ",".join(f"{name}=tests.support.pipelines:make_{name}" for name in NAMES)
 MODEL = "m"
 ORDER = "Order A17: two lamps, sent on Monday."
 REPLY = "It was sent on Monday."
+Answer = tuple[Any, ...]
 FIND: Answer = ("call", "find_order", {"number": "A17"})
 END: Answer = ("call", "final_answer", {"answer": REPLY})
 FAIL: Answer = ("fail", 500)
-Answer = tuple[Any, ...]
 
 
 class Entry(NamedTuple):
@@ -66,7 +59,7 @@ class Scenario:
     message: str = "Where is order A17?"
     data: dict[str, str] = field(default_factory=dict)
     whole: dict[str, str] = field(default_factory=dict)
-    after: Scenario | None = None
+    after: "Scenario | None" = None
 
 
 @dataclass(frozen=True)

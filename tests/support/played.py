@@ -1,16 +1,10 @@
 """Model of conversations under replicas, in plain Python: `test_replica_model.Machine` compares with it."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from smolsessions.core.records import MAX_CRASHES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smolsessions.core.records import OnBusy
+from smolsessions.core.records import MAX_CRASHES, OnBusy
 
 STRENGTHS = ("1", "interrupt", "rollback")
 CODES = {"interrupt": "interrupted", "rollback": "rolled_back"}

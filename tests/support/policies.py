@@ -1,23 +1,17 @@
 """Turns under memory policies, and the prompts that they lead to."""
 
-from __future__ import annotations
-
 import io
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import PIL.Image
 from smolagents.memory import TaskStep
 from smolagents.models import ChatMessage, MessageRole
 
 from tests.support import agents, remembering
+from tests.support.service import Service
 from tests.support.turns import DONE
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.service import Service
-
 
 Json = dict[str, Any]
 SETTINGS = {"AGENTS": remembering.AGENTS, "DEMO_AGENTS": "0", "THREADS": "16"}

@@ -4,8 +4,6 @@
 PYTEST_DONT_REWRITE: forked services are processes of their own.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import importlib
@@ -19,16 +17,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn, TextIO
 
 from tests.support.waiting import PATIENCE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import TextIO
 
 ROOT = Path(__file__).parents[2]
 PARENTS = 2  # used in turn: two services of a test then order their sets differently, as unrelated processes do
@@ -94,7 +89,7 @@ def fork(
 
 
 @cache
-def _parents() -> Iterator[_Parent]:
+def _parents() -> Iterator["_Parent"]:
     return itertools.cycle([_Parent() for _ in range(PARENTS)])
 
 

@@ -1,18 +1,14 @@
 """Checks that an error has the right form on the wire, and that it changed nothing."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+import httpx2
 
-    import httpx2
-
-    from tests.support.service import Service
+from tests.support.service import Service
 
 
 def problem(response: httpx2.Response, status: int, code: str) -> dict[str, Any]:

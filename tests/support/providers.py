@@ -6,8 +6,6 @@ shapes that the providers document.
 PYTEST_DONT_REWRITE: other processes import this, too.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import struct
@@ -15,13 +13,11 @@ import threading
 import time
 import zlib
 from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 KEY = "sk-provider-5d8e1f90c2"
 PIECES = "an ", "answer"
@@ -127,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _stream(self, protocol: Protocol, answer: Answer) -> None:
+    def _stream(self, protocol: "Protocol", answer: Answer) -> None:
         self.send_response(200)
         self.send_header("Content-Type", protocol.content_type)
         self.send_header("Transfer-Encoding", "chunked")

@@ -1,16 +1,11 @@
 """Small HTTP reverse proxy, which serves a service below a prefix or with other words in its answers."""
 
-from __future__ import annotations
-
 import http.client
 import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 HOP_BY_HOP = {"connection", "content-length", "transfer-encoding", "keep-alive"}
 WAIT_S = 60

@@ -1,19 +1,13 @@
 """HTTP over a plain socket."""
 
-from __future__ import annotations
-
 import json
 import socket
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPResponse
-from typing import TYPE_CHECKING
 
+from tests.support.service import Service
 from tests.support.waiting import PATIENCE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.service import Service
 
 
 @contextmanager

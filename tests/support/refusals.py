@@ -1,19 +1,13 @@
 """Starts that the service must refuse. A table of them runs at once, on all cores in parallel."""
 
-from __future__ import annotations
-
 import os
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.support.service import ROOT, run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from concurrent.futures import Future
-    from pathlib import Path
 
 Ending = tuple[int, str, str]
 

@@ -1,17 +1,13 @@
 """TCP relay in front of a service, which cuts connections or answers in its place."""
 
-from __future__ import annotations
-
 import socket
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from types import TracebackType
+from typing import Self
 
 import httpx2
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from types import TracebackType
 
 WAIT_S = 60
 CHUNK_BYTES = 65536

@@ -3,19 +3,14 @@
 PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
 """
 
-from __future__ import annotations
+from typing import TypeVar
 
-from typing import TYPE_CHECKING, TypeVar
-
-from smolagents import MultiStepAgent, Tool
+from smolagents import CodeAgent, MultiStepAgent, Tool, ToolCallingAgent
 
 import smolsessions
 from tests.support import agents, noters, service
 
-if TYPE_CHECKING:
-    from smolagents import CodeAgent, ToolCallingAgent
-
-    A = TypeVar("A", bound=MultiStepAgent)
+A = TypeVar("A", bound=MultiStepAgent)
 
 AGENTS = ",".join(
     [service.AGENTS, noters.AGENTS]

@@ -5,28 +5,22 @@ Each request for a summary is appended to `asked` in REMEMBERING_FOLDER, as one 
 PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from smolagents import CodeAgent, Model, MultiStepAgent, ToolCallingAgent
-from smolagents.memory import ActionStep, TaskStep
+from smolagents.memory import ActionStep, MemoryStep, TaskStep
 from smolagents.models import ChatMessage, ChatMessageStreamDelta, MessageRole
 from smolagents.monitoring import TokenUsage
 
 import smolsessions
 from smolsessions.agents.memory.step_types import NoteStep
 from tests.support import agents, ledgers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smolagents.memory import MemoryStep
 
 A = TypeVar("A", bound=MultiStepAgent)
 SUMS_UP = "You sum up"

@@ -3,8 +3,6 @@
 PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

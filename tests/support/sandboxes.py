@@ -5,8 +5,6 @@ A container is a real Jupyter kernel gateway, as in smolagents' image. A sandbox
 PYTEST_DONT_REWRITE: the tests' servers import it, too.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -14,16 +12,14 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from tests.support.remote import KERNEL, ask_kernel
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 GATEWAY = (sys.executable, "-m", "kernel_gateway", "--KernelGatewayApp.ip=127.0.0.1")
 

@@ -1,7 +1,5 @@
 """The service as a process of its own, as an operator starts it, and a client."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -11,15 +9,13 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from types import TracebackType
+from typing import Any, Self, TextIO
 
 import httpx2
 
 from tests.support.preloaded import ForkedProcess, fork
 from tests.support.waiting import PATIENCE_S
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 SAID = {"serve": 6, "web": 6, "work": 3}  # lines after the first, of one process
 ROOT = Path(__file__).parents[2]

@@ -1,15 +1,11 @@
 """Stopwatch that leaves out the slowness of a loaded machine, so that an upper time limit holds on any machine."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Self
+from types import TracebackType
+from typing import Self
 
 import psutil
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 SPIN = "import os\nparent = os.getppid()\nprint(flush=True)\nwhile os.getppid() == parent: pass"
 

@@ -1,12 +1,12 @@
 """Valkey server outside any service, which tests kill, stop and read."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from redis import Redis
 from redis.exceptions import RedisError
@@ -14,11 +14,6 @@ from redis.exceptions import RedisError
 from smolsessions.store.embedded.server import find_binary
 from smolsessions.store.seal import new_key
 from tests.support.waiting import PATIENCE_S, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 PARTITION = "{p000}"
 SEAL_KEY = new_key()

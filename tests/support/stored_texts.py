@@ -1,18 +1,13 @@
 """All that a store on disk ever took, opened: a test looks for texts that must not be there."""
 
-from __future__ import annotations
-
 import hmac
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import zstandard
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from smolsessions.store import seal
 from tests.support.store_server import SEAL_KEY
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LONGEST_BYTES = 1024 * 1024
 

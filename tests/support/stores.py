@@ -1,14 +1,14 @@
 """Stores of two replicas on one embedded server, used through their own interface."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
 import pytest
 from redis import Redis
@@ -22,6 +22,7 @@ from smolsessions.core.records import (
     AgentName,
     AgentVersion,
     IdempotentRequest,
+    OnBusy,
     Outcome,
     Owner,
     Ref,
@@ -38,15 +39,8 @@ from smolsessions.store.partition import Options
 from smolsessions.store.scripts.loader import script
 from smolsessions.store.seal import Sealer, new_key, parse_keys
 from smolsessions.store.store import Store, open_store
+from smolsessions.store.turns.lease import HeldLease
 from tests.support.waiting import PATIENCE_S
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-    from pathlib import Path
-
-    from smolsessions.core.records import OnBusy
-    from smolsessions.store.turns.lease import HeldLease
-
 
 T = TypeVar("T")
 Raw = Any  # redis-py annotates the answers of both its clients at once

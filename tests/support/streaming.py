@@ -11,20 +11,20 @@ Load the fixture with `pytest_plugins = ["tests.support.streaming"]`.
 PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+import httpx2
 import psutil
 import pytest
-from smolagents import CodeAgent, LogLevel, Tool, ToolCallingAgent
+from smolagents import CodeAgent, LogLevel, MultiStepAgent, Tool, ToolCallingAgent
 from smolagents.models import (
     ChatMessage,
     ChatMessageStreamDelta,
@@ -38,12 +38,6 @@ from smolagents.monitoring import TokenUsage
 from tests.support import agents
 from tests.support.service import Service
 from tests.support.waiting import PATIENCE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    import httpx2
-    from smolagents import MultiStepAgent
 
 EVENTS = {"Accept": "text/event-stream"}
 FINAL = {"turn.finished", "turn.failed", "turn.cancelled"}

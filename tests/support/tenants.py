@@ -3,28 +3,22 @@
 PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smolagents import CodeAgent, LogLevel, Tool, ToolCallingAgent
+from smolagents.models import ChatMessage
 
 import smolsessions
+from smolsessions import Caller
 from tests.support import agents, coders
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smolagents.models import ChatMessage
-
-    from smolsessions import Caller
 
 NAMES = ("tenant", "plain", "lead", "coder", "threaded", "fickle", "ruled")
 AGENTS = ",".join(f"{name}=tests.support.tenants:make_{name}" for name in NAMES)

@@ -1,7 +1,5 @@
 """The command line in a pseudo-terminal, as a person has it."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re
@@ -9,14 +7,11 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.support.service import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SOON_S = 60.0
 CTRL_C, CTRL_D, CTRL_U = b"\x03", b"\x04", b"\x15"

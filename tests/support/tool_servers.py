@@ -1,14 +1,13 @@
 """MCP servers as real processes, and clients of them without a service."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import Any, Self
 
 import psutil
 
@@ -16,9 +15,6 @@ from smolsessions.agents.config.schema import McpTable
 from smolsessions.agents.tools.tool_servers import ToolServers
 from tests.support.service import ROOT
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROGRAM = "tests.support.mcp_server"
 HOSTILE = "tests.support.hostile_mcp"

@@ -1,14 +1,11 @@
 """Exporting and importing conversations through HTTP."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import httpx2
+import httpx2
 
-    from tests.support.service import Service
+from tests.support.service import Service
 
 
 def export(service: Service, name: str) -> dict[str, Any]:

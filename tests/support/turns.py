@@ -1,23 +1,16 @@
 """Submitting, holding, cancelling and awaiting turns through HTTP, with the usual scripts."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx2
 
-from tests.support.streaming import place
+from tests.support.service import Service
+from tests.support.streaming import Event, place
 from tests.support.waiting import PATIENCE_S, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.service import Service
-    from tests.support.streaming import Event
-
 
 ECHO: Event = {"call": [["echo", {"text": "ü"}]]}
 DONE: Event = {"say": "done"}

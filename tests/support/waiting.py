@@ -1,14 +1,10 @@
 """Waiting for a condition, and a file that holds a tool call until a test opens it."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+from pathlib import Path
+from typing import Any
 
 PATIENCE_S = 120.0  # a loaded machine is slow, and a wait that succeeds costs no more
 

@@ -3,19 +3,15 @@
 PYTEST_DONT_REWRITE: the processes for code import this too.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 import types
 from collections import deque
+from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smolagents.local_python_executor import ERRORS, PythonExecutor, check_import_authorized, evaluate_ast
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DEPTH, MOST, MOST_ITEMS = 6, 12_000, 300
 FRAMES = (types.FrameType, types.TracebackType, types.CodeType)

@@ -1,12 +1,10 @@
 """Certificate authority of the tests, which certifies this machine's loopback address."""
 
-from __future__ import annotations
-
 import datetime as dt
 import ipaddress
 import ssl
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -14,9 +12,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.topology.node import HOST
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LASTS = dt.timedelta(days=1)
 

@@ -1,9 +1,11 @@
 """A Redis Cluster of real servers: three primaries, each with a replica."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from ssl import SSLContext
+from types import TracebackType
+from typing import Self
 from urllib.parse import quote
 
 from redis.crc import key_slot
@@ -11,13 +13,6 @@ from redis.crc import key_slot
 from smolsessions.store.seal import new_key
 from tests.topology.line import Line
 from tests.topology.node import DURABLE, HOST, Node, free_port, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-    from ssl import SSLContext
-    from types import TracebackType
-
 
 SLOTS = 16384
 PRIMARIES = 3

@@ -1,21 +1,16 @@
 """Proxy that classifies connections by the commands sent on them, and resets or silences all of one kind."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import struct
 import threading
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from types import TracebackType
+from typing import Any, Self
 
 from tests.topology.node import HOST
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
-    from types import TracebackType
-    from typing import Any
 
 CHUNK_BYTES = 1 << 16
 END_S = 120.0

@@ -1,15 +1,11 @@
 """Sentinel that was cut off from the others, and still names the primary that it knew."""
 
-from __future__ import annotations
-
 import socketserver
 import threading
-from typing import TYPE_CHECKING, Self
+from types import TracebackType
+from typing import Self
 
 from tests.topology.node import HOST
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 END_S = 120.0
 

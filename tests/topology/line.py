@@ -1,18 +1,13 @@
 """Line to a server, which can be silent towards clients at chosen addresses, and which ends TLS if asked."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading
+from collections.abc import Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from ssl import SSLContext
 
 from tests.topology.node import HOST, free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
-    from ssl import SSLContext
 
 CHUNK_BYTES = 1 << 16
 BACKLOG = 100

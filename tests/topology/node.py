@@ -1,24 +1,20 @@
 """Valkey server on a loopback port, on disk, that can be killed, stopped and started again."""
 
-from __future__ import annotations
-
 import random
 import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from redis import Redis
 from redis.exceptions import BusyLoadingError, RedisError
 
 from smolsessions.store.embedded.server import find_binary
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 HOST = "127.0.0.1"
 START_S = 120.0

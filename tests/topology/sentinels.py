@@ -1,19 +1,15 @@
 """Primary with replicas that three sentinels watch, and the partition that cuts it from all except its clients."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from ssl import SSLContext
+from types import TracebackType
+from typing import Self
 from urllib.parse import quote
 
 from smolsessions.store.seal import new_key
 from tests.topology.line import Line
 from tests.topology.node import DURABLE, HOST, Node, until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from ssl import SSLContext
-    from types import TracebackType
 
 SERVICE = "main"
 SENTINELS, QUORUM = 3, 2

@@ -1,15 +1,14 @@
 """Export and import of steps and images: prompt and record stay the same, and faults are named."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io
 import json
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import PIL.Image
 import pytest
@@ -22,7 +21,7 @@ from smolagents.monitoring import Timing, TokenUsage
 
 from smolsessions.agents.catalog import Catalog
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
-from smolsessions.agents.memory.steps import ERROR_NAMES, agent_error, unpack
+from smolsessions.agents.memory.steps import ERROR_NAMES, Step, agent_error, unpack
 from smolsessions.agents.memory.views import describe_step
 from smolsessions.agents.transfer import documents
 from smolsessions.agents.transfer.documents import MAX_EDITED_ENTRIES, MAX_IMAGES_FACTOR, MAX_STEPS
@@ -46,11 +45,6 @@ from tests.support.documents import (
     taken_in,
 )
 from tests.support.json_values import JSON, TEXTS, nested, pointer_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smolsessions.agents.memory.steps import Step
 
 SCRIPT = [
     {"call": [["echo", {"text": "a"}], ["echo", {"text": "b", "more": [1, 2.5, None, True]}]]},

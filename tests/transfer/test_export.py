@@ -1,11 +1,11 @@
 """Export of a conversation as a document, and its import: here, elsewhere, by others, and from smolagents."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -33,16 +33,10 @@ from tests.support.pictures import png
 from tests.support.problems import nothing_stored, problem, send
 from tests.support.service import Service, write_private
 from tests.support.store_server import PARTITION
-from tests.support.streaming import log_of
+from tests.support.streaming import Event, log_of
 from tests.support.transfer import export, import_document, post_import
 from tests.support.turns import DONE, ECHO, PROMPT
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.streaming import Event
 
 pytest_plugins = ["tests.support.streaming"]
 

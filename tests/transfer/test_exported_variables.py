@@ -1,12 +1,11 @@
 """Export and import of variables: exact JSON comes back, other values are named, and no class is loaded."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import struct
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -26,9 +25,6 @@ from smolsessions.agents.values import dumps, loads
 from tests.support import agents
 from tests.support.documents import CODE, MAX_PIXELS, again, document_of, exported, reader, taken_in
 from tests.support.json_values import JSON, TEXTS, nested, pointer_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MB = 1024 * 1024
 

@@ -1,7 +1,5 @@
 """Usual steps of a document, read without their models: each is read as the models read it, or left to them."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -1,7 +1,5 @@
 """Arrays and frames ⇄ bytes: they are restored with their kinds, and forged ones are errors."""
 
-from __future__ import annotations
-
 import importlib
 import struct
 import time

@@ -1,7 +1,5 @@
 """Encoding of values: data comes back unchanged, hostile classes do not run, and hostile bytes are errors."""
 
-from __future__ import annotations
-
 import collections
 import datetime as dt
 import enum
@@ -17,11 +15,12 @@ import tracemalloc
 import uuid
 import zoneinfo
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import PIL.Image
 import pydantic
@@ -34,9 +33,6 @@ from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
 from smolsessions.agents.values.images import browser_image, image_to_bytes
 from tests.support import hostile
 from tests.support.encoded_values import ONE, PRIME, blob, count, long, many, number, pairs, parts, text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
 MODES = "1 L LA La P PA RGB RGBA RGBa RGBX CMYK YCbCr LAB HSV I F I;16 I;16L I;16B I;16N".split()

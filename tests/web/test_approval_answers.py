@@ -1,12 +1,12 @@
 """Answers to the requests of waiting turns, as HTTP takes them: alone, together, twice, wrong, late and streamed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import httpx2
 import pytest
 
 from tests.support.answering import (
@@ -24,15 +24,8 @@ from tests.support.answering import (
 )
 from tests.support.owners import ADA, BOB, SECOND, owner_line, request_as
 from tests.support.service import Service, write_private
-from tests.support.streaming import EVENTS, Stream, log_of, place, posting, watching
+from tests.support.streaming import EVENTS, Event, Stream, log_of, place, posting, watching
 from tests.support.turns import DONE, cancel, error_code, wait_for_end
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import httpx2
-
-    from tests.support.streaming import Event
 
 pytestmark = pytest.mark.timeout(120)
 

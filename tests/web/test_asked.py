@@ -1,22 +1,17 @@
 """Arguments and options in the record of a turn."""
 
-from __future__ import annotations
-
 import secrets
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.openapi import assert_described
 from tests.support.service import PLAIN, Service
+from tests.support.store_server import StoreServer
 from tests.support.streaming import log_of
 from tests.support.transfer import export, import_document
 from tests.support.turns import DONE, ENDLESS, submit_next, submit_turn, wait_for_end
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.store_server import StoreServer
 
 ARGUMENTS = {"city": "Kyōto", "wells": [1, 2.5, None, True], "deep": {"a": {}}}
 OPTIONS = {"max_steps": 7, "deadline_s": 30.5, "reset": True, "on_busy": "enqueue", "approve": []}

@@ -1,25 +1,20 @@
 """Large bodies: one that takes long to parse is refused, and blocks no other request."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import httpx2
 import PIL.Image
 import pytest
 
 from tests.support.problems import problem
+from tests.support.service import Service
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import PATIENCE_S
-
-if TYPE_CHECKING:
-    from tests.support.service import Service
 
 SENDERS = 6
 LONGEST_PROBE_S = 1.0

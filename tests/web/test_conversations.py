@@ -1,13 +1,14 @@
 """Conversations over their whole life, their lists, and the service's metrics and pages."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 import httpx2
 import pytest
@@ -16,11 +17,6 @@ from tests.support.metrics import totals
 from tests.support.problems import problem, strict_json
 from tests.support.service import AGENTS, CODELESS, Service
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-    from types import TracebackType
 
 PATIENCE_S = 120
 BAD_PAGES = [

@@ -1,17 +1,13 @@
 """Answers and events match openapi.yaml, as a generic JSON Schema validator reads it."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.support.openapi import assert_described, validator
+from tests.support.service import Service
 from tests.support.streaming import log_of, posting
 from tests.support.turns import DONE, submit_turn, wait_for_end
-
-if TYPE_CHECKING:
-    from tests.support.service import Service
 
 pytest_plugins = ["tests.support.streaming"]
 

@@ -1,9 +1,9 @@
 """GET …/turns/{n}/effects: the journal of a running or waiting turn, without results."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -13,15 +13,9 @@ from tests.support.killed_turns import WITHOUT_CODE
 from tests.support.owners import ADA, BOB, owner_line, request_as
 from tests.support.service import Service, write_private
 from tests.support.store_server import PARTITION
-from tests.support.streaming import place
+from tests.support.streaming import Event, place
 from tests.support.turns import DONE, error_code, submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.streaming import Event
 
 pytestmark = pytest.mark.timeout(120)
 SECRET = "not-for-any-inspector"

@@ -1,10 +1,8 @@
 """Ids of requests in answers, problems and logs, and pages and a list of all codes."""
 
-from __future__ import annotations
-
 import ast
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +12,6 @@ from tests.support.problems import problem
 from tests.support.service import PLAIN, ROOT, Service
 from tests.support.streaming import posting
 from tests.support.turns import DONE
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 APP = ROOT / "app" / "smolsessions"
 

@@ -1,7 +1,5 @@
 """Refused requests, which change nothing, and failed turns."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
@@ -9,9 +7,11 @@ import socket
 import struct
 import time
 import zlib
+from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import PIL.Image
 import pytest
@@ -22,10 +22,6 @@ from tests.support.problems import nothing_stored, problem, send, strict_json
 from tests.support.service import AGENTS, Service
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import PATIENCE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SECRET = "hunter2"
 LONE = "\ud800"  # half of a surrogate pair: JSON can escape it, UTF-8 cannot hold it

@@ -1,13 +1,13 @@
 """Files and audio of turns: sent with a message, used by tools and code, answered, and served."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
 import subprocess
+from collections.abc import Callable, Iterator
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,17 +18,11 @@ from tests.support.pictures import png
 from tests.support.problems import nothing_stored, problem, send
 from tests.support.service import ROOT, Service
 from tests.support.sounds import AGENTS, CSV, PDF, sent, sound
-from tests.support.streaming import log_of
+from tests.support.streaming import Event, log_of
 from tests.support.terminal import command
 from tests.support.transfer import export, import_document, post_import
 from tests.support.turns import DONE, held_turn, submit_next, submit_turn, wait_for_end, wait_for_gate
 from tests.support.waiting import PATIENCE_S, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.support.streaming import Event
 
 FILES = [sent("data.csv", "text/csv", CSV), sent("the contract.pdf", "application/pdf", PDF)]
 SPOKEN: list[Event] = [{"call": [["speak", {"text": "hello"}]]}, {"say": "audio.wav"}]

@@ -1,10 +1,8 @@
 """Checks before every route: hosts, origins, and bodies that end too early."""
 
-from __future__ import annotations
-
 import json
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,9 +11,6 @@ from tests.support.problems import nothing_stored, problem
 from tests.support.raw_http import connected, problem_on
 from tests.support.service import CODELESS, Service
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ALLOWED = "http://app.example:5173"
 BAD_HOSTS = [

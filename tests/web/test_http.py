@@ -1,15 +1,15 @@
 """Bounds of a connection, before any route: size, time and number of requests, on real sockets."""
 
-from __future__ import annotations
-
 import json
 import re
 import select
+import socket
 import statistics
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,11 +18,6 @@ from tests.support.raw_http import answer_on, connected, problem_on
 from tests.support.service import PLAIN, Service
 from tests.support.store_server import running_store
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Iterator
-    from pathlib import Path
 
 TIMEOUT_S = 1.0
 LATE_S = TIMEOUT_S + 8  # for a loaded machine

@@ -1,15 +1,15 @@
 """A repeated request with the same Idempotency-Key returns the turn of the first one, from any process."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io
 import json
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import PIL.Image
 import pytest
@@ -20,7 +20,7 @@ from tests.support.idempotency import post_with_key, turn_of
 from tests.support.problems import nothing_stored, problem
 from tests.support.service import CODELESS, PLAIN, Service, write_private
 from tests.support.store_server import SEAL_KEY, StoreServer, running_store
-from tests.support.streaming import EVENTS, Stream, log_of
+from tests.support.streaming import EVENTS, Event, Stream, log_of
 from tests.support.turns import (
     DONE,
     ECHO,
@@ -33,12 +33,6 @@ from tests.support.turns import (
     wait_for_gate,
 )
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.streaming import Event
 
 pytest_plugins = ["tests.support.streaming"]
 

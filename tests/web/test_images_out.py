@@ -1,10 +1,9 @@
 """Links to the images of a turn: those of the message, and those of the answer."""
 
-from __future__ import annotations
-
 import base64
 import io
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import PIL.Image
 import pytest
@@ -13,15 +12,10 @@ from tests.support.code_turns import code_script
 from tests.support.openapi import assert_described
 from tests.support.pictures import png
 from tests.support.service import Service
-from tests.support.streaming import log_of
+from tests.support.streaming import Event, log_of
 from tests.support.transfer import export, import_document
 from tests.support.turns import cancel, held_turn, submit_next, submit_turn, wait_for_end, wait_for_gate
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.streaming import Event
 
 DRAWN: list[Event] = [{"call": [["picture", {}]]}, {"say": "image.png"}]
 TWO = "red, blue = make(what='image'), picture()\n"

@@ -1,9 +1,10 @@
 """openapi.yaml as generators of clients read it: names, descriptions, headers, security."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -12,11 +13,6 @@ from tests.support.debian import skip
 from tests.support.examples import FILE, record
 from tests.support.service import ROOT
 from tools.node_programs import NoNodeError, lint
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Iterator
-    from pathlib import Path
 
 DOCUMENT: dict[str, Any] = yaml.safe_load((ROOT / "openapi.yaml").read_text())
 BINARY = ("image/", "application/octet-stream")

@@ -1,34 +1,27 @@
 """API keys and owners: no owner can see, change or guess another owner's objects."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json
 import os
 import statistics
+from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
 
 from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, request_as, say_as
 from tests.support.pictures import png
 from tests.support.problems import nothing_stored, problem, send
-from tests.support.refusals import Refused, sentence_of, started
+from tests.support.refusals import Ending, Refused, sentence_of, started
 from tests.support.service import CODELESS, PLAIN, Service, run, write_private
 from tests.support.sounds import sent
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Future
-    from pathlib import Path
-
-    import httpx2
-
-    from tests.support.refusals import Ending
 
 PATHS = [
     ("POST", "/turn"),

@@ -1,20 +1,15 @@
 """GET …/messages?turn=N&step=K: prompts of past turns, rebuilt from the steps on record."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.service import Service
+from tests.support.streaming import Event
 from tests.support.turns import DONE, SHOWN, error_code, held_turn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.streaming import Event
 
 ECHO: Event = {"call": [["echo", {"text": "first"}]]}
 

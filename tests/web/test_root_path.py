@@ -1,10 +1,9 @@
 """A service below a prefix, behind a reverse proxy that removes the prefix from paths and behind one that does not."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import httpx2
@@ -18,9 +17,6 @@ from tests.support.proxy import proxy
 from tests.support.service import PLAIN, ROOT, Service
 from tests.support.turns import DONE, ECHO
 from tests.support.waiting import PATIENCE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PREFIX = "/team/agents"
 PICTURE = {"call": [["picture", {}]]}

@@ -1,16 +1,11 @@
 """Status of a conversation: idle, queued behind other conversations, running."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from smolsessions import Client
 from tests.support.openapi import assert_described
 from tests.support.service import PLAIN, Service
 from tests.support.turns import DONE, held_turn, submit_next, submit_turn, wait_for_end
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_conversation_is_queued_while_its_turn_waits_for_a_thread(tmp_path: Path) -> None:

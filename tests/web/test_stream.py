@@ -1,31 +1,24 @@
 """One log, many readers: live, repeated, cut, slow, on another process, from another origin, at shutdown."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import signal
 import socket
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
 from redis import Redis
 
 from tests.support.problems import problem
 from tests.support.service import CODELESS, Service, write_private
 from tests.support.stopwatch import Stopwatch
-from tests.support.streaming import EVENTS, FINAL, gone, log_of, place, posting, watching
+from tests.support.streaming import EVENTS, FINAL, Event, Frame, gone, log_of, place, posting, watching
 from tests.support.turns import DONE, ECHO, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import httpx2
-
-    from tests.support.streaming import Event, Frame
 
 pytest_plugins = ["tests.support.streaming"]
 

@@ -1,13 +1,12 @@
 """POST /turn: its options, and the turn in its response."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import PIL.Image
 import pytest
@@ -16,9 +15,6 @@ from redis import Redis
 from tests.support.service import CODELESS, Service
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import PATIENCE_S
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_the_answer_is_the_turn_as_designed(service: Service) -> None:

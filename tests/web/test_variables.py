@@ -1,13 +1,8 @@
 """GET …/variables: what an agent keeps between turns, with previews and sizes."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.support.service import Service
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CODER = {"AGENTS": "coder=browser_tests.talker:make_coder", "DEMO_AGENTS": "0"}
 

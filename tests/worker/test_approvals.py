@@ -1,11 +1,9 @@
 """Calls that wait for a person's approval, in agents that call tools and in those that write code."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -22,14 +20,9 @@ from tests.support.answering import (
     sent,
     wait_for_requests,
 )
-from tests.support.streaming import log_of, place
+from tests.support.service import Service
+from tests.support.streaming import Event, log_of, place
 from tests.support.turns import DONE, delegate, error_code
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.service import Service
-    from tests.support.streaming import Event
 
 pytestmark = pytest.mark.timeout(120)
 

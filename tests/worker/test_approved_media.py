@@ -1,26 +1,20 @@
 """Images and files among the arguments of a call that needs an approval: shown by link and hash, and used as shown."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import PIL.Image
 import pytest
 
 from tests.support.answering import APPROVE, answer, answering, ask, asking_service, decisions, observed, read, sent
+from tests.support.service import Service
 from tests.support.stopwatch import Stopwatch
-from tests.support.streaming import log_of
+from tests.support.streaming import Event, log_of
 from tests.support.turns import DONE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.service import Service
-    from tests.support.streaming import Event
 
 pytestmark = pytest.mark.timeout(120)
 DRAW = [{"call": [["picture", {}]]}, {"call": [["report", {}]]}]

@@ -1,26 +1,19 @@
 """Prompts after a turn that went badly: they hold its events and the text that the user saw, and nothing half done."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.killed_turns import SETTINGS, KilledTurn, kill_and_resume, note_call, plain, spoken
+from tests.support.killed_turns import SETTINGS, KilledTurn, Script, kill_and_resume, note_call, plain, spoken
 from tests.support.ledgers import Ledger
 from tests.support.llm import LLM
 from tests.support.service import Service
-from tests.support.streaming import place, posting
+from tests.support.streaming import Event, place, posting
 from tests.support.streaming import spoken as pieces
 from tests.support.turns import ECHO, ENDLESS, SHOWN, cancel, delegate
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.killed_turns import Script
-    from tests.support.streaming import Event
 
 pytest_plugins = ["tests.support.streaming"]
 

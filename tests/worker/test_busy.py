@@ -1,13 +1,13 @@
 """One conversation plays one turn at a time. Tests of a turn that meets another, in one process or several."""
 
-from __future__ import annotations
-
 import json
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -17,7 +17,7 @@ from tests.support.metrics import totals
 from tests.support.problems import nothing_stored, problem
 from tests.support.service import CODELESS, Service
 from tests.support.store_server import running_store
-from tests.support.streaming import EVENTS, log_of, place, posting, watching
+from tests.support.streaming import EVENTS, Event, Stream, log_of, place, posting, watching
 from tests.support.turns import (
     DONE,
     ECHO,
@@ -31,12 +31,6 @@ from tests.support.turns import (
     wait_for_gate,
 )
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.streaming import Event, Stream
 
 pytest_plugins = ["tests.support.streaming"]
 

@@ -1,31 +1,23 @@
 """A process that is asked to end finishes its running steps within its time, and hands their turns back."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time
 from collections import Counter
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.support import ledgers
-from tests.support.killed_turns import SETTINGS, WITHOUT_CODE, KilledTurn, check_log, note_call
+from tests.support.killed_turns import SETTINGS, WITHOUT_CODE, KilledTurn, Script, check_log, note_call
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
 from tests.support.stopwatch import Stopwatch
 from tests.support.store_server import running_store
-from tests.support.streaming import FINAL, log_of, place, posting
+from tests.support.streaming import FINAL, Event, Frame, log_of, place, posting
 from tests.support.turns import DONE, submit_turn, wait_for_end
 from tests.support.waiting import PATIENCE_S, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.killed_turns import Script
-    from tests.support.streaming import Event, Frame
 
 LEASE = {"LEASE_S": "30"}  # long: a turn that continues at once was handed back, its lease did not expire
 UNKNOWN = "it is not known whether this call of charge had its effect"

@@ -1,17 +1,13 @@
 """The record of a turn is whole, however it ended: its times, its tokens, and the reason."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.service import CODELESS, Service
 from tests.support.turns import DONE, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 INPUT, OUTPUT = 10, 5  # tokens of each call of the scripted model
 ECHO = {"call": [["echo", {"text": "hello"}]]}

@@ -1,21 +1,16 @@
 """The bridge between an agent's thread and the lease of its turn."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 
 from smolsessions.core.events import MessageRestarted, Where
+from smolsessions.store.store import Store
+from smolsessions.store.turns.lease import HeldLease
 from smolsessions.worker import event_bridge
 from smolsessions.worker.event_bridge import LoopEventBridge
 from tests.support.stores import DONE, Raw, claim_one, event_names_of, key_of, read_events, ref_of, submit
 from tests.support.waiting import PATIENCE_S
-
-if TYPE_CHECKING:
-    from smolsessions.store.store import Store
-    from smolsessions.store.turns.lease import HeldLease
 
 pytest_plugins = ["tests.support.stores"]
 

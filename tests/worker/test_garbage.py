@@ -1,16 +1,10 @@
 """The objects of a turn are freed at its end. A collection of garbage takes long, and all threads stand still."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.support.service import Service
+from tests.support.streaming import Event
 from tests.support.turns import DONE, ECHO
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.streaming import Event
 
 TURNS = 10
 COLLECT: Event = {"call": [["collect", {}]]}

@@ -3,12 +3,11 @@
 SMOLSESSIONS_TEST_REPEAT sets how often the tests run that a race could break.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -17,14 +16,9 @@ from tests.support.cancellation import ABANDON_S, CANCEL_S, assert_goes_on, asse
 from tests.support.problems import nothing_stored, problem
 from tests.support.service import CODELESS, Service
 from tests.support.stopwatch import Stopwatch
-from tests.support.streaming import log_of, place, posting, watching
+from tests.support.streaming import Event, log_of, place, posting, watching
 from tests.support.turns import DONE, ECHO, ENDLESS, cancel, delegate, submit_turn, wait_for_end, wait_for_gate
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.streaming import Event
 
 pytest_plugins = ["tests.support.streaming"]
 

@@ -3,19 +3,21 @@
 Many turns block, each at a different call, when their process is killed. The next process finishes them.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from smolagents import MultiStepAgent
 
 from tests.support import ledgers
 from tests.support.killed_turns import (
     SETTINGS,
     KilledTurn,
+    Script,
     calls_of,
     check_log,
     kill_and_resume,
@@ -28,18 +30,9 @@ from tests.support.killed_turns import (
 )
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
-from tests.support.streaming import log_of, place
+from tests.support.streaming import Event, log_of, place
 from tests.support.turns import DONE, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from smolagents import MultiStepAgent
-
-    from tests.support.killed_turns import Script
-    from tests.support.streaming import Event
 
 pytest_plugins = ["tests.support.streaming"]
 

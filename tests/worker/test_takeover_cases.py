@@ -3,35 +3,28 @@
 All turns of `resumed` block, each at its chosen calls, when their one process is killed.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import json
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import PIL.Image
 import pytest
 from redis import Redis
 
 from tests.support import agents, ledgers
-from tests.support.killed_turns import SETTINGS, KilledTurn, kill_when_blocked, note_call
+from tests.support.killed_turns import SETTINGS, KilledTurn, Script, kill_when_blocked, note_call
 from tests.support.ledgers import Ledger
 from tests.support.pictures import png
 from tests.support.service import Service
 from tests.support.store_server import PARTITION, event_names
-from tests.support.streaming import log_of, place
+from tests.support.streaming import Event, log_of, place
 from tests.support.turns import DONE, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.support.killed_turns import Script
-    from tests.support.streaming import Event
 
 
 @dataclass

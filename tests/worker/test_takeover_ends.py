@@ -1,13 +1,12 @@
 """Ends of turns that were taken over: by which process, with which error, and the limits of their first process."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -27,17 +26,10 @@ from tests.support.killed_turns import (
 )
 from tests.support.ledgers import Ledger
 from tests.support.service import Service, spawn
-from tests.support.store_server import PARTITION
-from tests.support.streaming import log_of, place, posting, watching
+from tests.support.store_server import PARTITION, Raw, StoreServer
+from tests.support.streaming import Event, log_of, place, posting, watching
 from tests.support.turns import DONE, submit_turn, wait_for_end
 from tests.support.waiting import PATIENCE_S, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.support.store_server import Raw, StoreServer
-    from tests.support.streaming import Event
 
 ONLOOKER = {"AGENTS": "idle=tests.support.ledgers:make_teller", "DEMO_AGENTS": "0"}
 FEW_CRASHES = 8

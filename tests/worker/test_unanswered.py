@@ -1,30 +1,23 @@
 """The message of a turn that ended before its first step was finished stays in the memory, as in smolagents."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import PIL.Image
 import pytest
+from smolagents import MultiStepAgent
 from smolagents.utils import AgentError
 
 from tests.support import agents
 from tests.support.killed_turns import WITHOUT_CODE, kill_when_blocked, make_killed_turn, note_call, submit_killed_turn
 from tests.support.pictures import pixel
 from tests.support.service import AGENTS, Service
-from tests.support.streaming import place, posting
+from tests.support.streaming import Event, place, posting
 from tests.support.turns import DONE, ECHO, ENDLESS, PROMPT, cancel, held_turn, submit_next, wait_for_end
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from smolagents import MultiStepAgent
-
-    from tests.support.streaming import Event
 
 pytest_plugins = ["tests.support.streaming"]
 

@@ -1,13 +1,12 @@
 """Waiting turns outlive restarts, drains, kills, takeovers and days, and each approved call is made once."""
 
-from __future__ import annotations
-
 import signal
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -25,18 +24,11 @@ from tests.support.answering import (
     sent,
     wait_for_requests,
 )
-from tests.support.store_server import PARTITION
-from tests.support.streaming import FINAL, log_of, watching
+from tests.support.service import Service
+from tests.support.store_server import PARTITION, Raw, StoreServer
+from tests.support.streaming import FINAL, Event, log_of, watching
 from tests.support.turns import DONE, cancel, error_code, wait_for_end, wait_for_gate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.service import Service
-    from tests.support.store_server import Raw, StoreServer
-    from tests.support.streaming import Event
-    from tests.support.waiting import Gate
+from tests.support.waiting import Gate
 
 pytestmark = pytest.mark.timeout(300)
 DAY_S = 86_400

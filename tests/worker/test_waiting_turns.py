@@ -1,10 +1,8 @@
 """Turns that wait: cancelled, interrupted, queued behind, refused to others, counted, and over in time."""
 
-from __future__ import annotations
-
 import json
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -23,7 +21,8 @@ from tests.support.answering import (
     sent,
     wait_for_requests,
 )
-from tests.support.streaming import log_of, place, watching
+from tests.support.service import Service
+from tests.support.streaming import Event, log_of, place, watching
 from tests.support.turns import (
     DONE,
     cancel,
@@ -34,12 +33,6 @@ from tests.support.turns import (
     wait_for_end,
 )
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.service import Service
-    from tests.support.streaming import Event
 
 pytestmark = pytest.mark.timeout(180)
 DRAWN = "import sqlite3\nx = sqlite3.connect(':memory:').execute('select hex(randomblob(8))').fetchone()[0]"

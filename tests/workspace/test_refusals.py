@@ -1,13 +1,13 @@
 """Agents that must not have a workspace: no way to register a tool leads to code beside the patterns."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
-from smolagents import CodeAgent, PythonInterpreterTool, Tool, ToolCallingAgent, tool
+from smolagents import CodeAgent, MultiStepAgent, PythonInterpreterTool, Tool, ToolCallingAgent, tool
 from smolagents.default_tools import TOOL_MAPPING
 from smolagents.local_python_executor import LocalPythonExecutor, evaluate_python_code
 
@@ -22,12 +22,6 @@ from smolsessions.workspace import Workspace
 from smolsessions.workspace.folders import ConversationFolders
 from tests.support.agents import TOOLS, ScriptedModel, make_code, make_scripted
 from tests.support.service import run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from smolagents import MultiStepAgent
 
 INTERPRETER = PythonInterpreterTool()
 

@@ -1,24 +1,19 @@
 """Workspaces of conversations over HTTP: turns that write, exports, forks, rollbacks, deletions, other processes."""
 
-from __future__ import annotations
-
 import json
 import time
 from base64 import b64decode, b64encode
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.support.owners import ADA, BOB, owner_line, request_as
 from tests.support.service import Service, run, write_private
 from tests.support.sounds import sent
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.store_server import StoreServer
+from tests.support.store_server import StoreServer
 
 AGENTS_FILE = """
 [agents.writer]

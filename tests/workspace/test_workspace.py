@@ -1,24 +1,20 @@
 """The layer beneath the workspace tools, on real files: access, hostile paths, bounds and races."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from smolsessions.workspace import Bounds, ToolDenied, Workspace
 from tests.workspace.hostile_paths import EXPRESSIONS, PATHS, PATTERNS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SECRET = "the secret"
 HIDDEN = ["secrets/**", "*.key", "schlüssel", "straße/**", "other/**"]
