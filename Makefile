@@ -5,7 +5,7 @@ DEPLOY := .venv-deploy
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install
 
-.PHONY: run test coverage browser screenshots chaos check deploy-check image-check bench lock refresh site clean
+.PHONY: run test test-deep quick affected mutants programs coverage browser screenshots chaos check deploy-check image-check bench lock refresh site clean
 .DEFAULT_GOAL := run
 # Without cached bytecode every process compiles the package anew, which is a fifth of its start.
 unexport PYTHONDONTWRITEBYTECODE
@@ -35,22 +35,42 @@ $(VENV)/test-ready: requirements-dev.lock $(VENV)/run-ready
 run: $(VENV)/run-ready
 	$(BIN)/smolsessions serve
 
-test: check deploy-check
-	$(BIN)/python -m pytest -n 4 --dist worksteal -m "not alone"
-	$(BIN)/python -m pytest -m alone
-	$(BIN)/python -m pytest browser_tests
+# Programs of Debian that the tests use, before any test waits for them.
+programs: $(VENV)/test-ready
+	$(BIN)/python -m tests.support.debian
 
-# The same tests, counted line by line and branch by branch, which takes half as long again.
-coverage: check
+# The fast tier.
+test: check deploy-check programs
+	$(BIN)/python tools/run_tests.py fast
+
+# What a release needs beside `make test`: the deep tier, mutations, and a thousand turns under random kills.
+test-deep: programs
+	$(BIN)/python tools/run_tests.py deep
+	$(MAKE) mutants chaos
+
+# Linters, types, contracts, and the tests that start no service: under a minute.
+quick: $(VENV)/test-ready
+	$(LINT)
+	$(BIN)/python tools/run_tests.py quick
+
+# The fast tests of what changed since main, and of what imports it.
+affected: programs
+	$(BIN)/python tools/run_tests.py affected
+
+# Breaks the package in one place at a time, and says which breaks no test notices; LISTS may name some.
+mutants: programs
+	$(BIN)/python tools/mutants.py $(LISTS)
+
+# The fast tests outside the browser, counted line by line and branch by branch.
+coverage: programs
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n 4 --dist worksteal -m "not alone"
-	$(BIN)/coverage run -m pytest -m alone
+	$(BIN)/coverage run -m pytest -n 4 --dist worksteal
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
 # The page, in a real Chromium; part of `make test`.
-browser: $(VENV)/test-ready
-	$(BIN)/python -m pytest browser_tests
+browser: programs
+	$(BIN)/python -m pytest -n 4 --dist worksteal browser_tests
 
 # Pictures of each state of the page, at three widths in both themes; FOLDER may be given.
 screenshots: $(VENV)/test-ready
@@ -60,12 +80,16 @@ screenshots: $(VENV)/test-ready
 chaos: $(VENV)/test-ready
 	$(BIN)/python -m tests.chaos $(if $(TURNS),--turns $(TURNS)) $(if $(SEED),--seed $(SEED)) $(if $(PROCESSES),--processes $(PROCESSES)) $(if $(STORE),--store $(STORE))
 
+define LINT
+$(BIN)/ruff format --check .
+$(BIN)/ruff check .
+$(BIN)/mypy
+$(BIN)/lint-imports
+$(BIN)/python tools/check_english.py
+endef
+
 check: $(VENV)/test-ready
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
-	$(BIN)/python tools/check_english.py
+	$(LINT)
 	$(BIN)/python tools/node_programs.py
 	$(BIN)/python tools/site.py
 

@@ -1,10 +1,5 @@
-"""The browser that the tests drive: the system's Chromium, installed if possible."""
+"""How the tests start Chromium."""
 
-from functools import partial
-
-from tests.support import debian
-
-_CHROMIUM = ("chromium", "chromium", "chromium-browser", "google-chrome")  # the package, then the programs
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -14,5 +9,3 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-find = partial(debian.find, *_CHROMIUM)
-path_or_skip = partial(debian.path_or_skip, *_CHROMIUM)

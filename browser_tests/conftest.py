@@ -8,23 +8,21 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, Request, expect, sync_playwright
 
 from browser_tests import talker
-from browser_tests.browser import ARGUMENTS, find, path_or_skip
+from browser_tests.browser import ARGUMENTS
 from tests.support import approvals
+from tests.support.debian import path_or_skip
 from tests.support.service import Service
+from tests.support.service_logs import pytest_runtest_makereport, pytest_runtest_setup
+
+__all__ = ["pytest_runtest_makereport", "pytest_runtest_setup"]
 
 WAIT_MS = 30_000  # patience with a loaded machine
 WAITING = {"mailer", "code-reader", "office", "poster"}  # agents of the shared service whose turns wait for a person
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Find or install the browser before the first test's timeout starts."""
-    if session.items and not session.config.option.collectonly:
-        find()
-
-
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    return path_or_skip()
+    return path_or_skip("chromium")
 
 
 @pytest.fixture(scope="session")

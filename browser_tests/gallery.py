@@ -16,9 +16,10 @@ from pathlib import Path
 import PIL.Image
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from browser_tests.browser import ARGUMENTS, find
+from browser_tests.browser import ARGUMENTS
 from browser_tests.shop import AGENTS
 from browser_tests.states import STATES, Desk
+from tests.support.debian import find
 from tests.support.service import Service
 
 ROOT = Path(__file__).parent.parent
@@ -120,7 +121,7 @@ def main() -> None:
     for folder in (given.folder, *([DOCS / "gallery"] if given.docs else ())):
         folder.mkdir(parents=True, exist_ok=True)
     with service() as running, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=find()[0], args=ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=find("chromium")[0], args=ARGUMENTS)
         expect.set_options(timeout=30_000)
         context = context_of(browser)
         for name in given.only.split(","):

@@ -3,9 +3,11 @@
 import pytest
 
 pytest.register_assert_rewrite("tests.support")
-pytest_plugins = ["tests.support.fixtures"]
+pytest_plugins = [
+    f"tests.support.{module}" for module in ("fixtures", "llm", "manifests", "service_logs", "stores", "streaming")
+]
 
-LONGEST = ("test_damage", "test_environments", "test_image_memory", "test_providers", "test_wheel")
+LONGEST = ("test_chaos", "test_damage", "test_environments", "test_image_memory", "test_providers", "test_wheel")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -24,8 +24,6 @@ from tests.support.llm import LLM
 from tests.support.service import ROOT, Service
 from tests.support.waiting import wait_until
 
-pytest_plugins = ["tests.support.llm"]
-
 PAGE = ROOT / "docs" / "agents.md"
 TABLE = PAGE.read_text().partition("<!-- configs -->\n")[2].partition("<!-- /configs -->")[0]
 ROWS = [

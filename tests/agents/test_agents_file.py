@@ -20,8 +20,6 @@ from smolsessions.options import options_of
 from tests.support.llm import LLM
 from tests.support.service import Service, run
 
-pytest_plugins = ["tests.support.llm"]
-
 KEY = "sk-live-4f1d0c7e9a5b"
 BROKEN = Path(__file__).parents[1] / "data" / "broken_agents"
 """Files with one mistake each. Lines with `#> ` hold the expected sentences."""

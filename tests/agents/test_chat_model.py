@@ -25,8 +25,6 @@ from tests.support.llm import LLM
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import PATIENCE_S
 
-pytest_plugins = ["tests.support.llm"]
-
 KEY = "sk-test-4f1d0c7e9a"
 TIMEOUT_S = 4.0
 QUESTION = "what is six times seven?"

@@ -21,8 +21,6 @@ from tests.support.service import ROOT, Service, run, write_private
 from tests.support.store_server import StoreServer, running_store
 from tests.support.waiting import wait_until
 
-pytest_plugins = ["tests.support.llm"]
-
 MARK = "the-word-that-is-searched-for"
 SEAL_KEY = new_key()
 OWNER_KEY = "owner-key-5b1f/09+c2"

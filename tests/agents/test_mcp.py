@@ -13,8 +13,6 @@ from tests.support.tool_servers import programs_of
 from tests.support.turns import cancel
 from tests.support.waiting import wait_until
 
-pytest_plugins = ["tests.support.llm"]
-
 FILE = """
 [models.small]
 provider = "openai"

@@ -21,7 +21,6 @@ from smolsessions.store.store import Store
 from smolsessions.store.turns.lease import HeldLease
 from tests.support.stores import AGENT, DONE, Loop, Raw, claim_one, read_events, ref_of, version_of
 
-pytest_plugins = ["tests.support.stores"]
 Wanted = tuple[Any, str | None, str | None, bool]
 """Of a step: its type, its image, the variable that changes with it, and whether that is gone then."""
 IMAGES = [byte * 16 for byte in ("aa", "bb", "cc")]

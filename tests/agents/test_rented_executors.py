@@ -14,8 +14,6 @@ from tests.support.sandboxes import DockerDaemon, E2BService, Sandboxes, serving
 from tests.support.service import Service
 from tests.support.waiting import wait_until
 
-pytest_plugins = ["tests.support.llm"]
-
 KEY = "e2b-key-of-a-team-91c3"
 AGENT = """
 [agents.coder]

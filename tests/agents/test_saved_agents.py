@@ -17,8 +17,6 @@ from tests.support.llm import LLM
 from tests.support.service import ROOT, Service, run
 from tests.support.stopwatch import Stopwatch
 
-pytest_plugins = ["tests.support.llm"]
-
 KEY = "sk-live-4f1d0c7e9a5b"
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 MODEL = """

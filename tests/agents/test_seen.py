@@ -17,8 +17,6 @@ from tests.support.turns import DONE, ECHO
 
 Script = list[Event]
 
-pytest_plugins = ["tests.support.streaming"]
-
 PLACED = {"step.started", "message.delta", "tool.call", "tool.result", "step.finished"}
 WORDS = 'a "quoted" \\ line\nbreak, é, 😀 and \u2028'
 SHOWN = "scripted code planner streamed streamed-code structured streamed-planner family code-family careful".split()

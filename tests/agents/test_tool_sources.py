@@ -15,8 +15,6 @@ from tests.support import own_tools
 from tests.support.llm import LLM
 from tests.support.service import Service
 
-pytest_plugins = ["tests.support.llm"]
-
 OWN = "tests.support.own_tools"
 FILE = """
 [agents.shop]

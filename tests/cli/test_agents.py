@@ -12,8 +12,6 @@ from tests.support.service import run
 from tests.support.tool_servers import HOSTILE
 from tests.support.waiting import wait_until
 
-pytest_plugins = ["tests.support.llm"]
-
 KEY = "sk-live-4f1d0c7e9a5b"
 FILE = """
 [models.small]

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.service import ROOT, Service
+from tests.support.preloaded import PYTHONPATH
+from tests.support.service import Service
 from tests.support.terminal import CTRL_C, CTRL_D, SOON_S, Terminal, command, terminal_of
 from tests.support.turns import ECHO, ENDLESS
 from tests.support.waiting import PATIENCE_S
@@ -112,7 +113,7 @@ def piped(folder: Path, messages: str, *arguments: str) -> subprocess.CompletedP
         text=True,
         check=False,
         timeout=PATIENCE_S,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": PYTHONPATH},
     )
     assert ended.returncode == 0, ended.stderr
     return ended

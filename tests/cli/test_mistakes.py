@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.preloaded import PYTHONPATH
 from tests.support.refusals import sentence_of
 from tests.support.service import ROOT, Service, run
 from tests.support.terminal import CTRL_C, command, terminal_of
@@ -185,6 +186,6 @@ def test_chat_replaces_input_in_no_encoding(service: Service, tmp_path: Path) ->
         capture_output=True,
         check=False,
         timeout=PATIENCE_S,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii:strict"},
+        env=os.environ | {"PYTHONPATH": PYTHONPATH, "PYTHONIOENCODING": "ascii:strict"},
     )
     assert (ended.returncode, ended.stderr) == (0, b""), ended.stderr

@@ -14,7 +14,8 @@ from smolsessions import ApiError
 from smolsessions.evaluation import ServiceAdapter, SmolagentsAdapter, ToolCall, TurnFailedError, UnknownHistoryError
 from tests.support.agents import make_code, make_scripted
 from tests.support.environments import AGENT_EVAL, environment
-from tests.support.service import ROOT, Service
+from tests.support.preloaded import PYTHONPATH
+from tests.support.service import Service
 from tests.support.turns import DONE, ECHO
 from tests.support.waiting import PATIENCE_S
 
@@ -144,7 +145,7 @@ def test_a_suite_of_pytest_agent_eval_passes(service: Service, tmp_path: Path) -
         "asyncio_mode=auto",
         str(tmp_path),
     ]
-    variables = {"SERVICE": str(service.client.base_url), "PYTHONPATH": str(ROOT), "PATH": ""}
+    variables = {"SERVICE": str(service.client.base_url), "PYTHONPATH": PYTHONPATH, "PATH": ""}
     run = subprocess.run(
         command, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )

@@ -19,8 +19,6 @@ from tests.support.service import ROOT
 from tests.support.waiting import PATIENCE_S
 from tools.deploy_check import OVERLAYS, kustomize, make_secrets
 
-pytest_plugins = ["tests.support.manifests"]
-
 DEPLOY = ROOT / "deploy"
 PAGES = ROOT / "docs" / "how-to"
 CLIENT = ("url", "api_key")  # of the client and of the command line

@@ -19,7 +19,6 @@ from tests.support.waiting import PATIENCE_S, wait_until
 from tests.topology.certificates import new_authority
 from tests.topology.sentinels import Sentinels
 
-pytest_plugins = ["tests.support.manifests"]
 pytestmark = pytest.mark.alone  # an image is built first, which keeps the disk busy
 
 WELL = dict.fromkeys(("startup", "liveness", "readiness"), 200)

@@ -17,7 +17,6 @@ from tests.support.llm import LLM
 from tests.support.service import ROOT
 from tests.support.waiting import PATIENCE_S
 
-pytest_plugins = ["tests.support.llm"]
 pytestmark = pytest.mark.alone  # an image is built first, which keeps the disk busy
 
 MOST_MB = 230

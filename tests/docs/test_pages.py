@@ -11,8 +11,6 @@ from tests.support.doc_pages import PORTS, SERVER, Block, Reader, blocks_of
 from tests.support.llm import LLM
 from tests.support.service import ROOT
 
-pytest_plugins = ["tests.support.llm"]
-
 OTHER = {"site", "node_modules", "pipelines"}  # built, of others, and played by tests/agents/test_pipelines.py
 FOLDERS = [each for each in ROOT.iterdir() if each.is_dir() and (each.name == ".github" or each.name[0] != ".")]
 PAGES = [

@@ -28,7 +28,7 @@ MAY_UNSHARE = os.getuid() == 0 and shutil.which("unshare")
 
 @pytest.fixture(autouse=True)
 def _tini() -> None:
-    path_or_skip("tini", "tini")
+    path_or_skip("tini")
 
 
 @contextmanager

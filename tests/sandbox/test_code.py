@@ -33,8 +33,6 @@ from tests.support.streaming import Event, log_of, posting
 from tests.support.turns import DONE, PROMPT, cancel, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
 
-pytest_plugins = ["tests.support.streaming"]
-
 DIED = "The process that ran the code ended"
 COUNT_ON = json.dumps([*code_script("count += 1"), {"code": "final_answer(more(5))"}])
 HELPER_BUSY = f"helper(task={json.dumps([{'code': BUSY}])!r})"

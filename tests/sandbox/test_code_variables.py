@@ -27,8 +27,6 @@ from tests.support.streaming import Event
 from tests.support.turns import DONE, cancel, error_code, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
 
-pytest_plugins = ["tests.support.streaming"]
-
 LOCK = "import threading\nlock = threading.Lock()\nlocks = 1"
 
 

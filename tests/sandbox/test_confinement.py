@@ -32,8 +32,6 @@ from tests.support.turns import cancel, submit_turn, wait_for_end
 from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the means are Linux's")
-pytest_plugins = ["tests.support.streaming"]
-
 UID = 12345
 LAUNCHER = (sys.executable, str(Path(__file__).parents[1] / "support" / "launch.py"))
 BOTH = ("namespaces", "landlock")

@@ -29,7 +29,7 @@ class Store:
         self.users = self._secrets / "store-users.acl"
         # Debian's redis-server is a link to this program, in a package that starts no service.
         binary = folder / "redis-server"
-        binary.symlink_to(debian.path_or_skip("redis-tools", "redis-check-rdb"))
+        binary.symlink_to(debian.path_or_skip("redis-tools"))
         version = subprocess.check_output([binary, "--version"], text=True)
         if not re.search(r"v=(7\.|8\.0\.)", version):
             debian.skip(f"the tests need a release that replays with the rights of `default`, not {version}")

@@ -35,8 +35,6 @@ from tests.support.stores import (
     submit,
 )
 
-pytest_plugins = ["tests.support.stores"]
-
 
 async def test_a_worker_takes_only_its_own_agents_and_the_oldest_first(stores: tuple[Store, Store]) -> None:
     one, other = stores

@@ -45,8 +45,6 @@ from tests.topology.certificates import Authority, new_authority
 from tests.topology.cluster import ValkeyCluster
 from tests.topology.node import Node, free_port
 
-pytest_plugins = ["tests.support.streaming"]
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyCluster]:

@@ -37,8 +37,6 @@ from tests.support.streaming import log_of
 from tests.support.turns import DONE, ECHO, PROMPT, cancel, held_turn, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
 
-pytest_plugins = ["tests.support.streaming"]
-
 
 @pytest.fixture(scope="module")
 def service(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:

@@ -29,8 +29,6 @@ from tests.support.stores import (
     wait_until_async,
 )
 
-pytest_plugins = ["tests.support.stores"]
-
 
 async def test_a_repeated_key_writes_nothing(stores: tuple[Store, Store], raw: Raw) -> None:
     one, _ = stores

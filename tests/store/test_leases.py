@@ -30,8 +30,6 @@ from tests.support.stores import (
     submit,
 )
 
-pytest_plugins = ["tests.support.stores"]
-
 
 async def test_an_old_fence_never_writes(stores: tuple[Store, Store], raw: Raw) -> None:
     one, other = stores

@@ -24,8 +24,6 @@ from tests.support.stores import (
     submit_raw,
 )
 
-pytest_plugins = ["tests.support.stores"]
-
 
 class Seats:
     """Intake with a number of free threads."""

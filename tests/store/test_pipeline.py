@@ -31,8 +31,6 @@ from tests.topology.exchange import Exchange
 from tests.topology.node import DURABLE, HOST, Node
 from tests.topology.sentinels import Sentinels
 
-pytest_plugins = ["tests.support.streaming"]
-
 KINDS = ("commands", "messages", "acks")
 PARTITIONS = 4
 SOON_S = 5.0

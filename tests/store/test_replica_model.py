@@ -58,9 +58,6 @@ from tests.support.stores import (
     submit,
 )
 
-pytest_plugins = ["tests.support.stores"]
-
-
 AT_REST = {*"conversation log logs longlogs turns steps images variables heads old oldest".split()}
 
 

@@ -36,8 +36,6 @@ from tests.topology.liar import Liar
 from tests.topology.node import DURABLE, HOST, Node, free_port
 from tests.topology.sentinels import SERVICE, Sentinels
 
-pytest_plugins = ["tests.support.streaming"]
-
 
 @pytest.fixture(scope="module")
 def sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sentinels]:

@@ -45,8 +45,6 @@ from tests.support.stores import (
     submit_raw,
 )
 
-pytest_plugins = ["tests.support.stores"]
-
 
 async def test_a_conversation_takes_one_turn_at_a_time(stores: tuple[Store, Store], raw: Raw) -> None:
     one, other = stores

@@ -27,8 +27,6 @@ from tests.support.stores import (
 )
 from tests.support.waiting import wait_until
 
-pytest_plugins = ["tests.support.stores"]
-
 
 @pytest.mark.parametrize("heard", [True, False])
 async def test_a_turn_that_ends_while_it_is_rolled_back_is_rolled_back(

@@ -4,6 +4,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -12,11 +13,16 @@ from typing import NoReturn
 import pytest
 
 INSTALL_S = 300
+PROGRAMS = {  # of a package, in the order of preference
+    "chromium": ("chromium", "chromium-browser", "google-chrome"),
+    "redis-tools": ("redis-check-rdb",),
+    "tini": ("tini",),
+}
 
 
-def path_or_skip(package: str, *names: str) -> str:
+def path_or_skip(package: str) -> str:
     """Return the path of a program. Without it the test is skipped. In CI (`CI=true`) the test fails instead."""
-    path, reason = find(package, *names)
+    path, reason = find(package)
     if not path:
         skip(f"the tests need Debian's package {package}: {reason}")
     return path
@@ -30,8 +36,9 @@ def skip(reason: str) -> NoReturn:
 
 
 @cache
-def find(package: str, *names: str) -> tuple[str | None, str]:
+def find(package: str) -> tuple[str | None, str]:
     """Return the path of the first program found, or the reason why none is installed."""
+    names = PROGRAMS[package]
     if path := _on_path(names):
         return path, ""
     with (Path(tempfile.gettempdir()) / "smolsessions-tests-apt.lock").open("w") as lock:
@@ -60,3 +67,15 @@ def _install(package: str) -> str:
         if done.returncode and command[0] == "install":
             return f"apt-get install {package} failed: {done.stderr.strip()[-300:]}"
     return f"apt-get installed {package}, but its program is not on the PATH"
+
+
+def main() -> None:
+    """Install all of them before the tests, whose time limits have no room for it."""
+    for package in PROGRAMS:
+        path, reason = find(package)
+        if not path:
+            sys.stdout.write(f"the tests that need Debian's package {package} are skipped: {reason}\n")
+
+
+if __name__ == "__main__":
+    main()

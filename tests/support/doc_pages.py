@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import yaml
 
-from tests.support.preloaded import ROOT, ForkedProcess, fork
+from tests.support.preloaded import PYTHONPATH, ROOT, ForkedProcess, fork
 
 LANGUAGES = {"python", "sh", "js", "toml", "yaml", "json", "dockerfile", "text"}
 DATA: dict[str, Callable[[str], Any]] = {
@@ -221,7 +221,7 @@ class Reader:
             own
             | {
                 "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-                "PYTHONPATH": str(ROOT),
+                "PYTHONPATH": PYTHONPATH,
                 "OPENAI_API_KEY": "none",
                 "OPENAI_BASE_URL": self.provider,
                 "SMOLSESSIONS_LEASE_S": "1",

@@ -32,7 +32,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     """Yield the image that the Dockerfile makes, built once for all of pytest's processes."""
     if why := refusal():
         skip(why)
-    path_or_skip("tini", "tini")  # the image's step copies it from this machine
+    path_or_skip("tini")  # the image's step copies it from this machine
     base = tmp_path_factory.getbasetemp()
     with built_once((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "image") as built:
         yield built

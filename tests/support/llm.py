@@ -1,8 +1,7 @@
 """Model provider for tests: a real HTTP server that speaks OpenAI's protocol and returns scripted answers in order.
 
 `llmock` makes the answers, the streams and most of the faults. This module adds the others around it: silence, a body
-that is cut short, the received keys. Load the fixture with `pytest_plugins = ["tests.support.llm"]`. The service, which
-is another process, receives `llm.base_url`.
+that is cut short, the received keys. The service, which is another process, receives `llm.base_url`.
 
 PYTEST_DONT_REWRITE: no asserts here, and pytest would complain where a test imports this before another one loads it.
 """

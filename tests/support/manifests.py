@@ -1,7 +1,5 @@
 """Rendered manifests: the objects of an overlay, and its pods as their nodes would start them.
 
-Load the fixture with `pytest_plugins = ["tests.support.manifests"]`.
-
 PYTEST_DONT_REWRITE: pytest would complain where a test imports this before another one loads it.
 """
 

@@ -26,6 +26,7 @@ from typing import NoReturn, TextIO
 from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
+PYTHONPATH = f"{ROOT / 'app'}{os.pathsep}{ROOT}"  # a mutated copy of the tree runs its own code
 PARENTS = 2  # used in turn: two services of a test then order their sets differently, as unrelated processes do
 MODULES = """
 fastapi_offline smolsessions.cli.commands smolsessions.runtime.process smolsessions.wiring tests.support.coders
@@ -100,7 +101,7 @@ class _Parent:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.preloaded", str(theirs.fileno())],
                 cwd=ROOT,
-                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                env=os.environ | {"PYTHONPATH": PYTHONPATH},
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )

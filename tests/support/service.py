@@ -14,7 +14,8 @@ from typing import Any, Self, TextIO
 
 import httpx2
 
-from tests.support.preloaded import ForkedProcess, fork
+from tests.support.preloaded import PYTHONPATH, ForkedProcess, fork
+from tests.support.service_logs import note_log
 from tests.support.waiting import PATIENCE_S
 
 SAID = {"serve": 6, "web": 6, "work": 3}  # lines after the first, of one process
@@ -252,6 +253,7 @@ def run(
 
 def _log(folder: Path) -> TextIO:
     folder.mkdir(parents=True, exist_ok=True)
+    note_log(folder / "service.log")
     return (folder / "service.log").open("a")
 
 
@@ -259,13 +261,13 @@ def _variables(folder: Path, settings: dict[str, str], environment: dict[str, st
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SMOLSESSIONS_")}
     defaults = {"PORT": "0", "DATA_DIR": str(folder / "data"), "AGENTS": AGENTS, "LEASE_S": "1"}
     named = {f"SMOLSESSIONS_{name}": value for name, value in (defaults | settings).items()}
-    return inherited | {"PYTHONPATH": str(ROOT)} | named | environment
+    return inherited | {"PYTHONPATH": PYTHONPATH} | named | environment
 
 
 def _is_forkable(command: tuple[str, ...], environment: dict[str, str]) -> bool:
     """Return whether a forked process is like a started one: Python reads its own variables at its start.
 
-    A supervisor loads little. Coverage is measured from the start of an interpreter.
+    A supervisor loads little.
     """
     is_python_as_here = not any(name.startswith("PYTHON") for name in environment)
-    return is_python_as_here and "--processes" not in command and "COVERAGE_PROCESS_CONFIG" not in os.environ
+    return is_python_as_here and "--processes" not in command

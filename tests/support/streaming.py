@@ -6,7 +6,6 @@ A streamed model plays the scripts of `tests.support.agents`, in pieces of three
                           {"gate": "path"}: writes `started` beside that file and waits for the file
     {"endless": "text"}   the same piece again and again, until the turn is stopped
 `pace_s` in an entry is the duration of each of its pieces.
-Load the fixture with `pytest_plugins = ["tests.support.streaming"]`.
 
 PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
 """

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.support.service import ROOT
+from tests.support.preloaded import PYTHONPATH
 
 SOON_S = 60.0
 CTRL_C, CTRL_D, CTRL_U = b"\x03", b"\x04", b"\x15"
@@ -57,7 +57,7 @@ def terminal_of(folder: Path, *program: str, **environment: str) -> Iterator[Ter
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env=inherited | {"PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "200"} | environment,
+        env=inherited | {"PYTHONPATH": PYTHONPATH, "TERM": "xterm", "COLUMNS": "200"} | environment,
     )
     os.close(theirs)
     try:

@@ -38,8 +38,6 @@ from tests.support.transfer import export, import_document, post_import
 from tests.support.turns import DONE, ECHO, PROMPT
 from tests.support.waiting import wait_until
 
-pytest_plugins = ["tests.support.streaming"]
-
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:

@@ -9,8 +9,6 @@ from tests.support.service import Service
 from tests.support.streaming import log_of, posting
 from tests.support.turns import DONE, submit_turn, wait_for_end
 
-pytest_plugins = ["tests.support.streaming"]
-
 ECHO = {"call": [["echo", {"text": "hello"}]]}
 TURNS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "a tool call": ("streamed", [ECHO, DONE]),

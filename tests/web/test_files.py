@@ -15,8 +15,9 @@ from smolsessions.agents.run.turn_files import UNKEPT
 from tests.support.code_turns import code_script
 from tests.support.openapi import assert_described
 from tests.support.pictures import png
+from tests.support.preloaded import PYTHONPATH
 from tests.support.problems import nothing_stored, problem, send
-from tests.support.service import ROOT, Service
+from tests.support.service import Service
 from tests.support.sounds import AGENTS, CSV, PDF, sent, sound
 from tests.support.streaming import Event, log_of
 from tests.support.terminal import command
@@ -332,7 +333,7 @@ def test_a_chat_sends_files_and_images_and_shows_links(files: Service, tmp_path:
         text=True,
         check=True,
         timeout=PATIENCE_S,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        env=os.environ | {"PYTHONPATH": PYTHONPATH, "COLUMNS": "200"},
     )
     assert f"✓ str {len(CSV)} None" in ended.stdout
     assert "audio.wav, audio/wav, 54 bytes: http://" in ended.stdout

@@ -34,8 +34,6 @@ from tests.support.turns import (
 )
 from tests.support.waiting import wait_until
 
-pytest_plugins = ["tests.support.streaming"]
-
 REPEAT = range(int(os.environ.get("SMOLSESSIONS_TEST_REPEAT", "3")))
 DAY_S = 86_400
 Raw = Any  # redis-py annotates the answers of both its clients at once

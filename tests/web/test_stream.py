@@ -20,8 +20,6 @@ from tests.support.streaming import EVENTS, FINAL, Event, Frame, gone, log_of, p
 from tests.support.turns import DONE, ECHO, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
 
-pytest_plugins = ["tests.support.streaming"]
-
 ENDLESS: Event = {"endless": "on and on ", "pace_s": 0.002}
 PAGE = "http://localhost:5173"
 KEYS = {"ada": "key-of-ada", "eve": "key-of-eve"}

@@ -15,8 +15,6 @@ from tests.support.streaming import spoken as pieces
 from tests.support.turns import ECHO, ENDLESS, SHOWN, cancel, delegate
 from tests.support.waiting import wait_until
 
-pytest_plugins = ["tests.support.streaming"]
-
 ENDS: Event = {"say": "вот"}
 CODE: Event = {"code": "print(echo(text='ü'))"}
 ANSWER = "É o que sei: 你好."

@@ -32,8 +32,6 @@ from tests.support.turns import (
 )
 from tests.support.waiting import wait_until
 
-pytest_plugins = ["tests.support.streaming"]
-
 REPEAT = range(int(os.environ.get("SMOLSESSIONS_TEST_REPEAT", "3")))
 CODES = {"interrupt": "interrupted", "rollback": "rolled_back"}
 STOPPING = list(CODES)

@@ -12,9 +12,6 @@ from smolsessions.worker.event_bridge import LoopEventBridge
 from tests.support.stores import DONE, Raw, claim_one, event_names_of, key_of, read_events, ref_of, submit
 from tests.support.waiting import PATIENCE_S
 
-pytest_plugins = ["tests.support.stores"]
-
-
 RESTARTED = MessageRestarted(Where("1", 1, "agent", None, 1), "1.m1")
 
 

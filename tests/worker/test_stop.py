@@ -20,8 +20,6 @@ from tests.support.streaming import Event, log_of, place, posting, watching
 from tests.support.turns import DONE, ECHO, ENDLESS, cancel, delegate, submit_turn, wait_for_end, wait_for_gate
 from tests.support.waiting import wait_until
 
-pytest_plugins = ["tests.support.streaming"]
-
 REPEAT = range(int(os.environ.get("SMOLSESSIONS_TEST_REPEAT", "3")))
 CATCHES = {
     "except": "while True:\n    try:\n        {}\n    except:\n        pass",

@@ -34,8 +34,6 @@ from tests.support.streaming import Event, log_of, place
 from tests.support.turns import DONE, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
 
-pytest_plugins = ["tests.support.streaming"]
-
 
 def told(ledger: str) -> Script:
     """Sequential and parallel calls, some of them equal, with a tool's error, a parse error and an unknown tool."""

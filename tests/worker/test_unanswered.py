@@ -19,8 +19,6 @@ from tests.support.service import AGENTS, Service
 from tests.support.streaming import Event, place, posting
 from tests.support.turns import DONE, ECHO, ENDLESS, PROMPT, cancel, held_turn, submit_next, wait_for_end
 
-pytest_plugins = ["tests.support.streaming"]
-
 BROKEN: Event = {"raise": "kaputt"}
 FACTORIES: dict[str, Callable[[], MultiStepAgent]] = {
     "scripted": agents.make_scripted,

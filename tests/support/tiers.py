@@ -1,0 +1,13 @@
+"""Tiers of the tests: `make test` runs the fast ones, and `make test-deep` the rest. CONTRIBUTING has the rule."""
+
+from collections.abc import Container, Iterable
+from typing import Any
+
+import pytest
+
+deep = pytest.mark.deep
+
+
+def mostly_deep(cases: Iterable[Any], fast: Container[Any]) -> list[Any]:
+    """Return the cases of a matrix for `parametrize`. All except the fast ones are in the deep tier."""
+    return [case if case in fast else pytest.param(case, marks=deep) for case in cases]

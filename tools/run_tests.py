@@ -1,0 +1,138 @@
+"""Runs the tests of a tier: `make test`, `make test-deep`, `make quick` and `make affected`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import grimp
+
+ROOT = Path(__file__).parent.parent
+FAST = "not deep and not alone"
+PARALLEL = ("-n", "4", "--dist", "worksteal")  # two workers on two cores leave the waiting of the tests exposed
+FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
+MOST_REPEATED = 3
+NO_TESTS = 5  # pytest's status
+SLOW = ("tests.support.service", "tests.support.stores", "tests.support.store_server", "tests.support.preloaded")
+PLACES = {  # of the tests of a package, if its name is not that of their folder
+    "agents.run": ["agents", "worker"],
+    "agents.memory": ["memory"],
+    "agents.sandbox": ["sandbox"],
+    "agents.values": ["values"],
+    "agents.transfer": ["transfer"],
+    "core": ["web", "worker", "store"],
+    "wire": ["web", "client"],
+    "settings": ["runtime"],
+    "roles": ["runtime"],
+    "wiring": ["runtime"],
+    "evaluation": ["client"],
+    "options": ["agents"],
+    "caller": ["agents"],
+}
+EVERYTHING = ["tests", "browser_tests"]
+
+
+def main() -> None:
+    tiers = {"fast": run_fast, "deep": run_deep, "quick": run_quick, "affected": run_affected}
+    sys.exit(tiers[sys.argv[1]]())
+
+
+def run_fast() -> int:
+    return _first_failure([run_twice(folder, *PARALLEL, "-m", FAST) for folder in EVERYTHING])
+
+
+def run_deep() -> int:
+    parallel = (pytest(folder, *PARALLEL, "-m", "deep and not alone") for folder in EVERYTHING)
+    return _first_failure([*parallel, pytest("tests", "-m", "alone")])
+
+
+def run_quick() -> int:
+    """Run the modules of tests that start no service and no store."""
+    sys.path.insert(0, str(ROOT))
+    graph = grimp.build_graph("tests")
+    slow = {module for each in SLOW for module in graph.find_downstream_modules(each)}
+    paths = sorted((ROOT / "tests").rglob("test_*.py"))
+    unit = [path for path in paths if ".".join(path.relative_to(ROOT).with_suffix("").parts) not in slow]
+    return pytest(*map(str, unit), *PARALLEL, "-m", FAST)
+
+
+def run_affected() -> int:
+    """Run the tests of the packages that changed since main, and of those that import the changed modules."""
+    changed = _changed_files()
+    places = affected_places(changed)
+    if not places:
+        sys.stdout.write("no test depends on what changed since main\n")
+        return 0
+    sys.stdout.write(f"{len(changed)} files changed since main; running {' '.join(places)}\n")
+    return pytest(*places, *PARALLEL, "-m", FAST)
+
+
+def run_twice(folder: str, *options: str) -> int:
+    """Run tests. Up to three failed ones run once more, alone, and are named as unsteady if they pass then."""
+    status = pytest(folder, *options)
+    failed = [name for name in json.loads(FAILED.read_text()) if name.startswith(f"{folder}/")] if status == 1 else []
+    if not 0 < len(failed) <= MOST_REPEATED:
+        return status
+    sys.stdout.write(f"\n{len(failed)} failed, and run once more, alone:\n")
+    status = pytest(*failed, "-m", FAST)
+    if not status:
+        names = "\n".join(f"UNSTEADY {name}" for name in failed)
+        sys.stdout.write(f"\nThese passed alone. Each is a defect of the test or of the service:\n{names}\n")
+    return status
+
+
+def pytest(*options: str) -> int:
+    sys.stdout.flush()
+    return subprocess.run([sys.executable, "-m", "pytest", *options], cwd=ROOT, check=False).returncode
+
+
+def affected_places(changed: list[str]) -> list[str]:
+    """Return the folders and modules of tests to run for changed files of the repository."""
+    graph = grimp.build_graph("smolsessions")
+    places: set[str] = set()
+    for name in changed:
+        path = Path(name)
+        if path.parts[:2] == ("app", "smolsessions"):
+            module = ".".join(path.with_suffix("").parts[1:]).removesuffix(".__init__")
+            importers = graph.find_modules_that_directly_import(module) if module in graph.modules else set()
+            for each in {module, *importers}:
+                places |= _places_of(each.removeprefix("smolsessions."))
+            if "page" in path.parts:
+                places.add("browser_tests")
+        elif path.parts[0] in {"tests", "browser_tests"} and path.name.startswith("test_"):
+            places.add(name)
+        elif path.parts[:2] == ("tests", "support") or name in {"pyproject.toml", "tests/conftest.py"}:
+            return EVERYTHING
+        elif path.parts[0] in {"deploy", "Dockerfile"}:
+            places.add("tests/deploy")
+        elif path.parts[0] in {"docs", "README.md"}:
+            places.add("tests/docs")
+        elif path.name == "openapi.yaml":
+            places.add("tests/web/test_openapi.py")
+    return sorted(place for place in places if (ROOT / place).exists())
+
+
+def _places_of(module: str) -> set[str]:
+    package = next((name for name in PLACES if f"{module}.".startswith(f"{name}.")), module.split(".", maxsplit=1)[0])
+    return {f"tests/{folder}" for folder in PLACES.get(package, [package])}
+
+
+def _changed_files() -> list[str]:
+    base = _git("merge-base", "HEAD", "origin/main") or _git("merge-base", "HEAD", "main")
+    untracked = _git("ls-files", "--others", "--exclude-standard")
+    return [*_git("diff", "--name-only", base[0] if base else "HEAD"), *untracked]
+
+
+def _git(*command: str) -> list[str]:
+    done = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.split("\n")[:-1]
+
+
+def _first_failure(statuses: list[int]) -> int:
+    return next((status for status in statuses if status not in {0, NO_TESTS}), 0)
+
+
+if __name__ == "__main__":
+    main()
