@@ -1,11 +1,11 @@
 """Mutation runner: `make mutants` changes one line of the package at a time and runs the tests that should fail.
 
 `tools/mutations/*.toml` list them. An entry is:
-    name    what is broken, as a sentence
-    file    beneath app/smolsessions
+    name    sentence that names the broken promise
+    file    path beneath app/smolsessions
     old     text that occurs once in the file
     new     text in its place
-    tests   what should fail, as arguments of pytest
+    tests   arguments of pytest: the tests that should fail
 """
 
 from __future__ import annotations

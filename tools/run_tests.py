@@ -15,7 +15,7 @@ PARALLEL = ("-n", "4", "--dist", "worksteal")  # two workers on two cores leave 
 FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 MOST_REPEATED = 3
 NO_TESTS = 5  # pytest's status
-SLOW = ("tests.support.service", "tests.support.stores", "tests.support.store_server", "tests.support.preloaded")
+SLOW = ("subprocess", "tests.support.stores", "tests.support.service")  # whatever imports these starts processes
 PLACES = {  # of the tests of a package, if its name is not that of their folder
     "agents.run": ["agents", "worker"],
     "agents.memory": ["memory"],
@@ -30,6 +30,13 @@ PLACES = {  # of the tests of a package, if its name is not that of their folder
     "evaluation": ["client"],
     "options": ["agents"],
     "caller": ["agents"],
+}
+OTHERS = {
+    "deploy/": "tests/deploy",
+    "Dockerfile": "tests/deploy",
+    "docs/": "tests/docs",
+    "README": "tests/docs",
+    "openapi.yaml": "tests/web/test_openapi.py",
 }
 EVERYTHING = ["tests", "browser_tests"]
 
@@ -49,9 +56,9 @@ def run_deep() -> int:
 
 
 def run_quick() -> int:
-    """Run the modules of tests that start no service and no store."""
+    """Run the modules of tests that start no process."""
     sys.path.insert(0, str(ROOT))
-    graph = grimp.build_graph("tests")
+    graph = grimp.build_graph("tests", include_external_packages=True)
     slow = {module for each in SLOW for module in graph.find_downstream_modules(each)}
     paths = sorted((ROOT / "tests").rglob("test_*.py"))
     unit = [path for path in paths if ".".join(path.relative_to(ROOT).with_suffix("").parts) not in slow]
@@ -90,33 +97,40 @@ def pytest(*options: str) -> int:
 
 def affected_places(changed: list[str]) -> list[str]:
     """Return the folders and modules of tests to run for changed files of the repository."""
-    graph = grimp.build_graph("smolsessions")
     places: set[str] = set()
+    packages: set[str] = set()
     for name in changed:
         path = Path(name)
         if path.parts[:2] == ("app", "smolsessions"):
-            module = ".".join(path.with_suffix("").parts[1:]).removesuffix(".__init__")
-            importers = graph.find_modules_that_directly_import(module) if module in graph.modules else set()
-            for each in {module, *importers}:
-                places |= _places_of(each.removeprefix("smolsessions."))
+            packages.add(_package(".".join(path.with_suffix("").parts[2:])))
             if "page" in path.parts:
                 places.add("browser_tests")
-        elif path.parts[0] in {"tests", "browser_tests"} and path.name.startswith("test_"):
-            places.add(name)
         elif path.parts[:2] == ("tests", "support") or name in {"pyproject.toml", "tests/conftest.py"}:
             return EVERYTHING
-        elif path.parts[0] in {"deploy", "Dockerfile"}:
-            places.add("tests/deploy")
-        elif path.parts[0] in {"docs", "README.md"}:
-            places.add("tests/docs")
-        elif path.name == "openapi.yaml":
-            places.add("tests/web/test_openapi.py")
+        elif path.parts[0] in {"tests", "browser_tests"} and path.name.startswith("test_"):
+            places.add(name)
+        else:
+            places |= {place for start, place in OTHERS.items() if name.startswith(start)}
+    for package in packages | _importers(packages):
+        places |= {f"tests/{folder}" for folder in PLACES.get(package, [package])}
     return sorted(place for place in places if (ROOT / place).exists())
 
 
-def _places_of(module: str) -> set[str]:
-    package = next((name for name in PLACES if f"{module}.".startswith(f"{name}.")), module.split(".", maxsplit=1)[0])
-    return {f"tests/{folder}" for folder in PLACES.get(package, [package])}
+def _importers(packages: set[str]) -> set[str]:
+    """Return the packages that import one of these. `wiring` imports all of them, and is left out."""
+    graph = grimp.build_graph("smolsessions")
+    found = set()
+    for module in graph.modules:
+        imported = {_package(each) for each in graph.find_modules_directly_imported_by(module)}
+        if not imported.isdisjoint(packages):
+            found.add(_package(module))
+    return found - {"wiring"}
+
+
+def _package(module: str) -> str:
+    """Return the package that a module belongs to, as `PLACES` names it."""
+    module = module.removeprefix("smolsessions.")
+    return next((name for name in PLACES if f"{module}.".startswith(f"{name}.")), module.split(".")[0])
 
 
 def _changed_files() -> list[str]:
