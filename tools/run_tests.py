@@ -15,7 +15,7 @@ PARALLEL = ("-n", "4", "--dist", "worksteal")  # two workers on two cores leave 
 FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 MOST_REPEATED = 3
 NO_TESTS = 5  # pytest's status
-SLOW = ("subprocess", "tests.support.stores", "tests.support.service")  # whatever imports these starts processes
+SLOW = ("environments", "preloaded", "service", "store_server", "stores")  # parts of tests.support that start processes
 PLACES = {  # of the tests of a package, if its name is not that of their folder
     "agents.run": ["agents", "worker"],
     "agents.memory": ["memory"],
@@ -56,10 +56,10 @@ def run_deep() -> int:
 
 
 def run_quick() -> int:
-    """Run the modules of tests that start no process."""
+    """Run the modules of tests that start no service and no store."""
     sys.path.insert(0, str(ROOT))
-    graph = grimp.build_graph("tests", include_external_packages=True)
-    slow = {module for each in SLOW for module in graph.find_downstream_modules(each)}
+    graph = grimp.build_graph("tests")
+    slow = {module for each in SLOW for module in graph.find_downstream_modules(f"tests.support.{each}")}
     paths = sorted((ROOT / "tests").rglob("test_*.py"))
     unit = [path for path in paths if ".".join(path.relative_to(ROOT).with_suffix("").parts) not in slow]
     return pytest(*map(str, unit), *PARALLEL, "-m", FAST)
