@@ -105,8 +105,8 @@ deploy-check: $(VENV)/test-ready $(DEPLOY)/ready
 
 # Builds the image with buildah and runs it with podman, as root on Debian; some five minutes, not part of `make test`.
 # BASE=debootstrap makes the base image from Debian's packages where no image registry is reached.
-image-check:
-	BASE=$(or $(BASE),registry) $(PYTHON) tools/image_check.py
+image-check: $(VENV)/test-ready
+	BASE=$(or $(BASE),registry) $(BIN)/python -m tools.image_check
 
 bench: $(VENV)/test-ready
 	$(BIN)/python -m benchmarks

@@ -1,4 +1,4 @@
-"""Renders every overlay of deploy/, and checks the manifests and the Dockerfile: `make deploy-check`."""
+"""Renders every overlay of deploy/, and checks the manifests, the Dockerfile and workflows: `make deploy-check`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ BIN = Path(sys.executable).parent
 OVERLAYS = ("dev", "production", "site", "ingress")
 KUBERNETES = "1.34"
 KINDS_WITHOUT_SCHEMA = {"HTTPRoute", "PodMonitor"}  # not Kubernetes' own; tests/deploy/test_deploy.py looks at them
+WORKFLOWS = ROOT / ".github" / "workflows"
 PATIENCE_S = 120
 _INGRESS = "resources: [../production]\ncomponents: [../components/ingress]\n"
 
@@ -64,6 +65,9 @@ def main(tools: Path) -> int:
             ),
             "check-jsonschema": lambda: _run(
                 tools / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", ROOT / "deploy" / "compose.yaml"
+            ),
+            "check-jsonschema of workflows": lambda: _run(
+                tools / "check-jsonschema", "--builtin-schema", "vendor.github-workflows", *WORKFLOWS.glob("*.yml")
             ),
             "hadolint": lambda: _run(BIN / "hadolint", ROOT / "Dockerfile"),
         }

@@ -1,9 +1,12 @@
 """Rendered deploy/: its parts fit each other, the service and the docs."""
 
 import hashlib
+import json
 import re
 import shutil
 import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,8 @@ from smolsessions import __version__
 from smolsessions.runtime.shutdown import CLOSE_S
 from smolsessions.settings import PREFIX, Settings
 from smolsessions.store.connection.server_errors import RIGHTS
-from tests.support.manifests import ROLES, Manifest, Overlay, Pod, Rendered, metrics_of
-from tests.support.service import ROOT
+from tests.support.manifests import ROLES, Manifest, Overlay, Pod, Rendered, declared_store, metrics_of
+from tests.support.service import ROOT, Service, write_private
 from tests.support.waiting import PATIENCE_S
 from tools.deploy_check import OVERLAYS, kustomize, make_secrets
 
@@ -39,6 +42,71 @@ def test_web_and_work_are_one_image_in_two_roles(overlay: Overlay) -> None:
 def test_the_image_is_of_this_release(rendered: Rendered) -> None:
     tags = {name: rendered[name].pod("smolsessions-web").container["image"].rpartition(":")[2] for name in OVERLAYS}
     assert tags == {"dev": "dev", "production": __version__, "site": __version__, "ingress": __version__}
+
+
+def instructions() -> dict[str, str]:
+    """Return the instructions of the Dockerfile's last stage, the last of each kind."""
+    last = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").rpartition("\nFROM ")[2]
+    pairs = (line.strip().partition(" ") for line in last.splitlines() if line and not line.startswith("#"))
+    return {word: text for word, _, text in pairs}
+
+
+def test_the_dockerfile_declares_what_the_manifests_and_the_readme_rely_on(overlay: Overlay) -> None:
+    """`make image-check` builds it and runs it, and the three lines of README.md on top of it."""
+    said = instructions()
+    assert said["USER"] == "10001:10001" == overlay.pod("smolsessions-web").user
+    assert (json.loads(said["ENTRYPOINT"]), json.loads(said["CMD"])) == (["tini", "--", "smolsessions"], ["serve"])
+    assert int(said["EXPOSE"]) == Settings.model_fields["port"].default
+    declared = dict(pair.split("=", 1) for pair in said["ENV"].split())
+    assert {declared[name] for name in ("HOME", "TMPDIR", f"{PREFIX}DATA_DIR")} == {said["VOLUME"]} == {"/data"}
+    assert declared[f"{PREFIX}HOST"] == "0.0.0.0"
+    readme = (ROOT / "README.md").read_text()
+    (lines,) = re.findall(r"```dockerfile\n(.*?)```", readme, re.DOTALL)
+    image, file, agent = lines.splitlines()
+    assert (image, file, said["WORKDIR"]) == ("FROM smolsessions", "COPY my_agents.py .", "/agents")
+    assert f"def {agent.rpartition(':')[2]}(" in readme
+
+
+def test_the_images_health_check_asks_the_service_without_a_proxy(service: Service) -> None:
+    _, _, words = instructions()["HEALTHCHECK"].partition("CMD ")
+    python, *code = json.loads(words)
+    assert python == "python"
+    statuses = []
+    for port in (service.client.base_url.port, 1):
+        environment = {f"{PREFIX}PORT": str(port), "http_proxy": "http://127.0.0.1:1"}
+        ended = subprocess.run([sys.executable, *code], env=environment, capture_output=True, check=False)
+        statuses.append(ended.returncode)
+    assert statuses == [0, 1]
+
+
+def test_web_and_work_take_the_declared_settings_and_secrets(rendered: Rendered, tmp_path: Path) -> None:
+    with declared_store(rendered["dev"], tmp_path / "store") as url, ExitStack() as stack:
+        running = {}
+        for role in ROLES:
+            pod = rendered["dev"].pod(f"smolsessions-{role}")
+            (tmp_path / role).mkdir()
+            places = {path: tmp_path / role / Path(path).name for path in pod.files()}
+            for path, content in pod.files().items():
+                write_private(places[path], content.decode())
+            here = {name: str(places.get(value, value)) for name, value in pod.environment.items()}
+            settings = here | {f"{PREFIX}REDIS_URL": url}
+            running[role] = stack.enter_context(Service(tmp_path / role, {}, settings, command=(role,)))
+            assert [
+                running[role].client.get(probe["httpGet"]["path"]).status_code for probe in pod.probes.values()
+            ] == [
+                200,
+                200,
+                200,
+            ]
+        headers = {"Authorization": f"Bearer {rendered.key}"}
+        body = {"message": "What is 12 * 7?", "agent": "demo"}
+        assert running["web"].client.post("/turn", json=body).status_code == 401
+        assert running["work"].client.post("/turn", json=body, headers=headers).status_code == 404
+        assert running["web"].client.post("/turn", json=body, headers=headers).json()["reply"] == "12 * 7 = 84."
+        shown = set(re.findall(r"^smolsessions_[a-z_]+", running["work"].client.get("/metrics").text, re.MULTILINE))
+    assert metrics_of(rendered["production"]) <= shown
+    documented = set(re.findall(r"\bsmolsessions_[a-z_]+", (PAGES / "monitor.md").read_text()))
+    assert {name for name in documented if not {name, f"{name}_count"} & shown} == set()
 
 
 def test_pods_are_restricted_and_know_nothing_of_the_cluster(overlay: Overlay) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.environments import INSTALL
 from tests.support.service import ROOT, Service
+from tests.support.tiers import deep
 from tests.support.waiting import PATIENCE_S
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
@@ -79,6 +80,7 @@ def test_the_sdist_holds_the_package_and_no_tests(wheel: Path) -> None:
     assert "smolsessions/py.typed" in files
 
 
+@deep
 def test_the_wheel_runs_as_a_module_and_is_typed(python: str, tmp_path: Path) -> None:
     ask = [python, "-m", "smolsessions", "--version"]
     shown = subprocess.run(ask, capture_output=True, text=True, check=True, cwd=tmp_path, env={}, timeout=60).stdout
@@ -89,6 +91,7 @@ def test_the_wheel_runs_as_a_module_and_is_typed(python: str, tmp_path: Path) ->
     assert 'Revealed type is "smolsessions.wire.turns.Turn"' in checked.stdout, checked.stdout + checked.stderr
 
 
+@deep
 def test_the_wheel_serves_a_project_that_has_its_own_app_package(python: str, tmp_path: Path) -> None:
     package = tmp_path / "project" / "app"
     package.mkdir(parents=True)

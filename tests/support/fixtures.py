@@ -1,13 +1,10 @@
-"""Fixtures of all tests: shared services, one image, store servers, and a gate."""
+"""Fixtures of all tests: shared services, store servers, and a gate."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.debian import path_or_skip, skip
-from tests.support.images import Image, built_once, refusal
 from tests.support.service import Service
 from tests.support.store_server import StoreServer, running_store
 from tests.support.waiting import Gate
@@ -25,17 +22,6 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Yield a service that plays one turn at a time."""
     with Service(tmp_path_factory.mktemp("narrow"), {"THREADS": "1"}) as running:
         yield running
-
-
-@pytest.fixture(scope="session")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
-    """Yield the image that the Dockerfile makes, built once for all of pytest's processes."""
-    if why := refusal():
-        skip(why)
-    path_or_skip("tini")  # the image's step copies it from this machine
-    base = tmp_path_factory.getbasetemp()
-    with built_once((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "image") as built:
-        yield built
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,21 @@ PYTEST_DONT_REWRITE: pytest would complain where a test imports this before anot
 
 import base64
 import os
+import socket
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from redis import Redis
+from redis.exceptions import RedisError
 
+from smolsessions.store.embedded.server import find_binary
+from tests.support.waiting import PATIENCE_S, wait_until
 from tools.deploy_check import make_secrets, render
 
 Manifest = dict[str, Any]
@@ -37,6 +44,40 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Rendered:
     folder = tmp_path_factory.mktemp("rendered")
     key = make_secrets(folder / "secrets")
     return Rendered({name: Overlay.read(text) for name, text in render(folder, folder / "secrets").items()}, key)
+
+
+@contextmanager
+def declared_store(overlay: "Overlay", folder: Path) -> Iterator[str]:
+    """Run the dev overlay's store with its declared options and users. Yield the address that its pods use here."""
+    pod, web = overlay.pod("smolsessions-store"), overlay.pod("smolsessions-web")
+    folder.mkdir()
+    for path, content in pod.files().items():
+        here = content.decode().replace("dir /data", f"dir {folder}").replace("/run/store/", f"{folder}/")
+        (folder / Path(path).name).write_text(here)
+    server, options = pod.command
+    assert server == "valkey-server"
+    with socket.create_server(("127.0.0.1", 0)) as closing:
+        port = closing.getsockname()[1]
+    command = [str(find_binary()), str(folder / Path(options).name), "--port", str(port), "--bind", "127.0.0.1"]
+    url = web.environment["SMOLSESSIONS_REDIS_URL"].replace(f"{pod.name}:{pod.ports['store']}", f"127.0.0.1:{port}")
+    password = web.files()[web.environment["SMOLSESSIONS_REDIS_PASSWORD_FILE"]].decode()
+    with (
+        subprocess.Popen(command, stdout=subprocess.DEVNULL) as process,
+        Redis.from_url(url, password=password) as asked,
+    ):
+
+        def answers() -> bool:
+            assert process.poll() is None, "the store ended"
+            with suppress(RedisError, OSError):
+                return bool(asked.info("server"))
+            return False
+
+        try:
+            wait_until(answers)
+            yield url
+        finally:
+            process.terminate()
+            process.wait(PATIENCE_S)
 
 
 def metrics_of(overlay: "Overlay") -> set[str]:
