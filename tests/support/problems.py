@@ -10,6 +10,27 @@ import httpx2
 
 from tests.support.service import Service
 
+OF_A_CONVERSATION: list[tuple[str, str, Any]] = [
+    ("GET", "/conversations/{}", None),
+    ("DELETE", "/conversations/{}", None),
+    ("PATCH", "/conversations/{}", {"metadata": {}}),
+    ("GET", "/conversations/{}/steps", None),
+    ("GET", "/conversations/{}/messages", None),
+    ("GET", "/conversations/{}/variables", None),
+    ("GET", "/conversations/{}/export", None),
+    ("POST", "/conversations/{}/prune", {}),
+    ("POST", "/conversations/{}/fork", {}),
+    ("POST", "/conversations/{}/rollback", {"turn": 1}),
+    ("GET", "/conversations/{}/turns", None),
+    ("POST", "/conversations/{}/turns", {"message": "hi"}),
+    ("GET", "/conversations/{}/turns/1", None),
+    ("GET", "/conversations/{}/turns/1/events", None),
+    ("GET", "/conversations/{}/turns/1/effects", None),
+    ("POST", "/conversations/{}/turns/1/cancel", None),
+    ("POST", "/conversations/{}/turns/1/answers", {"answers": [{"request_id": "x", "text": "y"}]}),
+]
+"""Operations on one conversation: method, path and body."""
+
 
 def problem(response: httpx2.Response, status: int, code: str) -> dict[str, Any]:
     """Check that the response is a valid problem (RFC 9457), and return it."""
