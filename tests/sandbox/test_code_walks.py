@@ -4,6 +4,7 @@ import pytest
 
 from tests.support.code_turns import play_code, printed
 from tests.support.service import Service
+from tests.support.tiers import mostly_deep
 
 MODULES = "import collections, datetime, itertools, math, queue, random, re, stat, statistics, time, unicodedata"
 THINGS = """
@@ -82,7 +83,7 @@ ESCAPES = {
 }
 
 
-@pytest.mark.parametrize("agent", ["walker", "walker-libraries", "walker-thread"])
+@pytest.mark.parametrize("agent", mostly_deep(["walker", "walker-libraries", "walker-thread"], fast=["walker"]))
 def test_no_path_of_attributes_leads_out_of_the_interpreter(service: Service, agent: str) -> None:
     library = LIBRARIES if agent == "walker-libraries" else ""
     _, texts = play_code(service, MODULES.replace(", ", "\nimport "), THINGS, library or "x = 1", WALK, agent=agent)
@@ -91,11 +92,12 @@ def test_no_path_of_attributes_leads_out_of_the_interpreter(service: Service, ag
 
 
 @pytest.mark.parametrize("agent", ["coder", "threaded"])
-@pytest.mark.parametrize("escape", ESCAPES)
-def test_a_known_way_out_of_the_interpreter_is_refused(service: Service, escape: str, agent: str) -> None:
-    _, (tried, after) = play_code(service, ESCAPES[escape], "import os", agent=agent)
-    assert "Forbidden" in tried or "has no attribute" in tried or "no plain text" in tried, tried
-    assert "Import of os is not allowed" in after
+def test_each_known_way_out_of_the_interpreter_is_refused(service: Service, agent: str) -> None:
+    blocks = [block for escape in ESCAPES.values() for block in (escape, "import os")]
+    _, texts = play_code(service, *blocks, agent=agent, max_steps=len(blocks) + 1)
+    for name, tried, after in zip(ESCAPES, texts[::2], texts[1::2], strict=True):
+        assert "Forbidden" in tried or "has no attribute" in tried or "no plain text" in tried, (name, tried)
+        assert "Import of os is not allowed" in after, name
 
 
 def test_an_arrays_memory_is_out_of_reach(service: Service) -> None:

@@ -5,15 +5,15 @@ from contextlib import closing
 
 import psutil
 import pytest
-from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
+from smolagents.local_python_executor import ExecutionTimeoutError, InterpreterError, LocalPythonExecutor
 
 from smolsessions.agents.sandbox.fork_client import ChildProcess, ForkClient
 from smolsessions.agents.sandbox.interpreter import NOT_STARTED, ChildInterpreter
 from smolsessions.agents.sandbox.limits import CodeLimits
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 AT_ONCE = 2
-WAIT_S = 60
+DEFAULT = CodeLimits()
 
 
 class HeldClient(ForkClient):
@@ -26,25 +26,29 @@ class HeldClient(ForkClient):
 
     def fork(self) -> ChildProcess:
         self.begun.release()
-        self.released.wait(WAIT_S)
+        self.released.wait(PATIENCE_S)
         raise OSError("held")
 
 
 class NotingClient(ForkClient):
-    """Notes when a process was forked."""
+    """Notes each process that was forked."""
 
     def __init__(self) -> None:
         super().__init__([])
-        self.forked = threading.Event()
+        self.forked = threading.Semaphore(0)
 
     def fork(self) -> ChildProcess:
         process = super().fork()
-        self.forked.set()
+        self.forked.release()
         return process
 
+    def wait_forked(self) -> None:
+        assert self.forked.acquire(timeout=PATIENCE_S)
 
-def begin_turn(fork_client: ForkClient) -> ChildInterpreter:
-    interpreter = ChildInterpreter(LocalPythonExecutor([]), fork_client, CodeLimits(), (), lambda: None)
+
+def begin_turn(fork_client: ForkClient, limits: CodeLimits = DEFAULT) -> ChildInterpreter:
+    original = LocalPythonExecutor(["time"], timeout_seconds=None)
+    interpreter = ChildInterpreter(original, fork_client, limits, (), lambda: None)
     interpreter.send_tools({})
     return interpreter
 
@@ -67,7 +71,7 @@ def test_a_block_that_waits_for_its_process_while_the_service_ends_gets_an_error
     fork_client = HeldClient()
     turns = [begin_turn(fork_client) for _ in range(AT_ONCE + 1)]
     for _ in range(AT_ONCE):
-        assert fork_client.begun.acquire(timeout=WAIT_S)
+        assert fork_client.begun.acquire(timeout=PATIENCE_S)
     fork_client.close()
     with pytest.raises(InterpreterError, match=NOT_STARTED):
         turns[-1]("1")
@@ -79,12 +83,13 @@ def test_a_process_that_no_block_used_serves_the_next_turn_and_ends_with_the_cli
         before = psutil.Process().children()
         begin_turn(fork_client).stop()
         turn = begin_turn(fork_client)
-        assert fork_client.forked.wait(WAIT_S)
+        fork_client.wait_forked()
         (server,) = [process for process in psutil.Process().children() if process not in before]
         unused = server.children()
         assert turn("1 + 1").output == 2
         assert server.children() == unused
         turn.stop()
+        fork_client.wait_forked()
         wait_until(lambda: len(left := server.children()) == 1 and left != unused)
         (spare,) = server.children()
     assert not spare.is_running()
@@ -95,12 +100,28 @@ def test_a_process_that_dies_before_its_first_block_is_replaced(what: str) -> No
     before = psutil.Process().children()
     with closing(NotingClient()) as fork_client:
         turn = begin_turn(fork_client)
-        assert fork_client.forked.wait(WAIT_S)
+        fork_client.wait_forked()
         (server,) = [process for process in psutil.Process().children() if process not in before]
         (process,) = server.children()
         process.kill()
-        process.wait(WAIT_S)
+        process.wait(PATIENCE_S)
         if what != "the process":
             server.kill()
         assert turn("print(1 + 1)").logs == "2\n"
+        fork_client.wait_forked()
         turn.stop()
+        fork_client.wait_forked()  # the spare process
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        (CodeLimits(cpu_s=0.25, wall_s=600), "while True:\n    pass"),
+        (CodeLimits(cpu_s=600, wall_s=0.25), "import time\ntime.sleep(600)"),
+    ],
+)
+def test_each_limit_of_time_ends_a_block_alone(limits: CodeLimits, code: str) -> None:
+    with closing(ForkClient([])) as fork_client:
+        turn = begin_turn(fork_client, limits)
+        with pytest.raises(ExecutionTimeoutError, match=r"maximum execution time of 0\.25 seconds"):
+            turn(code)

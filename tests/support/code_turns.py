@@ -7,7 +7,6 @@ from typing import Any
 import psutil
 
 from tests.support.service import Service
-from tests.support.stopwatch import Stopwatch
 from tests.support.store_server import PARTITION, Raw
 from tests.support.streaming import Event
 from tests.support.turns import DONE
@@ -65,17 +64,17 @@ def runs_code(process: psutil.Process) -> bool:
 
 
 def wait_until_no_code_runs(service: Service) -> None:
-    with Stopwatch() as watch:
-        wait_until(lambda: not code_processes(service))
-    assert watch.s < ENDED_S
+    wait_until(lambda: not code_processes(service))
 
 
-def is_fork_server(process: psutil.Process) -> bool:
+def lives(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
-        return (
-            process.status() != psutil.STATUS_ZOMBIE and "smolsessions.agents.sandbox.fork_server" in process.cmdline()
-        )
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
+
+
+def wait_gone(processes: list[psutil.Process]) -> None:
+    wait_until(lambda: not any(map(lives, processes)))
 
 
 def variable_chunks(raw: Raw, turn: Event) -> dict[bytes, bytes]:
