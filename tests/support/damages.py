@@ -1,10 +1,13 @@
 """Damages of stored records: keys, fields and elements of a conversation are spoilt one by one."""
 
-from collections.abc import Callable, Iterator
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from tests.support.service import Service
 from tests.support.store_server import PARTITION, Raw
 
 Damage = tuple[str, Callable[[], object]]
@@ -30,6 +33,22 @@ class Snapshot:
         for name, (value, ttl_ms) in self.keys.items():
             pipeline.restore(name, ttl_ms, value)
         pipeline.execute()
+
+
+def one_of_each(cases: Iterable[Damage]) -> list[Damage]:
+    """Return the first case of each kind of key, and of each way to damage one."""
+    chosen: dict[str, Damage] = {}
+    for case in cases:
+        named = re.fullmatch(r"b'[^:]+:(\w+):[^']*'(?:\.b.*|\[\d+\])? (.*)", case[0])
+        assert named, case[0]
+        for mark in named.groups():
+            chosen.setdefault(mark, case)
+    return [*dict(chosen.values()).items()]
+
+
+def one_of_each_kind(kinds: Sequence[Sequence[Damage]]) -> list[Damage]:
+    """Return one case of each kind of key, and of different ways to damage them."""
+    return [cases[7 * place % len(cases)] for place, cases in enumerate(kinds)]
 
 
 def damages(snapshot: Snapshot, kind: str, of: str, like: str) -> Iterator[Damage]:
@@ -105,3 +124,18 @@ def code_of(body: Any) -> str | None:
     error = body.get("error")
     found: str | None = error["code"] if isinstance(error, dict) else body.get("code")
     return found
+
+
+def assert_said(
+    service: Service, snapshot: Snapshot, cases: Iterable[Damage], faults: Callable[[str], Iterable[str]]
+) -> None:
+    """Apply each damage to the content of the store. `faults` are to find none, and the log no traceback."""
+    found, logged = dict[str, list[str]](), len(service.log())
+    for what, damage in cases:
+        snapshot.put_back()
+        damage()
+        if wrong := [*faults(what)]:
+            found[what] = wrong
+    assert service.process.poll() is None, service.log()[-3000:]
+    assert not found, json.dumps(found, indent=1)[:20_000]
+    assert "Traceback" not in service.log()[logged:], service.log()[logged:][-5000:]

@@ -12,7 +12,7 @@ from tests.support.service import Service
 from tests.support.store_server import StoreServer, running_store
 
 ALL = sorted((Path(__file__).parents[1] / "data").glob("format-*.json.gz"))
-FILES = [path for path in ALL if old_data.MEMORY_FILE not in path.name]
+FILES = [path for path in ALL if "-memory" not in path.name]
 MORE: dict[str, list[tuple[old_data.Json, str]]] = {
     "code": [
         ({"code": "final_answer(f'{x} {twice(y)} {day.year}')"}, "{'ü': [1, 2.5, None]} 4 2026"),
@@ -44,6 +44,15 @@ def assert_holds(now: Any, then: Any, where: str) -> None:
             assert_holds(one, other, f"{where} {place}")
     else:
         assert now == then, where
+
+
+def assert_says_all(service: Service, old: OldData, *, memory: bool = False) -> old_data.Json:
+    """Check that a service gives all answers of an earlier release, and return its own."""
+    now = old_data.say_all(service, memory=memory)
+    assert now.keys() == old.said.keys()
+    for path, then in old.said.items():
+        assert_holds(now[path], then, path)
+    return now
 
 
 def messages_of(service: Service, turn: old_data.Json) -> str:
