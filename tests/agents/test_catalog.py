@@ -1,16 +1,20 @@
 """Agents that a service offers or refuses at start, and the `chat` agent against a model's server."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
+from smolsessions.core.errors import StartError
+from smolsessions.settings import read_settings
+from smolsessions.wiring import make_catalog
 from tests.support.llm import LLM
-from tests.support.refusals import Ending, Refused, sentence_of, started
-from tests.support.service import Service
+from tests.support.refusals import Refused, sentence_of
+from tests.support.service import Service, run
 from tests.support.stopwatch import Stopwatch
+from tests.support.tiers import deep
 from tests.support.waiting import wait_until
 
 KEY = "sk-test-9b1f27c0d4"
@@ -21,6 +25,7 @@ import sys
 from smolagents import CodeAgent
 import smolsessions
 from tests.support.agents import Money, make_code, make_scripted
+from tests.support.own_tools import counting
 
 shared = make_scripted()
 helper = make_scripted(name="helper", description="Helps.")
@@ -40,7 +45,12 @@ def make_same_deep_down():
     middle = make_scripted(name="middle", description="Is between.", managed_agents=[helper])
     return make_scripted(managed_agents=[middle])
 
-def make_for(model):
+def make_same_tool():
+    agent = make_scripted()
+    agent.tools["counting"] = counting
+    return agent
+
+def make_for(caller, model):
     return make_scripted()
 
 def make_noting():
@@ -116,6 +126,9 @@ REFUSED = {
     "the same memory twice": _agents("x=mine:make_same_memory", "same memory twice", MIX),
     "the same managed agent twice": _agents("x=mine:make_same_helper", "same agent twice", MIX),
     "the same managed agent of a managed agent": _agents("x=mine:make_same_deep_down", "same agent twice", MIX),
+    "the same tool with a state twice": _agents(
+        "x=mine:make_same_tool", "same tool 'counting' twice, which has a state of its own", MIX
+    ),
     "a factory that raises": _agents(
         "x=tests.support.agents:make_trouble", "'x' failed with LookupError: no such model"
     ),
@@ -123,8 +136,11 @@ REFUSED = {
     "a factory that gives something else": _agents(
         "x=tests.support.agents:make_nothing", "gave str, not a smolagents agent"
     ),
-    "a factory that wants an argument": _agents("x=mine:make_for", "'model'", "it is called without arguments"),
-    "an async factory": _agents("x=mine:make_later", "gave coroutine, not a smolagents agent; return one"),
+    "a factory that wants an argument": _agents(
+        "x=mine:make_for",
+        "missing 1 required positional argument: 'model'",
+        "called without arguments, except `caller`",
+    ),
     "an unknown module": _agents("x=nowhere:make", "'x'", "No module named 'nowhere'", MENDED),
     "an unknown function": _agents("x=mine:fake", "mine has no function fake; name the one that makes it"),
     "a module that is no Python": _agents("x=broken:make", "SyntaxError", "broken.py, line 1", MENDED),
@@ -189,43 +205,52 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def endings(tmp_path_factory: pytest.TempPathFactory, workshop: Path) -> Iterator[dict[str, Future[Ending]]]:
-    with started(REFUSED, tmp_path_factory.mktemp("refused"), workshop) as found:
-        yield found
+@pytest.fixture
+def imports() -> Iterator[None]:
+    """Forget the modules of the workshop afterwards."""
+    path = [*sys.path]
+    yield
+    sys.path[:] = path
+    for name in ("mine", "broken", "leaving", "borrowing"):
+        sys.modules.pop(name, None)
 
 
+@pytest.mark.usefixtures("imports")
 @pytest.mark.parametrize("what", REFUSED)
-def test_a_start_is_refused_with_the_mend_for(what: str, endings: dict[str, Future[Ending]]) -> None:
-    sentence = sentence_of(endings[what].result())
-    assert [part for part in REFUSED[what].told if part not in sentence] == [], sentence
-    assert KEY not in sentence
+def test_agents_are_refused_with_the_mend_for(what: str, workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = REFUSED[what]
+    monkeypatch.chdir(workshop / case.folder)
+    for name, value in case.settings.items():
+        monkeypatch.setenv(f"SMOLSESSIONS_{name}", value)
+    with pytest.raises(StartError) as caught:
+        make_catalog(read_settings())
+    assert [part for part in case.told if part not in caught.value.message] == [], caught.value.message
+    assert KEY not in caught.value.message
+
+
+def test_a_start_is_refused_with_one_sentence(workshop: Path, tmp_path: Path) -> None:
+    sentence = sentence_of(run(tmp_path, {"AGENTS": "x=mine:make_later"}, cwd=workshop))
+    assert "gave coroutine, not a smolagents agent; return one" in sentence
 
 
 def test_a_module_beside_an_app_of_the_users_own_is_found_where_the_command_is_started(
     workshop: Path, tmp_path: Path
 ) -> None:
-    (workshop / "package" / "my_agents.py").write_text("from tests.support.agents import make_code, make_scripted\n")
+    (workshop / "package" / "my_agents.py").write_text(MODULES["mine.py"])
     settings = {
-        "AGENTS": "second=my_agents:make_code, first=my_agents:make_scripted",
+        "AGENTS": "second=my_agents:make, first=my_agents:make, my_agents:make_shop, my_agents:make",
         "DEMO_AGENTS": "0",
         "MODEL_ID": "m",
         "MODEL_API_BASE": "http://127.0.0.1:1/v1",
         "DEFAULT_AGENT": "first",
     }
     with Service(tmp_path, settings, cwd=workshop / "package") as service:
-        offered = {agent["name"]: agent["kind"] for agent in service.get("/agents")["items"]}
+        offered = {agent["name"]: agent for agent in service.get("/agents")["items"]}
         turn = service.post("/turn", message='[{"say": "here"}]').json()
-    assert offered == {"second": "CodeAgent", "first": "ToolCallingAgent", "chat": "ToolCallingAgent"}
+    assert list(offered) == ["first", "second", "Shop-1", "make", "chat"], "a factory's decorator or name names others"
     assert (turn["agent"]["name"], turn["reply"]) == ("first", "here")
-
-
-def test_a_decorated_factory_names_its_agent_and_sets_its_options(workshop: Path, tmp_path: Path) -> None:
-    settings = {"AGENTS": "mine:make_shop,mine:make", "DEMO_AGENTS": "0"}
-    with Service(tmp_path, settings, cwd=workshop) as service:
-        shop, plain = service.get("/agents")["items"]
-    assert (shop["name"], plain["name"]) == ("Shop-1", "make")
-    assert shop["code_runs_in"] == "thread"
+    shop = offered["Shop-1"]
+    assert (shop["kind"], shop["code_runs_in"]) == ("CodeAgent", "thread")
     assert "note_write" in [tool["name"] for tool in shop["tools"]]
 
 
@@ -247,6 +272,7 @@ def test_an_agent_whose_cleanup_leaves_ends_nothing(tmp_path: Path) -> None:
         assert service.stop() == 0
 
 
+@deep
 @pytest.mark.alone
 def test_an_agent_that_is_slow_to_clean_up_keeps_nobody_waiting(tmp_path: Path) -> None:
     settings = {"AGENTS": "lingering=tests.support.agents:make_lingering", "WARM_SESSIONS": "0", "THREADS": "1"}
@@ -314,6 +340,13 @@ def test_chat_plays_a_turn_with_a_tool_call_and_goes_on_from_it(chatting: Servic
     assert "Observation:\\n42" in llm.requests[1].text
     assert "It is 42." in llm.requests[2].text
     assert [request.key for request in llm.requests] == [KEY] * 3
+
+
+def test_an_answer_that_was_cut_off_is_no_final_one(chatting: Service, llm: LLM) -> None:
+    llm.garble("final_answer", {"answer": "It is 42."})
+    llm.answer("It is 42 indeed.")
+    assert chatting.post("/turn", message="What is 6 * 7?").json()["reply"] == "It is 42 indeed."
+    assert "the arguments of final_answer are no JSON" in llm.requests[1].text
 
 
 FAULTS: dict[str, tuple[Callable[[LLM], None], str, bool]] = {

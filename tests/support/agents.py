@@ -295,6 +295,15 @@ def make_manager() -> ToolCallingAgent:
     return make_scripted(managed_agents=[helper])
 
 
+def make_wavering() -> CodeAgent:
+    """Make an agent whose code runs in a thread, may look at files there, and asks a helper."""
+    helper = make_scripted(name="helper", description="Helps.")
+    task: Any = {"task": "{{task}}", "report": "{{final_answer}}"}
+    helper.prompt_templates = {**helper.prompt_templates, "managed_agent": task}
+    agent = make_code(additional_authorized_imports=["os", "posix"], managed_agents=[helper])
+    return smolsessions.options(agent, executor="thread")
+
+
 def make_checked() -> ToolCallingAgent:
     """Make an agent that accepts only answers that end in a full stop."""
     return make_scripted(final_answer_checks=[lambda answer, _memory, **_: str(answer).endswith(".")])
