@@ -1,19 +1,14 @@
-"""Claims: the conversations that are ready, and the order in which workers take their turns."""
+"""Claims: which conversations are ready, the order of their turns, and offers of free threads to submissions."""
 
 import itertools
-from dataclasses import replace
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from smolsessions.core.errors import (
-    OverloadedError,
-    SealBrokenError,
-)
-from smolsessions.core.records import (
-    MAX_CRASHES,
-    AgentName,
-)
+from smolsessions.core.errors import OverloadedError
+from smolsessions.core.records import MAX_CRASHES, AgentName
 from smolsessions.store.store import Store
 from smolsessions.store.turns.lease import HeldLease
 from tests.support.stores import (
@@ -28,11 +23,14 @@ from tests.support.stores import (
     Raw,
     claim,
     claim_one,
+    emit,
     event_names_of,
+    expire_lease,
     key_of,
     open_replica,
     ref_of,
     submit,
+    submit_raw,
 )
 
 
@@ -133,48 +131,6 @@ async def test_a_turn_that_waits_does_not_make_a_conversation_ready_that_is_leas
     assert (await claim(one), raw.exists(key_of("queue", "c"))) == ([], 0)
 
 
-async def test_a_claim_passes_over_what_is_gone(stores: tuple[Store, Store], raw: Raw) -> None:
-    one, _ = stores
-    for name in "abc":
-        await submit(one, name)
-    raw.delete(key_of("queue", "a"))
-    raw.delete(*raw.keys("*local/b*"))
-    assert [lease.turn.ref.id for lease in await claim(one)] == ["c"]
-    assert raw.zcard(f"{PARTITION}:ready:{AGENT}") == 0
-
-
-@pytest.mark.parametrize("what", ["record", "input", "head"])
-async def test_what_cannot_be_opened_is_claimed_with_its_defect_and_spares_the_others(
-    stores: tuple[Store, Store], raw: Raw, what: str
-) -> None:
-    one, _ = stores
-    for name in "abc":
-        await submit(one, name)
-    if what == "record":
-        raw.lset(key_of("turns", "b"), 0, "x" * 60)
-    elif what == "input":
-        raw.hdel(key_of("run", "b", 1), "input")
-    else:
-        raw.hset(key_of("conversation", "b"), "head", "x" * 60)
-    first, broken, last = await claim(one)
-    for lease in (first, last):
-        lease.check_readable()
-        await lease.commit(DONE)
-    with pytest.raises(SealBrokenError):
-        broken.check_readable()
-    await broken.commit(replace(DONE, status="failed"))
-    assert event_names_of(raw, "b")[-1] == "turn.failed"
-
-
-async def test_a_turn_whose_counter_is_too_large_ends_as_damaged(stores: tuple[Store, Store], raw: Raw) -> None:
-    one, _ = stores
-    await submit(one, "c")
-    raw.hset(key_of("run", "c", 1), "counted", 101)
-    lease = await claim_one(one)
-    await lease.commit(replace(DONE, status="failed"))
-    assert event_names_of(raw, "c")[-1] == "turn.failed"
-
-
 async def test_a_claim_that_cannot_be_opened_is_set_aside_for_good(
     stores: tuple[Store, Store], raw: Raw, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -205,3 +161,132 @@ async def test_ready_sets_are_restored_from_each_other(stores: tuple[Store, Stor
     found = [str(lease.turn.ref) for lease in await claim(one)]
     assert found == ["a/1", "b/1", "a/2"]
     assert raw.keys(f"{PARTITION}:*:{AGENT}*") == []
+
+
+class Seats:
+    """Intake with a number of free threads."""
+
+    def __init__(self, store: Store, free: int = 1) -> None:
+        self.free = free
+        self.leases: list[HeldLease] = []
+        store.scheduler.intake = self
+
+    def reserve(self, agent: AgentName) -> Mapping[AgentName, str] | None:
+        if self.free == 0:
+            return None
+        self.free -= 1
+        return {agent: KIND}
+
+    def start(self, lease: HeldLease | None) -> None:
+        if lease:
+            self.leases.append(lease)
+        else:
+            self.free += 1
+
+
+async def all_asked(*stores: Store) -> None:
+    """Let each scheduler learn that nothing waits."""
+    for store in stores:
+        assert await claim(store) == []
+
+
+async def test_a_turn_is_claimed_as_it_is_submitted_if_a_thread_is_free(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, other = stores
+    await all_asked(one, other)
+    seats = Seats(one)
+    for number in (1, 2):
+        await submit(one, "c", new=number == 1)
+        lease = seats.leases.pop()
+        assert (lease.turn.number, lease.attempt, lease.turn.status) == (number, 1, "running")
+        assert lease.turn.timing.started_at is not None
+        assert abs(time.time() - lease.turn.timing.started_at) < 60
+        assert lease.is_sure
+        assert await claim(other) == []
+        await emit(raw, lease, "model:1")
+        assert (await lease.commit(DONE)).status == "finished"
+        assert event_names_of(raw, "c", number) == ["turn.queued", "turn.started", "turn.finished"]
+        seats.free = 1
+
+
+async def test_a_turn_waits_behind_one_that_is_ready_although_a_thread_is_free(
+    stores: tuple[Store, Store], raw: Raw
+) -> None:
+    one, other = stores
+    await all_asked(one, other)
+    seats = Seats(one)
+    submit_raw(raw, 1, "of another process")
+    await submit(one, "late")
+    assert (seats.leases, seats.free) == ([], 1)
+    assert [lease.turn.ref.id for lease in await claim(other)] == ["c", "late"]
+
+
+async def test_a_turn_is_left_to_the_worker_that_has_its_conversation_in_memory(stores: tuple[Store, Store]) -> None:
+    one, other = stores
+    await submit(one, "c")
+    await (await claim_one(other)).commit(DONE)
+    await all_asked(one, other)
+    seats = Seats(one)
+    await submit(one, "c", new=False)
+    assert seats.leases == []
+    assert (await claim_one(other)).turn.number == 2
+
+
+async def test_a_turn_is_not_claimed_while_a_suspect_turn_waits_to_be_alone(
+    stores: tuple[Store, Store], raw: Raw
+) -> None:
+    one, other = stores
+    await all_asked(one, other)
+    seats = Seats(one)
+    raw.set(f"{PARTITION}:alone", "somebody")
+    await submit(one, "c")
+    assert seats.leases == []
+
+
+async def test_a_turn_that_waits_behind_another_is_not_claimed(stores: tuple[Store, Store]) -> None:
+    one, _ = stores
+    await all_asked(one)
+    seats = Seats(one, free=2)
+    await submit(one, "c")
+    await submit(one, "c", new=False, on_busy="enqueue")
+    assert [lease.turn.number for lease in seats.leases] == [1]
+    await seats.leases[0].commit(DONE)
+    assert (await claim_one(one)).turn.number == 2
+
+
+@pytest.mark.usefixtures("stores")
+@pytest.mark.parametrize("idem", ["", "digest of a key"])
+async def test_a_retry_of_a_submission_claims_anew_until_the_turn_has_begun(raw: Raw, idem: str) -> None:
+    first = submit_raw(raw, 1, "sealed", worker="me", idem=idem)
+    again = submit_raw(raw, 1, "sealed", worker="me", idem=idem)
+    assert (first[:2], again[:2]) == (["ok", 1], ["ok", 1])
+    assert first[2] != again[2]
+    assert again[2] == raw.hget(key_of("conversation", "c"), "fence")
+    assert raw.hget(key_of("run", "c", 1), "attempts") == "1"
+    assert submit_raw(raw, 1, "sealed", worker="another", idem=idem) == ["ok", 1]
+    raw.hset(key_of("journal", "c", 1), "started:1", "")
+    assert submit_raw(raw, 1, "sealed", worker="me", idem=idem) == ["ok", 1]
+
+
+async def test_a_lease_of_a_submission_expires_like_any_other(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, other = stores
+    await all_asked(one, other)
+    seats = Seats(one)
+    await submit(one, "c")
+    expire_lease(raw, "c")
+    await other.scheduler.sweep()
+    taken = await claim_one(other)
+    assert (taken.turn.number, taken.attempt, taken.crashes) == (1, 1, 0)
+    await one.scheduler.renew(seats.leases)
+    assert seats.leases[0].lost
+
+
+async def test_a_damaged_conversation_is_left_to_a_claim(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, _ = stores
+    await submit(one, "c")
+    await (await claim_one(one)).commit(DONE)
+    await all_asked(one)
+    seats = Seats(one)
+    raw.set(key_of("steps", "c", 0), "no list")
+    await submit(one, "c", new=False)
+    assert seats.leases == []
+    assert raw.zcard(f"{PARTITION}:ready:{AGENT}") == 1

@@ -24,6 +24,7 @@ from redis.retry import Retry
 
 from smolsessions.core.errors import StartError
 from smolsessions.store.embedded.server import RESTARTS, EmbeddedServer, embedded_server, find_binary
+from tests.support.tiers import deep
 from tests.support.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -135,19 +136,15 @@ def values(server: EmbeddedServer) -> list[str]:
         return found
 
 
-def test_what_was_written_is_there_after_a_stop_and_a_start(tmp_path: Path) -> None:
+def test_what_was_written_is_there_after_a_stop_and_a_start_for_its_user_alone(tmp_path: Path) -> None:
     folder = tmp_path / "not yet" / "there"
-    write(folder, values=10)
+    appended = write(folder, values=10)
     assert not (folder / "store.sock").exists()
-    with embedded_server(folder) as server:
-        assert values(server) == [f"value {number}" for number in range(10)]
-
-
-def test_only_its_user_can_read_the_data(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    appended = write(folder, values=1)
     assert {oct(path.stat().st_mode & 0o777) for path in (folder, appended.parent)} == {"0o700"}
     assert oct(appended.stat().st_mode & 0o777) == "0o600"
+    with embedded_server(folder) as server:
+        assert oct(server.socket_path.stat().st_mode & 0o777) == "0o700"
+        assert values(server) == [f"value {number}" for number in range(10)]
 
 
 def test_the_end_of_the_block_ends_the_server_and_says_so(tmp_path: Path) -> None:
@@ -164,8 +161,6 @@ def test_a_second_service_on_the_folder_is_told_whose_it_is(tmp_path: Path) -> N
         told = refusal(tmp_path)
         assert f"{tmp_path} is in use by process {os.getpid()};" in told
         assert "set SMOLSESSIONS_DATA_DIR to another folder" in told
-        with pytest.raises(StartError, match="in use"), embedded_server(tmp_path):
-            pass
         assert values(server) == []
 
 
@@ -185,17 +180,11 @@ def test_no_acknowledged_write_is_lost_when_the_service_is_killed_and_started_at
 
 
 @on_linux
-def test_the_server_of_a_killed_service_ends_by_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("was_started_again", [False, True])
+def test_the_server_of_a_killed_service_ends_by_itself(tmp_path: Path, *, was_started_again: bool) -> None:
     with service(tmp_path) as (process, client):
-        pid = pid_of(client)
-        process.kill()
-        wait_until(lambda: not alive(pid))
-
-
-@on_linux
-def test_a_server_that_was_started_again_ends_with_its_killed_service_too(tmp_path: Path) -> None:
-    with service(tmp_path) as (process, client):
-        kill_server(client)
+        if was_started_again:
+            kill_server(client)
         pid = pid_of(client)
         process.kill()
         wait_until(lambda: not alive(pid))
@@ -221,10 +210,10 @@ def test_a_killed_server_is_started_again_under_its_clients(tmp_path: Path) -> N
             client.rpush("list", f"value {number}")
             kill_server(client)
         assert values(server) == ["value 0", "value 1"]
-        assert "in use" in refusal(tmp_path)
         assert not server.ended.done()
 
 
+@deep
 def test_a_server_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
     with embedded_server(tmp_path) as server, connect(server.socket_path) as client:
         for _ in range(RESTARTS):
@@ -343,6 +332,7 @@ def test_a_cut_end_of_the_data_is_dropped_with_a_warning(tmp_path: Path, caplog:
     assert "Truncating the AOF" in caplog.text
 
 
+@deep
 def test_loading_may_take_longer_than_silence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     slow = ("EVAL", "for i = 1, 1e4 do end redis.call('RPUSH', 'list', 'value')", "0")
     command = f"*{len(slow)}\r\n" + "".join(f"${len(word)}\r\n{word}\r\n" for word in slow)
@@ -378,9 +368,11 @@ def test_damaged_data_is_refused_with_a_mend_that_mends(tmp_path: Path) -> None:
 @pytest.mark.parametrize("where", ["file", "file/below", "/proc/smolsessions"])
 def test_a_folder_that_cannot_be_is_refused_with_a_sentence(tmp_path: Path, where: str) -> None:
     (tmp_path / "file").touch()
-    told = refusal(tmp_path / where)
+    with pytest.raises(StartError) as refused, embedded_server(tmp_path / where):
+        pass
+    told = refused.value.message
     assert told.startswith(f"the data folder {tmp_path / where} cannot be used")
-    assert told.endswith("set SMOLSESSIONS_DATA_DIR to another folder\n")
+    assert told.endswith("set SMOLSESSIONS_DATA_DIR to another folder")
 
 
 def test_without_a_server_the_ways_to_get_one_are_named(tmp_path: Path) -> None:

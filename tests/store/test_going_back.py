@@ -1,7 +1,6 @@
 """Going back in time: a fork or a rollback equals a conversation that stopped at that turn."""
 
 import json
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,7 +31,7 @@ from tests.support.problems import nothing_stored, problem
 from tests.support.service import PLAIN, Service, write_private
 from tests.support.store_server import PARTITION, Raw, StoreServer, conversation_keys
 from tests.support.streaming import log_of
-from tests.support.tiers import deep, mostly_deep
+from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, ECHO, PROMPT, cancel, held_turn, submit_turn, wait_for_end
 
 
@@ -488,35 +487,3 @@ def test_what_is_copied_between_conversations_by_hand_is_not_opened(service: Ser
     with_record = fork(service, name)["id"]
     raw.hset(key("conversation", with_record), "record", raw.hget(key("conversation", name), "record"))
     problem(service.client.get(f"/conversations/{with_record}"), 500, "seal_broken")
-
-
-@deep
-def test_who_reads_while_others_destroy_and_go_back_reads_a_whole_or_is_told_to_try_again(service: Service) -> None:
-    turn = service.play(*[ECHO] * 5, DONE)
-    name = turn["conversation_id"]
-    for _ in range(30):
-        service.follow_up(turn, *[ECHO] * 5, DONE, images=[png("red")])
-    is_over = threading.Event()
-    seen: list[tuple[str, int]] = []
-
-    def look(method: str, what: str) -> None:
-        while not is_over.is_set():
-            given: dict[str, Any] | None = {} if method == "POST" else None
-            seen.append((what, service.client.request(method, f"/conversations/{name}/{what}", json=given).status_code))
-
-    with ThreadPoolExecutor(4) as pool:
-        places = [("GET", "export"), ("GET", "messages"), ("GET", "steps?archived=true&limit=100"), ("POST", "fork")]
-        looking = [pool.submit(look, *place) for place in places]
-        try:
-            for number in range(30, 0, -2):
-                policy = [{"name": "keep_last_n_steps", "n": number}]
-                response = service.post(f"/conversations/{name}/prune", policy=policy, destroy=True)
-                assert response.status_code == 200
-                roll_back(service, name, 15 + number % 15)
-        finally:
-            is_over.set()
-        for each in looking:
-            each.result()
-    assert {status for _, status in seen} <= {200, 201, 503}, set(seen)
-    assert {what for what, status in seen if status < 300} == {what for _, what in places}
-    assert_consistent(service, name)

@@ -1,14 +1,20 @@
-"""Leases: fences, commits, sweeps and renewals, through the store's own interface on a real server."""
+"""Leases: fences, commits, sweeps, renewals, and writes that are stored once, whatever happens to the connection."""
 
+import asyncio
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from redis.exceptions import ResponseError
 
-from smolsessions.core.errors import (
-    LeaseLostError,
-)
+from smolsessions.core.errors import LeaseLostError, SealBrokenError, StoreUnavailableError
+from smolsessions.core.events import TurnStarted
+from smolsessions.core.records import Suspension, Turn
+from smolsessions.core.requests import Answer, InputRequest
+from smolsessions.store.scripts.loader import as_service_error
 from smolsessions.store.store import Store
+from smolsessions.store.turns.lease import HeldLease
 from tests.support.stores import (
     AGENT,
     BEAT,
@@ -20,14 +26,19 @@ from tests.support.stores import (
     claim,
     claim_one,
     emit,
+    emit_raw,
+    entry,
     event_names_of,
     expire_lease,
     key_of,
+    open_replica,
     packed_step,
     ref_of,
+    refusals,
     step_count,
     step_texts,
     submit,
+    wait_until_async,
 )
 
 
@@ -96,27 +107,6 @@ async def test_a_task_that_no_step_followed_is_kept(stores: tuple[Store, Store],
     assert last.step_counts == {"task": 3, "action": 2}
 
 
-async def test_an_expired_lease_goes_to_another_with_the_steps_that_were_finished(
-    stores: tuple[Store, Store], raw: Raw
-) -> None:
-    one, other = stores
-    await submit(one, "c")
-    old = await claim_one(one)
-    await emit(raw, old, "step:1", packed_step("finished"))
-    assert await claim(other) == []
-    expire_lease(raw, "c")
-    assert await claim(other) == []
-    assert await one.scheduler.sweep() == 1
-    new = await claim_one(other)
-    assert (new.turn.number, new.attempt) == (1, 2)
-    await new.load_replay_state()
-    await emit(raw, new, "step:2", packed_step("and on"))
-    assert (await new.commit(DONE)).attempts == 2
-    assert await step_texts(other, "c") == ["finished", "and on"]
-    with pytest.raises(LeaseLostError):
-        await old.commit(DONE)
-
-
 async def test_a_commit_whose_writes_the_store_took_back_leaves_the_turn_to_another(
     stores: tuple[Store, Store], raw: Raw
 ) -> None:
@@ -133,6 +123,80 @@ async def test_a_commit_whose_writes_the_store_took_back_leaves_the_turn_to_anot
     await again.load_replay_state()
     assert (await again.commit(DONE)).status == "finished"
     assert await step_texts(one, "c") == ["step"]
+
+
+async def test_a_worker_whose_writes_the_store_took_back_learns_of_it_with_its_next_write(
+    stores: tuple[Store, Store], raw: Raw
+) -> None:
+    await submit(stores[0], "c")
+    lease = await claim_one(stores[0])
+    raw.hset(key_of("run", "c", 1), "written", 0)
+    lease.emit("step:1", step=packed_step())
+    with pytest.raises(LeaseLostError):
+        await lease.flush()
+    assert step_count(raw, "c") == 0
+
+
+async def test_a_lease_is_sure_of_itself_until_its_time_is_over(socket_path: Path, raw: Raw) -> None:
+    assert raw.ping()
+    async with open_replica(socket_path, lease_s=0.3) as store:
+        await submit(store, "c")
+        (lease,) = await store.scheduler.claim({AGENT: KIND}, 1)
+        renewals = [lambda: store.scheduler.renew([lease]), lambda: _write(lease)]
+        for renewal in renewals:
+            await asyncio.sleep(0.3)  # a lease has no event for its end
+            assert (lease.is_sure, lease.is_late) == (False, True)
+            at = time.monotonic()
+            await renewal()
+            assert lease.is_sure or time.monotonic() - at > 0.2  # a slow machine may take a lease's time
+
+
+async def _write(lease: HeldLease) -> None:
+    lease.emit("model:1", result=b"said")
+    await lease.flush()
+
+
+async def test_attempts_that_began_and_wrote_no_effect_are_counted(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, other = stores
+    await submit(one, "c")
+    counts = []
+    for begins, name in ((True, ""), (False, ""), (True, ""), (True, "model:1"), (True, "")):
+        (lease,) = await (claim(one) if begins else one.scheduler.claim({AGENT: KIND}, 1))
+        counts.append(lease.crashes)
+        if name:
+            await emit(raw, lease, name)
+        expire_lease(raw, "c")
+        assert await other.scheduler.sweep() == 1
+    assert counts == [0, 1, 1, 2, 0]
+    assert (await claim_one(other)).crashes == 1
+
+
+async def test_answers_are_recorded_once_though_two_callers_give_them(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, other = stores
+    await submit(one, "c")
+    lease = await claim_one(one)
+    request = InputRequest("r", "approval", "call", "tool", "", "step", time.time(), time.time() + 60)
+    assert await lease.suspend(Suspension((request,), DONE))
+    assert (raw.zcard(LEASES), await claim(other)) == (0, [])
+    seen: list[bool] = []
+
+    async def accept(turn: Turn, waits: bool) -> list[Answer]:
+        seen.append(waits)
+        if len(seen) == 1:
+            first = await other.turns.answer(ref_of("c"), 1, lambda *_: _given(Answer("r", "reject")))
+            assert first.requests == ()
+        return [Answer("r")] if turn.requests else []
+
+    await one.turns.answer(ref_of("c"), 1, accept)
+    assert seen == [True, False]
+    again = await claim_one(other)
+    past = await again.load_replay_state()
+    assert len([name for name in past.effects if name.startswith("answer")]) == 1
+    assert event_names_of(raw, "c").count("input.answered") == 1
+
+
+async def _given(answer: Answer) -> list[Answer]:
+    return [answer]
 
 
 async def test_a_sweep_after_a_gap_of_its_own_takes_nothing(stores: tuple[Store, Store], raw: Raw) -> None:
@@ -160,33 +224,6 @@ async def test_the_first_sweep_of_all_takes_nothing(stores: tuple[Store, Store],
     await lease.commit(DONE)
 
 
-async def test_an_expired_lease_that_nobody_swept_can_be_renewed(stores: tuple[Store, Store], raw: Raw) -> None:
-    one, other = stores
-    await submit(one, "c")
-    lease = await claim_one(one)
-    expire_lease(raw, "c")
-    await one.scheduler.renew([lease])
-    lost = [lease.lost]
-    assert await other.scheduler.sweep() == 0
-    expire_lease(raw, "c")
-    assert await other.scheduler.sweep() == 1
-    await one.scheduler.renew([lease])
-    assert [*lost, lease.lost] == [False, True]
-    assert raw.zcard(LEASES) == 0
-
-
-async def test_a_renewal_that_comes_too_late_for_one_keeps_the_others(stores: tuple[Store, Store], raw: Raw) -> None:
-    one, other = stores
-    for name in "abc":
-        await submit(one, name)
-    leases = await claim(one)
-    expire_lease(raw, "b")
-    await other.scheduler.sweep()
-    await one.scheduler.renew(leases)
-    assert [lease.lost for lease in leases] == [False, True, False]
-    assert set(raw.zrange(LEASES, 0, -1)) == {"local/a", "local/c"}
-
-
 async def test_a_turn_that_is_handed_back_waits_again_and_counts_no_attempt(
     stores: tuple[Store, Store], raw: Raw
 ) -> None:
@@ -201,3 +238,91 @@ async def test_a_turn_that_is_handed_back_waits_again_and_counts_no_attempt(
     with pytest.raises(LeaseLostError):
         await lease.commit(DONE)
     await again.commit(DONE)
+
+
+async def test_a_repeated_key_writes_nothing(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, _ = stores
+    await submit(one, "c")
+    lease = await claim_one(one)
+    first = emit_raw(raw, lease, entry("a", 0, b"step", events=2), entry("b", 1, b"step"))
+    again = emit_raw(raw, lease, entry("a", 0, b"other", events=2), entry("b", 1, b"other"), entry("c", events=1))
+    assert (first, again) == (["ok", [2, 3]], ["ok", [0, 0, 4]])
+    assert raw.lrange(key_of("steps", "c", 0), 0, -1) == ["step", "step"]
+    assert len(event_names_of(raw, "c")) == 4
+
+
+async def test_a_step_behind_a_gap_is_refused_and_can_come_later(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, _ = stores
+    await submit(one, "c")
+    lease = await claim_one(one)
+    assert emit_raw(raw, lease, entry("a", 0, b"0"))[0] == "ok"
+    assert emit_raw(raw, lease, entry("c", 2, b"2", events=1), entry("d", 3, b"3"))[0] == "gap"
+    assert raw.lrange(key_of("steps", "c", 0), 0, -1) == ["0"]
+    assert event_names_of(raw, "c") == ["turn.queued"]
+    whole = [entry("a", 0, b"0"), entry("b", 1, b"1"), entry("c", 2, b"2", events=1), entry("d", 3, b"3")]
+    assert emit_raw(raw, lease, *whole, serial=9) == ["behind"]
+    assert emit_raw(raw, lease, *whole) == ["ok", [2]]
+    assert raw.lrange(key_of("steps", "c", 0), 0, -1) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("how", ["its connections break", "it refuses"])
+async def test_writes_survive_a_server_while(stores: tuple[Store, Store], raw: Raw, how: str) -> None:
+    one, _ = stores
+    await submit(one, "c")
+    lease = await claim_one(one)
+    for number in range(60):
+        if how == "it refuses" and number % 10 in {3, 5}:
+            raw.config_set("maxmemory", 1 if number % 10 == 3 else 0)
+        lease.emit(f"step:{number}", step=packed_step(str(number)), events=[TurnStarted(1, 0.0)])
+        lease.send()
+        await asyncio.sleep(0)
+        if how == "its connections break" and number % 10 == 5:
+            raw.client_kill_filter(_type="normal", skipme=True)
+    await lease.commit(DONE)
+    assert await step_texts(one, "c") == [str(number) for number in range(60)]
+    assert event_names_of(raw, "c") == ["turn.queued", *["turn.started"] * 60, "turn.finished"]
+
+
+async def test_the_end_of_a_turn_waits_while_the_store_refuses_and_loses_no_step(
+    stores: tuple[Store, Store], raw: Raw
+) -> None:
+    one, other = stores
+    await submit(one, "c")
+    lease = await claim_one(one)
+    await emit(raw, lease, "step:1", packed_step("before"))
+    raw.config_resetstat()
+    raw.config_set("maxmemory", 1)
+    try:
+        lease.emit("step:2", step=packed_step("refused"), events=[TurnStarted(1, 0.0)])
+        ending = asyncio.create_task(lease.commit(DONE))
+        await wait_until_async(lambda: refusals(raw) > 2)
+        assert not ending.done()
+    finally:
+        raw.config_set("maxmemory", 0)
+    assert (await ending).outcome == DONE
+    assert (await other.turns.turn(ref_of("c"), 1)).status == "finished"
+    assert await step_texts(other, "c") == ["before", "refused"]
+    assert event_names_of(raw, "c")[-1] == "turn.finished"
+    assert await submit(other, "c") == 2
+    (await claim_one(other)).check_readable()
+
+
+def test_a_defect_of_a_script_is_not_taken_for_damaged_data(raw: Raw) -> None:
+    raw.rpush("list", "one")
+    errors = {}
+    for source in (
+        "return nil .. 'x'",
+        "local function deep() return 1 + deep() end return deep()",
+        "return redis.call('GET', 'list')",
+        "return redis.call('LSET', 'list', 7, 'x')",
+        "return redis.call('LSET', 'no list', 0, 'x')",
+        "return redis.call('LSET', 'list', 'x', 'x')",
+        "return redis.call('ZADD', 'sorted', 'x', 'x')",
+        "redis.call('HSET', 'hash', 'x', 'y') return redis.call('HINCRBY', 'hash', 'x', 1)",
+        "redis.call('HSET', 'hash', 'x', '9223372036854775807') return redis.call('HINCRBY', 'hash', 'x', 1)",
+        "error({err = 'DAMAGED x'})",
+    ):
+        with pytest.raises(ResponseError) as raised:
+            raw.eval(source, 0)
+        errors[source] = type(as_service_error("read", raised.value))
+    assert [*errors.values()] == [StoreUnavailableError] * 2 + [SealBrokenError] * 8, errors

@@ -16,7 +16,6 @@ from smolsessions.store.connection.reply_protocol import ReplyProtocol
 from smolsessions.store.connection.server_errors import RIGHTS
 from smolsessions.store.connection.servers import Address
 from smolsessions.store.partition import Options
-from smolsessions.store.scripts.loader import script
 from smolsessions.store.seal import Sealer, parse_keys
 from smolsessions.store.store import open_store
 from tests.support.failover import REPLICATED
@@ -24,9 +23,8 @@ from tests.support.problems import problem
 from tests.support.service import CODELESS, Service
 from tests.support.stopwatch import Stopwatch
 from tests.support.store_server import SEAL_KEY
-from tests.support.streaming import FINAL, log_of
-from tests.support.turns import submit_turn, wait_for_end
-from tests.support.waiting import wait_until
+from tests.support.tiers import deep, mostly_deep
+from tests.support.waiting import PATIENCE_S, wait_until
 from tests.topology.exchange import Exchange
 from tests.topology.node import DURABLE, HOST, Node
 from tests.topology.sentinels import Sentinels
@@ -85,18 +83,16 @@ def whole(lines: Lines) -> Lines:
 
 
 def test_a_turns_end_is_seen_where_no_news_comes_to(lines: Lines) -> None:
-    with Stopwatch() as watch:
-        answer = lines.deaf.post("/turn", **NOTHING)
-        assert (answer.status_code, answer.json()["reply"]) == (200, "hi")
-    assert watch.s < SOON_S
+    answer = lines.deaf.post("/turn", **NOTHING)
+    assert (answer.status_code, answer.json()["reply"]) == (200, "hi")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_deep(KINDS, fast=["commands"]))
 def test_idle_connections_may_be_reset(whole: Lines, kind: str) -> None:
     """At most the requests in flight fail. Neither the process nor the pipeline ends."""
     service, said = whole.service, len(whole.service.log())
     assert whole.exchange.reset(kind) == PARTITIONS
-    wait_until(lambda: service.client.get("/conversations").status_code == 200, SOON_S)
+    wait_until(lambda: service.client.get("/conversations").status_code == 200)
     assert service.play(*SAY)["reply"] == "hi"
     wait_until(lambda: [whole.exchange.answered(each) for each in KINDS] == [PARTITIONS] * 3)
     assert service.process.poll() is None
@@ -104,6 +100,7 @@ def test_idle_connections_may_be_reset(whole: Lines, kind: str) -> None:
     assert "Traceback" not in service.log()[said:]
 
 
+@deep
 @pytest.mark.parametrize("kind", ["commands", "acks"])
 def test_a_silent_connection_is_given_up_in_time(whole: Lines, kind: str) -> None:
     with Stopwatch() as watch:
@@ -112,13 +109,13 @@ def test_a_silent_connection_is_given_up_in_time(whole: Lines, kind: str) -> Non
     assert watch.s < SILENCE_S
     problem(refused, 503, "store_unavailable")
     assert int(refused.headers["retry-after"]) > 0
-    wait_until(lambda: whole.service.client.get("/conversations").status_code == 200, SOON_S)
+    wait_until(lambda: whole.service.client.get("/conversations").status_code == 200)
     assert whole.service.play(*SAY)["reply"] == "hi"
 
 
 def test_a_process_that_changes_the_durability_of_the_store_warns_at_start(whole: Lines, tmp_path: Path) -> None:
     settings = CODELESS | {"REDIS_URL": f"redis://{HOST}:{whole.servers[0].port}", "SEAL_KEYS": SEAL_KEY}
-    for name, own, differs in (("weaker", "primary", True), ("same", "primary", False), ("back", "replicated", True)):
+    for name, own, differs in (("weaker", "primary", True), ("same", "primary", False)):
         with Service(tmp_path / name, settings | {"DURABILITY": own}, command=("web",)) as service:
             warning = f", this one with {own}: while both run, a failover may lose acknowledged writes"
             assert (warning in service.log()) is differs, name
@@ -141,12 +138,13 @@ def test_a_full_store_is_read_and_deleted_from(whole: Lines) -> None:
     finally:
         for node in whole.servers:
             node.ask("CONFIG", "SET", "maxmemory", 0)
-    wait_until(lambda: service.post("/turn", **NOTHING).status_code == 200, SOON_S)
+    wait_until(lambda: service.post("/turn", **NOTHING).status_code == 200)
     new = service.log()[said:]
     assert new.count("is away") == 0, new
     assert "Traceback" not in new
 
 
+@deep
 def test_a_silent_sentinel_holds_up_neither_a_start_nor_a_failover(tmp_path: Path) -> None:
     with Sentinels(tmp_path / "sentinels") as sentinels, ExitStack() as stack:
         early = stack.enter_context(Service(tmp_path / "early", CODELESS | sentinels.settings))
@@ -160,82 +158,6 @@ def test_a_silent_sentinel_holds_up_neither_a_start_nor_a_failover(tmp_path: Pat
             for service in (early, late):
                 wait_until(lambda service=service: service.post("/turn", **NOTHING).status_code == 200)  # type: ignore[misc]
         assert watch.s < 10
-
-
-@dataclass(frozen=True)
-class Many:
-    """A store of many partitions, and a service that plays nothing."""
-
-    node: Node
-    web: Service
-    settings: dict[str, str]
-
-
-@pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Many]:
-    folder = tmp_path_factory.mktemp("many")
-    node = Node(folder / "server", dict(DURABLE))
-    settings = {"REDIS_URL": f"redis://{HOST}:{node.port}", "SEAL_KEYS": SEAL_KEY, "PARTITIONS": "16", "LEASE_S": "5"}
-    settings |= CODELESS
-    with ExitStack() as stack:
-        stack.callback(node.kill)
-        node.start()
-        yield Many(node, stack.enter_context(Service(folder / "web", settings, command=("web",))), settings)
-
-
-def test_whoever_waits_for_longest_is_played_first(many: Many, tmp_path: Path) -> None:
-    turns = [submit_turn(many.web, *SAY) for _ in range(100)]
-    with Service(tmp_path / "work", many.settings | {"THREADS": "2"}, command=("work",)):
-        ended = [wait_for_end(many.web, turn) for turn in turns]
-    places = sorted(range(len(ended)), key=lambda number: ended[number]["timing"]["started_at"])
-    late = {number: place - number for place, number in enumerate(places)}
-    assert max(late.values()) <= 2 * 16, late
-
-
-def test_a_store_that_stalls_again_and_again_costs_nothing_but_time(many: Many, tmp_path: Path) -> None:
-    """The store stalls at each claim. Its late answers must not hold more turns than the worker has threads."""
-    echo = {"call": [["echo", {"text": "x"}]]}
-    turns = [submit_turn(many.web, echo, echo, *SAY) for _ in range(60)]
-    with Exchange(many.node.port) as exchange, ExitStack() as stack:
-        settings = many.settings | {"REDIS_URL": exchange.url, "THREADS": "2"}
-        work = stack.enter_context(Service(tmp_path / "work", settings, command=("work",)))
-        stack.callback(many.node.thaw)
-        busy = []
-        for _ in range(3):
-            exchange.catch(script("claim").sha)
-            many.node.freeze()
-            exchange.flow()
-            _lives_on(work, 1.2)
-            many.node.thaw()
-            busy.append(_figure(work, "smolsessions_threads_busy"))
-        ended = [wait_for_end(many.web, turn) for turn in turns]
-        assert {turn["status"] for turn in ended} == {"finished"}
-        assert max(busy) <= 2, busy
-        assert _most_at_once(work.log()) <= 2
-        for turn in turns:
-            assert [frame.event for frame in log_of(many.web, turn) if frame.event in FINAL] == ["turn.finished"]
-        wait_until(lambda: _figure(work, "smolsessions_turns_total") == len(turns))
-
-
-def _lives_on(service: Service, for_s: float) -> None:
-    """Check that the service stays alive all the while."""
-    end = time.monotonic() + for_s
-    wait_until(lambda: service.client.get("/livez", timeout=2).status_code == 200 and time.monotonic() > end)
-
-
-def _figure(service: Service, name: str) -> float:
-    text = service.client.get("/metrics").text
-    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{")))
-
-
-def _most_at_once(log: str) -> int:
-    """Return how many turns a process played at the same time, according to its log."""
-    playing = most = 0
-    for said in log.splitlines():
-        if " smolsessions.worker.worker turn " in said:
-            playing += 1 if said.endswith(" starts") else -1
-            most = max(most, playing)
-    return most
 
 
 async def test_an_idle_line_needs_no_more_rights_than_are_asked_for(lines: Lines) -> None:
@@ -267,7 +189,7 @@ async def test_a_silent_line_is_found_where_nobody_asks_anything(lines: Lines) -
             await asyncio.to_thread(wait_until, is_open)
 
 
-async def test_a_server_that_reads_nothing_bounds_the_write_buffer(many: Many) -> None:
+async def test_a_server_that_reads_nothing_bounds_the_write_buffer(lines: Lines) -> None:
     replies: list[bytes] = []
     done = asyncio.Event()
 
@@ -276,10 +198,10 @@ async def test_a_server_that_reads_nothing_bounds_the_write_buffer(many: Many) -
         if reply == b"last":
             done.set()
 
-    connection = Connection(host=HOST, port=many.node.port, protocol=2)
+    connection = Connection(host=HOST, port=lines.servers[0].port, protocol=2)
     await connection.connect()
     commands = ReplyProtocol(connection, on_reply, lambda: None)
-    many.node.freeze()
+    lines.servers[0].freeze()
     try:
         sent = [b"%d " % number + b"x" * 2**20 for number in range(100)]
         for number, payload in enumerate(sent):
@@ -289,8 +211,8 @@ async def test_a_server_that_reads_nothing_bounds_the_write_buffer(many: Many) -
                 break
         assert len(sent) < 50
     finally:
-        many.node.thaw()
-    async with asyncio.timeout(SOON_S):
+        lines.servers[0].thaw()
+    async with asyncio.timeout(PATIENCE_S):
         commands.write(pack(("ECHO", b"last")))
         await done.wait()
     assert replies == [*sent, b"last"]
@@ -306,6 +228,7 @@ def _subscriptions(node: Node) -> int:
         return calls
 
 
+@deep
 def test_a_silent_line_for_news_is_made_anew(lines: Lines) -> None:
     """This test runs last: the silence shows only when the connection is used next, and other tests fill the time."""
     passed_s = time.monotonic() - lines.deaf_at

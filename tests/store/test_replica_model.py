@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -57,21 +57,14 @@ from tests.support.stores import (
     step_texts,
     submit,
 )
+from tests.support.tiers import mostly_deep
+from tests.support.waiting import wait_until
 
 AT_REST = {*"conversation log logs longlogs turns steps images variables heads old oldest".split()}
 
 
-class Claim(TypedDict):
-    replica: int
-    most: int
-    idle: bool
-    begins: bool
-
-
-class Writes(TypedDict):
-    size: int
-    effect: bool
-    again: bool
+Claim = dict[str, Any]  # replica, most, idle, begins
+Writes = dict[str, Any]  # size, effect, again
 
 
 class Machine(RuleBasedStateMachine):
@@ -97,9 +90,7 @@ class Machine(RuleBasedStateMachine):
         """
         before = self.listeners()
         self.raw.client_kill_filter(_type="pubsub")
-        end = time.monotonic() + 60
-        while len(self.listeners() - before) < len(self.loop.stores):
-            assert time.monotonic() < end, "the replicas did not come back"
+        wait_until(lambda: len(self.listeners() - before) == len(self.loop.stores))
         for store in self.loop.stores:
             for _ in range(2):  # the first may be sent with the report, the second follows it
                 self.loop.run(store.scheduler.queues([AGENT]))
@@ -524,15 +515,18 @@ def ended_as(turn: Turn) -> Ended:
     return Ended(outcome.status, turn.attempts, code, int(by[1]) if by else 0)
 
 
+@pytest.mark.parametrize("examples", mostly_deep([25, 75], fast=[25]))
 @pytest.mark.parametrize("log_ttl_s", [0, LOG_TTL_S])
-def test_whatever_replicas_do_every_turn_ends_once(socket_path: Path, raw: Raw, sealer: Sealer, log_ttl_s: int) -> None:
+def test_whatever_replicas_do_every_turn_ends_once(
+    socket_path: Path, raw: Raw, sealer: Sealer, log_ttl_s: int, examples: int
+) -> None:
+    """The fast tier plays the same examples each time, the deep one others."""
+    known = settings(
+        max_examples=examples,
+        stateful_step_count=50,
+        deadline=None,
+        derandomize=examples == 25,
+        suppress_health_check=list(HealthCheck),
+    )
     with Loop(socket_path, sealer, log_ttl_s) as loop:
-        run_state_machine_as_test(
-            cast("type[Machine]", partial(Machine, loop, raw)),
-            settings=settings(
-                max_examples=75,
-                stateful_step_count=50,
-                deadline=None,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        run_state_machine_as_test(cast("type[Machine]", partial(Machine, loop, raw)), settings=known)

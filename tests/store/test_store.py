@@ -1,11 +1,10 @@
 """Conversations outlive kills and stops of processes and of the store, floods of restarts, and tampering."""
 
-import hashlib
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,11 +38,9 @@ Script = list[dict[str, Any]]
 @pytest.fixture
 def pair(server: StoreServer, tmp_path: Path) -> Iterator[tuple[Service, Service]]:
     """Yield two services on one store."""
-    with ExitStack() as stack:
-        yield (
-            stack.enter_context(Service(tmp_path / "a", PLAIN | server.settings)),
-            stack.enter_context(Service(tmp_path / "b", PLAIN | server.settings)),
-        )
+    settings = PLAIN | server.settings
+    with Service(tmp_path / "a", settings) as one, Service(tmp_path / "b", settings) as other:
+        yield one, other
 
 
 @pytest.mark.parametrize("how", mostly_deep(["by turns", "killed"], fast=["by turns"]))
@@ -398,15 +395,11 @@ def test_a_record_that_was_tampered_with_hides_no_other_conversation(cold: Servi
     assert (other["conversation_id"] in listed, it.turn["conversation_id"] in listed) == (True, False)
 
 
-def noise(seed: int) -> str:
-    return "".join(hashlib.sha256(f"{seed} {part}".encode()).hexdigest() for part in range(4))
-
-
 def test_what_is_stored_grows_with_the_turns_and_no_faster(cold: Service, outside: StoreServer) -> None:
     raw, sizes = outside.client(), []
     turn: dict[str, Any] = {}
     for number in range(1, 41):
-        script: Script = [{"call": [["echo", {"text": noise(number)}]]}, {"say": "ok"}]
+        script: Script = [{"call": [["echo", {"text": os.urandom(128).hex()}]]}, {"say": "ok"}]
         turn = cold.follow_up(turn, *script) if turn else cold.play(*script)
         if number in {20, 40}:
             sizes.append(sum(len(raw.dump(key)) for key in raw.keys(f"*{turn['conversation_id']}*")))

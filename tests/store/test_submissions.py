@@ -1,7 +1,8 @@
-"""Submissions and deletions: every accepted turn exists once, and a deleted conversation takes none."""
+"""Submissions, deletions and stops: every accepted turn exists once, and ends as the strongest request asks for."""
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,17 +10,11 @@ import pytest
 from smolsessions.core.errors import (
     BusyError,
     ConversationExistsError,
-    ConversationNotFoundError,
     LeaseLostError,
-    OtherAgentError,
     SealBrokenError,
     StoreUnavailableError,
 )
-from smolsessions.core.records import (
-    AgentName,
-    ConversationFields,
-    IdempotentRequest,
-)
+from smolsessions.core.records import AgentName, ConversationFields, IdempotentRequest, OnBusy, Outcome, Owner
 from smolsessions.store.store import Store
 from smolsessions.store.turns.lease import HeldLease
 from tests.support.stores import (
@@ -36,11 +31,16 @@ from tests.support.stores import (
     claim,
     claim_one,
     emit,
+    error_code_of,
     event_names_of,
+    expire_lease,
     key_of,
     open_replica,
     packed_step,
     ref_of,
+    second_turn,
+    step_count,
+    step_texts,
     submit,
     submit_raw,
 )
@@ -118,35 +118,19 @@ async def test_a_turn_that_is_over_before_its_acceptance_is_known_is_not_made_ag
         assert raw.llen(key_of("turns", f"lost {rounds}")) == 1
 
 
-async def test_turns_are_accepted_once_where_the_connection_breaks_on_the_way(
-    stores: tuple[Store, Store], raw: Raw
-) -> None:
-    for rounds in range(6):
-        tries = [asyncio.create_task(submit(store, f"{rounds} {number}")) for number, store in enumerate(stores)]
-        for _ in range(rounds):
-            await asyncio.sleep(0)
-        raw.client_kill_filter(_type="normal", skipme=True)
-        assert await asyncio.gather(*tries) == [1] * len(tries)
-        assert [raw.llen(key_of("turns", f"{rounds} {number}")) for number in range(len(tries))] == [1] * len(tries)
-
-
-async def test_a_number_that_another_replica_gave_is_not_given_again(stores: tuple[Store, Store]) -> None:
-    for number in range(1, 9):
-        store = stores[number // 2 % 2]
-        assert await submit(store, "c", new=number == 1, asked=number % 2 == 0) == number
-        lease = await claim_one(store)
-        assert (await lease.commit(DONE)).number == number
-    with pytest.raises(OtherAgentError):
-        await submit(stores[0], "c", AgentName("other"))
-
-
-async def test_turns_that_are_enqueued_at_once_do_not_hinder_each_other(stores: tuple[Store, Store], raw: Raw) -> None:
+async def test_a_key_that_names_the_turn_of_another_owner_is_refused(stores: tuple[Store, Store], raw: Raw) -> None:
     one, other = stores
-    await submit(one, "c")
-    raw.config_resetstat()
-    tries = [submit(store, "c", new=False, on_busy="enqueue") for _ in range(25) for store in (one, other)]
-    assert sorted(await asyncio.gather(*tries)) == [*range(2, 52)]
-    assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] < 4 * len(tries)
+    once, names = IdempotentRequest("key", b"request"), []
+    for owner in ("ann", "bob"):
+        known = set(raw.keys("*:idem:*"))
+        await one.conversations.create(ref_of(f"{owner}/c"), AGENT, ConversationFields({}))
+        await submit(one, f"{owner}/c", new=False, once=once)
+        names += set(raw.keys("*:idem:*")) - known
+    ann, bob = (raw.get(name).split("\n") for name in names)
+    assert (await other.turns.recall(Owner("bob"), once)) is not None
+    raw.set(names[1], "\n".join([*ann[:3], bob[3]]))
+    with pytest.raises(SealBrokenError):
+        await other.turns.recall(Owner("bob"), once)
 
 
 async def test_a_delete_ends_what_runs_and_leaves_a_tombstone(stores: tuple[Store, Store], raw: Raw) -> None:
@@ -166,16 +150,6 @@ async def test_a_delete_ends_what_runs_and_leaves_a_tombstone(stores: tuple[Stor
         with pytest.raises(ConversationExistsError):
             await submit(store, "c")
     assert await claim(one) == []
-
-
-async def test_a_delete_takes_a_waiting_turn_out_of_the_ready_set(stores: tuple[Store, Store], raw: Raw) -> None:
-    one, other = stores
-    await submit(one, "c")
-    await other.conversations.delete(ref_of("c"))
-    assert event_names_of(raw, "c") == ["turn.queued", "turn.cancelled"]
-    assert await claim(one) == []
-    with pytest.raises(ConversationNotFoundError):
-        await one.conversations.conversation(ref_of("c"))
 
 
 async def test_an_id_that_is_free_again_can_have_another_agent(stores: tuple[Store, Store], raw: Raw) -> None:
@@ -210,3 +184,78 @@ async def test_a_conversation_without_its_time_accepts_no_turn(stores: tuple[Sto
     with pytest.raises(SealBrokenError):
         await submit(one, "c", new=False, once=IdempotentRequest("key", b"digest"))
     assert (raw.llen(key_of("turns", "c")), raw.zcard(READY)) == (0, 0)
+
+
+@pytest.mark.parametrize("heard", [True, False])
+async def test_a_turn_that_ends_while_it_is_rolled_back_is_rolled_back(
+    stores: tuple[Store, Store], raw: Raw, heard: bool
+) -> None:
+    one, other = stores
+    lease = await second_turn(stores, raw)
+    assert await submit(other, "c", on_busy="rollback" if heard else "enqueue") == 3
+    if heard:
+        assert await lease.stop_reason == "rolled_back"
+    else:  # as if the message was lost: only the store holds the stop request
+        raw.hset(key_of("run", "c", 2), "cancel", "rollback:3")
+    assert lease.stop_reason.done() == heard
+    ended = await lease.commit(replace(DONE, steps=1, output="x", state="success", dropped_variables=("z",)))
+    assert (await lease.commit(DONE)).outcome == ended.outcome  # a second commit changes nothing
+    assert (ended.status, error_code_of(ended)) == ("cancelled", "rolled_back")
+    assert replace(ended.outcome or DONE, error=None) == Outcome("cancelled")
+    assert await step_texts(other, "c") == ["first"]
+    assert event_names_of(raw, "c", 2) == ["turn.queued", "turn.started", "turn.cancelled"]
+    third = await claim_one(one)
+    third.check_readable()
+    assert (third.turn.number, await third.variables()) == (3, {"x": b"1"})
+    assert raw.keys("*fresh*") == []
+    await third.commit(DONE)
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "by"),
+    [
+        (("interrupt", "interrupt"), "interrupted", 2),
+        (("interrupt", "rollback"), "rolled_back", 3),
+        (("rollback", "interrupt"), "rolled_back", 2),
+        (("rollback", "rollback"), "rolled_back", 2),
+    ],
+)
+async def test_a_claim_brings_what_leaves_least(
+    stores: tuple[Store, Store], asked: tuple[OnBusy, OnBusy], code: str, by: int
+) -> None:
+    one, other = stores
+    await submit(one, "c")
+    for on_busy in asked:
+        await submit(other, "c", on_busy=on_busy)
+    lease = await claim_one(one)
+    assert await lease.stop_reason == code
+    ended = await lease.commit(replace(DONE, status="cancelled"))
+    assert error_code_of(ended) == code
+    assert ended.outcome
+    assert ended.outcome.error
+    assert f"Turn {by} " in ended.outcome.error.message
+
+
+async def test_a_renewal_brings_back_why_a_turn_is_to_stop(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, _ = stores
+    lease = await second_turn(stores, raw)
+    one.scheduler.hear_stop(b"", b"local/c\n2\n1")
+    assert await lease.stop_reason == "cancelled"
+    raw.hset(key_of("run", "c", 2), "cancel", "interrupt:3")  # as if the message was lost
+    await one.scheduler.renew([lease])
+    assert error_code_of(await lease.commit(replace(DONE, status="cancelled"))) == "interrupted"
+
+
+async def test_what_cannot_be_read_is_not_rolled_back_but_told(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, other = stores
+    await second_turn(stores, raw)
+    raw.hset(key_of("conversation", "c"), "head", "x" * 60)
+    expire_lease(raw, "c")
+    await other.scheduler.sweep()
+    await submit(one, "c", on_busy="rollback")
+    broken = await claim_one(other)
+    with pytest.raises(SealBrokenError):
+        broken.check_readable()
+    assert (await broken.commit(replace(DONE, status="failed"))).status == "failed"
+    assert step_count(raw, "c") == 2
+    assert (await claim_one(one)).turn.number == 3

@@ -16,7 +16,7 @@ from tests.support.histories import SETTINGS, fork, new_conversation, roll_back,
 from tests.support.pictures import png
 from tests.support.problems import problem
 from tests.support.service import Service
-from tests.support.store_server import Raw, StoreServer, running_store
+from tests.support.store_server import Raw, StoreServer
 from tests.support.transfer import export, import_document
 from tests.support.turns import DONE, ECHO, held_turn, submit_next, wait_for_end
 from tests.support.waiting import wait_until
@@ -118,18 +118,6 @@ def test_one_that_is_not_used_goes_with_all_that_it_had(service: Service, raw: R
     assert variable_x(service, import_document(service, export(service, other["id"]))["id"], "code-rememberer") == 1
 
 
-def test_its_id_is_free_again_as_after_a_delete(service: Service) -> None:
-    name = made(service, id="again")
-    wait_until(lambda: gone(service, name))
-    deleted = made(service, None, id="deleted")
-    assert service.client.delete("/conversations/deleted").status_code == 204
-    statuses = {each: service.post("/conversations", id=each, agent="scripted").status_code for each in (deleted,)}
-    assert statuses == {deleted: 409}
-    wait_until(lambda: service.post("/conversations", id=name, agent="scripted").status_code == 201)
-    wait_until(lambda: service.post("/conversations", id=deleted, agent="scripted").status_code == 201)
-    assert service.play(DONE, conversation_id=name)["turn"] == 1
-
-
 def test_use_renews_it(service: Service) -> None:
     name = made(service, LONG_S)
     uses: dict[str, Callable[[], object]] = {
@@ -147,6 +135,14 @@ def test_use_renews_it(service: Service) -> None:
     for path in ("", "/steps", "/turns", "/messages", "/export"):
         service.get(f"/conversations/{name}{path}")
     assert service.get(f"/conversations/{name}")["expires_at"] == before
+
+
+def test_the_end_of_a_turn_renews_it_too(service: Service, tmp_path: Path) -> None:
+    name = made(service, LONG_S)
+    with held_turn(service, tmp_path / "gate", conversation_id=name) as turn:
+        before = service.get(f"/conversations/{name}")["expires_at"]
+    wait_for_end(service, turn)
+    assert service.get(f"/conversations/{name}")["expires_at"] > before
 
 
 def test_it_can_be_given_changed_and_taken_away(service: Service, raw: Raw) -> None:
@@ -181,19 +177,3 @@ def test_many_go_together(service: Service, raw: Raw) -> None:
     wait_until(lambda: all(gone(service, name) for name in (names[0], names[-1])))
     wait_until(lambda: not [key for key in raw.keys("*:expiring") if raw.zrangebyscore(key, "-inf", time.time() * 1e6)])
     assert {service.client.get(f"/conversations/{name}").status_code for name in names} == {404}
-
-
-def test_it_lasts_over_restarts_and_is_heeded_by_whoever_comes(tmp_path: Path) -> None:
-    with running_store(tmp_path / "store") as outside:
-        settings = FAST | outside.settings
-        with Service(tmp_path / "a", settings) as first:
-            stays = made(first, LONG_S)
-            forever = made(first, None)
-            goes = made(first, BRIEF_S)
-            first.play(DONE, conversation_id=forever)
-            before = first.get(f"/conversations/{stays}")["expires_at"]
-            first.kill()
-        with Service(tmp_path / "b", settings) as second:
-            wait_until(lambda: gone(second, goes))
-            assert second.get(f"/conversations/{stays}")["expires_at"] == before
-            assert second.get(f"/conversations/{forever}")["turns"] == 1

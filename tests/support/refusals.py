@@ -1,11 +1,12 @@
 """Starts that the service must refuse. A table of them runs at once, on all cores in parallel."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 from tests.support.service import ROOT, run
 
@@ -44,3 +45,12 @@ def sentence_of(ending: Ending) -> str:
     _log, found, sentence = errors.partition("smolsessions: ")  # a slow machine may log before it refuses
     assert found, errors
     return found + sentence
+
+
+def assert_refused(table: Mapping[str, Refused], logs: Path, secrets: Iterable[str]) -> None:
+    """Check that each start of a table is refused with its words and without a secret."""
+    with started(table, logs) as endings:
+        for name, ending in endings.items():
+            sentence = sentence_of(ending.result())
+            assert [part for part in table[name].told if part not in sentence] == [], (name, sentence)
+            assert not [each for each in secrets if each in sentence or quote(each, safe="") in sentence], name

@@ -1,72 +1,40 @@
 """Valkey server outside any service, which tests kill, stop and read."""
 
-import signal
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from redis import Redis
-from redis.exceptions import RedisError
 
-from smolsessions.store.embedded.server import find_binary
 from smolsessions.store.seal import new_key
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.topology.node import ANSWER_S, DURABLE, Node, Raw
 
 PARTITION = "{p000}"
 SEAL_KEY = new_key()
-Raw = Any  # redis-py annotates the answers of both its clients at once
 
 
-@dataclass
-class StoreServer:
-    """A Valkey server outside of any service, on disk, that can be killed and stopped."""
+class StoreServer(Node):
+    """Valkey server behind a socket in its folder."""
 
-    folder: Path
-    process: subprocess.Popen[bytes] = field(init=False)
-
-    @property
-    def socket_path(self) -> Path:
-        return self.folder / "outside.sock"
+    def __init__(self, folder: Path) -> None:
+        self.socket_path = folder / "outside.sock"
+        # With `everysec` a slow fsync holds writes back that are acknowledged, and a kill would lose them.
+        super().__init__(folder, DURABLE | {"appendfsync": "no", "unixsocket": str(self.socket_path)}, port=0)
 
     @property
     def settings(self) -> dict[str, str]:
         return {"REDIS_URL": f"unix://{self.socket_path}", "SEAL_KEYS": SEAL_KEY}
 
-    def start(self) -> None:
-        # With `everysec` a slow fsync holds writes back that are acknowledged, and a kill would lose them.
-        options = "--port 0 --appendonly yes --appendfsync no --daemonize no --loglevel warning --save".split()
-        place = ["--unixsocket", str(self.socket_path), "--dir", str(self.folder)]
-        self.process = subprocess.Popen([str(find_binary()), *options, "", *place], stdout=subprocess.DEVNULL)
-        wait_until(self.answers)
-
-    def answers(self) -> bool:
-        with suppress(RedisError, OSError), self.client() as client:
-            return bool(client.ping())
-        return False
-
-    def client(self) -> Raw:
-        return Redis(unix_socket_path=str(self.socket_path), socket_timeout=2)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(PATIENCE_S)
-
-    def freeze(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+    def client(self, **options: Any) -> Raw:
+        return Redis(unix_socket_path=str(self.socket_path), socket_timeout=ANSWER_S, **options)
 
 
 @contextmanager
 def running_store(folder: Path) -> Iterator[StoreServer]:
-    folder.mkdir(exist_ok=True)
     server = StoreServer(folder)
-    server.start()
     try:
+        server.start()
         yield server
     finally:
         server.kill()

@@ -13,9 +13,7 @@ from typing import Any, Self, TypeVar
 import pytest
 from redis import Redis
 
-from smolsessions.core.errors import (
-    SealBrokenError,
-)
+from smolsessions.core.errors import SealBrokenError
 from smolsessions.core.events import TurnStarted
 from smolsessions.core.memories import PackedStep
 from smolsessions.core.records import (
@@ -90,14 +88,22 @@ async def stores(socket_path: Path, raw: Raw, sealer: Sealer) -> AsyncIterator[t
 
 @asynccontextmanager
 async def open_replica(
-    socket_path: Path, sealer: Sealer, *, max_behind: int = 100, max_queued: int = 1000, log_ttl_s: int = LOG_TTL_S
+    socket_path: Path,
+    sealer: Sealer = SEALER,
+    *,
+    max_behind: int = 100,
+    max_queued: int = 1000,
+    log_ttl_s: int = LOG_TTL_S,
+    lease_s: float = LEASE_S,
+    **more: Any,
 ) -> AsyncIterator[Store]:
     options = Options(
-        lease_s=LEASE_S,
+        lease_s=lease_s,
         log_ttl_s=log_ttl_s,
         id_reuse_s=ID_REUSE_S,
         max_behind=max_behind,
         max_queued=max_queued,
+        **more,
     )
     async with open_store(Address(f"unix://{socket_path}"), sealer, options, lambda: None) as store:
         yield store
@@ -162,7 +168,7 @@ async def emit(raw: Raw, lease: HeldLease, name: str, step: PackedStep | None = 
     await wait_until_async(lambda: lease.lost or bool(raw.hexists(journal, name)))
 
 
-async def wait_until_async(condition: Callable[[], bool], within_s: float = 10) -> None:
+async def wait_until_async(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "this did not come to pass"
@@ -279,7 +285,7 @@ class Loop:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._hold()))
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(PATIENCE_S)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -297,7 +303,7 @@ class Loop:
             await self._left.wait()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
 
 
 async def read_events(store: Store, conversation: str, turn: int) -> list[tuple[int, str]]:

@@ -2,24 +2,17 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from ssl import SSLContext
-from types import TracebackType
-from typing import Self
-from urllib.parse import quote
 
 from redis.crc import key_slot
 
-from smolsessions.store.seal import new_key
 from tests.topology.line import Line
 from tests.topology.node import DURABLE, HOST, Node, free_port, until
+from tests.topology.whole import Topology
 
 SLOTS = 16384
 PRIMARIES = 3
 NODE_TIMEOUT_MS = 1500
-WHOLE_S = 120.0
-FAILOVER_S = 120.0
-MOVE_S = 120.0
+WHOLE_S = FAILOVER_S = MOVE_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -37,54 +30,19 @@ class Member:
 
 
 @dataclass
-class ValkeyCluster:
-    """`with ValkeyCluster(folder) as cluster:` starts a whole cluster and ends it.
+class ValkeyCluster(Topology):
+    """With `tls`, each node announces a line that speaks TLS too, as `url` does."""
 
-    `password` is the default user's. With `tls`, each node announces a line that speaks TLS too, as `url` does.
-    """
-
-    folder: Path
-    password: str = ""
-    tls: SSLContext | None = None
     full_coverage: bool = False
     """Whether one partition without a primary closes all others, which is the servers' own default."""
     options: dict[str, str] = field(default_factory=dict)
     """Additional lines of every node's configuration."""
-    key: str = field(default_factory=new_key)
-    nodes: list[Node] = field(init=False)
-    lines: list[Line] = field(default_factory=list)
     _names: dict[str, Node] = field(default_factory=dict)
     _users: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def __enter__(self) -> Self:
-        try:
-            self._start()
-        except BaseException:
-            self.end()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end()
-
-    def end(self) -> None:
-        for node in self.nodes:
-            node.kill()
-        for line in self.lines:
-            line.close()
-
-    @property
-    def settings(self) -> dict[str, str]:
-        return {"REDIS_URL": self.url(), "SEAL_KEYS": self.key}
-
     def url(self, nodes: Iterable[Node] = (), user: str = "", password: str = "") -> str:
         """Return the address for the service's settings. It names all nodes, or only these."""
-        password = password or self.password
-        secret = f"{quote(user, safe='')}:{quote(password, safe='')}@" if password else ""
-        places = ",".join(f"{HOST}:{self.announced(node)}" for node in (nodes or self.nodes))
-        return f"{'rediss' if self.tls else 'redis'}+cluster://{secret}{places}"
+        return self.address("cluster", map(self.announced, nodes or self.nodes), user, password)
 
     def announced(self, node: Node) -> int:
         """Return the port at which clients reach a node."""
@@ -154,9 +112,8 @@ class ValkeyCluster:
     def move(self, key: str, to: Node, *, atomically: bool = True) -> None:
         """Move a key's slot to another primary, atomically (Valkey 9) or key by key, as operators did before."""
         slot, source = self.slot_of(key), self.primary_of(key)
-        target = self._name_of(to)
         if atomically:
-            source.ask("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", target)
+            source.ask("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", self._name_of(to))
         else:
             self.begin_move(slot, source, to)
             self.end_move(slot, source, to)
@@ -182,7 +139,6 @@ class ValkeyCluster:
             node.ask("ACL", "SETUSER", name, *self._users[name])
 
     def __post_init__(self) -> None:
-        self.nodes = []
         if self.tls:
             self.lines = [Line(tls=self.tls) for _ in range(2 * PRIMARIES)]
         for number in range(2 * PRIMARIES):
@@ -199,7 +155,7 @@ class ValkeyCluster:
             }
             self.nodes.append(Node(self.folder / f"node-{number}", options, self.password))
 
-    def _start(self) -> None:
+    def start(self) -> None:
         for node in self.nodes:
             node.spawn()
         for node in self.nodes:

@@ -5,7 +5,9 @@ import socket
 import threading
 from collections.abc import Coroutine
 from contextlib import suppress
+from dataclasses import dataclass, field
 from ssl import SSLContext
+from typing import TypeVar
 
 from tests.topology.node import HOST, free_port
 
@@ -13,7 +15,18 @@ CHUNK_BYTES = 1 << 16
 BACKLOG = 100
 END_S = 120.0
 TLS_HANDSHAKE = b"\x16"
-Ends = tuple[str, asyncio.StreamWriter]
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Connection:
+    """A client's connection, and the one that was made for it. `words` and `tail` are of its subclass `Exchange`."""
+
+    address: str
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+    words: set[str] = field(default_factory=set)
+    silent: bool = False
+    tail: bytes = b""
 
 
 class Line:
@@ -27,7 +40,7 @@ class Line:
         self.port = free_port()
         self._tls = tls
         self._cut: set[str] = set()
-        self._ends: set[Ends] = set()
+        self._connections: set[Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -56,8 +69,8 @@ class Line:
             self._thread.join(END_S)
         self._loop.close()
 
-    def _do(self, work: Coroutine[None, None, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(END_S)
+    def _do(self, work: Coroutine[None, None, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(END_S)
 
     async def _begin(self) -> None:
         self._keep(self._accept())
@@ -69,9 +82,10 @@ class Line:
         self._listening.close()
 
     async def _break(self, address: str) -> None:
-        for known, writer in self._ends:
-            if known == address:
-                writer.transport.abort()
+        for connection in self._connections:
+            if connection.address == address:
+                for writer in connection.writers:
+                    writer.transport.abort()
 
     def _keep(self, work: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(work)
@@ -82,31 +96,29 @@ class Line:
         while True:
             near, (address, *_) = await self._loop.sock_accept(self._listening)
             near.setblocking(False)
-            self._keep(self._connect(near, address))
+            self._keep(self._connect(near, Connection(address)))
 
-    async def _connect(self, near: socket.socket, address: str) -> None:
-        writers: list[asyncio.StreamWriter] = []
+    async def _connect(self, near: socket.socket, connection: Connection) -> None:
+        self._connections.add(connection)
         try:
             with suppress(OSError):
                 reader, writer = await self._streams(near)
-                self._ends.add((address, writer))
-                writers.append(writer)
+                connection.writers.append(writer)
                 far_reader, far_writer = await asyncio.open_connection(HOST, self._target)
-                self._ends.add((address, far_writer))
-                writers.append(far_writer)
-                there = asyncio.create_task(self._pass_on(reader, far_writer, address))
-                back = asyncio.create_task(self._pass_on(far_reader, writer, address))
+                connection.writers.append(far_writer)
+                ways = ((reader, far_writer), (far_reader, writer))
+                tasks = [asyncio.create_task(self._pass_on(connection, *way)) for way in ways]
                 try:
-                    await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 finally:
-                    there.cancel()
-                    back.cancel()
-                    await asyncio.gather(there, back, return_exceptions=True)
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
         finally:
-            for writer in writers:
-                self._ends.discard((address, writer))
+            self._connections.discard(connection)
+            for writer in connection.writers:
                 writer.transport.abort()
-            if not writers:
+            if not connection.writers:
                 near.close()
 
     async def _streams(self, near: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -128,10 +140,16 @@ class Line:
             self._loop.remove_reader(near)
         return near.recv(1, socket.MSG_PEEK)
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str) -> None:
+    async def _pass_on(
+        self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         with suppress(OSError):
             while data := await reader.read(CHUNK_BYTES):
-                if address in self._cut:
+                self._hear(connection, data, is_command=writer is connection.writers[1])
+                if connection.silent or connection.address in self._cut:
                     await asyncio.Event().wait()  # no more data comes through; `mend` breaks the connection
                 writer.write(data)
                 await writer.drain()
+
+    def _hear(self, connection: Connection, data: bytes, *, is_command: bool) -> None:
+        """Look at the data before it is forwarded."""

@@ -1,15 +1,10 @@
 """Primary with replicas that three sentinels watch, and the partition that cuts it from all except its clients."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from ssl import SSLContext
-from types import TracebackType
-from typing import Self
-from urllib.parse import quote
 
-from smolsessions.store.seal import new_key
 from tests.topology.line import Line
 from tests.topology.node import DURABLE, HOST, Node, until
+from tests.topology.whole import Topology
 
 SERVICE = "main"
 SENTINELS, QUORUM = 3, 2
@@ -17,25 +12,18 @@ DOWN_AFTER_MS, FAILOVER_TIMEOUT_MS = 1000, 3000
 INSIDE = "127.0.0.2"  # address of servers and sentinels; clients come from 127.0.0.1
 # With a sentinel's default periods, a healed partition takes ten seconds.
 HASTE = "INFO-PERIOD 500 PUBLISH-PERIOD 300 ASK-PERIOD 300".split()
-WHOLE_S = 120.0
-FAILOVER_S = 120.0
+WHOLE_S = FAILOVER_S = 120.0
 
 
 @dataclass
-class Sentinels:
-    """`with Sentinels(folder) as sentinels:` starts a whole topology and ends it.
+class Sentinels(Topology):
+    """Primary with replicas that three sentinels watch.
 
     All traffic to a server goes through its line. A partition cuts connections from `INSIDE`, so that the server is
     alone with its clients. With `tls`, the lines of servers and sentinels speak it too, as `url` does.
     """
 
-    folder: Path
     replicas: int = 1
-    password: str = ""
-    tls: SSLContext | None = None
-    key: str = field(default_factory=new_key)
-    nodes: list[Node] = field(init=False)
-    lines: list[Line] = field(init=False)
     sentinels: list[Node] = field(default_factory=list)
     sentinel_lines: list[Line] = field(default_factory=list)
 
@@ -43,35 +31,17 @@ class Sentinels:
         self.lines = [Line(self.tls) for _ in range(1 + self.replicas)]
         self.nodes = [self._server(number, line) for number, line in enumerate(self.lines)]
 
-    def __enter__(self) -> Self:
-        try:
-            self._start()
-        except BaseException:
-            self.end()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end()
-
     def end(self) -> None:
-        for node in (*self.sentinels, *self.nodes):
-            node.kill()
-        for line in (*self.lines, *self.sentinel_lines):
+        for sentinel in self.sentinels:
+            sentinel.kill()
+        super().end()
+        for line in self.sentinel_lines:
             line.close()
-
-    @property
-    def settings(self) -> dict[str, str]:
-        return {"REDIS_URL": self.url(), "SEAL_KEYS": self.key}
 
     def url(self, service: str = SERVICE, db: int = 0, user: str = "", password: str = "") -> str:
         """Return the address for the service's settings."""
-        password = password or self.password
-        secret = f"{quote(user, safe='')}:{quote(password, safe='')}@" if password else ""
-        places = ",".join(f"{HOST}:{each.port}" for each in (self.sentinel_lines or self.sentinels))
-        return f"{'rediss' if self.tls else 'redis'}+sentinel://{secret}{places}/{service}/{db}"
+        ports = (each.port for each in (self.sentinel_lines or self.sentinels))
+        return f"{self.address('sentinel', ports, user, password)}/{service}/{db}"
 
     def primary(self) -> Node:
         """Return the primary as seen by most sentinels."""
@@ -142,7 +112,7 @@ class Sentinels:
         options = {"bind-source-addr": INSIDE}
         return Node(self.folder / f"sentinel-{number}", options, arguments=("--sentinel",), lines=lines)
 
-    def _start(self) -> None:
+    def start(self) -> None:
         for node, line in zip(self.nodes, self.lines, strict=True):
             line.open(node.port)
             node.spawn()
