@@ -1,9 +1,8 @@
 """The Python client and turns that wait for a person, against a real service."""
 
 import json
-import threading
 from collections.abc import Iterator
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
@@ -12,56 +11,43 @@ import pytest
 from smolsessions import ApiError, AsyncClient, Client
 from smolsessions.evaluation import ServiceAdapter, TurnFailedError
 from smolsessions.wire.events import InputAnswered, TurnEnded, TurnWaiting
-from smolsessions.wire.turns import Turn
-from tests.support import approvals
+from tests.support.answering import asking_service, mail, sent
 from tests.support.relay import Relay
 from tests.support.service import Service
 from tests.support.turns import DONE
 from tests.support.waiting import Gate, wait_until
 
-AGENTS = "mailer=tests.support.approvals:make_mailer,plain=tests.support.approvals:make_plain"
 QUESTION = {"call": [["ask_user", {"question": "Which tea?", "choices": ["green", "black"]}]]}
 
 
 @pytest.fixture(scope="module")
-def outbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("outbox") / "sent"
-
-
-@pytest.fixture(scope="module")
-def asking(tmp_path_factory: pytest.TempPathFactory, outbox: Path) -> Iterator[Service]:
-    folder, settings = tmp_path_factory.mktemp("asking"), {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "WAIT_S": "0.5"}
-    with Service(folder, settings, {approvals.OUTBOX: str(outbox)}) as running:
+def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with asking_service(tmp_path_factory.mktemp("asking"), WAIT_S="0.5") as running:
         yield running
 
 
 @pytest.fixture
-def client(asking: Service, outbox: Path) -> Iterator[Client]:
-    outbox.unlink(missing_ok=True)
+def client(asking: Service) -> Iterator[Client]:
     with Client(str(asking.client.base_url)) as client:
         yield client
 
 
 def emails(*receivers: str) -> dict[str, Any]:
-    return {"call": [["send_email", {"to": to, "text": "hello"}] for to in receivers]}
+    return {"call": [mail(to, "hello") for to in receivers]}
 
 
 def said(*script: dict[str, Any]) -> str:
     return json.dumps(script)
 
 
-def sent(outbox: Path) -> list[str]:
-    return sorted(outbox.read_text().splitlines()) if outbox.exists() else []
-
-
-def test_a_waiting_turn_is_returned_and_answered_one_by_one(client: Client, outbox: Path) -> None:
+def test_a_waiting_turn_is_returned_and_answered_one_by_one(asking: Service, client: Client) -> None:
     turn = client.turn(said(emails("ada", "bob"), QUESTION, {"shown": True}), agent="mailer")
     first, second = turn.requests
     assert (turn.status, first.tool, first.arguments) == ("waiting", "send_email", {"to": "ada", "text": "hello"})
-    assert [each.id for each in client.list_conversations(status="waiting")] == [turn.conversation_id]
+    assert turn.conversation_id in [each.id for each in client.list_conversations(status="waiting")]
     turn = client.answer(turn, first.request_id, "approve", arguments={"to": "eve", "text": "hello"})
     assert (turn.status, [each.request_id for each in turn.requests]) == ("waiting", [second.request_id])
-    assert sent(outbox) == []
+    assert not {"ada: hello", "eve: hello"} & {*sent(asking)}
     turn = client.answer(turn, second.request_id, "reject", reason="Bob is away")
     (question,) = turn.requests
     assert (question.kind, question.question, question.choices) == ("question", "Which tea?", ["green", "black"])
@@ -70,14 +56,14 @@ def test_a_waiting_turn_is_returned_and_answered_one_by_one(client: Client, outb
     assert turn.reply
     assert "Reason: Bob is away" in turn.reply
     assert [call.approval and call.approval.decision for call in turn.tool_calls[:2]] == ["edited", "rejected"]
-    assert sent(outbox) == ["eve: hello"]
+    assert {"ada: hello", "eve: hello", "bob: hello"} & {*sent(asking)} == {"eve: hello"}
     document = client.export_conversation(turn.conversation_id)
     kept = client.get_turn(client.import_conversation(document).id, 1)
     assert [call.approval for call in kept.tool_calls] == [call.approval for call in turn.tool_calls]
 
 
-def test_several_answers_at_once_are_all_or_none(client: Client, outbox: Path) -> None:
-    turn = client.submit(said(emails("ada", "bob"), DONE), agent="mailer")
+def test_several_answers_at_once_are_all_or_none(asking: Service, client: Client) -> None:
+    turn = client.submit(said(emails("both1", "both2"), DONE), agent="mailer")
     place = (turn.conversation_id, turn.turn)
     assert isinstance(list(client.get_turn_events(*place, until="waiting"))[-1], TurnWaiting)
     first, second = (request.request_id for request in client.get_turn(*place).requests)
@@ -92,11 +78,11 @@ def test_several_answers_at_once_are_all_or_none(client: Client, outbox: Path) -
     with pytest.raises(ApiError) as refused:
         client.answer_turn(*place, [{"request_id": first, "decision": "reject"}])
     assert refused.value.code == "already_answered"
-    assert sent(outbox) == ["ada: hello", "bob: hello"]
+    assert sorted(line for line in sent(asking) if line.startswith("both")) == ["both1: hello", "both2: hello"]
 
 
 def test_streams_end_at_a_wait_and_go_on_with_the_answers(client: Client) -> None:
-    events = list(client.stream(said(emails("ada"), QUESTION, DONE), agent="mailer", until="waiting"))
+    events = list(client.stream(said(emails("other"), QUESTION, DONE), agent="mailer", until="waiting"))
     waits = events[-1]
     assert isinstance(waits, TurnWaiting)
     place, name = (waits.conversation_id, waits.turn), waits.requests[0].request_id
@@ -112,7 +98,7 @@ def test_streams_end_at_a_wait_and_go_on_with_the_answers(client: Client) -> Non
 
 
 def test_a_turn_is_followed_past_a_wait_that_is_over(asking: Service, client: Client, gate: Gate) -> None:
-    message = said(emails("ada"), gate.script, DONE)
+    message = said(emails("other"), gate.script, DONE)
     options: Any = {"agent": "mailer", "idempotency_key": "followed"}
     waiting = client.turn(message, **options)
     answer: Any = {"request_id": waiting.requests[0].request_id, "decision": "approve"}
@@ -120,45 +106,40 @@ def test_a_turn_is_followed_past_a_wait_that_is_over(asking: Service, client: Cl
     gate.reached()
     paths: list[str] = []
     http = httpx2.Client(timeout=30, event_hooks={"request": [lambda request: paths.append(request.url.path)]})
-    found: list[Turn] = []
-    with Client(str(asking.client.base_url), http=http) as other:
-        follower = threading.Thread(target=lambda: found.append(other.turn(message, **options)))
-        follower.start()
-        wait_until(lambda: any(path.endswith("/events") for path in paths), 30)
+    with Client(str(asking.client.base_url), http=http) as other, ThreadPoolExecutor(1) as pool:
+        follower = pool.submit(other.turn, message, **options)
+        wait_until(lambda: any(path.endswith("/events") for path in paths))
         gate.open()
-        follower.join(30)
-    assert [each.reply for each in found] == ["done"]
+        assert follower.result().reply == "done"
     assert [path.rpartition("/")[2] for path in paths].count("events") == 1
 
 
-def test_an_answer_whose_reply_is_lost_is_sent_again_and_counts_once(
-    asking: Service, client: Client, outbox: Path
-) -> None:
+def test_an_answer_whose_reply_is_lost_is_sent_again_and_counts_once(asking: Service, client: Client) -> None:
     plan = [40, 40]
-    for each in ("one", "two"):
+    for each in ("lost1", "lost2"):
         waiting = client.turn(said(emails(each), DONE), agent="mailer")
         name = waiting.requests[0].request_id
         with Relay(str(asking.client.base_url), [plan.pop()]) as relay, Client(relay.address) as cut:
-            if each == "one":
+            if each == "lost1":
                 assert cut.answer(waiting, name, "approve").reply == "done"
             else:
                 answers: Any = [{"request_id": name, "decision": "approve"}]
                 events = list(cut.stream_answers(waiting.conversation_id, 1, answers))
                 assert (type(events[0]), type(events[-1])) == (InputAnswered, TurnEnded)
         assert relay.connections > 1
-    assert sent(outbox) == ["one: hello", "two: hello"]
+    assert sorted(line for line in sent(asking) if line.startswith("lost")) == ["lost1: hello", "lost2: hello"]
 
 
 def test_approvals_of_a_conversation_are_set_and_changed(client: Client) -> None:
     made = client.create_conversation(agent="plain", approve=["send_*"])
     assert made.approve == ["send_*"]
-    turn = client.turn(said(emails("ada"), DONE), conversation_id=made.id)
+    turn = client.turn(said(emails("other"), DONE), conversation_id=made.id)
     assert turn.status == "waiting"
     assert client.cancel_turn(made.id, 1, wait_s=20).status == "cancelled"
     copy = client.import_conversation(client.export_conversation(made.id))
     assert (client.fork_conversation(made.id).approve, copy.approve) == (["send_*"], ["send_*"])
     assert client.update_conversation(made.id, {"approve": []}).approve == []
-    assert client.turn(said(emails("ada"), DONE), conversation_id=made.id).status == "finished"
+    assert client.turn(said(emails("other"), DONE), conversation_id=made.id).status == "finished"
 
 
 async def test_the_asynchronous_client_answers(asking: Service) -> None:

@@ -4,42 +4,26 @@ import json
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from smolsessions import ApiError, AsyncClient, Client, UnreachableError
-from smolsessions.wire.events import MessageDelta, TurnEnded, TurnEvent, event_of
+from smolsessions.wire.events import TurnEnded
+from tests.support.openapi import description
 from tests.support.pictures import png
 from tests.support.service import PLAIN, ROOT, Service
 from tests.support.turns import DONE, ECHO
 
-SERVER_LIBRARIES = {
-    "fastapi",
-    "starlette",
-    "uvicorn",
-    "sse_starlette",
-    "redis",
-    "smolagents",
-    "cryptography",
-    "zstandard",
-}
-STREAMED = {"AGENTS": "streamed=tests.support.streaming:make_streamed"}
+SERVER_LIBRARIES = set("fastapi starlette uvicorn sse_starlette redis smolagents cryptography zstandard".split())
 
 
 @pytest.fixture
 def client(service: Service) -> Iterator[Client]:
     with Client(str(service.client.base_url)) as client:
         yield client
-
-
-def killed_and_started(service: Service) -> None:
-    service.kill()
-    service.start()
 
 
 def said(*script: dict[str, Any]) -> str:
@@ -125,34 +109,11 @@ def test_a_change_may_require_the_conversation_as_it_was_read(client: Client) ->
 
 
 def test_a_turn_is_waited_for_longer_than_the_service_answers(tmp_path: Path) -> None:
-    settings = PLAIN | STREAMED | {"WAIT_S": "0.1"}
-    with Service(tmp_path, settings) as service, Client(str(service.client.base_url)) as client:
-        turn = client.turn(said({"say": "a long answer", "pace_s": 0.1}))
-    assert (turn.status, turn.reply) == ("finished", "a long answer")
+    with Service(tmp_path, PLAIN | {"WAIT_S": "0.1"}) as service, Client(str(service.client.base_url)) as client:
+        turn = client.turn(said({"call": [["compute", {"seconds": 0.5}]]}, DONE))
+    assert (turn.status, turn.reply) == ("finished", "done")
     assert turn.timing.duration_ms
     assert turn.timing.duration_ms > 300
-
-
-def test_a_stream_yields_each_event_once_though_its_server_is_killed(tmp_path: Path) -> None:
-    events: list[TurnEvent] = []
-    with Service(tmp_path, PLAIN | STREAMED | {"LEASE_S": "1"}) as service:
-        port = str(service.client.base_url.port)
-        service.settings["PORT"] = port
-        restart = threading.Thread(target=killed_and_started, args=[service])
-        with Client(f"http://127.0.0.1:{port}") as client:
-            for event in client.stream(said({"say": "on and on " * 30, "pace_s": 0.02})):
-                events.append(event)
-                if isinstance(event, MessageDelta) and restart.ident is None:
-                    restart.start()
-        restart.join()
-    assert isinstance(events[-1], TurnEnded)
-    assert [event.seq for event in events] == list(range(1, len(events) + 1))
-    assert {event.attempt for event in events} >= {1, 2}
-
-
-def test_an_unknown_event_is_passed_on() -> None:
-    data = {"type": "turn.dreamed", "seq": 3, "conversation_id": "c", "turn": 1, "attempt": 1, "of": "sheep"}
-    assert event_of(json.dumps(data)).model_dump() == data
 
 
 def test_a_service_that_is_not_there_is_named() -> None:
@@ -179,7 +140,7 @@ async def test_the_asynchronous_client_plays_and_streams(service: Service) -> No
 
 
 def test_each_operation_is_a_method() -> None:
-    described = yaml.safe_load((ROOT / "openapi.yaml").read_text())["paths"].values()
+    described = description()["paths"].values()
     names = {operation["operationId"] for path in described for operation in path.values()}
     # A client's `submit` and `turn` are these two, which differ by the place of the conversation's id.
     operations = {re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name) for name in names}

@@ -16,6 +16,7 @@ from tests.support.agents import make_code, make_scripted
 from tests.support.environments import AGENT_EVAL, environment
 from tests.support.preloaded import PYTHONPATH
 from tests.support.service import Service
+from tests.support.tiers import deep
 from tests.support.turns import DONE, ECHO
 from tests.support.waiting import PATIENCE_S
 
@@ -131,20 +132,12 @@ async def test_a_failed_turn_and_a_refusal_raise_their_codes(service: Service) -
     assert refused.value.code == "unknown_agent"
 
 
+@deep
 def test_a_suite_of_pytest_agent_eval_passes(service: Service, tmp_path: Path) -> None:
     python = environment(tmp_path / "environment", AGENT_EVAL)
     (tmp_path / "test_suite.py").write_text(SUITE)
-    command = [
-        python,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "--agent-eval-live",
-        "-o",
-        "asyncio_mode=auto",
-        str(tmp_path),
-    ]
+    options = ["-p", "no:cacheprovider", "--agent-eval-live", "-o", "asyncio_mode=auto"]
+    command = [python, "-m", "pytest", *options, str(tmp_path)]
     variables = {"SERVICE": str(service.client.base_url), "PYTHONPATH": PYTHONPATH, "PATH": ""}
     run = subprocess.run(
         command, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE_S

@@ -1,4 +1,7 @@
-"""Clients that generators make of openapi.yaml: they compile, and run a turn on a real service."""
+"""Clients that generators make of openapi.yaml: they compile, and run a turn on a real service.
+
+The shape that they need is checked by tests/web/test_openapi.py in the fast tier.
+"""
 
 import json
 import os
@@ -7,14 +10,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.client.test_later_words import LATER
 from tests.support.debian import skip
 from tests.support.environments import GENERATOR, environment
-from tests.support.proxy import proxy
+from tests.support.proxy import LATER_WORDS, proxy
 from tests.support.service import ROOT, Service
+from tests.support.tiers import deep
 from tests.support.turns import DONE, ECHO
 from tools.node_programs import FOLDER, NoNodeError, programs
 
+pytestmark = deep
 MESSAGE = json.dumps([ECHO, DONE])
 OVERRIDES = {f"image/{kind}": "application/octet-stream" for kind in ("png", "jpeg", "gif", "webp")}
 PYTHON = """
@@ -56,16 +60,9 @@ const missing = await client.GET("/conversations/{conversation_id}", {
 });
 console.log(turn.status, turn.reply, turn.tool_call_names.join(), [...types].join(), missing.error?.code);
 """
+TARGET = {"target": "es2022", "lib": ["es2022", "dom"], "module": "nodenext", "types": [], "outDir": "out"}
 SETTINGS = {
-    "compilerOptions": {
-        "strict": True,
-        "noUncheckedIndexedAccess": False,
-        "target": "es2022",
-        "lib": ["es2022", "dom"],
-        "module": "nodenext",
-        "types": [],
-        "outDir": "out",
-    },
+    "compilerOptions": TARGET | {"strict": True, "noUncheckedIndexedAccess": False},
     "files": ["turn.ts", "node.d.ts"],
 }
 
@@ -91,7 +88,7 @@ def test_a_client_of_openapi_python_client_runs_a_turn(service: Service, tmp_pat
     said = run([python, "turn.py"], tmp_path, SERVICE=str(service.client.base_url), MESSAGE=MESSAGE)
 
     assert said == "finished done ['echo'] 1 conversation_not_found\n"
-    with proxy(str(service.client.base_url), words=LATER) as address:
+    with proxy(str(service.client.base_url), words=LATER_WORDS) as address:
         said = run([python, "turn.py"], tmp_path, SERVICE=address, MESSAGE=MESSAGE)
     assert said == "adjourned done ['echo'] 1 conversation_moved\n"
 
@@ -119,6 +116,6 @@ def test_a_client_of_openapi_typescript_runs_a_turn(service: Service, tmp_path: 
 
     types = "turn.queued,turn.started,step.started,message.delta,tool.call,tool.result,step.finished,turn.finished"
     assert said == f"finished done echo {types} conversation_not_found\n"
-    with proxy(str(service.client.base_url), words=LATER) as address:
+    with proxy(str(service.client.base_url), words=LATER_WORDS) as address:
         said = run([node, "out/turn.js"], tmp_path, SERVICE=address, MESSAGE=MESSAGE)
     assert said == f"adjourned done echo {types.replace('tool.result', 'tool.rejected')} conversation_moved\n"

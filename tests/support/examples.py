@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import yaml
 
+from tests.support.openapi import description
 from tests.support.pictures import pixel
 from tests.support.service import ROOT, Service
 
@@ -26,6 +26,7 @@ SETTINGS = {
     "fickle=tests.support.agents:make_fickle",
     "DEMO_AGENTS": "0",
     "MAX_TURNS_BEHIND": "1",
+    "DRAIN_S": "2",
 }
 ENDLESS = json.dumps([{"endless": "on and on ", "pace_s": 0.01}])
 MERGE = {"Content-Type": "application/merge-patch+json"}
@@ -49,7 +50,7 @@ class Recorder:
         self.requests: dict[str, Any] = {}
         self.answers: dict[str, dict[str, Any]] = {}
         self.problems: dict[str, Any] = {}
-        paths = yaml.safe_load((ROOT / "openapi.yaml").read_text())["paths"]
+        paths = description()["paths"]
         self._operations = [
             (method, re.compile(re.sub(r"\{\w+\}", "[^/]+", path)), operation["operationId"])
             for path, methods in sorted(paths.items(), key=lambda path: path[0].count("{"))

@@ -7,12 +7,10 @@ import PIL.Image
 
 
 def pixel() -> str:
-    buffer = io.BytesIO()
-    PIL.Image.new("RGB", (1, 1), "red").save(buffer, "PNG")
-    return base64.b64encode(buffer.getvalue()).decode()
+    return png("red", (1, 1))
 
 
-def png(colour: str) -> str:
+def png(colour: str, size: tuple[int, int] = (6, 5)) -> str:
     buffer = io.BytesIO()
-    PIL.Image.new("RGB", (6, 5), colour).save(buffer, "PNG")
+    PIL.Image.new("RGB", size, colour).save(buffer, "PNG")
     return base64.b64encode(buffer.getvalue()).decode()

@@ -9,6 +9,17 @@ from urllib.parse import urlsplit
 
 HOP_BY_HOP = {"connection", "content-length", "transfer-encoding", "keep-alive"}
 WAIT_S = 60
+LATER_WORDS = {
+    b'"status":"finished"': b'"status":"adjourned"',
+    b'"status":"idle"': b'"status":"waiting"',
+    b'"state":"success"': b'"state":"partial"',
+    b'"code":"model_error"': b'"code":"model_asleep"',
+    b'"code":"conversation_not_found"': b'"code":"conversation_moved"',
+    b"tool.result": b"tool.rejected",
+    b'"type":"action"': b'"type":"dream"',
+    b'"code_runs_in":null': b'"code_runs_in":"orbit"',
+}
+"""Words that a later release may add, in place of others."""
 
 
 @contextmanager

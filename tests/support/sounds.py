@@ -104,7 +104,7 @@ def refuse(text: str) -> str:
 
 def tools() -> list[Tool]:
     describe = Describe()  # type: ignore[no-untyped-call, unused-ignore]
-    return [speak, write_report, write_letter, count_lines, describe, refuse, agents.wait_for]
+    return [speak, write_report, write_letter, count_lines, describe, refuse, agents.wait_for, agents.picture]
 
 
 def make_teller() -> ToolCallingAgent:

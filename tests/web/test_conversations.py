@@ -11,6 +11,7 @@ import httpx2
 import pytest
 
 from tests.support.metrics import totals
+from tests.support.paging import pages
 from tests.support.problems import OF_A_CONVERSATION, problem, strict_json
 from tests.support.service import AGENTS, CODELESS, PLAIN, Service
 from tests.support.turns import DONE, held_turn, wait_for_end
@@ -53,18 +54,6 @@ def planned(service: Service) -> dict[str, Any]:
     return service.follow_up(turn, {"say": "three"})
 
 
-def pages(service: Service, path: str, **query: Any) -> list[list[dict[str, Any]]]:
-    """Read all pages of a list."""
-    found = []
-    while True:
-        page = service.get(path, **query)
-        assert page.keys() == {"items", "next_cursor"}
-        found.append(page["items"])
-        if page["next_cursor"] is None:
-            return found
-        query["cursor"] = page["next_cursor"]
-
-
 def test_a_new_conversation_is_empty_and_its_location_is_returned(service: Service) -> None:
     response = service.client.post("/conversations", json={"agent": "demo", "metadata": {"user": {"name": "Ada"}}})
     made = response.json()
@@ -95,15 +84,12 @@ def test_a_new_conversation_is_empty_and_its_location_is_returned(service: Servi
     assert service.get(f"/conversations/{made['id']}/steps") == {"items": [], "next_cursor": None}
 
 
-def test_a_client_may_choose_the_id_of_a_conversation(service: Service) -> None:
+def test_a_client_may_choose_the_id_and_the_agent_of_a_conversation(service: Service) -> None:
     for conversation_id in ("my_Own-1", "x" * 64, "-", "0"):
         made = service.post("/conversations", id=conversation_id, agent="scripted").json()
         assert (made["id"], made["metadata"]) == (conversation_id, {})
         turn = service.play({"say": "hi"}, conversation_id=conversation_id)
         assert (turn["conversation_id"], turn["turn"]) == (conversation_id, 1)
-
-
-def test_a_conversation_without_an_agent_gets_the_default_one(service: Service) -> None:
     default = next(agent["name"] for agent in service.get("/agents")["items"] if agent["default"])
     assert service.post("/conversations", metadata={}).json()["agent"] == default
 
@@ -152,38 +138,30 @@ def test_a_page_that_cannot_be_is_refused(service: Service, planned: dict[str, A
             assert (found["errors"][0]["in"], found["errors"][0]["parameter"]) == ("query", next(iter(query)))
 
 
-def test_a_conversation_lists_its_steps_and_counts(service: Service, planned: dict[str, Any]) -> None:
-    shown = service.get(f"/conversations/{planned['conversation_id']}")
-    steps = service.steps(planned)
+def test_a_conversation_counts_and_pages_its_steps_and_turns(service: Service, planned: dict[str, Any]) -> None:
+    where = f"/conversations/{planned['conversation_id']}"
+    shown, steps, turns = service.get(where), service.steps(planned), service.get(f"{where}/turns")["items"]
     assert (shown["turns"], shown["agent"]) == (3, "planner")
     assert shown["updated_at"] > shown["created_at"]
     types = [step["type"] for step in steps]
     assert shown["step_counts"] == {kind: types.count(kind) for kind in shown["step_counts"]}
     assert min(types.count(kind) for kind in ("task", "planning", "action")) >= 3
-    listed = service.get("/conversations", limit=100)["items"]
-    assert next((item for item in listed if item["id"] == shown["id"]), shown) == shown
-
-
-def test_steps_are_paged_oldest_first(service: Service, planned: dict[str, Any]) -> None:
-    path = f"/conversations/{planned['conversation_id']}/steps"
-    whole = service.steps(planned)
-    assert [step["index"] for step in whole] == list(range(len(whole)))
-    assert sorted(step["turn"] for step in whole) == [step["turn"] for step in whole]
-    for limit in (1, 2, len(whole) - 1, len(whole), 100):
-        assert [step for page in pages(service, path, limit=limit) for step in page] == whole
-    assert len(pages(service, path, limit=len(whole))) == 1
-
-
-def test_turns_are_paged_in_ascending_order(service: Service, planned: dict[str, Any]) -> None:
-    path = f"/conversations/{planned['conversation_id']}/turns"
-    whole = service.get(path)["items"]
-    assert [turn["turn"] for turn in whole] == [1, 2, 3]
-    assert whole[-1] == planned
-    assert [turn["reply"] for turn in whole] == ["one", "two", "three"]
-    for limit in (1, 2, 3, 100):
-        assert [turn for page in pages(service, path, limit=limit) for turn in page] == whole
-    assert service.get(f"{path}/2") == whole[1]
-    assert len(pages(service, path, limit=3)) == 1
+    assert [step["index"] for step in steps] == list(range(len(steps)))
+    assert sorted(step["turn"] for step in steps) == [step["turn"] for step in steps]
+    assert [(turn["turn"], turn["reply"]) for turn in turns] == [(1, "one"), (2, "two"), (3, "three")]
+    assert (turns[-1], service.get(f"{where}/turns/2")) == (planned, turns[1])
+    empty = service.post("/conversations").json()["id"]
+    for part, whole in (("steps", steps), ("turns", turns)):
+        for limit in (1, 2, len(whole) - 1, len(whole), 100):
+            for order, wanted in (("asc", whole), ("desc", whole[::-1])):
+                found = pages(service, f"{where}/{part}", limit=limit, order=order)
+                assert [item for page in found for item in page] == wanted
+                assert [len(page) for page in found[:-1]] == [limit] * (len(found) - 1)
+        assert len(pages(service, f"{where}/{part}", limit=len(whole))) == 1
+        assert pages(service, f"/conversations/{empty}/{part}", order="desc") == [[]]
+    tasks = service.get(f"{where}/steps", type="task")["items"]
+    assert [step["type"] for step in tasks] == ["task"] * 3
+    assert service.get(f"{where}/steps", type="task", order="desc")["items"] == tasks[::-1]
 
 
 def test_a_turn_beyond_the_last_is_not_found(service: Service, planned: dict[str, Any]) -> None:
@@ -429,21 +407,14 @@ def test_a_live_service_answers_its_health_checks_and_scrapes(service: Service) 
     assert "# TYPE smolsessions_turns_total counter" in response.text
 
 
-@pytest.mark.parametrize("path", ["/", "/docs"])
-def test_pages_load_nothing_from_elsewhere(service: Service, path: str) -> None:
-    response = service.client.get(path)
-    assert response.headers["content-type"] == "text/html; charset=utf-8"
-    assert re.findall(r"(?:https?:)?//[^\s\"'<>]+", response.text) == []
-    for part in re.findall(r"(?:src|href)=\"([^\"]+)\"", response.text):
-        assert service.client.get(part).status_code == 200, part
-
-
-def test_the_description_is_served_and_names_no_other_host(service: Service) -> None:
-    response = service.client.get("/openapi.json")
-    description = strict_json(response.text)
-    assert {"/turn", "/conversations", "/conversations/{conversation_id}", "/agents"} <= description["paths"].keys()
-    assert re.findall(r"https?://[^\s\"'<>]+", response.text) == []
-    assert "/openapi.json" in service.client.get("/docs").text
+def test_pages_and_the_description_name_no_other_host(service: Service) -> None:
+    for path in ("/", "/docs", "/openapi.json"):
+        response = service.client.get(path)
+        assert re.findall(r"https?://[^\s\"'<>]+", response.text) == []
+    for path in ("/", "/docs"):
+        assert service.client.get(path).headers["content-type"] == "text/html; charset=utf-8"
+        assert re.findall(r"(?:src|href)=[\"']//", service.client.get(path).text) == []
+    strict_json(service.client.get("/openapi.json").text)
 
 
 def _made(service: Service, conversation_id: str) -> str:
@@ -534,19 +505,3 @@ def test_a_cursor_belongs_to_one_list(shelf: Service, planned: dict[str, Any], s
     cursor = cursors["{}"]
     for damaged in (cursor[:-1], cursor + "A", "A" + cursor[1:], cursor[:-2] + "AA", cursor + "=", "é" + cursor):
         problem(shelf.client.get("/conversations", params={"cursor": damaged}), 422, "invalid_request")
-
-
-def test_turns_and_steps_are_listed_in_both_orders(service: Service, planned: dict[str, Any]) -> None:
-    for part in ("turns", "steps"):
-        path = f"/conversations/{planned['conversation_id']}/{part}"
-        whole = service.get(path, limit=100)["items"]
-        assert len(whole) >= 3
-        for limit in (1, 2, len(whole) - 1, len(whole), 100):
-            found = [item for page in pages(service, path, limit=limit, order="desc") for item in page]
-            assert found == whole[::-1]
-    empty = service.post("/conversations").json()["id"]
-    for part in ("turns", "steps"):
-        assert pages(service, f"/conversations/{empty}/{part}", order="desc") == [[]]
-    path = f"/conversations/{planned['conversation_id']}/steps"
-    tasks = service.get(path, type="task")["items"]
-    assert service.get(path, type="task", order="desc")["items"] == tasks[::-1]

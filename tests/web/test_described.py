@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.openapi import assert_described, validator
 from tests.support.service import Service
-from tests.support.streaming import log_of, posting
+from tests.support.streaming import log_of, place, posting
 from tests.support.turns import DONE, submit_turn, wait_for_end
 
 ECHO = {"call": [["echo", {"text": "hello"}]]}
@@ -29,15 +29,34 @@ TURNS: dict[str, tuple[str, list[dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("name", TURNS)
-def test_events_match_their_schema(service: Service, name: str) -> None:
+def test_events_and_answers_match_their_schema(service: Service, name: str) -> None:
     agent, script = TURNS[name]
     with posting(service, *script, agent=agent) as stream:
         frames = stream.rest()
     turn = frames[-1].data["result"]
-
     for frame in [*frames, *log_of(service, turn, include_internal_tools="true")]:
         assert frame.event == frame.data["type"]
         assert_described("Event", frame.data)
+    at = f"/conversations/{turn['conversation_id']}"
+    preview = service.post(f"{at}/prune", dry_run=True, policy={"name": "keep_last_n_steps", "n": 1}).json()
+    for schema, answer in (
+        ("Turn", service.get(place(turn), include_internal_tools=True)),
+        ("TurnPage", service.get(f"{at}/turns")),
+        ("Conversation", service.get(at)),
+        ("StepPage", service.get(f"{at}/steps")),
+        ("Messages", service.get(f"{at}/messages")),
+        ("PruneResult", preview),
+    ):
+        assert_described(schema, answer)
+
+
+def test_lists_agents_and_problems_match_their_schema(service: Service) -> None:
+    service.play(DONE)
+    assert_described("ConversationPage", service.get("/conversations"))
+    assert_described("AgentList", service.get("/agents"))
+    assert_described("AgentDetails", service.get("/agents/scripted"))
+    for path in ("/nothing", "/conversations/x", "/conversations?limit=0", "/turn"):
+        assert_described("Problem", service.client.get(path).json())
 
 
 def test_events_of_turns_that_are_stopped_match_it(service: Service) -> None:
@@ -64,31 +83,6 @@ def test_events_of_turns_that_are_stopped_match_it(service: Service) -> None:
     ]
     for frame in frames:
         assert_described("Event", frame.data)
-
-
-@pytest.mark.parametrize("name", TURNS)
-def test_answers_match_their_schema(service: Service, name: str) -> None:
-    agent, script = TURNS[name]
-    turn = service.play(*script, agent=agent, include_internal_tools=True)
-    place = f"/conversations/{turn['conversation_id']}"
-
-    assert_described("Turn", turn)
-    assert_described("TurnPage", service.get(f"{place}/turns"))
-    assert_described("Conversation", service.get(place))
-    assert_described("ConversationPage", service.get("/conversations"))
-    assert_described("StepPage", service.get(f"{place}/steps"))
-    assert_described("Messages", service.get(f"{place}/messages"))
-    assert_described(
-        "PruneResult",
-        service.post(f"{place}/prune", dry_run=True, policy={"name": "keep_last_n_steps", "n": 1}).json(),
-    )
-    assert_described("AgentList", service.get("/agents"))
-    assert_described("AgentDetails", service.get("/agents/scripted"))
-
-
-@pytest.mark.parametrize("path", ["/nothing", "/conversations/x", "/conversations?limit=0", "/turn"])
-def test_problems_match_their_schema(service: Service, path: str) -> None:
-    assert_described("Problem", service.client.get(path).json())
 
 
 def test_the_schema_of_events_refuses_others(service: Service) -> None:

@@ -1,6 +1,5 @@
 """GET …/turns/{n}/effects: the journal of a running or waiting turn, without results."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,24 +7,16 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from tests.support.answering import APPROVE, answering, ask, asking_service, mail, submit_asking
 from tests.support.killed_turns import WITHOUT_CODE
-from tests.support.owners import ADA, BOB, owner_line, request_as
-from tests.support.service import Service, write_private
+from tests.support.paging import pages
+from tests.support.service import Service
 from tests.support.store_server import PARTITION
 from tests.support.streaming import Event, place
 from tests.support.turns import DONE, error_code, submit_turn, wait_for_end
-from tests.support.waiting import Gate, wait_until
+from tests.support.waiting import Gate
 
-pytestmark = pytest.mark.timeout(120)
 SECRET = "not-for-any-inspector"
 FIRST = {"call": [["echo", {"text": SECRET}], ["fail", {"reason": SECRET}]]}
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("effects"), {"DEMO_AGENTS": "0"}) as running:
-        yield running
 
 
 @pytest.fixture
@@ -69,6 +60,8 @@ def test_a_running_turn_lists_its_effects_without_their_results(service: Service
     assert echo["size_bytes"] > len(SECRET)
     assert echo["duration_ms"] >= 0
     assert failed["error"] == "ValueError"
+    missing = service.client.get(place(turn | {"turn": 2}, "/effects"))
+    assert (missing.status_code, error_code(missing)) == (404, "turn_not_found")
     assert (waits["attempt"], waits["size_bytes"], waits["duration_ms"], waits["step_id"]) == (1, None, None, "2")
     gate.open()
     wait_for_end(service, turn)
@@ -79,15 +72,9 @@ def test_pages_continue_in_both_orders_while_the_turn_goes_on(service: Service, 
     turn = begun(service, gate, FIRST)
     whole = effects(service, turn)
     for order, wanted in (("asc", whole), ("desc", whole[::-1])):
-        found, cursor = [], None
-        while True:
-            page = service.get(place(turn, "/effects"), limit=2, order=order, **({"cursor": cursor} if cursor else {}))
-            assert len(page["items"]) <= 2
-            found += page["items"]
-            cursor = page["next_cursor"]
-            if not cursor:
-                break
-        assert found == wanted
+        found = pages(service, place(turn, "/effects"), limit=2, order=order)
+        assert [item for page in found for item in page] == wanted
+        assert max(map(len, found)) <= 2
     wrong = service.client.get(place(turn, "/effects"), params={"cursor": "no-cursor"})
     assert (wrong.status_code, error_code(wrong)) == (422, "invalid_request")
 
@@ -115,7 +102,8 @@ def test_a_long_journal_is_read_in_part(service: Service, gate: Gate) -> None:
 
 
 def test_a_call_that_is_made_again_after_a_kill_is_marked(tmp_path: Path, gate: Gate) -> None:
-    with Service(tmp_path, WITHOUT_CODE | {"AGENTS": "scripted=tests.support.agents:make_scripted"}) as service:
+    settings = WITHOUT_CODE | {"AGENTS": "scripted=tests.support.agents:make_scripted", "LEASE_S": "0.5"}
+    with Service(tmp_path, settings) as service:
         turn = begun(service, gate, FIRST)
         service.kill()
         gate.path.with_name(f"{gate.path.name}.started").unlink()
@@ -127,28 +115,6 @@ def test_a_call_that_is_made_again_after_a_kill_is_marked(tmp_path: Path, gate: 
         assert service.get(place(turn))["attempts"] == 2
         gate.open()
         wait_for_end(service, turn)
-
-
-def test_a_waiting_turn_lists_requests_and_answers(tmp_path: Path) -> None:
-    with asking_service(tmp_path) as service:
-        turn = ask(service, {"call": [mail("one"), mail("two")]}, DONE)
-        found = effects(service, turn)
-        assert brief(found) == [
-            ("model", "1.m1", None, "done", True),
-            ("request", "1.1", None, "done", None),
-            ("request", "1.2", None, "done", None),
-        ]
-        answering(service, {**turn, "requests": turn["requests"][:1]}, APPROVE, Prefer="respond-async")
-        assert ("answer", "1.1", None, "done", None) in brief(effects(service, turn))
-        assert "decision" not in json.dumps(effects(service, turn))
-        gate = Gate(tmp_path / "gate")
-        later = submit_asking(service, {"call": [mail("three")]}, gate.script, DONE)
-        answering(service, later, APPROVE, Prefer="respond-async")
-        gate.reached()
-        attempts = {each["call_id"]: each["attempt"] for each in effects(service, later) if each["kind"] == "tool"}
-        assert attempts == {"1.1": 2, "2.1": 2}
-        gate.open()
-        wait_for_end(service, later)
 
 
 def test_a_damaged_journal_is_reported_and_harms_no_other_turn(service: Service, gate: Gate) -> None:
@@ -172,25 +138,6 @@ def test_a_damaged_journal_is_reported_and_harms_no_other_turn(service: Service,
         assert len(effects(service, sound)) == 2
     finally:
         other.open()
-
-
-def test_effects_of_others_and_of_unknown_turns_do_not_exist(tmp_path: Path, gate: Gate) -> None:
-    keys = write_private(tmp_path / "keys", owner_line("ada", ADA) + owner_line("bob", BOB))
-    with Service(tmp_path / "service", {"API_KEYS_FILE": str(keys), "DEMO_AGENTS": "0"}) as service:
-        message = json.dumps([gate.script, DONE])
-        body = {"message": message, "agent": "scripted"}
-        sent = request_as(service, ADA, "POST", "/turn", body=body, Prefer="respond-async")
-        gate.reached()
-        here = f"/conversations/{sent.json()['conversation_id']}/turns"
-        assert len(request_as(service, ADA, "GET", f"{here}/1/effects").json()["items"]) == 2
-        foreign = request_as(service, BOB, "GET", f"{here}/1/effects")
-        unknown = request_as(service, BOB, "GET", "/conversations/none/turns/1/effects")
-        assert (foreign.status_code, error_code(foreign)) == (404, "conversation_not_found")
-        assert error_code(unknown) == "conversation_not_found"
-        missing = request_as(service, ADA, "GET", f"{here}/2/effects")
-        assert (missing.status_code, error_code(missing)) == (404, "turn_not_found")
-        gate.open()
-        wait_until(lambda: request_as(service, ADA, "GET", f"{here}/1").json()["status"] == "finished")
 
 
 def test_a_queued_turn_has_no_effects(service: Service, gate: Gate) -> None:

@@ -2,48 +2,39 @@
 
 import ast
 import re
-from pathlib import Path
-
-import pytest
 
 from smolsessions.core.errors import FAILURES, codes_of_answers
 from smolsessions.web.error_codes import errors_reference
 from tests.support.problems import problem
-from tests.support.service import PLAIN, ROOT, Service
+from tests.support.service import ROOT, Service
 from tests.support.streaming import posting
 from tests.support.turns import DONE
 
 APP = ROOT / "app" / "smolsessions"
 
 
-@pytest.mark.parametrize("given", ["abc-1:2.x_Y", "a" * 128])
-def test_an_answer_has_the_id_that_its_request_has(given: str, service: Service) -> None:
-    for path in ("/livez", "/conversations", "/", "/nothing"):
-        assert service.client.get(path, headers={"X-Request-Id": given}).headers.get_list("X-Request-Id") == [given]
-    refused = service.client.post("/turn", json={}, headers={"X-Request-Id": given})
-    assert problem(refused, 422, "invalid_request")["instance"] == given
-
-
-@pytest.mark.parametrize("given", [None, "", "a b", "a" * 129, "<script>", "é"])
-def test_other_requests_get_ids_of_their_own(given: str | None, service: Service) -> None:
-    headers = [] if given is None else [(b"X-Request-Id", given.encode())]
-    answers = [service.client.get("/nothing", headers=headers) for _ in range(2)]
-    ids = [problem(answer, 404, "not_found")["instance"] for answer in answers]
-    assert ids == [answer.headers["X-Request-Id"] for answer in answers]
-    assert len({*ids, given}) == 3
-    assert all(re.fullmatch("[0-9a-f]{16}", each) for each in ids)
-
-
-def test_a_stream_has_the_id_of_its_request(service: Service) -> None:
+def test_an_answer_has_the_id_that_its_request_has(service: Service) -> None:
+    for sent in ("abc-1:2.x_Y", "a" * 128):
+        for path in ("/livez", "/conversations", "/", "/nothing"):
+            answer = service.client.get(path, headers={"X-Request-Id": sent})
+            assert answer.headers.get_list("X-Request-Id") == [sent]
+        refused = service.client.post("/turn", json={}, headers={"X-Request-Id": sent})
+        assert problem(refused, 422, "invalid_request")["instance"] == sent
     with posting(service, DONE) as stream:
         assert re.fullmatch("[0-9a-f]{16}", stream.response.headers["X-Request-Id"])
-
-
-def test_log_lines_of_a_request_have_its_id(tmp_path: Path) -> None:
-    with Service(tmp_path, PLAIN) as service:
-        service.client.post("/turn", json={"message": "[", "agent": "scripted"}, headers={"X-Request-Id": "find-me"})
-        lines = [line for line in service.log().splitlines() if "request=find-me " in line]
+    service.client.post("/turn", json={"message": "[", "agent": "scripted"}, headers={"X-Request-Id": "find-me"})
+    lines = [line for line in service.log().splitlines() if "request=find-me " in line]
     assert [line for line in lines if "model_error" in line]
+
+
+def test_other_requests_get_ids_of_their_own(service: Service) -> None:
+    for sent in (None, "", "a b", "a" * 129, "<script>", "é"):
+        headers = [] if sent is None else [(b"X-Request-Id", sent.encode())]
+        answers = [service.client.get("/nothing", headers=headers) for _ in range(2)]
+        ids = [problem(answer, 404, "not_found")["instance"] for answer in answers]
+        assert ids == [answer.headers["X-Request-Id"] for answer in answers]
+        assert len({*ids, sent}) == 3
+        assert all(re.fullmatch("[0-9a-f]{16}", each) for each in ids)
 
 
 def test_each_code_of_an_answer_has_a_page(service: Service) -> None:

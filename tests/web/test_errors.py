@@ -1,7 +1,6 @@
 """Refused requests, which change nothing, and failed turns."""
 
 import base64
-import io
 import json
 import struct
 import zlib
@@ -11,11 +10,11 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-import PIL.Image
 import pytest
 
 from smolsessions.core import errors
 from smolsessions.web.problems import status_of
+from tests.support.pictures import pixel, png
 from tests.support.problems import OF_A_CONVERSATION, nothing_stored, problem, send, strict_json
 from tests.support.raw_http import connected, problem_on
 from tests.support.service import PLAIN, Service
@@ -24,12 +23,6 @@ from tests.support.waiting import PATIENCE_S, Gate, wait_until
 SECRET = "hunter2"
 LONE = "\ud800"  # half of a surrogate pair: JSON can escape it, UTF-8 cannot hold it
 SAY = '[{"say": "hi"}]'
-
-
-def _png(width: int, height: int) -> str:
-    buffer = io.BytesIO()
-    PIL.Image.new("RGB", (width, height), (1, 2, 3)).save(buffer, "PNG")
-    return _text(buffer.getvalue())
 
 
 def _claiming(width: int, height: int) -> str:
@@ -47,7 +40,7 @@ def _text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-PIXEL = _png(1, 1)
+PIXEL = pixel()
 BAD_METADATA = ["x", [1], None, {"a": {"b": [LONE]}}, {LONE: 1}]
 BAD_IDS = ["", "a b", "ab\n", "../a", "\u0430", "a" * 65, LONE, ["a"], 5]
 # Values of the member that the error's pointer names.
@@ -64,7 +57,7 @@ BAD_TURNS: dict[str, list[Any]] = {
     "/images/0": [
         [_text(b"garbage" * 99)],
         ["data:image/png;base64,"],
-        [_text(base64.b64decode(_png(99, 99))[:200])],
+        [_text(base64.b64decode(png("red", (99, 99)))[:200])],
         [_text(b"<svg/>")],
     ],
     "/images/1": [[PIXEL, 5], [PIXEL, "???"]],
@@ -341,10 +334,10 @@ def test_an_image_whose_header_claims_a_huge_size_is_too_large(service: Service)
 
 
 def test_an_image_may_have_as_many_pixels_as_are_set(small: Service) -> None:
-    assert small.play({"say": "seen"}, images=[_png(100, 100)])["reply"] == "seen"
+    assert small.play({"say": "seen"}, images=[png("red", (100, 100))])["reply"] == "seen"
     with nothing_stored(small):
         for sides in ((101, 100), (100, 100)):  # one that is too large, and two that are it together
-            found = problem(small.post("/turn", message="hi", images=[PIXEL, _png(*sides)]), 413, "too_large")
+            found = problem(small.post("/turn", message="hi", images=[PIXEL, png("red", sides)]), 413, "too_large")
             assert "/images/1" in found["detail"]
             assert "10000" in found["detail"]
 

@@ -22,26 +22,20 @@ from tests.support.sounds import AGENTS, CSV, PDF, sent, sound
 from tests.support.streaming import Event, log_of
 from tests.support.terminal import command
 from tests.support.transfer import export, import_document, post_import
-from tests.support.turns import DONE, held_turn, submit_next, submit_turn, wait_for_end, wait_for_gate
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.turns import DONE, submit_turn, wait_for_end
+from tests.support.waiting import PATIENCE_S, Gate
 
+TELLER = AGENTS.partition(",")[0]
 FILES = [sent("data.csv", "text/csv", CSV), sent("the contract.pdf", "application/pdf", PDF)]
 SPOKEN: list[Event] = [{"call": [["speak", {"text": "hello"}]]}, {"say": "audio.wav"}]
 SPEECH = ("audio.wav", "audio/wav", sound(frames=5))
+CONTRACT = ("the contract.pdf", "application/pdf", PDF)
 REPORT = ("report.csv", "text/csv", b"a,b\n" * 3)
 BOTH = "[speak('hello'), {'of': write_report(3)}]"
 ANSWERS: dict[str, tuple[str, list[Event], list[tuple[str, str, bytes]]]] = {
     "a tool's audio by name": ("teller", SPOKEN, [SPEECH]),
-    "a tool's file by name": (
-        "teller",
-        [{"call": [["write_report", {"lines": 3}]]}, {"say": "report.csv"}],
-        [REPORT],
-    ),
-    "a file of the message by name": (
-        "teller",
-        [{"say": "the contract.pdf"}],
-        [("the contract.pdf", "application/pdf", PDF)],
-    ),
+    "a tool's file by name": ("teller", [{"call": [["write_report", {"lines": 3}]]}, {"say": "report.csv"}], [REPORT]),
+    "a file of the message by name": ("teller", [{"say": CONTRACT[0]}], [CONTRACT]),
     "audio of code": ("coder", code_script("final_answer(speak('hello'))"), [SPEECH]),
     "parts of a list": ("coder", code_script(f"final_answer({BOTH})"), [SPEECH, REPORT]),
     "parts of a list in a thread": ("threaded", code_script(f"final_answer({BOTH})"), [SPEECH, REPORT]),
@@ -70,10 +64,7 @@ def test_the_files_of_an_answer_are_linked_in_turn_step_and_events(files: Servic
     turn = files.play(*script, agent=agent, files=FILES)
     assert turn["status"] == "finished", turn
     assert contents(files, turn["output_files"]) == expected
-    assert contents(files, turn["files"]) == [
-        ("data.csv", "text/csv", CSV.encode()),
-        ("the contract.pdf", "application/pdf", PDF),
-    ]
+    assert contents(files, turn["files"]) == [("data.csv", "text/csv", CSV.encode()), CONTRACT]
     assert files.get(f"/conversations/{turn['conversation_id']}/turns")["items"] == [turn]
     steps = files.steps(turn)
     assert (steps[0]["files"], steps[-1]["files"]) == (turn["files"], turn["output_files"])
@@ -114,20 +105,28 @@ def test_files_are_variables_of_code_in_later_turns_too(files: Service, agent: s
     assert later["output_files"] == turn["files"][1:]
 
 
-def test_a_variable_of_a_file_takes_no_name_that_is_taken(files: Service) -> None:
-    names = ["data 1.csv", "data_1.csv", "data-1.csv", "7.csv", "count.lines"]
+@pytest.mark.parametrize(
+    ("names", "variables", "arguments"),
+    [
+        (
+            ["data 1.csv", "data_1.csv", "data-1.csv", "7.csv", "count.lines"],
+            "data_1_csv_2, data_1_csv_3, data_1_csv_4, file_7_csv, count_lines_2",
+            {"data_1_csv": 5},
+        ),
+        (
+            ["Fläche m².csv", "½ ௰.csv", "ﬁne.csv", "__class__.csv"],
+            "Fläche_m2_csv, file_1_2_csv, fine_csv, class_csv",
+            {},
+        ),
+    ],
+)
+def test_a_variable_of_a_file_can_be_written_and_takes_no_name_that_is_taken(
+    files: Service, names: list[str], variables: str, arguments: Event
+) -> None:
     sent_files = [sent(name, "text/csv", name) for name in names]
-    block = "final_answer([data_1_csv_2, data_1_csv_3, data_1_csv_4, file_7_csv, count_lines_2, data_1_csv])"
-    turn = files.play(*code_script(block), agent="coder", files=sent_files, additional_args={"data_1_csv": 5})
-    assert turn["output"] == [*names, 5]
-
-
-def test_code_can_write_the_variable_of_any_name_of_a_file(files: Service) -> None:
-    names = ["Fläche m².csv", "½ ௰.csv", "ﬁne.csv", "__class__.csv"]
-    sent_files = [sent(name, "text/csv", name) for name in names]
-    block = "final_answer([Fläche_m2_csv, file_1_2_csv, fine_csv, class_csv])"
-    turn = files.play(*code_script(block), agent="coder", files=sent_files)
-    assert turn["output"] == names
+    block = f"final_answer([{', '.join([variables, *arguments])}])"
+    turn = files.play(*code_script(block), agent="coder", files=sent_files, additional_args=arguments)
+    assert turn["output"] == [*names, *arguments.values()]
 
 
 def test_no_other_argument_is_taken_for_a_tools_file(files: Service) -> None:
@@ -157,21 +156,24 @@ def test_a_tools_file_beyond_the_room_is_not_kept_and_the_model_reads_why(files:
     assert turn["output_files"][0]["size_bytes"] == len(b"a,b\n")
 
 
-def test_forks_imports_and_rollbacks_keep_files(files: Service) -> None:
-    turn = files.play(*SPOKEN, agent="teller", files=FILES)
-    later = files.follow_up(turn, {"say": "the contract.pdf"}, files=[sent("data.csv", "text/csv", "new")])
+def test_forks_imports_and_rollbacks_keep_files_and_images(files: Service) -> None:
+    turn = files.play(*SPOKEN, agent="teller", files=FILES, images=[png("red")])
+    drawn: list[Event] = [{"call": [["picture", {}]]}, {"say": "image.png"}]
+    later = files.follow_up(turn, *drawn, files=[sent("data.csv", "text/csv", "new")])
     name = turn["conversation_id"]
     document = export(files, name)
     others = [import_document(files, document)["id"], files.post(f"/conversations/{name}/fork", turn=2).json()["id"]]
     for other in others:
         again = files.get(f"/conversations/{other}/turns")["items"]
         for one, copy in zip((turn, later), again, strict=True):
-            for field in ("files", "output_files"):
+            for field in ("files", "output_files", "images", "output_images"):
                 assert contents(files, copy[field]) == contents(files, one[field])
-                assert all(file["url"].startswith(f"/conversations/{other}/files/") for file in copy[field])
+                kind = field.removeprefix("output_")
+                assert all(link["url"].startswith(f"/conversations/{other}/{kind}/") for link in copy[field])
         call = {"call": [["describe", {"file": "the contract.pdf"}], ["count_lines", {"text": "data.csv"}]]}
         found = files.play(call, DONE, agent="teller", conversation_id=other)
         assert files.steps(found)[-2]["observations"] == f"File {len(PDF)} None\n1"
+    assert len(contents(files, turn["images"] + later["output_images"])) == 2
     assert export(files, others[0])["turns"][:2] == document["turns"]
     files.post(f"/conversations/{name}/rollback", turn=1)
     back = files.play({"call": [["count_lines", {"text": "data.csv"}]]}, DONE, agent="teller", conversation_id=name)
@@ -193,16 +195,14 @@ def _changed(**members: Any) -> Callable[[Event], None]:
     return change
 
 
+NONE = "0" * 32
 HOSTILE: dict[str, tuple[Callable[[Event], Any], str]] = {
     "no object": (lambda document: document.update(files=[]), "/files"),
     "a file that nothing names": (lambda document: document["steps"][0].update(task_files=[]), "/files/"),
-    "a step that names no file": (
-        lambda document: document["steps"][0]["task_files"].append("0" * 32),
-        "/steps/0/task_files/2",
-    ),
+    "a step that names no file": (lambda document: document["steps"][0]["task_files"].append(NONE), "/task_files/2"),
     "a number for a file": (lambda document: document["steps"][0].update(task_files=[5]), "/steps/0/task_files/0"),
     "other content": (_changed(data="AAAA"), "/files/"),
-    "another hash": (_renamed, "/files/" + "0" * 32),
+    "another hash": (_renamed, f"/files/{NONE}"),
     "a path": (_changed(name="../../etc/passwd"), "/files/"),
     "a line break in the name": (_changed(name="a\r\nX: y.csv"), "/files/"),
     "a header in the type": (_changed(media_type="text/csv\r\nX: y"), "/files/"),
@@ -213,15 +213,13 @@ HOSTILE: dict[str, tuple[Callable[[Event], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_an_import_with_a_wrong_file_is_refused_with_the_place(files: Service, document: Event, kind: str) -> None:
-    change, place = HOSTILE[kind]
-    document = deepcopy(document)
-    change(document)
+def test_an_import_with_a_wrong_file_is_refused_with_the_place(files: Service, document: Event) -> None:
     with nothing_stored(files):
-        found = problem(post_import(files, document), 422, "invalid_request")
-    (error,) = found["errors"]
-    assert place in error["pointer"], error
+        for kind, (change, place) in HOSTILE.items():
+            changed = deepcopy(document)
+            change(changed)
+            (error,) = problem(post_import(files, changed), 422, "invalid_request")["errors"]
+            assert place in error["pointer"], kind
 
 
 def test_no_link_is_left_to_destroyed_and_deleted_files(files: Service) -> None:
@@ -260,58 +258,45 @@ def test_a_file_is_a_download_that_no_browser_runs(files: Service) -> None:
     )
 
 
-REFUSED: dict[str, tuple[Any, int, str]] = {
-    "a folder": ([sent("a/b.csv", "text/csv", "")], 422, "/files/0/name"),
-    "a folder of Windows": ([sent("a\\b.csv", "text/csv", "")], 422, "/files/0/name"),
-    "a parent": ([sent("../b.csv", "text/csv", "")], 422, "/files/0/name"),
-    "no extension": ([sent("Paris", "text/csv", "")], 422, "/files/0/name"),
-    "a hidden file": ([sent(".csv", "text/csv", "")], 422, "/files/0/name"),
-    "a line break": ([sent("a\n.csv", "text/csv", "")], 422, "/files/0/name"),
-    "a turned text": ([sent("a\u202ev.csv", "text/csv", "")], 422, "/files/0/name"),
-    "a zero byte in the name": ([sent("a\0.csv", "text/csv", "")], 422, "/files/0/name"),
-    "a stream of Windows": ([sent("a.csv:b.csv", "text/csv", "")], 422, "/files/0/name"),
-    "a dot": ([sent(".", "text/csv", "")], 422, "/files/0/name"),
-    "a dot at the end": ([sent("a.csv.", "text/csv", "")], 422, "/files/0/name"),
-    "no name": ([sent("", "text/csv", "")], 422, "/files/0/name"),
-    "300 characters": ([sent("a" * 296 + ".csv", "text/csv", "")], 422, "/files/0/name"),
-    "half a character": ([sent("\ud800.csv", "text/csv", "")], 422, "/files/0/name"),
-    "a long name": ([sent("a" * 100 + ".csv", "text/csv", "")], 422, "/files/0/name"),
-    "the same name": ([sent("ä.csv", "text/csv", ""), sent("a\u0308.csv", "text/csv", "")], 422, "/files/1/name"),
-    "an argument's name": ([sent("taken.csv", "text/csv", "")], 422, "/files/0/name"),
-    "HTML as a text": ([sent("a.html", "text/html", "<script>")], 422, "/files/0/media_type"),
-    "SVG": ([sent("a.svg", "image/svg+xml", "<svg/>")], 422, "/files/0/media_type"),
-    "an image": ([sent("a.png", "image/png", "")], 422, "/files/0/media_type"),
-    "another charset": ([sent("a.csv", "text/csv; charset=utf-16", "")], 422, "/files/0/media_type"),
-    "HTML": ([sent("a.html", "text/html", "")], 422, "/files/0/media_type"),
-    "a header": ([sent("a.csv", "text/csv\r\nX: y", "")], 422, "/files/0/media_type"),
-    "no base64": ([{"name": "a.csv", "media_type": "text/csv", "data": "a!"}], 422, "/files/0/data"),
-    "base64 in lines": ([{"name": "a.csv", "media_type": "text/csv", "data": "YQ==\nYQ=="}], 422, "/files/0/data"),
-    "half of base64": ([{"name": "a.csv", "media_type": "text/csv", "data": "YWJj0"}], 422, "/files/0/data"),
-    "base64 of another script": ([{"name": "a.csv", "media_type": "text/csv", "data": "ＹＱ=="}], 422, "/files/0/data"),  # noqa: RUF001
-    "an address": ([{"name": "a.csv", "media_type": "text/csv", "data": "http://127.0.0.1/"}], 422, "/files/0/data"),
-    "a number": ([{"name": "a.csv", "media_type": "text/csv", "data": 5}], 422, "/files/0/data"),
-    "no data": ([{"name": "a.csv", "media_type": "text/csv"}], 422, "/files/0/data"),
-    "a text in place of files": ("a.csv", 422, "/files"),
-    "a text in place of a file": (["a.csv"], 422, "/files/0"),
-    "no PDF": ([sent("a.pdf", "application/pdf", "MZ")], 422, "/files/0/data"),
-    "no sound": ([sent("a.mp3", "audio/mpeg", "MZ")], 422, "/files/0/data"),
-    "no UTF-8": ([sent("a.csv", "text/csv", b"\xff\xfe")], 422, "/files/0/data"),
-    "a zero byte": ([sent("a.csv", "text/csv", "a\0b")], 422, "/files/0/data"),
-    "another member": ([FILES[0] | {"path": "/etc/passwd"}], 422, "/files/0/path"),
-    "too many": ([sent(f"{n}.csv", "text/csv", "") for n in range(17)], 422, "/files"),
-    "too large": ([sent("a.csv", "text/csv", "a" * 100_001)], 413, "MAX_FILE_BYTES"),
-    "too large together": ([sent(f"{n}.csv", "text/csv", "a" * 60_000) for n in range(2)], 413, "MAX_FILE_BYTES"),
-}
+BAD_NAMES = (
+    "a/b.csv|a\\b.csv|../b.csv|Paris|.csv|a\n.csv|a\u202ev.csv|a\0.csv|a.csv:b.csv|.|a.csv.||\ud800.csv|taken.csv"
+)
+BAD_TYPES = ["text/html", "image/svg+xml", "image/png", "text/csv; charset=utf-16", "text/csv\r\nX: y"]
+BAD_CONTENTS = ["a!", "YQ==\nYQ==", "YWJj0", "ＹＱ==", "http://127.0.0.1/", 5]  # noqa: RUF001 - base64 of another script
+SOUNDS = ("audio/mpeg", "audio/wav", "audio/ogg", "audio/flac", "audio/webm", "audio/mp4")
+BAD_KINDS = [
+    *(sent("a.bin", kind, "MZ") for kind in (*SOUNDS, "application/pdf")),
+    *(sent("a.csv", "text/csv", data) for data in (b"\xff\xfe", "a\0b")),
+    {"name": "a.csv", "media_type": "text/csv"},
+]
+MANY = [sent(f"{number}.csv", "text/csv", "a" * 60_000) for number in range(17)]
+REFUSED: list[tuple[Any, str]] = [
+    *(
+        ([sent(name, "text/csv", "")], "/files/0/name")
+        for name in [*BAD_NAMES.split("|"), "a" * 296 + ".csv", "a" * 100 + ".csv"]
+    ),
+    ([sent("ä.csv", "text/csv", ""), sent("a\u0308.csv", "text/csv", "")], "/files/1/name"),
+    *(([sent("a.csv", kind, "a")], "/files/0/media_type") for kind in BAD_TYPES),
+    *(([{"name": "a.csv", "media_type": "text/csv", "data": data}], "/files/0/data") for data in BAD_CONTENTS),
+    *(([file], "/files/0/data") for file in BAD_KINDS),
+    ("a.csv", "/files"),
+    (["a.csv"], "/files/0"),
+    ([FILES[0] | {"path": "/etc/passwd"}], "/files/0/path"),
+    (MANY, "/files"),
+    ([sent("a.csv", "text/csv", "a" * 100_001)], "MAX_FILE_BYTES"),
+    (MANY[:2], "MAX_FILE_BYTES"),
+]
 
 
-@pytest.mark.parametrize("kind", REFUSED)
-def test_a_refused_file_changes_nothing(files: Service, kind: str) -> None:
-    sent_files, status, place = REFUSED[kind]
-    body = {"message": "[]", "agent": "teller", "files": sent_files, "additional_args": {"taken.csv": 1}}
+def test_a_refused_file_changes_nothing(files: Service) -> None:
     with nothing_stored(files):
-        response = send(files, "POST", "/turn", json.dumps(body))
-    code = "invalid_request" if status == 422 else "too_large"
-    assert place in str(problem(response, status, code).get("errors") or response.text)
+        for sent_files, place in REFUSED:
+            body = {"message": "[]", "agent": "teller", "files": sent_files, "additional_args": {"taken.csv": 1}}
+            response = send(files, "POST", "/turn", json.dumps(body))
+            refusal = (422, "invalid_request") if place.startswith("/") else (413, "too_large")
+            assert place in str(problem(response, *refusal).get("errors") or response.text), (sent_files, place)
+    most = files.play({"say": "hi"}, agent="teller", files=[sent("a.csv", "text/csv", "a" * 100_000)])
+    assert most["files"][0]["size_bytes"] == 100_000
 
 
 def test_data_urls_and_charsets_are_read(files: Service) -> None:
@@ -342,50 +327,37 @@ def test_a_chat_sends_files_and_images_and_shows_links(files: Service, tmp_path:
     assert [(len(turn["files"]), len(turn["images"])) for turn in turns] == [(1, 1), (0, 0)], first
 
 
-def test_a_retry_with_other_content_is_another_request(files: Service) -> None:
-    def post(content: str) -> Any:
-        body = {"message": '[{"say": "hi"}]', "agent": "teller", "files": [sent("a.csv", "text/csv", content)]}
-        return files.client.post("/turn", json=body, headers={"Idempotency-Key": "the-files"})
-
-    first, again, other = post("1"), post("1"), post("2")
-    assert first.json() == again.json()
-    assert other.status_code == 422
-
-
-def test_a_replayed_turn_has_the_same_files(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
+def test_a_replayed_turn_has_the_same_files_and_images(tmp_path: Path, gate: Gate) -> None:
     script = [
-        {"call": [["speak", {"text": "hello"}]]},
-        wait_for_gate(gate),
+        {"call": [["speak", {"text": "hello"}], ["picture", {}]]},
+        gate.script,
         {"call": [["describe", {"file": "audio.wav"}], ["count_lines", {"text": "data.csv"}]]},
-        {"say": "audio.wav"},
+        {"say": "image.png"},
     ]
-    with Service(tmp_path / "service", {"AGENTS": AGENTS}) as service:
-        turn = submit_turn(service, *script, agent="teller", files=FILES)
-        wait_until(gate.with_name("gate.started").exists)
+    settings = {"AGENTS": TELLER, "DEMO_AGENTS": "0", "LEASE_S": "0.5"}
+    with Service(tmp_path / "service", settings) as service:
+        turn = submit_turn(service, *script, agent="teller", files=FILES, images=[png("red")])
+        gate.reached()
         service.kill()
-        gate.touch()
+        gate.open()
         service.start()
         played = wait_for_end(service, turn)
         assert (played["status"], played["attempts"]) == ("finished", 2)
         assert service.steps(played)[-2]["observations"] == f"Audio {len(SPEECH[2])} 8000\n3"
-        assert contents(service, played["output_files"]) == [SPEECH]
-        assert len(contents(service, played["files"])) == 2
-
-
-def test_files_of_a_turn_that_never_began_are_not_promised_to_the_model(files: Service, tmp_path: Path) -> None:
-    with held_turn(files, tmp_path / "gate", agent="teller") as first:
-        queued = submit_next(files, first, {"say": "never"}, files=FILES, deadline_s=0.2)
-    ended = wait_for_end(files, queued)
-    assert ended["files"] == [] or ended["status"] == "finished"
+        unbroken = service.play(*script, agent="teller", files=FILES, images=[png("red")])
+        for field, count in (("files", 2), ("images", 1), ("output_images", 1)):
+            found = contents(service, played[field])
+            assert len(found) == count
+            assert found == contents(service, unbroken[field])
 
 
 def contents(service: Service, links: list[Event]) -> list[tuple[str, str, bytes]]:
-    """Fetch files by their links. Return their names, their types and the bytes."""
+    """Fetch files or images by their links. Return their names, their types and the bytes."""
     found = []
-    for file in links:
-        response = service.client.get(file["url"])
+    for link in links:
+        response = service.client.get(link["url"])
         assert response.status_code == 200, response.text
-        assert len(response.content) == file["size_bytes"]
-        found.append((file["name"], response.headers["content-type"].partition(";")[0], response.content))
+        assert len(response.content) == link.get("size_bytes", len(response.content))
+        kind = response.headers["content-type"].partition(";")[0]
+        found.append((link.get("name", link["url"].rpartition("/")[2]), kind, response.content))
     return found

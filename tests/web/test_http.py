@@ -1,28 +1,35 @@
 """Bounds of a connection, before any route: size, time and number of requests, on real sockets."""
 
+import asyncio
 import json
 import re
 import select
 import socket
 import statistics
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
+from smolsessions.web.http_connection import limited_connections
 from tests.support.metrics import samples
 from tests.support.raw_http import answer_on, connected, problem_on
 from tests.support.service import PLAIN, Service
+from tests.support.stopwatch import Stopwatch
 from tests.support.store_server import running_store
-from tests.support.waiting import wait_until
+from tests.support.tiers import deep, mostly_deep
+from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
 TIMEOUT_S = 1.0
-LATE_S = TIMEOUT_S + 8  # for a loaded machine
 MOST = 40
 HALF_HEAD = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Half: "
+LIVEZ = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST /conversations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 HALF_BODY = POST + b'Content-Length: 20\r\n\r\n{"meta'
 TRICKLED = {
@@ -32,13 +39,14 @@ TRICKLED = {
     "chunk extension": (POST + b"Transfer-Encoding: chunked\r\n\r\n1;x=", b"y"),
     "trailer": (POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX-Long: ", b"x"),
 }
+LARGE = b"x" * 65536
 ENDLESS = {
-    "request line": (b"GET /", b"x" * 65536),
-    "header": (HALF_HEAD, b"x" * 65536),
-    "name of a header": (b"GET /livez HTTP/1.1\r\n", b"x" * 65536),
+    "request line": (b"GET /", LARGE),
+    "header": (HALF_HEAD, LARGE),
+    "name of a header": (b"GET /livez HTTP/1.1\r\n", LARGE),
     "list of headers": (b"GET /livez HTTP/1.1\r\nHost: localhost\r\n", b"X: y\r\n" * 8192),
-    "chunk extension": (POST + b"Transfer-Encoding: chunked\r\n\r\n1;x=", b"y" * 65536),
-    "trailer": (POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX-Long: ", b"x" * 65536),
+    "chunk extension": (POST + b"Transfer-Encoding: chunked\r\n\r\n1;x=", LARGE),
+    "trailer": (POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX-Long: ", LARGE),
 }
 SMUGGLING = {
     "a length and chunks": POST + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -64,25 +72,25 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield service
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Service]:
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     settings = PLAIN | {"RECEIVE_TIMEOUT_S": f"{TIMEOUT_S:g}", "MAX_CONNECTIONS": str(MOST)}
-    with Service(tmp_path, settings) as service:
+    with Service(tmp_path_factory.mktemp("small"), settings) as service:
         service.client.close()  # its connection counts
         yield service
 
 
-def closed_within(seconds: float, connections: list[socket.socket]) -> list[bytes]:
+def closed(connections: list[socket.socket]) -> list[bytes]:
     """Wait until all connections are closed. Return the last bytes of each."""
     said = dict.fromkeys(connections, b"")
     poll = select.poll()
     known = {connection.fileno(): connection for connection in connections}
     for number in known:
         poll.register(number, select.POLLIN)
-    end = time.monotonic() + seconds
     while known:
-        assert time.monotonic() < end, f"{len(known)} of {len(connections)} are open after {seconds:g} s"
-        for number, _ in poll.poll(100):
+        ready = poll.poll(PATIENCE_S * 1000)
+        assert ready, f"{len(known)} of {len(connections)} are open"
+        for number, _ in ready:
             connection = known[number]
             if piece := connection.recv(65536):
                 said[connection] += piece
@@ -90,6 +98,11 @@ def closed_within(seconds: float, connections: list[socket.socket]) -> list[byte
                 poll.unregister(number)
                 del known[number]
     return list(said.values())
+
+
+def is_silent(connection: socket.socket, seconds: float) -> bool:
+    """Return whether the other side says nothing for some time."""
+    return select.select([connection], [], [], seconds)[0] == []
 
 
 def pour(connection: socket.socket, piece: bytes, most_bytes: int) -> int:
@@ -112,10 +125,10 @@ def test_it_is_refused_before_it_ends_for_an_endless(service: Service, what: str
             problem_on(connection, 431, "head_too_large")
 
 
-@pytest.mark.parametrize("what", ["header", "trailer"])
-def test_others_are_served_meanwhile_for_an_endless(service: Service, what: str) -> None:
+@deep
+def test_others_are_served_meanwhile_for_an_endless_trailer(service: Service) -> None:
     over = threading.Event()
-    first, piece = ENDLESS[what]
+    first, piece = ENDLESS["trailer"]
 
     def attack() -> None:
         while not over.is_set():
@@ -126,10 +139,11 @@ def test_others_are_served_meanwhile_for_an_endless(service: Service, what: str)
     attacker.start()
     try:
         times = []
-        for _ in range(50):
-            begun = time.perf_counter()
-            assert service.client.get("/livez").status_code == 200
-            times.append(time.perf_counter() - begun)
+        with Stopwatch() as watch:
+            for _ in range(50):
+                watch.restart()
+                assert service.client.get("/livez").status_code == 200
+                times.append(watch.s)
     finally:
         over.set()
         attacker.join()
@@ -137,72 +151,128 @@ def test_others_are_served_meanwhile_for_an_endless(service: Service, what: str)
 
 
 def test_a_large_head_is_refused_and_one_below_the_bound_is_not(service: Service) -> None:
-    assert service.client.get("/livez", headers={"X-Long": "x" * 30_000}).status_code == 200
-    assert service.client.get("/livez", headers={f"X-{number}": "y" for number in range(90)}).status_code == 200
-    for more in (b"X-Long: " + b"x" * 40_000 + b"\r\n", b"X: y\r\n" * 101):
-        with connected(service, b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + more + b"\r\n") as connection:
+    head = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n"
+    for more in (b"X-Long: " + b"x" * 32_000 + b"\r\n", b"X: y\r\n" * 99):
+        with connected(service, head + more + b"\r\n") as connection:
+            assert answer_on(connection)[0].status == 200
+    for more in (b"X-Long: " + b"x" * 33_000 + b"\r\n", b"X: y\r\n" * 100):
+        with connected(service, head + more + b"\r\n") as connection:
             problem_on(connection, 431, "head_too_large")
 
 
-@pytest.mark.parametrize("half", [HALF_HEAD, HALF_BODY], ids=["heads", "bodies"])
-def test_thousands_of_halves_are_closed_in_time(quick: Service, half: bytes) -> None:
+@pytest.mark.parametrize("count", mostly_deep([50, 3000], fast={50}))
+def test_halves_of_requests_are_closed_in_time(quick: Service, count: int) -> None:
     with ExitStack() as stack:
-        begun = time.monotonic()
-        halves = [stack.enter_context(connected(quick, half)) for _ in range(3000)]
-        opened_s = time.monotonic() - begun
-        said = closed_within(LATE_S + opened_s, halves)
+        halves = [HALF_HEAD, HALF_BODY] * count
+        said = closed([stack.enter_context(connected(quick, half)) for half in halves])
         assert quick.client.get("/livez").status_code == 200
     assert {answer.partition(b"\r\n")[0] for answer in said} == {b"HTTP/1.1 408 Request Timeout"}
     assert all(b'"code":"request_timeout"' in answer for answer in said)
 
 
-@pytest.mark.parametrize("what", TRICKLED)
-def test_a_request_is_ended_for_a_trickling(quick: Service, what: str) -> None:
-    first, piece = TRICKLED[what]
-    with connected(quick, first) as connection:
-        end = time.monotonic() + LATE_S
-        while not select.select([connection], [], [], 0.1)[0]:
-            assert time.monotonic() < end
-            connection.sendall(piece)
-        problem_on(connection, 408, "request_timeout")
+def test_slow_connections_are_ended_unless_they_go_on(quick: Service) -> None:
+    """All at once: each takes a second or two."""
 
+    def trickle(what: str) -> None:
+        first, piece = TRICKLED[what]
+        with connected(quick, first) as connection:
+            while is_silent(connection, 0.1):
+                connection.sendall(piece)
+            problem_on(connection, 408, "request_timeout")
 
-@pytest.mark.parametrize("chunked", [False, True])
-def test_a_slow_upload_that_goes_on_is_taken(quick: Service, *, chunked: bool) -> None:
-    pieces = [b'{"metadata": {"k": "', *[b"x" * 400] * 16, b'"}}']
-    framing = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % sum(map(len, pieces))
-    with connected(quick, POST + framing + b"\r\n\r\n") as connection:
-        for piece in pieces:
-            assert select.select([connection], [], [], 0.2)[0] == []
-            connection.sendall(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
-        if chunked:
-            connection.sendall(b"0\r\n\r\n")
-        assert answer_on(connection)[0].status == 201
+    def upload(framing: str) -> None:
+        pieces = [b'{"metadata": {"k": "', *[b"x" * 1500] * 8, b'"}}']
+        head = b"Content-Length: %d" % sum(map(len, pieces)) if framing == "length" else b"Transfer-Encoding: chunked"
+        with connected(quick, POST + head + b"\r\n\r\n") as connection:
+            for piece in pieces:
+                assert is_silent(connection, 0.2)
+                connection.sendall(piece if framing == "length" else b"%x\r\n%b\r\n" % (len(piece), piece))
+            connection.sendall(b"" if framing == "length" else b"0\r\n\r\n")
+            assert answer_on(connection)[0].status == 201
 
+    def ask_nothing(sent: bytes) -> None:
+        with connected(quick, sent) as connection:
+            if sent.startswith(b"GET"):
+                assert answer_on(connection)[0].status == 200
+            while is_silent(connection, 0.2):
+                connection.sendall(b"\r\n" if sent else b"")
+            with suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
 
-@pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"])
-def test_a_connection_that_asks_nothing_is_closed_without_a_word(quick: Service, sent: bytes) -> None:
-    with connected(quick, sent) as connection:
-        if sent.startswith(b"GET"):
+    def idle(request: bytes) -> None:
+        with connected(quick, request) as connection:
             assert answer_on(connection)[0].status == 200
-        end = time.monotonic() + LATE_S
-        while not select.select([connection], [], [], 0.2)[0]:
-            assert time.monotonic() < end
-            connection.sendall(b"\r\n" if sent else b"")
-        with suppress(ConnectionResetError):
-            assert connection.recv(1) == b""
+            assert is_silent(connection, TIMEOUT_S * 2)
+            connection.sendall(request)
+            assert answer_on(connection)[0].status == 200
+
+    cases: list[tuple[Callable[[Any], None], Any]] = [
+        *((trickle, what) for what in TRICKLED),
+        *((upload, framing) for framing in ("length", "chunked")),
+        *((ask_nothing, sent) for sent in (b"", b"\r\n", LIVEZ)),
+        (idle, LIVEZ),
+    ]
+    with ThreadPoolExecutor(len(cases)) as pool:
+        for job in [pool.submit(check, case) for check, case in cases]:
+            job.result()
 
 
-def test_an_idle_connection_is_kept_as_long_as_is_set(quick: Service) -> None:
-    with connected(quick, b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
-        assert answer_on(connection)[0].status == 200
-        assert select.select([connection], [], [], TIMEOUT_S * 2)[0] == []
-        connection.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert answer_on(connection)[0].status == 200
+class LeapingLoop(asyncio.SelectorEventLoop):
+    """Event loop with a clock that a test advances."""
+
+    leapt_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.leapt_s
+
+
+@pytest.mark.parametrize(("is_busy", "status"), [(True, 200), (False, 408)])
+def test_the_clock_of_a_body_stands_still_while_no_one_reads_it(is_busy: bool, status: int) -> None:
+    async def send_half_and_leap() -> int:
+        loop, go, state = asyncio.get_running_loop(), asyncio.Event(), ServerState()
+        assert isinstance(loop, LeapingLoop)
+
+        async def app(_scope: Any, receive: Any, send: Any) -> None:
+            await go.wait()
+            while (await receive()).get("more_body"):
+                pass
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body"})
+
+        config = uvicorn.Config(app, ws="none", log_config=None)
+        config.load()
+        options = {"config": config, "server_state": state, "app_state": {}}
+        server = await loop.create_server(lambda: limited_connections(TIMEOUT_S, MOST)(**options), "127.0.0.1", 0)
+        async with server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            if not is_busy:
+                go.set()
+            writer.write(POST + b"Content-Length: 200000\r\n\r\n" + b"x" * 100_000)
+            await writer.drain()
+            while not (state.connections and is_read(next(iter(state.connections)))):  # noqa: ASYNC110 - no event says so
+                await asyncio.sleep(0.01)
+            loop.leapt_s += 500
+            await asyncio.sleep(0.05)
+            go.set()
+            writer.write(b"x" * 100_000)
+            found = (await reader.readline()).split()
+            writer.close()
+        return int(found[1])
+
+    def is_read(connection: Any) -> bool:
+        """Return whether the service has stopped to read, or has read the half."""
+        return bool(connection.flow.read_paused if is_busy else connection._body_bytes == 100_000)  # noqa: SLF001
+
+    def play() -> int:
+        with asyncio.Runner(loop_factory=LeapingLoop) as runner:
+            return runner.run(send_half_and_leap())
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(play).result(PATIENCE_S) == status
 
 
 def test_connections_beyond_the_bound_are_refused_but_probes_are_not(small: Service) -> None:
-    get = b"GET /%b HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    get = LIVEZ.replace(b"/livez", b"/%b")
     with ExitStack() as stack:
         for _ in range(MOST):
             assert answer_on(stack.enter_context(connected(small, get % b"agents")))[0].status == 200
@@ -217,17 +287,15 @@ def test_connections_beyond_the_bound_are_refused_but_probes_are_not(small: Serv
 
 
 def test_connections_beyond_the_bound_do_not_keep_probes_out(small: Service) -> None:
-    get = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with ExitStack() as stack:
         for _ in range(MOST * 5):
             stack.enter_context(connected(small, HALF_HEAD))
-        wait_until(lambda: _status(small, get) == 200)
+        wait_until(lambda: _status(small, LIVEZ) == 200)
 
 
 @pytest.mark.parametrize("shape", SMUGGLING)
 def test_a_request_whose_end_is_ambiguous_is_refused_for(service: Service, shape: str) -> None:
-    follower = b"GET /agents HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with connected(service, SMUGGLING[shape] + follower) as connection:
+    with connected(service, SMUGGLING[shape] + LIVEZ) as connection:
         problem_on(connection, 400, "malformed")
 
 
@@ -252,25 +320,24 @@ def test_requests_that_are_sent_ahead_are_answered_in_order_up_to_a_bound(servic
     ahead = [b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path for path in paths]
     last = ahead.pop().replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     with connected(service, b"".join(ahead) + last) as connection:
-        (said,) = closed_within(LATE_S, [connection])
+        (said,) = closed([connection])
         assert re.findall(rb"HTTP/1.1 (\d+)", said) == [b"200", b"404", b"200", b"200"]
     with connected(service, ahead[0] * 1000) as connection:
-        (said,) = closed_within(LATE_S, [connection])
+        (said,) = closed([connection])
         assert said == b""
 
 
-def test_a_disconnect_is_noticed_after_a_pipelined_request(service: Service, tmp_path: Path) -> None:
-    script = [{"call": [["wait_for", {"path": str(tmp_path / "go")}]]}, {"say": "done"}]
-    wait = json.dumps({"message": json.dumps(script), "agent": "scripted"}).encode()
+def test_a_disconnect_is_noticed_after_a_pipelined_request(service: Service, gate: Gate) -> None:
+    wait = json.dumps({"message": json.dumps([gate.script, {"say": "done"}]), "agent": "scripted"}).encode()
     head = POST.replace(b"/conversations", b"/turn") + b"Accept: text/event-stream\r\n"
     asked = head + b"Content-Length: %d\r\n\r\n%b" % (len(wait), wait)
     before = samples(service)["streams_open", ""]
-    with connected(service, asked + b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
+    with connected(service, asked + LIVEZ) as connection:
         assert connection.recv(15) == b"HTTP/1.1 200 OK"
-        wait_until((tmp_path / "go.started").exists)
+        gate.reached()
         assert samples(service)["streams_open", ""] == before + 1
     wait_until(lambda: samples(service)["streams_open", ""] == before)
-    (tmp_path / "go").touch()
+    gate.open()
 
 
 @pytest.mark.parametrize(("kind", "statuses"), [(b"application/json", [100, 201]), (b"text/plain", [415])])
@@ -291,20 +358,18 @@ def test_a_body_that_is_waited_with_is_asked_for_unless_refused(
 def test_the_rest_of_a_refused_body_is_read_for_a_while(quick: Service) -> None:
     with connected(quick, POST + b"Content-Length: 1000000000\r\n\r\n") as connection:
         assert answer_on(connection)[0].status == 413
-        begun = time.monotonic()
-        pour(connection, b" " * 1024, 10**9)
-        assert time.monotonic() - begun < LATE_S
+        assert pour(connection, b" " * 1024, 10**9) < 10**9
 
 
-def test_the_port_of_each_role_is_bounded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("role", mostly_deep(["web", "work"], fast={"work"}))
+def test_the_port_of_each_role_is_bounded(tmp_path: Path, role: str) -> None:
     with running_store(tmp_path / "store") as server:
         settings = PLAIN | server.settings | {"RECEIVE_TIMEOUT_S": f"{TIMEOUT_S:g}"}
-        for role in ("web", "work"):
-            with Service(tmp_path / role, settings, command=(role,)) as service:
-                with connected(service, HALF_HEAD) as connection:
-                    problem_on(connection, 408, "request_timeout")
-                with connected(service, HALF_HEAD + b"x" * 40_000) as connection:
-                    problem_on(connection, 431, "head_too_large")
+        with Service(tmp_path / role, settings, command=(role,)) as service:
+            with connected(service, HALF_HEAD) as connection:
+                problem_on(connection, 408, "request_timeout")
+            with connected(service, HALF_HEAD + b"x" * 40_000) as connection:
+                problem_on(connection, 431, "head_too_large")
 
 
 def _status(service: Service, request: bytes) -> int | None:

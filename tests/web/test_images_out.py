@@ -2,7 +2,6 @@
 
 import base64
 import io
-from pathlib import Path
 from typing import Any
 
 import PIL.Image
@@ -12,10 +11,10 @@ from tests.support.code_turns import code_script
 from tests.support.openapi import assert_described
 from tests.support.pictures import png
 from tests.support.service import Service
-from tests.support.streaming import Event, log_of
+from tests.support.streaming import Event, log_of, place
 from tests.support.transfer import export, import_document
-from tests.support.turns import cancel, held_turn, submit_next, submit_turn, wait_for_end, wait_for_gate
-from tests.support.waiting import wait_until
+from tests.support.turns import cancel, held_turn, submit_next, wait_for_end
+from tests.support.waiting import Gate
 
 DRAWN: list[Event] = [{"call": [["picture", {}]]}, {"say": "image.png"}]
 TWO = "red, blue = make(what='image'), picture()\n"
@@ -57,13 +56,13 @@ def test_an_answer_that_the_caller_sent_is_stored_once(service: Service) -> None
     assert {image["url"] for step in service.steps(turn) for image in step["images"]} == {turn["images"][0]["url"]}
 
 
-def test_images_of_a_message_are_linked_from_the_start_of_its_turn(service: Service, tmp_path: Path) -> None:
+def test_images_of_a_message_are_linked_from_the_start_of_its_turn(service: Service, gate: Gate) -> None:
     photo = encoded(PIL.Image.new("RGB", (300, 200), (9, 9, 9)), "JPEG")
-    with held_turn(service, tmp_path / "gate", images=[photo, png("red")]) as first:
+    with held_turn(service, gate.path, images=[photo, png("red")]) as first:
         queued = submit_next(service, first, {"say": "later"}, images=[png("blue")])
         unbegun = submit_next(service, first, {"say": "never"}, images=[png("green")])
         assert [queued["images"], unbegun["images"]] == [[], []]
-        running = service.get(at(first))
+        running = service.get(place(first))
         assert running["status"] == "running"
         assert sizes_of(service, running["images"]) == [(300, 200), (6, 5)]
         assert service.client.get(running["images"][0]["url"]).content == base64.b64decode(photo)
@@ -76,8 +75,8 @@ def test_images_of_a_message_are_linked_from_the_start_of_its_turn(service: Serv
     assert (failed["status"], sizes_of(service, failed["images"])) == ("failed", [(6, 5)])
 
 
-def test_no_link_is_left_to_dropped_or_destroyed_images(service: Service, tmp_path: Path) -> None:
-    with held_turn(service, tmp_path / "gate", images=[png("red")]) as first:
+def test_no_link_is_left_to_dropped_or_destroyed_images(service: Service, gate: Gate) -> None:
+    with held_turn(service, gate.path, images=[png("red")]) as first:
         second = submit_next(service, first, *DRAWN, on_busy="rollback", images=[png("blue")])
         assert wait_for_end(service, first)["images"] == []
     turn = wait_for_end(service, second)
@@ -87,24 +86,10 @@ def test_no_link_is_left_to_dropped_or_destroyed_images(service: Service, tmp_pa
     pruned = service.client.post(f"/conversations/{turn['conversation_id']}/prune", json=body)
     assert pruned.status_code == 200, pruned.text
     assert pruned.json()["destroyed"] > 0
-    left = service.get(at(turn))
+    left = service.get(place(turn))
     assert left["output_images"] == []
     assert left["images"] == third["images"] != []
     assert log_of(service, turn)[-1].data["result"] == left
-
-
-def test_forks_and_imports_link_their_own_images(service: Service) -> None:
-    turn = service.play(*DRAWN, images=[png("red")])
-    name = turn["conversation_id"]
-    forked = service.post(f"/conversations/{name}/fork").json()["id"]
-    document = export(service, name)
-    imported = import_document(service, document)["id"]
-    for other in (forked, imported):
-        found = service.get(f"/conversations/{other}/turns/1")
-        images = found["images"] + found["output_images"]
-        assert all(image["url"].startswith(f"/conversations/{other}/images/") for image in images)
-        assert sizes_of(service, images) == [(6, 5), (4, 4)]
-    assert export(service, imported)["turns"] == document["turns"]
 
 
 def test_an_image_inside_of_data_is_not_exported_and_has_no_link_after_an_import(service: Service) -> None:
@@ -112,24 +97,6 @@ def test_an_image_inside_of_data_is_not_exported_and_has_no_link_after_an_import
     imported = import_document(service, export(service, turn["conversation_id"]))["id"]
     found = service.get(f"/conversations/{imported}/turns/1")
     assert (found["output"], found["output_images"]) == (turn["output"], [])
-
-
-def test_a_replayed_turn_has_the_same_images(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    script = [DRAWN[0], wait_for_gate(gate), DRAWN[1]]
-    service = Service(tmp_path / "service", {"AGENTS": "scripted=tests.support.agents:make_scripted"})
-    with service:
-        turn = submit_turn(service, *script, images=[png("red")])
-        wait_until(gate.with_name("gate.started").exists)
-        service.kill()
-        gate.touch()
-        service.start()
-        played = wait_for_end(service, turn)
-        assert (played["status"], played["attempts"]) == ("finished", 2)
-        unbroken = service.play(*script, images=[png("red")])
-        for field in ("images", "output_images"):
-            assert len(sizes_of(service, played[field])) == 1
-            assert names_of(played[field]) == names_of(unbroken[field])
 
 
 def sizes_of(service: Service, images: list[Event]) -> list[tuple[int, int]]:
@@ -142,14 +109,6 @@ def sizes_of(service: Service, images: list[Event]) -> list[tuple[int, int]]:
             assert opened.size == (image["width"], image["height"])
             found.append(opened.size)
     return found
-
-
-def names_of(images: list[Event]) -> list[str]:
-    return [image["url"].rpartition("/")[2] for image in images]
-
-
-def at(turn: Event) -> str:
-    return f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}"
 
 
 def encoded(image: PIL.Image.Image, form: str = "PNG", **options: Any) -> str:

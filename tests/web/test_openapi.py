@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
+from jsonschema import Draft202012Validator
 
 from tests.support.debian import skip
 from tests.support.examples import FILE, record
+from tests.support.openapi import description
 from tests.support.service import ROOT
+from tests.support.tiers import deep
 from tools.node_programs import NoNodeError, lint
 
-DOCUMENT: dict[str, Any] = yaml.safe_load((ROOT / "openapi.yaml").read_text())
+DOCUMENT = description()
 BINARY = ("image/", "application/octet-stream")
 OPERATIONS: dict[str, dict[str, Any]] = {
     operation["operationId"]: operation for path in DOCUMENT["paths"].values() for operation in path.values()
@@ -35,6 +37,7 @@ def responses_of(operation: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any
         yield status, DOCUMENT["components"]["responses"][name] if name else response
 
 
+@deep  # `make check` lints it, too
 def test_the_document_passes_a_strict_linter_that_finds_faults(tmp_path: Path) -> None:
     good = linted(ROOT / "openapi.yaml")
     assert good.returncode == 0, good.stdout + good.stderr
@@ -43,17 +46,27 @@ def test_the_document_passes_a_strict_linter_that_finds_faults(tmp_path: Path) -
     assert "no-empty-servers" in linted(tmp_path / "openapi.yaml").stdout
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_is_described(name: str) -> None:
-    operation = OPERATIONS[name]
-    assert name[0].islower()
-    assert name.isalpha()
-    assert name not in {"import", "delete", "export"}
-    assert operation["summary"]
-    assert operation["description"].startswith(operation["summary"])
-    assert all(parameter["description"] for parameter in operation.get("parameters", ()))
-    assert all(response["description"] for _, response in responses_of(operation))
-    assert {tag["name"] for tag in DOCUMENT["tags"] if tag["description"]} >= set(operation["tags"])
+def test_each_operation_is_described_with_its_keys_headers_and_examples() -> None:
+    for name, operation in OPERATIONS.items():
+        assert name[0].islower()
+        assert name.isalpha()
+        assert name not in {"import", "delete", "export"}
+        assert operation["summary"]
+        assert operation["description"].startswith(operation["summary"])
+        assert all(parameter["description"] for parameter in operation.get("parameters", ()))
+        assert not any(parameter["name"].lower() == "accept" for parameter in operation.get("parameters", ()))
+        assert {tag["name"] for tag in DOCUMENT["tags"] if tag["description"]} >= set(operation["tags"])
+        responses = dict(responses_of(operation))
+        assert all(response["description"] for response in responses.values())
+        headers = {status: set(response.get("headers", ())) for status, response in responses.items()}
+        assert operation["security"] == ([] if name in OPEN else [{"HTTPBearer": []}, {}])
+        assert ("401" in headers) is (name not in OPEN)
+        assert "Location" in headers.get("201", {"Location"})
+        assert {"Location", "Preference-Applied"} <= headers.get("202", {"Location", "Preference-Applied"})
+        assert all("Retry-After" in headers[status] for status in ("429", "503") if status in headers)
+        contents = [operation.get("requestBody", {}), *responses.values()]
+        described = [(kind, content) for each in contents for kind, content in each.get("content", {}).items()]
+        assert [kind for kind, content in described if "example" not in content and not kind.startswith(BINARY)] == []
 
 
 def undescribed(name: str, schema: dict[str, Any]) -> list[str]:
@@ -66,11 +79,11 @@ def undescribed(name: str, schema: dict[str, Any]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", DOCUMENT["components"]["schemas"])
-def test_a_schema_and_each_of_its_fields_are_described(name: str) -> None:
-    schema = DOCUMENT["components"]["schemas"][name]
-    assert schema.get("description")
-    assert undescribed(name, schema) == []
+def test_each_schema_and_each_of_its_fields_are_described() -> None:
+    for name, schema in DOCUMENT["components"]["schemas"].items():
+        assert schema.get("description"), name
+        assert undescribed(name, schema) == []
+        Draft202012Validator.check_schema(schema)
 
 
 def test_headers_are_described() -> None:
@@ -86,9 +99,8 @@ def test_headers_are_described() -> None:
     assert all(header["description"] and header["schema"] for header in headers)
 
 
-@pytest.mark.parametrize(
-    ("schema", "field", "word"),
-    [
+def test_a_word_that_may_get_company_is_a_text_with_its_known_values() -> None:
+    for schema, field, word in (
         ("Problem", "code", "invalid_request"),
         ("Failure", "code", "model_error"),
         ("OtherEvent", "type", "turn.finished"),
@@ -96,38 +108,16 @@ def test_headers_are_described() -> None:
         ("Conversation", "status", "queued"),
         ("Step", "type", "summary"),
         ("Agent", "code_runs_in", "child"),
-    ],
-)
-def test_a_word_that_may_get_company_is_a_text_with_its_known_values(schema: str, field: str, word: str) -> None:
-    described = DOCUMENT["components"]["schemas"][schema]["properties"][field]
-    text = next(each for each in [described, *described.get("anyOf", ())] if each.get("type") == "string")
-    assert word in text["x-extensible-enum"]
-    assert f"`{word}`" in text["description"]
-    assert "enum" not in text
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_keys_and_headers_are_described_exactly_where_they_are(name: str) -> None:
-    operation = OPERATIONS[name]
-    headers = {status: set(response.get("headers", ())) for status, response in responses_of(operation)}
-    assert operation["security"] == ([] if name in OPEN else [{"HTTPBearer": []}, {}])
-    assert ("401" in headers) is (name not in OPEN)
-    assert "Location" in headers.get("201", {"Location"})
-    assert {"Location", "Preference-Applied"} <= headers.get("202", {"Location", "Preference-Applied"})
-    assert all("Retry-After" in headers[status] for status in ("429", "503") if status in headers)
-    assert not any(parameter["name"].lower() == "accept" for parameter in operation.get("parameters", ()))
+    ):
+        described = DOCUMENT["components"]["schemas"][schema]["properties"][field]
+        text = next(each for each in [described, *described.get("anyOf", ())] if each.get("type") == "string")
+        assert word in text["x-extensible-enum"]
+        assert f"`{word}`" in text["description"]
+        assert "enum" not in text
 
 
 def test_each_example_is_an_answer_of_a_service(tmp_path: Path) -> None:
     assert record(tmp_path) == json.loads(FILE.read_text()), "`make refresh` records the examples again"
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_each_request_and_answer_has_an_example(name: str) -> None:
-    operation = OPERATIONS[name]
-    contents = [operation.get("requestBody", {}), *(response for _, response in responses_of(operation))]
-    described = [(kind, content) for each in contents for kind, content in each.get("content", {}).items()]
-    assert [kind for kind, content in described if "example" not in content and not kind.startswith(BINARY)] == []
 
 
 def test_a_stream_has_a_json_twin_only_where_a_turn_goes_on() -> None:

@@ -16,40 +16,29 @@ import pytest
 
 from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, request_as, say_as
 from tests.support.pictures import png
-from tests.support.problems import nothing_stored, problem, send
+from tests.support.problems import OF_A_CONVERSATION, nothing_stored, problem, send
 from tests.support.refusals import Ending, Refused, sentence_of, started
-from tests.support.service import CODELESS, PLAIN, Service, run, write_private
+from tests.support.service import PLAIN, Service, run, write_private
 from tests.support.sounds import sent
-from tests.support.stopwatch import Stopwatch
-from tests.support.waiting import wait_until
+from tests.support.tiers import mostly_deep
+from tests.support.waiting import Gate, wait_until
 
-PATHS = [
-    ("POST", "/turn"),
-    ("POST", "/conversations"),
-    ("GET", "/conversations"),
-    ("GET", "/conversations/{id}"),
-    ("PATCH", "/conversations/{id}"),
-    ("DELETE", "/conversations/{id}"),
-    ("GET", "/conversations/{id}/steps"),
-    ("GET", "/conversations/{id}/turns"),
-    ("GET", "/conversations/{id}/turns/1"),
-    ("GET", "/conversations/{id}/turns/1/effects"),
-    ("POST", "/conversations/{id}/turns"),
-    ("GET", "/agents"),
-    ("GET", "/agents/{id}"),
+TURN = {"message": '[{"say": "hi"}]', "agent": "scripted"}
+OTHERS: list[tuple[str, str, Any]] = [
+    ("POST", "/turn", TURN),
+    ("POST", "/conversations", {}),
+    ("GET", "/conversations", None),
+    ("POST", "/conversations/import", {}),
+    ("GET", "/agents", None),
+    ("GET", "/agents/scripted", None),
 ]
 SAME_ID = {"X-Request-Id": "the-same"}
-BODIES: dict[tuple[str, str], Any] = {
-    ("POST", "/turn"): {"message": '[{"say": "hi"}]', "agent": "scripted"},
-    ("POST", "/conversations"): {},
-    ("PATCH", "/conversations/{id}"): {"metadata": {"touched": True}},
-    ("POST", "/conversations/{id}/turns"): {"message": '[{"say": "hi"}]'},
-}
+DIGEST = hashlib.sha256(ADA.encode()).hexdigest()
 BROKEN = {
     "a key that is no digest": f"ada {ADA}",
-    "a digest that is cut": f"ada {hashlib.sha256(ADA.encode()).hexdigest()[:-1]}",
-    "a word too many": f"ada {hashlib.sha256(ADA.encode()).hexdigest()} x",
-    "an owner with a slash": f"ada/bob {hashlib.sha256(ADA.encode()).hexdigest()}",
+    "a digest that is cut": f"ada {DIGEST[:-1]}",
+    "a word too many": f"ada {DIGEST} x",
+    "an owner with a slash": f"ada/bob {DIGEST}",
 }
 
 
@@ -62,43 +51,27 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         f"# who may come in\n\n{owner_line('ada', ADA)}\n"
         f"   # her phone\n{owner_line('ada', SECOND)}\n{owner_line('bob', BOB)}",
     )
-    with Service(folder, CODELESS | {"API_KEYS_FILE": str(keys)}) as running:
+    with Service(folder, PLAIN | {"API_KEYS_FILE": str(keys)}) as running:
         yield running
 
 
-@pytest.mark.parametrize("place", PATHS)
-@pytest.mark.parametrize(
-    "header",
-    [None, "Bearer", "Bearer wrong-key", f"Bearer {ADA[:-1]}", f"Bearer {ADA} {ADA}", f"Basic {ADA}", ADA, "Bearer é"],
-)
-def test_requests_without_a_key_are_refused(locked: Service, place: tuple[str, str], header: str | None) -> None:
-    made = create_as(locked, ADA)
-    method, path = place
+def test_requests_without_a_key_are_refused(locked: Service) -> None:
+    made = create_as(locked, ADA)["id"]
+    wrong = ["Bearer", "Bearer wrong-key", f"Bearer {ADA[:-1]}", f"Bearer {ADA} {ADA}", f"Basic {ADA}", ADA, "Bearer é"]
     with nothing_stored(locked, Authorization=f"Bearer {ADA}"):
-        response = locked.client.request(
-            method,
-            path.format(id=made["id"]),
-            json=BODIES.get(place),
-            headers={b"Authorization": header.encode("latin-1")} if header else None,
-        )
-        problem(response, 401, "unauthorized")
-    assert response.headers["www-authenticate"] == "Bearer"
-
-
-@pytest.mark.parametrize("body", ["{", '{"message": ""}', '{"unknown": 1}', "[]"])
-def test_an_answer_to_a_request_without_a_key_reveals_nothing_of_its_body(locked: Service, body: str) -> None:
-    problem(send(locked, "POST", "/turn", body), 401, "unauthorized")
-
-
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics", "/docs", "/openapi.json", "/"])
-def test_health_figures_and_description_need_no_key(locked: Service, path: str) -> None:
-    assert request_as(locked, None, "GET", path).status_code == 200
-
-
-@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
-def test_the_word_before_the_key_may_be_written_in_any_case(locked: Service, scheme: str) -> None:
-    headers = {"Authorization": f"{scheme} {ADA}"}
-    assert locked.client.get("/agents", headers=headers).status_code == 200
+        for header in (None, *wrong):
+            headers = {b"Authorization": header.encode("latin-1")} if header else None
+            for method, path, body in OF_A_CONVERSATION + OTHERS:
+                response = locked.client.request(method, path.format(made), json=body, headers=headers)
+                problem(response, 401, "unauthorized")
+                assert response.headers["www-authenticate"] == "Bearer"
+        for body in ("{", '{"message": ""}', '{"unknown": 1}', "[]"):  # reveals nothing of it
+            problem(send(locked, "POST", "/turn", body), 401, "unauthorized")
+    for path in ("/livez", "/readyz", "/metrics", "/docs", "/openapi.json", "/"):
+        assert request_as(locked, None, "GET", path).status_code == 200
+    for scheme in ("Bearer", "bearer", "BEARER"):
+        headers = {"Authorization": f"{scheme} {ADA}"}
+        assert locked.client.get("/agents", headers=headers).status_code == 200
 
 
 def test_each_owner_sees_their_own_conversations_alone(locked: Service) -> None:
@@ -106,6 +79,14 @@ def test_each_owner_sees_their_own_conversations_alone(locked: Service) -> None:
     for key, own, other in ((ADA, hers, his), (BOB, his, hers)):
         ids = [item["id"] for item in request_as(locked, key, "GET", "/conversations?limit=100").json()["items"]]
         assert (own in ids, other in ids) == (True, False)
+    for conversation_id in (hers, create_as(locked, ADA)["id"]):
+        for _ in range(2):
+            say_as(locked, ADA, "more", conversation_id)
+    create_as(locked, BOB, id=hers)  # the same id, and another conversation
+    for path in ("/conversations", f"/conversations/{hers}/turns", f"/conversations/{hers}/steps"):
+        cursor = request_as(locked, ADA, "GET", f"{path}?limit=1").json()["next_cursor"]
+        assert request_as(locked, ADA, "GET", f"{path}?cursor={cursor}").status_code == 200
+        problem(request_as(locked, BOB, "GET", f"{path}?cursor={cursor}"), 422, "invalid_request")
 
 
 def test_all_keys_of_an_owner_open_the_same(locked: Service) -> None:
@@ -113,18 +94,24 @@ def test_all_keys_of_an_owner_open_the_same(locked: Service) -> None:
     assert request_as(locked, SECOND, "GET", f"/conversations/{made['id']}").json() == made
 
 
-@pytest.mark.parametrize("place", [place for place in PATHS if "/conversations/{id}" in place[1]])
-def test_another_owners_conversation_answers_as_one_that_never_existed(locked: Service, place: tuple[str, str]) -> None:
+def test_another_owners_conversation_answers_as_one_that_never_existed(locked: Service) -> None:
     conversation_id = create_as(locked, ADA)["id"]
     say_as(locked, ADA, "private", conversation_id)
-    method, path = place
     with nothing_stored(locked, Authorization=f"Bearer {ADA}"), nothing_stored(locked, Authorization=f"Bearer {BOB}"):
-        others, nothing = (
-            request_as(locked, BOB, method, path.format(id=name), BODIES.get(place), **SAME_ID)
-            for name in (conversation_id, "never-was")
-        )
-    problem(others, 404, "conversation_not_found")
-    assert _without_date(others) == _without_date(nothing)
+        for method, path, body in OF_A_CONVERSATION:
+            others, nothing = (
+                request_as(locked, BOB, method, path.format(name), body, **SAME_ID)
+                for name in (conversation_id, "never-was")
+            )
+            problem(others, 404, "conversation_not_found")
+            assert _without_date(others) == _without_date(nothing)
+        for agent in ({}, {"agent": "scripted"}, {"agent": "demo"}):
+            others, nothing = (
+                request_as(locked, BOB, "POST", "/turn", {"message": "hi", "conversation_id": name, **agent}, **SAME_ID)
+                for name in (conversation_id, "never-was")
+            )
+            problem(others, 404, "conversation_not_found")
+            assert _without_date(others) == _without_date(nothing)
     assert say_as(locked, ADA, "still here", conversation_id)["turn"] == 2
 
 
@@ -142,18 +129,6 @@ def test_images_and_files_of_another_owner_answer_as_those_that_never_were(locke
         assert request_as(locked, ADA, "GET", url).status_code == 200
 
 
-def test_a_turn_cannot_be_posted_to_anothers_conversation_by_its_id(locked: Service) -> None:
-    conversation_id = create_as(locked, ADA)["id"]
-    for agent in ({}, {"agent": "scripted"}, {"agent": "demo"}):
-        others, nothing = (
-            request_as(locked, BOB, "POST", "/turn", {"message": "hi", "conversation_id": name, **agent}, **SAME_ID)
-            for name in (conversation_id, "never-was")
-        )
-        problem(others, 404, "conversation_not_found")
-        assert _without_date(others) == _without_date(nothing)
-    assert request_as(locked, ADA, "GET", f"/conversations/{conversation_id}").json()["turns"] == 0
-
-
 def test_the_same_id_is_another_conversation_for_another_owner(locked: Service) -> None:
     for key, text in ((ADA, "hers"), (BOB, "his")):
         create_as(locked, key, id="diary", metadata={"of": text})
@@ -166,6 +141,17 @@ def test_the_same_id_is_another_conversation_for_another_owner(locked: Service) 
         assert [turn["reply"] for turn in turns] == [text]
     assert request_as(locked, BOB, "DELETE", "/conversations/diary").status_code == 204
     assert say_as(locked, ADA, "goes on", "diary")["turn"] == 2
+
+
+def test_the_same_idempotency_key_of_another_owner_is_another_key(locked: Service) -> None:
+    turns = []
+    for key in (ADA, BOB, ADA, BOB, SECOND):
+        response = request_as(locked, key, "POST", "/turn", TURN, **{"Idempotency-Key": "the-same"})
+        assert response.status_code == 200, response.text
+        turns.append(response.json())
+    assert turns[:2] == turns[2:4]
+    assert turns[0] == turns[4]
+    assert turns[0]["conversation_id"] != turns[1]["conversation_id"]
 
 
 def test_the_keys_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
@@ -183,22 +169,12 @@ def test_the_keys_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
         _rewrite(keys, owner_line("bob", BOB))
         assert _let_in(service, ADA, BOB, carol) == [False, True, False]
         assert service.log().count("line 2") == 1
-
-
-def test_a_keys_file_that_all_users_may_read_later_is_warned_of_and_read(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    with _serving(tmp_path, keys, owner_line("ada", ADA)) as service:
-        keys.chmod(0o644)
-        assert _let_in(service, ADA, BOB) == [True, False]
-        assert f"run `chmod o-rwx {keys}`" in service.log()
-        _rewrite(keys, owner_line("bob", BOB))
+        keys.chmod(0o644)  # a refusal would keep revoked keys in
         assert _let_in(service, ADA, BOB) == [False, True]
-
-
-def test_a_keys_file_is_read_again_when_one_of_the_same_age_takes_its_place(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    with _serving(tmp_path, keys, owner_line("ada", ADA)) as service:
-        age = keys.stat().st_mtime_ns
+        assert f"run `chmod o-rwx {keys}`" in service.log()
+        _rewrite(keys, owner_line("ada", ADA))
+        assert _let_in(service, ADA, BOB) == [True, False]
+        age = keys.stat().st_mtime_ns  # another file of the same age takes its place
         other = tmp_path / "other"
         other.write_text(owner_line("bob", BOB) + owner_line("ada", SECOND))
         os.utime(other, ns=(age, age))
@@ -206,49 +182,43 @@ def test_a_keys_file_is_read_again_when_one_of_the_same_age_takes_its_place(tmp_
         assert _let_in(service, ADA, BOB, SECOND) == [False, True, True]
 
 
-@pytest.mark.parametrize("then", ["nothing", "another owner"])
-@pytest.mark.parametrize("on_disconnect", ["", "?on_disconnect=cancel"])
-def test_a_stream_ends_with_its_key_and_the_turn_goes_on(tmp_path: Path, then: str, on_disconnect: str) -> None:
-    keys, go = tmp_path / "keys", tmp_path / "go"
-    with _serving(
-        tmp_path, keys, owner_line("ada", ADA) + owner_line("bob", BOB) + owner_line("ada", SECOND)
-    ) as service:
-        body = {"message": json.dumps([{"call": [["wait_for", {"path": str(go)}]]}, {"say": "done"}])}
-        conversation_id = create_as(service, ADA, agent="scripted")["id"]
-        path = f"/conversations/{conversation_id}/turns"
+@pytest.mark.parametrize(
+    "case",
+    mostly_deep(
+        [(then, query) for then in ("revoked", "another owner's") for query in ("", "?on_disconnect=cancel")],
+        fast={("revoked", "?on_disconnect=cancel"), ("another owner's", "")},
+    ),
+)
+def test_a_stream_ends_with_its_key_and_the_turn_goes_on(tmp_path: Path, gate: Gate, case: tuple[str, str]) -> None:
+    then, query = case
+    keys = tmp_path / "keys"
+    second, bob = owner_line("ada", SECOND), owner_line("bob", BOB)
+    with _serving(tmp_path, keys, owner_line("ada", ADA) + bob + second) as service, ExitStack() as stack:
+        path = f"/conversations/{create_as(service, ADA, agent='scripted')['id']}/turns"
+        body = {"message": json.dumps([gate.script, {"say": "done"}])}
         assert request_as(service, ADA, "POST", path, body, Prefer="respond-async").status_code == 202
-        with ExitStack() as stack:
-            ended, goes_on = (
-                stack.enter_context(
-                    service.client.stream(
-                        "GET", f"{path}/1/events{on_disconnect}", headers={"Authorization": f"Bearer {key}"}
-                    )
-                )
-                for key in (ADA, SECOND)
+        ended, goes_on = (
+            stack.enter_context(
+                service.client.stream("GET", f"{path}/1/events{query}", headers={"Authorization": f"Bearer {key}"})
             )
-            assert (ended.status_code, goes_on.status_code) == (200, 200)
-            lines = ended.iter_lines()
-            assert next(lines) == "event: turn.queued"
-            with Stopwatch() as watch:
-                _rewrite(
-                    keys,
-                    owner_line("ada", SECOND)
-                    + owner_line("bob", BOB)
-                    + (owner_line("bob", ADA) if then != "nothing" else ""),
-                )
-                assert [text for text in lines if text][-1].startswith(": the API key")
-            assert watch.s < 5
-            again = request_as(service, ADA, "GET", f"{path}/1/events")
-            problem(again, *((401, "unauthorized") if then == "nothing" else (404, "conversation_not_found")))
-            go.touch()
-            assert "event: turn.finished" in list(goes_on.iter_lines())
+            for key in (ADA, SECOND)
+        )
+        assert (ended.status_code, goes_on.status_code) == (200, 200)
+        lines = ended.iter_lines()
+        assert next(lines) == "event: turn.queued"
+        _rewrite(keys, second + bob + (owner_line("bob", ADA) if then != "revoked" else ""))
+        assert [text for text in lines if text][-1].startswith(": the API key")
+        again = request_as(service, ADA, "GET", f"{path}/1/events")
+        problem(again, *((401, "unauthorized") if then == "revoked" else (404, "conversation_not_found")))
+        gate.open()
+        assert "event: turn.finished" in list(goes_on.iter_lines())
 
 
 @pytest.fixture(scope="module")
 def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Ending]]]:
     folder = tmp_path_factory.mktemp("broken")
     table = {}
-    for number, (what, broken) in enumerate(BROKEN.items()):
+    for number, (what, broken) in enumerate((BROKEN | {"open to all": ""}).items()):
         keys = folder / f"keys{number}"
         keys.write_text(f"# two good lines\n\n{owner_line('ada', ADA)}{broken}\n{owner_line('bob', BOB)}")
         table[what] = Refused({"API_KEYS_FILE": str(keys)}, ())
@@ -256,13 +226,13 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Futu
         yield found
 
 
-@pytest.mark.parametrize("what", BROKEN)
-def test_a_keys_file_is_refused_with_its_line_and_the_mend_for(what: str, endings: dict[str, Future[Ending]]) -> None:
-    sentence = sentence_of(endings[what].result())
-    number = list(BROKEN).index(what)
-    for word in (f"keys{number}: line 4", "`smolsessions keys owner OWNER`"):
-        assert word in sentence
-    assert ADA not in sentence
+def test_a_wrong_keys_file_is_refused_at_the_start(endings: dict[str, Future[Ending]]) -> None:
+    for number, what in enumerate(BROKEN):
+        sentence = sentence_of(endings[what].result())
+        for word in (f"keys{number}: line 4", "`smolsessions keys owner OWNER`"):
+            assert word in sentence
+        assert ADA not in sentence
+    assert "chmod o-rwx" in sentence_of(endings["open to all"].result())
 
 
 def _serving(folder: Path, keys: Path, text: str) -> Service:
@@ -289,41 +259,34 @@ def _without_date(response: httpx2.Response) -> tuple[int, dict[str, str], bytes
     return response.status_code, headers, response.content
 
 
-def test_a_thousand_turns_of_one_owner_keep_another_waiting_for_a_few(tmp_path: Path) -> None:
-    keys, gate = tmp_path / "keys", tmp_path / "gate"
-    write_private(keys, owner_line("ada", ADA) + owner_line("bob", BOB))
+@pytest.mark.parametrize("count", mostly_deep([100, 1000], fast={100}))
+def test_many_turns_of_one_owner_keep_another_waiting_for_a_few(tmp_path: Path, gate: Gate, count: int) -> None:
+    keys = write_private(tmp_path / "keys", owner_line("ada", ADA) + owner_line("bob", BOB))
     settings = PLAIN | {"API_KEYS_FILE": str(keys), "THREADS": "1", "MAX_QUEUED_TURNS": "1400"}
     with Service(tmp_path / "service", settings) as service:
-        post(service, ADA, {"call": [["wait_for", {"path": str(gate)}]]}, {"say": "the first"})
-        flood = [post(service, ADA, {"say": "more"}) for _ in range(1000)]
-        gate.touch()
-        bobs = [ended(service, BOB, post(service, BOB, {"say": "mine"})) for _ in range(9)]
-        between: list[int] = []
-        adas = (shown(service, ADA, turn)["timing"]["started_at"] for turn in flood)
+
+        def post(key: str, *script: dict[str, Any]) -> str:
+            body = {"agent": "scripted", "message": json.dumps(script)}
+            response = request_as(service, key, "POST", "/turn", body, Prefer="respond-async")
+            assert response.status_code == 202, response.text
+            return str(response.headers["location"])
+
+        def times(key: str, place: str) -> dict[str, Any]:
+            found: dict[str, Any] = request_as(service, key, "GET", place).json()["timing"]
+            return found
+
+        post(ADA, gate.script, {"say": "the first"})
+        flood = [post(ADA, {"say": "more"}) for _ in range(count)]
+        gate.open()
+        bobs = []
+        for _ in range(9):
+            bobs.append(post(BOB, {"say": "mine"}))
+            wait_until(lambda: times(BOB, bobs[-1])["finished_at"])
+        adas = (times(ADA, place)["started_at"] for place in flood)
         starts = list(itertools.takewhile(bool, adas))  # turns of one owner start in their order
-        for turn in bobs:
-            submitted, started_at = (turn["timing"][name] for name in ("submitted_at", "started_at"))
-            between.append(sum(submitted < start < started_at for start in starts))
+        between = [
+            sum(turn["submitted_at"] < start < turn["started_at"] for start in starts)
+            for turn in (times(BOB, place) for place in bobs)
+        ]
         assert statistics.median(between) <= 2, between
-        assert len(starts) < len(flood)  # the flood lasted until the end
-
-
-def post(service: Service, key: str, *script: dict[str, Any]) -> dict[str, Any]:
-    headers = {"Authorization": f"Bearer {key}", "Prefer": "respond-async"}
-    body = {"agent": "scripted", "message": json.dumps(script)}
-    response = service.client.post("/turn", json=body, headers=headers)
-    assert response.status_code == 202, response.text
-    turn: dict[str, Any] = response.json()
-    return turn
-
-
-def shown(service: Service, key: str, turn: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = request_as(
-        service, key, "GET", f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}"
-    ).json()
-    return found
-
-
-def ended(service: Service, key: str, turn: dict[str, Any]) -> dict[str, Any]:
-    wait_until(lambda: shown(service, key, turn)["status"] == "finished")
-    return shown(service, key, turn)
+        assert max(between) < count / 4, between

@@ -1,23 +1,14 @@
 """GET …/messages?turn=N&step=K: prompts of past turns, rebuilt from the steps on record."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.support.service import Service
 from tests.support.streaming import Event
 from tests.support.turns import DONE, SHOWN, error_code, held_turn
+from tests.support.waiting import Gate
 
 ECHO: Event = {"call": [["echo", {"text": "first"}]]}
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("prompts"), {"DEMO_AGENTS": "0"}) as running:
-        yield running
 
 
 def prompt(service: Service, of: Event, **query: Any) -> list[list[str]]:
@@ -65,7 +56,7 @@ def test_what_was_pruned_or_rolled_back_later_is_in_a_past_prompt(service: Servi
     assert prompt(service, first, turn=3) == shown(third)
 
 
-def test_only_a_step_of_a_turn_that_is_over_has_a_past_prompt(service: Service, tmp_path: Path) -> None:
+def test_only_a_step_of_a_turn_that_is_over_has_a_past_prompt(service: Service, gate: Gate) -> None:
     turn = service.play(ECHO, DONE, agent="scripted")
     here = f"/conversations/{turn['conversation_id']}/messages"
     for query, status, code in (
@@ -75,7 +66,7 @@ def test_only_a_step_of_a_turn_that_is_over_has_a_past_prompt(service: Service, 
     ):
         response = service.client.get(here, params=query)
         assert (response.status_code, error_code(response)) == (status, code)
-    with held_turn(service, tmp_path / "gate", conversation_id=turn["conversation_id"]):
+    with held_turn(service, gate.path, conversation_id=turn["conversation_id"]):
         running = service.client.get(here, params={"turn": 2})
         assert (running.status_code, error_code(running)) == (409, "busy")
         assert len(prompt(service, turn, turn=1)) == 1

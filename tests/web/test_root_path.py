@@ -8,13 +8,14 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx2
 import pytest
-import yaml
 
 from smolsessions import ApiError, AsyncClient, Client
 from smolsessions.settings import OWN_PATHS, read_settings
+from tests.support.openapi import description
 from tests.support.pictures import png
 from tests.support.proxy import proxy
-from tests.support.service import PLAIN, ROOT, Service
+from tests.support.service import PLAIN, Service
+from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, ECHO
 from tests.support.waiting import PATIENCE_S
 
@@ -28,7 +29,7 @@ def below(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield service
 
 
-@pytest.fixture(params=["removed", "kept", "no proxy"])
+@pytest.fixture(params=mostly_deep(["removed", "kept", "no proxy"], fast={"removed", "kept"}))
 def address(below: Service, request: pytest.FixtureRequest) -> Iterator[str]:
     target = str(below.client.base_url).rstrip("/")
     if request.param == "no proxy":
@@ -77,12 +78,12 @@ def test_page_and_docs_load_all_their_files(address: str) -> None:
 
 def test_the_description_names_the_prefix_as_its_server(address: str) -> None:
     document = httpx2.get(f"{address}/openapi.json").json()
-    written = yaml.safe_load((ROOT / "openapi.yaml").read_text())
+    written = description()
     assert document["servers"] == [{**written["servers"][0], "url": PREFIX}]
     assert document["paths"].keys() == written["paths"].keys()
 
 
-def test_the_client_takes_an_address_with_a_path(address: str) -> None:
+async def test_the_clients_take_an_address_with_a_path(address: str) -> None:
     with Client(address) as client:
         turn = client.turn(json.dumps([ECHO, DONE]), agent="scripted")
         assert turn.reply == "done"
@@ -95,12 +96,9 @@ def test_the_client_takes_an_address_with_a_path(address: str) -> None:
         with pytest.raises(ApiError) as refused:
             client.get_conversation("nothing")
         assert refused.value.problem.type == f"{PREFIX}/docs/errors/conversation_not_found"
-
-
-async def test_the_asynchronous_client_takes_one_too(address: str) -> None:
-    async with AsyncClient(f"{address}/") as client:
-        events = [event async for event in client.stream(json.dumps([DONE]), agent="scripted")]
-    assert events[-1].type == "turn.finished"
+    async with AsyncClient(f"{address}/") as other:
+        types = [event.type async for event in other.stream(json.dumps([DONE]), agent="scripted")]
+    assert types[-1] == "turn.finished"
 
 
 def test_other_prefixes_are_other_paths(below: Service) -> None:
@@ -108,15 +106,12 @@ def test_other_prefixes_are_other_paths(below: Service) -> None:
         missed = below.client.get(path)
         assert (missed.status_code, f"{PREFIX}/docs lists" in missed.json()["detail"]) == (404, True)
     assert f"{PREFIX}/docs lists" in below.client.put(f"{PREFIX}/agents").json()["detail"]
-
-
-def test_a_request_that_is_no_http_gets_a_problem_with_the_prefix(below: Service) -> None:
-    refused = below.client.get("/livez", headers={f"X-{number}": "1" for number in range(200)})
+    refused = below.client.get("/livez", headers={f"X-{number}": "1" for number in range(200)})  # before any route
     assert refused.json()["type"] == f"{PREFIX}/docs/errors/head_too_large"
 
 
 def test_the_paths_of_the_service_cannot_begin_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
-    described = yaml.safe_load((ROOT / "openapi.yaml").read_text())["paths"]
+    described = description()["paths"]
     assert {path.split("/")[1] for path in described} | {"docs", "page", "openapi.json"} == OWN_PATHS
     for wrong in ("team", "/a//b", "/a b", "/a/..", "/./a", "/agents/v1", "/docs", "//host", "/a?b", "/ä"):
         monkeypatch.setenv("SMOLSESSIONS_ROOT_PATH", wrong)

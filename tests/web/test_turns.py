@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,14 @@ import PIL.Image
 import pytest
 from redis import Redis
 
-from tests.support.service import CODELESS, Service
+from tests.support.pictures import png
+from tests.support.service import PLAIN, Service
 from tests.support.stopwatch import Stopwatch
-from tests.support.waiting import PATIENCE_S
+from tests.support.tiers import mostly_deep
+from tests.support.turns import wait_for_end
+from tests.support.waiting import Gate
+
+END: dict[str, Any] = {"say": "end"}
 
 
 def test_the_answer_is_the_turn_as_designed(service: Service) -> None:
@@ -115,23 +119,20 @@ def test_reset_hides_earlier_steps_from_the_model_and_keeps_the_record(service: 
 
 
 def test_images_reach_the_model_and_are_kept_once(service: Service) -> None:
-    turn = service.play(
-        {"call": [["echo", {"text": "look"}]]}, {"say": "seen"}, images=[_png((5, 4)), _data_url((2, 2))]
-    )
+    images = [png("red"), f"data:image/png;base64,{encoded((2, 2), 'PNG')}"]
+    turn = service.play({"call": [["echo", {"text": "look"}]]}, {"say": "seen"}, images=images)
     steps = service.steps(turn)
-    assert [_sizes(step) for step in steps] == [[(5, 4), (2, 2)]] * 3
+    assert [_sizes(step) for step in steps] == [[(6, 5), (2, 2)]] * 3
     assert len({image["url"] for step in steps for image in step["images"]}) == 2
 
 
-@pytest.mark.parametrize(("form", "size"), [("JPEG", (3000, 2000)), ("WEBP", (300, 200)), ("GIF", (300, 200))])
-def test_a_photo_is_stored_unchanged_and_reaches_the_model_pixel_by_pixel(
-    tmp_path: Path, form: str, size: tuple[int, int]
-) -> None:
+@pytest.mark.parametrize("form", mostly_deep(["JPEG", "WEBP", "GIF"], fast={"WEBP"}))
+def test_a_photo_is_stored_unchanged_and_reaches_the_model_pixel_by_pixel(tmp_path: Path, form: str) -> None:
     from tests.support import agents  # noqa: PLC0415 - smolagents, only here
 
-    buffer = io.BytesIO()
-    PIL.Image.merge("RGB", [PIL.Image.effect_noise(size, 60) for _ in "RGB"]).save(buffer, form)
-    photo = buffer.getvalue()
+    size = (3000, 2000) if form == "JPEG" else (300, 200)
+    text = encoded(size, form)
+    photo = base64.b64decode(text)
     scripts: list[list[dict[str, Any]]] = [
         [{"call": [["echo", {"text": "look"}]]}, {"say": "seen"}],
         [{"prompt": True}],
@@ -139,9 +140,9 @@ def test_a_photo_is_stored_unchanged_and_reaches_the_model_pixel_by_pixel(
     bare = agents.make_scripted()
     bare.run(json.dumps(scripts[0]), images=[PIL.Image.open(io.BytesIO(photo))])
     shown = bare.run(json.dumps(scripts[1]), reset=False)
-    service = Service(tmp_path, CODELESS)
+    service = Service(tmp_path, PLAIN)
     with service:
-        turn = service.play(*scripts[0], images=[base64.b64encode(photo).decode()])
+        turn = service.play(*scripts[0], images=[text])
         assert turn["status"] == "finished"
         with Redis(unix_socket_path=str(service.folder / "data" / "store.sock")) as raw:
             stored = raw.hvals(f"{{p000}}:images:local/{turn['conversation_id']}")
@@ -150,18 +151,17 @@ def test_a_photo_is_stored_unchanged_and_reaches_the_model_pixel_by_pixel(
         assert _sizes(step) == [size]
         fetched = service.client.get(step["images"][0]["url"])
         assert (fetched.content, fetched.headers["content-type"]) == (photo, f"image/{form.lower()}")
+        assert fetched.headers["content-security-policy"] == "default-src 'none'"
+        assert fetched.headers["x-content-type-options"] == "nosniff"
+        assert fetched.headers["cache-control"] == "private, max-age=31536000, immutable"
     with service:
         assert service.follow_up(turn, *scripts[1])["reply"] == shown
 
 
-def test_additional_args_become_part_of_the_task(service: Service) -> None:
-    turn = service.play({"say": "ok"}, additional_args={"city": "Kyōto"})
+def test_arguments_are_part_of_the_task_and_metadata_is_the_conversations(service: Service) -> None:
+    turn = service.play({"say": "ok"}, additional_args={"city": "Kyōto"}, metadata={"user": {"name": "Ada"}})
     assert "Kyōto" in service.steps(turn)[0]["task"]
     assert turn["message"] == '[{"say": "ok"}]'
-
-
-def test_metadata_is_the_conversations(service: Service) -> None:
-    turn = service.play({"say": "ok"}, metadata={"user": {"name": "Ada"}})
     assert service.get(f"/conversations/{turn['conversation_id']}")["metadata"] == {"user": {"name": "Ada"}}
 
 
@@ -176,49 +176,38 @@ def test_usage_is_summed_over_the_turns_steps(service: Service) -> None:
     assert turn["usage"] == {"input_tokens": 20, "output_tokens": 10}
 
 
-def test_a_client_need_not_wait(service: Service, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    response = service.client.post(
-        "/turn",
-        json={"agent": "scripted", "message": f'[{{"call": [["wait_for", {{"path": "{gate}"}}]]}}, {{"say": "end"}}]'},
-        headers={"Prefer": "respond-async"},
-    )
+def test_a_client_need_not_wait(service: Service, gate: Gate) -> None:
+    body = {"agent": "scripted", "message": json.dumps([gate.script, END])}
+    response = service.client.post("/turn", json=body, headers={"Prefer": "respond-async"})
     turn = response.json()
     assert (response.status_code, turn["status"] in {"queued", "running"}) == (202, True)
     assert response.headers["preference-applied"] == "respond-async"
     busy = service.post("/turn", message="x", conversation_id=turn["conversation_id"])
     assert (busy.status_code, busy.json()["code"], busy.json()["running_turn"]) == (409, "busy", 1)
-    gate.touch()
-    assert until_over(service, turn)["reply"] == "end"
+    gate.open()
+    assert wait_for_end(service, turn)["reply"] == "end"
+    body = {"agent": "scripted", "message": json.dumps([{"call": [["compute", {"seconds": 0.1}]]}, END])}
+    assert service.client.post("/turn", json=body, headers={"Prefer": "respond-async"}).status_code == 202
 
 
-def test_waiting_ends_after_the_preferred_time(service: Service, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    message = f'[{{"call": [["wait_for", {{"path": "{gate}"}}]]}}, {{"say": "end"}}]'
-    response = service.client.post(
-        "/turn", json={"agent": "scripted", "message": message}, headers={"Prefer": "wait=1"}
-    )
+def test_waiting_ends_after_the_preferred_time(service: Service, gate: Gate) -> None:
+    body = {"agent": "scripted", "message": json.dumps([gate.script, END])}
+    response = service.client.post("/turn", json=body, headers={"Prefer": "wait=1"})
     assert (response.status_code, response.json()["status"]) == (202, "running")
+    assert response.elapsed.total_seconds() >= 1
     shown = service.get(f"/conversations/{response.json()['conversation_id']}")
     assert (shown["running_turn"], shown["queued_turns"]) == (1, 0)
-    gate.touch()
-    assert until_over(service, response.json())["status"] == "finished"
+    gate.open()
+    assert wait_for_end(service, response.json())["status"] == "finished"
 
 
-def test_a_wait_has_a_limit_and_the_answer_names_it(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    message = json.dumps([{"call": [["wait_for", {"path": str(gate)}]]}, {"say": "end"}])
-    with Service(tmp_path / "service", CODELESS | {"WAIT_S": "1"}) as service:
-        response = service.client.post(
-            "/turn", json={"agent": "scripted", "message": message}, headers={"Prefer": "wait=30"}
-        )
+def test_a_wait_has_a_limit_and_the_answer_names_it_and_a_cause_is_in_the_log(tmp_path: Path, gate: Gate) -> None:
+    body = {"agent": "scripted", "message": json.dumps([gate.script, END])}
+    with Service(tmp_path / "service", PLAIN | {"WAIT_S": "1", "LOG_LEVEL": "debug"}) as service:
+        response = service.client.post("/turn", json=body, headers={"Prefer": "wait=30"})
         assert (response.status_code, response.headers["preference-applied"]) == (202, "wait=1")
-        gate.touch()
-        assert until_over(service, response.json())["reply"] == "end"
-
-
-def test_the_cause_of_a_failed_turn_is_in_the_log(tmp_path: Path) -> None:
-    with Service(tmp_path, CODELESS | {"LOG_LEVEL": "debug"}) as service:
+        gate.open()
+        assert wait_for_end(service, response.json())["reply"] == "end"
         assert "kaputt" not in json.dumps(service.play({"raise": "the model is kaputt"})["error"])
         assert "RuntimeError: the model is kaputt" in service.log()
 
@@ -262,24 +251,12 @@ def test_a_conversation_with_errors_has_the_prompt_of_an_uninterrupted_agent(ser
     assert turn["reply"] == expected
 
 
-def until_over(service: Service, turn: dict[str, Any]) -> dict[str, Any]:
-    end = time.monotonic() + PATIENCE_S
-    while True:
-        found = service.get(f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}")
-        if found["status"] not in {"queued", "running"}:
-            return found
-        assert time.monotonic() < end
-
-
 def _sizes(step: dict[str, Any]) -> list[tuple[int, int]]:
     return [(image["width"], image["height"]) for image in step["images"]]
 
 
-def _png(size: tuple[int, int]) -> str:
+def encoded(size: tuple[int, int], form: str) -> str:
+    """Return the base64 of an image full of noise."""
     buffer = io.BytesIO()
-    PIL.Image.new("RGB", size, (1, 2, 3)).save(buffer, "PNG")
+    PIL.Image.merge("RGB", [PIL.Image.effect_noise(size, 60) for _ in "RGB"]).save(buffer, form)
     return base64.b64encode(buffer.getvalue()).decode()
-
-
-def _data_url(size: tuple[int, int]) -> str:
-    return f"data:image/png;base64,{_png(size)}"
