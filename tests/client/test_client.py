@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from smolsessions import ApiError, AsyncClient, Client, UnreachableError
-from smolsessions.wire.events import TurnEnded
+from smolsessions import ApiError, AsyncClient, Client
 from tests.support.openapi import description
 from tests.support.pictures import png
 from tests.support.service import PLAIN, ROOT, Service
@@ -116,27 +115,10 @@ def test_a_turn_is_waited_for_longer_than_the_service_answers(tmp_path: Path) ->
     assert turn.timing.duration_ms > 300
 
 
-def test_a_service_that_is_not_there_is_named() -> None:
-    with (
-        Client("http://127.0.0.1:9", patience_s=0.2) as client,
-        pytest.raises(UnreachableError, match=r"127\.0\.0\.1:9"),
-    ):
-        client.turn("hello")
-
-
 def test_a_refused_stream_raises_its_code(client: Client) -> None:
     with pytest.raises(ApiError) as refused:
         list(client.stream("hello", agent="nobody"))
     assert refused.value.code == "unknown_agent"
-
-
-async def test_the_asynchronous_client_plays_and_streams(service: Service) -> None:
-    async with AsyncClient(str(service.client.base_url)) as client:
-        turn = await client.turn(said(ECHO, DONE), agent="scripted")
-        assert [each.turn async for each in client.list_turns(turn.conversation_id)] == [1]
-        events = [event async for event in client.stream(said(DONE), conversation_id=turn.conversation_id)]
-    assert isinstance(events[-1], TurnEnded)
-    assert events[-1].result.reply == "done"
 
 
 def test_each_operation_is_a_method() -> None:

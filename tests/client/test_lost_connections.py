@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
@@ -121,16 +120,15 @@ def test_a_hurried_retry_after_does_not_hurry_the_client(service: Service) -> No
     assert 2 <= relay.connections <= 5
 
 
-def test_a_long_silence_does_not_use_up_the_patience(service: Service, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
+def test_a_long_silence_does_not_use_up_the_patience(service: Service, gate: Gate) -> None:
     events: list[TurnEvent] = []
     with Relay(url_of(service)) as relay, Client(relay.address, patience_s=OWN_PATIENCE_S) as client:
-        for event in client.stream(said({"call": [["wait_for", {"path": str(gate)}]]}, DONE), agent="scripted"):
+        for event in client.stream(said(gate.script, DONE), agent="scripted"):
             events.append(event)
             if isinstance(event, ToolCalled) and event.name == "wait_for":
                 time.sleep(1.1 * OWN_PATIENCE_S)  # no event ends it: the length of the silence is the matter
                 relay.cut()
-                gate.write_text("open")
+                gate.open()
     assert_whole(events)
 
 
@@ -138,16 +136,13 @@ def test_a_turn_that_was_stored_is_not_made_again_after_a_kill(tmp_path: Path, g
     with Service(tmp_path, PLAIN) as service, Client(url_of(service)) as client:
         service.settings["PORT"] = str(service.client.base_url.port)
         conversation = client.create_conversation(agent="scripted").id
-        turns = []
-        script = said(gate.script, DONE)
-        thread = threading.Thread(target=lambda: turns.append(client.turn(script, conversation_id=conversation)))
-        thread.start()
-        gate.reached()
-        service.kill()
-        gate.open()
-        service.start()
-        thread.join(PATIENCE_S)
-        assert [turn.reply for turn in turns] == ["done"]
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(client.turn, said(gate.script, DONE), conversation_id=conversation)
+            gate.reached()
+            service.kill()
+            gate.open()
+            service.start()
+            assert waiting.result().reply == "done"
         assert [turn.turn for turn in client.list_turns(conversation)] == [1]
 
 
@@ -194,10 +189,9 @@ def test_what_is_no_address_or_key_is_refused_at_once() -> None:
             Client(api_key=key)
 
 
-async def test_more_streams_are_open_than_a_usual_pool_has_connections(service: Service, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
+async def test_more_streams_are_open_than_a_usual_pool_has_connections(service: Service, gate: Gate) -> None:
     async with AsyncClient(url_of(service), patience_s=30) as client:
-        turn = await client.submit(said({"call": [["wait_for", {"path": str(gate)}]]}, DONE), agent="scripted")
+        turn = await client.submit(said(gate.script, DONE), agent="scripted")
 
         async def end() -> TurnEvent:
             return [event async for event in client.get_turn_events(turn.conversation_id, turn.turn)][-1]
@@ -207,7 +201,7 @@ async def test_more_streams_are_open_than_a_usual_pool_has_connections(service: 
             async with asyncio.timeout(PATIENCE_S):
                 while await open_streams(client) < len(ends):
                     pass
-            gate.write_text("open")
+            gate.open()
     assert all(isinstance(each.result(), TurnEnded) for each in ends)
 
 
@@ -244,3 +238,8 @@ def test_a_service_that_stays_away_is_unreachable(service: Service) -> None:
     ):
         list(client.stream(said(ECHO, DONE), agent="scripted"))
     assert relay.connections > 1
+    with (
+        Client("http://127.0.0.1:9", patience_s=0.2) as client,
+        pytest.raises(UnreachableError, match=r"127\.0\.0\.1:9"),
+    ):
+        client.turn("hello")

@@ -488,7 +488,7 @@ def test_a_cursor_belongs_to_one_list(shelf: Service, planned: dict[str, Any], s
     cursors["turns"] = service.get(f"{here}/turns", limit=1)["next_cursor"]
     cursors["turns desc"] = service.get(f"{here}/turns", limit=1, order="desc")["next_cursor"]
     cursors["turns of another one"] = service.get(f"{there}/turns", limit=1)["next_cursor"]
-    accepted = {name: [] for name in cursors}  # type: dict[str, list[str]]
+    accepted: dict[str, list[str]] = {name: [] for name in cursors}
     for name, cursor in cursors.items():
         for of, response in {
             "{}": shelf.client.get("/conversations", params={"cursor": cursor}),

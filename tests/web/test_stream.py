@@ -18,7 +18,7 @@ from tests.support.problems import problem
 from tests.support.service import PLAIN, Service, write_private
 from tests.support.stopwatch import Stopwatch
 from tests.support.streaming import EVENTS, FINAL, Event, Frame, gone, log_of, place, posting, watching
-from tests.support.turns import DONE, ECHO, submit_turn, wait_for_end
+from tests.support.turns import DONE, ECHO, held_turn, submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
 
 ENDLESS: Event = {"endless": "on and on ", "pace_s": 0.002}
@@ -147,18 +147,14 @@ def test_a_reader_gets_what_follows_its_cursor(service: Service, ended: Event) -
         assert bytes_of(log_of(service, ended, after=cursor)) == expected
 
 
-def test_the_header_wins_over_the_query(service: Service, ended: Event) -> None:
+def test_the_header_wins_over_the_query_and_the_final_event_gets_204(service: Service, ended: Event) -> None:
     whole = log_of(service, ended)
     assert bytes_of(log_of(service, ended, 3, after=6)) == bytes_of(whole[3:])
     assert bytes_of(log_of(service, ended, 6, after=3)) == bytes_of(whole[6:])
     assert ask(service, ended, last=len(whole), after=0).status_code == 204
     assert bytes_of(log_of(service, ended, 0, after=len(whole))) == bytes_of(whole)
-
-
-def test_a_cursor_at_the_final_event_gets_204(service: Service, ended: Event) -> None:
-    final = log_of(service, ended)[-1]
-    assert bytes_of(log_of(service, ended, final.id - 1)) == final.raw
-    for cursor in (final.id, final.id + 1, 999_999):
+    assert bytes_of(log_of(service, ended, whole[-1].id - 1)) == whole[-1].raw
+    for cursor in (whole[-1].id, whole[-1].id + 1, 999_999):
         for response in (ask(service, ended, last=cursor), ask(service, ended, after=cursor)):
             assert (response.status_code, response.content) == (204, b"")
 
@@ -198,7 +194,11 @@ def test_a_turn_whose_log_has_expired_still_answers_with_its_final_event(strict:
     problem(ask(strict, turn, last=b"abc"), 422, "invalid_request")
 
 
-def test_a_missing_or_foreign_turn_is_a_problem_and_no_broken_stream(strict: Service) -> None:
+def test_a_refusal_is_a_problem_and_no_broken_stream(strict: Service, gate: Gate) -> None:
+    turn = strict.play(DONE)
+    with held_turn(strict, gate.path, conversation_id=turn["conversation_id"]):
+        asked = {"message": "x", "conversation_id": turn["conversation_id"]}
+        problem(strict.client.post("/turn", json=asked, headers=EVENTS), 409, "busy")
     turn = strict.play(DONE)
     problem(ask(strict, turn | {"turn": 2}), 404, "turn_not_found")
     problem(ask(strict, turn | {"conversation_id": "nobody"}), 404, "conversation_not_found")
@@ -209,14 +209,6 @@ def test_a_missing_or_foreign_turn_is_a_problem_and_no_broken_stream(strict: Ser
         headers = EVENTS | {"Authorization": f"Bearer {key}"}
         problem(strict.client.get(place(turn, "/events"), headers=headers), status, code)
         problem(strict.client.get(place(turn, "/events"), headers=headers | {"Last-Event-ID": "99"}), status, code)
-
-
-def test_a_busy_conversation_is_a_problem_and_no_stream(service: Service, gate: Gate) -> None:
-    turn = submit_turn(service, gate.script, DONE)
-    asked = {"message": "x", "conversation_id": turn["conversation_id"]}
-    problem(service.client.post("/turn", json=asked, headers=EVENTS), 409, "busy")
-    gate.open()
-    assert wait_for_end(service, turn)["reply"] == "done"
 
 
 def test_every_reader_sees_every_event_once_the_plain_one_the_one_that_is_cut_and_those_on_another_process(
@@ -368,25 +360,6 @@ def test_streams_end_at_shutdown_and_their_readers_go_on_with_a_restarted_server
         assert service.follow_up(turn | {"agent": {"name": "streamed"}}, DONE)["reply"] == "done"
 
 
-def test_a_step_that_ends_within_the_drain_is_streamed_and_the_turn_continues_in_the_next_process(
-    tmp_path: Path, gate: Gate
-) -> None:
-    service = Service(tmp_path / "service", STREAMED)
-    with service, posting(service, gate.script, DONE) as stream:
-        turn = stream.until("tool.call")
-        service.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: "stopping" in service.log())
-        gate.open()
-        assert kinds(stream.rest())[-1] == "step.finished"
-        assert service.stop() == 0
-    with service, watching(service, turn, stream.seen[-1].id) as again:
-        ended = again.rest()[-1].data["result"]
-        assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
-        assert [call["repeated"] for call in ended["tool_calls"]] == [False]
-        check_numbers([*stream.seen, *again.seen])
-        assert bytes_of(log_of(service, turn)) == bytes_of([*stream.seen, *again.seen])
-
-
 def test_a_page_of_an_allowed_origin_may_call(strict: Service) -> None:
     sent = {"authorization", "content-type", "idempotency-key", "if-match", "last-event-id", "prefer", "x-request-id"}
     for path in ("/turn", "/conversations/x/turns/1/events"):
@@ -417,21 +390,16 @@ def words(response: httpx2.Response, name: str) -> set[str]:
     return {word.strip() for word in response.headers[name].lower().split(",")}
 
 
-def test_a_page_of_another_origin_may_not(strict: Service) -> None:
-    for origin in ("http://localhost:5174", "https://localhost:5173", "http://evil.example", "null"):
+def test_a_page_of_another_origin_may_not(strict: Service, service: Service) -> None:
+    origins = ("http://localhost:5174", "https://localhost:5173", "http://evil.example", "null")
+    for each, origin in [*((strict, origin) for origin in origins), (service, PAGE)]:
         asks = {"Origin": origin, "Access-Control-Request-Method": "POST"}
         for response in (
-            strict.client.request("OPTIONS", "/turn", headers=asks),
-            strict.client.get("/agents", headers={"Origin": origin}),
+            each.client.request("OPTIONS", "/turn", headers=asks),
+            each.client.get("/agents", headers={"Origin": origin}),
         ):
             assert response.status_code >= 400
-            assert "access-control-allow-origin" not in response.headers
-
-
-def test_without_origins_no_other_page_may_call(service: Service, ended: Event) -> None:
-    asks = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
-    for response in (service.client.request("OPTIONS", "/turn", headers=asks), ask(service, ended, Origin=PAGE)):
-        assert not [name for name in response.headers if name.startswith("access-control")]
+            assert not [name for name in response.headers if name.startswith("access-control")]
 
 
 def ask(service: Service, turn: Event, last: Any = None, after: Any = None, **headers: str) -> httpx2.Response:
