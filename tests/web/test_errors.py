@@ -204,16 +204,16 @@ def test_the_last_of_repeated_members_counts(service: Service) -> None:
 
 def test_a_body_has_a_content_type_of_json(service: Service, kept: str) -> None:
     forms = ("application/x-www-form-urlencoded", "multipart/form-data")
-    for kind in ("application/json; charset=utf-8", "Application/JSON", "application/vnd.x+json"):
-        assert send(service, "POST", "/conversations", "{}", kind).status_code == 201
+    for name in ("application/json; charset=utf-8", "Application/JSON", "application/vnd.x+json"):
+        assert send(service, "POST", "/conversations", "{}", name).status_code == 201
     with nothing_stored(service):
         for kind in (None, "text/plain", "text/json", "text/x+json", "json", *forms):
             for method, path in BODIES:
                 body = '{"message": "hi"}' if "turn" in path else '{"metadata": {}}'
                 problem(send(service, method, path.format(kept), body, kind), 415, "unsupported_media_type")
         chunked = b"POST /conversations HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
-        for kind in (b"", b"Content-Type: text/plain\r\n"):
-            with connected(service, chunked + kind + b"Connection: close\r\n\r\n2\r\n{}\r\n0\r\n\r\n") as connection:
+        for line in (b"", b"Content-Type: text/plain\r\n"):
+            with connected(service, chunked + line + b"Connection: close\r\n\r\n2\r\n{}\r\n0\r\n\r\n") as connection:
                 problem_on(connection, 415, "unsupported_media_type")
 
 
@@ -437,8 +437,8 @@ def test_a_loopback_service_answers_to_its_own_names_alone(service: Service) -> 
 
 
 def test_every_error_has_a_status_and_a_code_of_its_own() -> None:
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
-    kinds = [kind for kind in kinds if issubclass(kind, errors.ServiceError)]
+    types = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    kinds = [kind for kind in types if issubclass(kind, errors.ServiceError)]
     statuses = {code: status for status, codes in STATUSES.items() for code in codes.split()}
     assert sorted(kind.code for kind in kinds) == sorted(statuses)
     assert {kind.code: status_of(kind()).value for kind in kinds} == statuses

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -105,7 +106,7 @@ def test_requests_that_arrive_everywhere_at_once_begin_one_conversation(
     assert (turns[0]["turn"], turn_counts(pair[1], turns[0])) == (1, (1, None, 0))
 
 
-def at_once(pair: tuple[Service, Service], key: str, **body: object) -> list[Event]:
+def at_once(pair: tuple[Service, Service], key: str, **body: Any) -> list[Event]:
     with ThreadPoolExecutor(12) as pool:
         answers = pool.map(lambda number: post_with_key(pair[number % 2], key, DONE, **body), range(12))
         return [turn_of(answer) for answer in answers]
@@ -116,7 +117,7 @@ def test_requests_that_arrive_everywhere_at_once_add_one_turn_and_stop_not_their
     pair: tuple[Service, Service], key: str, on_busy: str
 ) -> None:
     first = submit_turn(pair[0], {"call": [["compute", {"seconds": 0.2}]]}, DONE)
-    body = {"conversation_id": first["conversation_id"], "on_busy": on_busy}
+    body: Event = {"conversation_id": first["conversation_id"], "on_busy": on_busy}
     turns = at_once(pair, key, **body)
     assert turns == turns[:1] * 12
     assert (turns[0]["turn"], turns[0]["status"]) == (2, "finished")

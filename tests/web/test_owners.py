@@ -70,8 +70,7 @@ def test_requests_without_a_key_are_refused(locked: Service) -> None:
     for path in ("/livez", "/readyz", "/metrics", "/docs", "/openapi.json", "/"):
         assert request_as(locked, None, "GET", path).status_code == 200
     for scheme in ("Bearer", "bearer", "BEARER"):
-        headers = {"Authorization": f"{scheme} {ADA}"}
-        assert locked.client.get("/agents", headers=headers).status_code == 200
+        assert locked.client.get("/agents", headers={"Authorization": f"{scheme} {ADA}"}).status_code == 200
 
 
 def test_each_owner_sees_their_own_conversations_alone(locked: Service) -> None:
