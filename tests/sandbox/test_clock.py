@@ -30,6 +30,7 @@ from tests.support.killed_turns import SETTINGS, KilledTurn, kill_when_blocked
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
 from tests.support.store_server import PARTITION, StoreServer
+from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, submit_turn, wait_for_end
 
 READ = """
@@ -79,12 +80,11 @@ def killed(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> It
         kill_when_blocked(service, turns[:1])
         service.start()
         for each in turns:
-            each.turn = wait_for_end(service, each.turn, 30)
+            each.turn = wait_for_end(service, each.turn)
         shown = printed(shown_outputs(service, turns[0].turn)[0])
         yield Killed(turns[0], turns[1], journals, killed_at, shown)
 
 
-@pytest.mark.timeout(180)
 def test_a_block_whose_process_was_killed_asks_for_the_same_times(killed: Killed) -> None:
     turn = killed.timed.turn
     assert (turn["status"], turn["attempts"]) == ("finished", 3), turn["error"]
@@ -93,14 +93,12 @@ def test_a_block_whose_process_was_killed_asks_for_the_same_times(killed: Killed
     assert sorted(Counter(noted).values()) == [1, 2, 2]
 
 
-@pytest.mark.timeout(180)
 def test_the_real_clocks_go_on_after_the_recorded_times(killed: Killed) -> None:
     since, monotonic_since, now, monotonic_now = map(float, killed.shown.split())
     assert since < killed.killed_at < now < time.time()
     assert now - since == pytest.approx(monotonic_now - monotonic_since, abs=0.5)
 
 
-@pytest.mark.timeout(180)
 def test_only_blocks_that_read_a_clock_write_to_the_journal(killed: Killed) -> None:
     timed, untimed = ([name for name in journal if b"clock" in name] for journal in killed.journals)
     assert len(timed) == 2
@@ -108,7 +106,6 @@ def test_only_blocks_that_read_a_clock_write_to_the_journal(killed: Killed) -> N
     assert killed.untimed.turn["status"] == "finished"
 
 
-@pytest.mark.timeout(180)
 def test_a_block_that_waits_for_a_person_shows_and_sends_the_same_times(tmp_path: Path) -> None:
     outbox, shown = tmp_path / "sent", []
     block = "import datetime\nfor to in ('ada', 'bob'):\n    send_email(to, str(datetime.datetime.now()))"
@@ -119,8 +116,9 @@ def test_a_block_that_waits_for_a_person_shows_and_sends_the_same_times(tmp_path
         for _ in range(2):
             (request,) = turn.requests
             shown.append("{to}: {text}".format(**request.arguments or {}))
-            service.kill()
-            service.start()
+            if len(shown) == 1:
+                service.kill()
+                service.start()
             with Client(str(service.client.base_url)) as client:
                 turn = client.answer(turn, request.request_id, "approve")
     assert turn.status == "finished", turn.error
@@ -227,7 +225,7 @@ def test_readings_of_a_loop_are_bounded(blocks: Blocks) -> None:
     assert max(first) < min(again[MAX_READINGS:])
 
 
-@pytest.mark.parametrize("hours", [-10, 10])
+@pytest.mark.parametrize("hours", mostly_deep([-10, 10], fast=[-10]))
 def test_monotonic_clocks_go_on_on_a_machine_with_another_uptime(blocks: Blocks, hours: int) -> None:
     code = "import time\nbegan = time.monotonic()\nsend(1)\ntime.sleep(0.01)\nprint(time.monotonic() - began)"
     blocks.run(code)
@@ -252,12 +250,13 @@ FORGED: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("forged", FORGED, ids=lambda forged: repr(forged)[:30])
-def test_forged_readings_are_refused(forged: Any) -> None:
+def test_forged_readings_are_refused() -> None:
     bridge = Effects()
-    with pytest.raises(MisbehavedError):
-        ClockLog(Journal(cast("EventBridge", bridge), None, 1), "1.1").add(forged)
-    assert not bridge.effects
+    log = ClockLog(Journal(cast("EventBridge", bridge), None, 1), "1.1")
+    for forged in FORGED:
+        with pytest.raises(MisbehavedError):
+            log.add(forged)
+        assert not bridge.effects, forged
 
 
 def test_a_process_that_forges_readings_is_ended(blocks: Blocks) -> None:

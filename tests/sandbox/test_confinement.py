@@ -20,21 +20,25 @@ from smolsessions.store.seal import new_key
 from tests.support.code_turns import (
     code_script,
     fork_servers,
-    is_fork_server,
     play_code,
     printed,
     runs_code,
     shown_outputs,
+    wait_gone,
 )
 from tests.support.debian import skip
+from tests.support.preloaded import PYTHONPATH
 from tests.support.service import Service, spawn
+from tests.support.tiers import deep, mostly_deep
 from tests.support.turns import cancel, submit_turn, wait_for_end
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the means are Linux's")
-UID = 12345
+UID = 12_345 + os.getpid() % 30_000  # of this process of pytest alone
 LAUNCHER = (sys.executable, str(Path(__file__).parents[1] / "support" / "launch.py"))
 BOTH = ("namespaces", "landlock")
+CODERS = ("coder", "forking", "lead", "walled")
+AGENTS = {"AGENTS": ",".join(f"{name}=tests.support.coders:make_{name}" for name in CODERS), "DEMO_AGENTS": "0"}
 CASES = {
     "root, namespaces": (0, (), "namespaces"),
     "root, Landlock": (0, ("namespaces",), "landlock"),
@@ -67,6 +71,10 @@ def leave():
         os.closerange(0, 30)
         while True:
             pass
+def rights():
+    header, found = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    call('capget', header, found)
+    return sum(found)
 def attempt(expression):
     return repr(eval(expression))
 """
@@ -87,7 +95,10 @@ class Confined:
         return self.folder / "imported" / "keys"
 
 
-@pytest.fixture(scope="module", params=CASES)
+FAST = ["a user, Landlock", "a user, namespaces", "a user, nothing"]
+
+
+@pytest.fixture(scope="module", params=mostly_deep(CASES, fast=FAST))
 def confined(request: pytest.FixtureRequest) -> Iterator[Confined]:
     uid, without, level = CASES[request.param]
     if os.getuid() and not uid:
@@ -96,8 +107,11 @@ def confined(request: pytest.FixtureRequest) -> Iterator[Confined]:
         listener.bind(str(folder / "imported" / "socket"))
         (folder / "imported" / "socket").chmod(0o777)
         listener.listen()
-        settings = {"SEAL_KEYS_FILE": str(folder / "imported" / "keys"), "CODE_FOLDERS": str(folder / "open")}
-        environment = {"A_MODELS_KEY": "sk-of-the-model", "PYTHONPATH": str(folder / "imported")}
+        settings = AGENTS | {"SEAL_KEYS_FILE": str(folder / "imported" / "keys"), "CODE_FOLDERS": str(folder / "open")}
+        if level in {"namespaces", "landlock"}:
+            settings["CODE_CONFINEMENT"] = "required"
+        path = f"{folder / 'imported'}{os.pathsep}{PYTHONPATH}"
+        environment = {"A_MODELS_KEY": "sk-of-the-model", "PYTHONPATH": path}
         with Service(folder, settings, environment, wrapper=wrapper(uid, without)) as service:
             yield Confined(service, level, uid, folder, listener)
 
@@ -144,9 +158,26 @@ def tried(service: Service, attempts: list[str], agent: str = "walled") -> list[
 
 def test_the_level_is_in_the_log_and_in_the_list_of_agents(confined: Confined) -> None:
     agents = {agent["name"]: agent["code_confinement"] for agent in confined.service.get("/agents")["items"]}
-    assert agents["walled"] == agents["lead"] == confined.level
-    assert (agents["threaded"], agents["scripted"]) == ("none", None)
+    assert agents == dict.fromkeys(CODERS, confined.level)
     assert "model-written code is confined by" in confined.service.log()
+
+
+def test_a_process_has_no_right_and_the_limits_of_its_agent(confined: Confined) -> None:
+    is_stranger = os.getuid() == 0 == confined.uid
+    expected = {
+        "rights()": 0,
+        "os.getuid() >= 2_000_000_000": is_stranger,
+        "os.getpid() == 1": confined.level == "namespaces",
+        "libc.prctl(39, 0, 0, 0, 0)": 1,  # no new privileges
+        "libc.prctl(3, 0, 0, 0, 0)": 0,  # its memory is private
+        "resource.getrlimit(resource.RLIMIT_AS)[1] > 1 << 30": True,
+        "resource.getrlimit(resource.RLIMIT_NOFILE)": (20, 20),
+        "resource.getrlimit(resource.RLIMIT_FSIZE)": (0, 0),
+        "resource.getrlimit(resource.RLIMIT_CORE)": (0, 0),
+        "resource.getrlimit(resource.RLIMIT_NPROC)": (0, 0),
+    }
+    found = map(printed, tried(confined.service, [*expected]))
+    assert dict(zip(expected, found, strict=True)) == {name: repr(value) for name, value in expected.items()}
 
 
 def test_code_reaches_no_network_process_or_memory_and_changes_no_file(confined: Confined) -> None:
@@ -189,7 +220,7 @@ def test_code_reaches_no_network_process_or_memory_and_changes_no_file(confined:
         f"read({str(folder / 'disk')!r})",
         f"io.open({precious!r}, 'w')",
         f"os.open({precious!r}, os.O_RDONLY | os.O_TRUNC)",
-        f"io.open({str(folder / 'new')!r}, 'w')",
+        *(f"io.open({str(folder / below)!r}, 'w')" for below in ("new", "open/new", "open/data.csv")),
         "io.open('/tmp/new', 'w')",
         "io.open('/dev/shm/new', 'w')",
         "os.ftruncate(os.memfd_create('x'), 1 << 20)",
@@ -241,7 +272,6 @@ def test_code_imports_and_reads_what_agents_need(confined: Confined) -> None:
         f"read({str(confined.folder / 'open' / 'data.csv')!r})",
         "len(io.open('/dev/urandom', 'rb').read(3))",
         "os.kill(os.getpid(), 0)",
-        "resource.getrlimit(resource.RLIMIT_NOFILE)",
         "[pair[0].send(b'x') for pair in [socket.socketpair()]]",
         "importlib.import_module('asyncio').run(importlib.import_module('asyncio').sleep(0))",
     ]
@@ -250,22 +280,16 @@ def test_code_imports_and_reads_what_agents_need(confined: Confined) -> None:
 
 
 def test_a_signal_to_its_own_group_reaches_no_other_process(confined: Confined) -> None:
-    service, gate = confined.service, confined.folder / "gate"
-    turn = submit_turn(
-        service,
-        *code_script("kept = 1", f"wait_for(path={str(gate)!r})", "print(kept)"),
-        {"say": "done"},
-        agent="coder",
-    )
-    wait_until(gate.with_name("gate.started").exists)
+    service, gate = confined.service, Gate(confined.folder / "signals")
+    blocks = code_script("kept = 1", f"wait_for(path={str(gate.path)!r})", "print(kept)")
+    turn = submit_turn(service, *blocks, {"say": "done"}, agent="coder")
+    gate.reached()
     before = fork_servers(service)
     for number in ("SIGKILL", "SIGTERM"):
         block = f"import at_hand\nat_hand.attempt('os.killpg(0, signal.{number})')"
         play_code(service, block, "import at_hand\nat_hand.attempt('os.kill(-1, signal.SIGKILL)')", agent="walled")
-    gate.touch()
+    gate.open()
     ended = wait_for_end(service, turn)
-    gate.unlink()
-    gate.with_name("gate.started").unlink()
     assert [text for text in shown_outputs(service, ended) if text.startswith("The process")] == []
     assert (ended["reply"], fork_servers(service)) == ("done", before)
 
@@ -277,24 +301,25 @@ def below(service: Service) -> list[psutil.Process]:
 
 
 def test_processes_that_code_starts_end_with_its_turn(confined: Confined) -> None:
-    service, gate = confined.service, confined.folder / "gate"
-    turn = submit_turn(
-        service, *code_script("import at_hand\nat_hand.leave()", f"wait_for(path={str(gate)!r})"), agent="forking"
-    )
-    wait_until(gate.with_name("gate.started").exists)
+    service, gate = confined.service, Gate(confined.folder / "starts")
+    wait_until(lambda: not below(service))
+    blocks = code_script("import at_hand\nat_hand.leave()", f"wait_for(path={str(gate.path)!r})")
+    turn = submit_turn(service, *blocks, agent="forking")
+    gate.reached()
     left = below(service)
-    limits_count = confined.level == "namespaces" or os.getuid() == 0 == confined.uid
-    assert len(left) == (2 if limits_count else 1)
+    assert len(left) == 2
     cancel(service, turn)
-    gate.touch()
+    gate.open()
     wait_for_end(service, turn)
-    gate.unlink()
-    gate.with_name("gate.started").unlink()
-    wait_until(lambda: not [process for process in left if is_fork_server(process)], 2)
+    wait_gone(left)
 
 
 @pytest.mark.parametrize(
-    ("agents", "mend"), [("walled=coders:make_walled", "Landlock"), ("own=coders:make_threaded", "thread")]
+    ("agents", "mend"),
+    [
+        ("walled=coders:make_walled", "Landlock"),
+        pytest.param("own=coders:make_threaded", "thread", marks=deep),  # tests/cli/test_check.py has it, too
+    ],
 )
 def test_a_service_that_must_confine_code_and_cannot_does_not_start(agents: str, mend: str) -> None:
     settings = {
@@ -311,12 +336,6 @@ def test_a_service_that_must_confine_code_and_cannot_does_not_start(agents: str,
     assert "SMOLSESSIONS_CODE_CONFINEMENT" in said
     assert mend in said
     assert "Traceback" not in said
-
-
-def test_a_service_that_must_confine_code_starts_if_it_can() -> None:
-    settings = {"CODE_CONFINEMENT": "required", "AGENTS": "walled=tests.support.coders:make_walled"}
-    with own_folder(UID) as folder, Service(folder, settings, wrapper=wrapper(UID, ("namespaces",))) as service:
-        assert printed(play_code(service, "print(1)", agent="walled")[1][0]) == "1"
 
 
 def test_the_numbers_of_system_calls_are_those_of_libseccomp() -> None:
@@ -350,10 +369,10 @@ def test_no_hidden_path_is_readable_through_a_readable_folder(tmp_path: Path) ->
     assert {str(path.relative_to(folder)) for path in readable.listed if path.is_relative_to(folder)} == {".", "a"}
 
 
-@pytest.mark.parametrize("seen", [1, 2, 3, 4, 5, 6, 7, 9])
-def test_a_ruleset_has_only_rights_that_its_version_of_landlock_knows(seen: int) -> None:
+def test_a_ruleset_has_only_rights_that_its_version_of_landlock_knows() -> None:
     """Sizes and rights equal those of the kernel's header."""
-    attributes = landlock.attributes_for(seen)
-    assert len(attributes) == (8 if seen < 4 else 16 if seen < 6 else 24)
-    rights = int.from_bytes(attributes[:8], "little")
-    assert rights.bit_length() == {1: 13, 2: 14, 3: 15, 4: 15}.get(seen, 16)
+    for seen in range(1, 10):
+        attributes = landlock.attributes_for(seen)
+        assert len(attributes) == (8 if seen < 4 else 16 if seen < 6 else 24)
+        rights = int.from_bytes(attributes[:8], "little")
+        assert rights.bit_length() == {1: 13, 2: 14, 3: 15, 4: 15}.get(seen, 16)

@@ -8,7 +8,7 @@ import pytest
 from smolagents.local_python_executor import ExecutionTimeoutError, InterpreterError, LocalPythonExecutor
 
 from smolsessions.agents.sandbox.fork_client import ChildProcess, ForkClient
-from smolsessions.agents.sandbox.interpreter import NOT_STARTED, ChildInterpreter
+from smolsessions.agents.sandbox.interpreter import DIED, NOT_STARTED, ChildInterpreter
 from smolsessions.agents.sandbox.limits import CodeLimits
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -47,7 +47,7 @@ class NotingClient(ForkClient):
 
 
 def begin_turn(fork_client: ForkClient, limits: CodeLimits = DEFAULT) -> ChildInterpreter:
-    original = LocalPythonExecutor(["time"], timeout_seconds=None)
+    original = LocalPythonExecutor(["*"], timeout_seconds=None)
     interpreter = ChildInterpreter(original, fork_client, limits, (), lambda: None)
     interpreter.send_tools({})
     return interpreter
@@ -116,8 +116,8 @@ def test_a_process_that_dies_before_its_first_block_is_replaced(what: str) -> No
 @pytest.mark.parametrize(
     ("limits", "code"),
     [
-        (CodeLimits(cpu_s=0.25, wall_s=600), "while True:\n    pass"),
-        (CodeLimits(cpu_s=600, wall_s=0.25), "import time\ntime.sleep(600)"),
+        (CodeLimits(cpu_s=0.25, wall_s=20), "while True:\n    pass"),
+        (CodeLimits(cpu_s=20, wall_s=0.25), "import time\ntime.sleep(20)"),
     ],
 )
 def test_each_limit_of_time_ends_a_block_alone(limits: CodeLimits, code: str) -> None:
@@ -125,3 +125,27 @@ def test_each_limit_of_time_ends_a_block_alone(limits: CodeLimits, code: str) ->
         turn = begin_turn(fork_client, limits)
         with pytest.raises(ExecutionTimeoutError, match=r"maximum execution time of 0\.25 seconds"):
             turn(code)
+
+
+FORGED = [
+    "'inputs': {'unknown': b''}",
+    "'changed': {'../x': b''}",
+    "'changed': {'0123456789abcdef': b'x' * 1_500_000}",
+    "'changed': {'0123456789abcdef': 'no bytes'}",
+    "'removed': [1]",
+    "'output': b'junk'",
+    "'final': 1",
+    "'call': 'nosuch', 'arguments': b''",
+]
+
+
+def test_a_process_that_forges_its_result_is_ended_and_nothing_of_it_is_kept() -> None:
+    start = "import smolsessions.agents.sandbox.child as child\n"
+    with closing(ForkClient([])) as fork_client:
+        for forged in FORGED:
+            turn = begin_turn(fork_client, CodeLimits(variables_mb=0.5, output_mb=2))
+            saved = f"saved = {{'changed': {{}}, 'removed': [], 'inputs': {{}}, 'full': False, {forged}}}\n"
+            with pytest.raises(InterpreterError, match=DIED):
+                turn(f"{start}{saved}child._CodeRunner._save = lambda self: saved")
+            assert turn.variables == {}, forged
+            turn.stop()

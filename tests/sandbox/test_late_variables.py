@@ -69,13 +69,3 @@ def test_a_variable_that_is_first_used_near_the_limit_of_recursion_is_kept() -> 
     executor = new_executor()
     assert Variables(executor, MAX_BYTES).load({**chunks, **saved.changed}) == []
     assert said(executor, "print(len(d))") == "1\n"
-
-
-def test_a_closure_shares_the_value_that_it_captured_before_any_code_used_it() -> None:
-    executor, variables, chunks = resumed("x = [1]")
-    executor("def make():\n    def get():\n        return x\n    return get\nget = make()")
-    saved = variables.save()
-    assert saved.removed == list(chunks)
-    executor = new_executor()
-    assert Variables(executor, MAX_BYTES).load(saved.changed) == []
-    assert said(executor, "x.append(2)\nprint(get(), x)") == "[1, 2] [1, 2]\n"

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.code_turns import GONE, code_script, printed, shown_outputs, tasks
-from tests.support.killed_turns import SETTINGS, KilledTurn, kill_and_resume, note_call
-from tests.support.ledgers import Ledger
+from tests.support.killed_turns import WITHOUT_CODE, kill_and_resume, make_killed_turn
 from tests.support.service import Service
 from tests.support.streaming import Event
+from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE
 
 AGENTS = ",".join(
@@ -18,10 +18,9 @@ AGENTS = ",".join(
 KEPT = [("db", "connection"), ("cash", "money"), ("box", "parcel"), ("word", "text")]
 
 
-@pytest.fixture(scope="module", params=["warm", "cold"])
-def either(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    settings = {"AGENTS": AGENTS} | ({"WARM_SESSIONS": "0"} if request.param == "cold" else {})
-    with Service(tmp_path_factory.mktemp(request.param), settings) as service:
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with Service(tmp_path_factory.mktemp("warm"), {"AGENTS": AGENTS}) as service:
         yield service
 
 
@@ -29,6 +28,12 @@ def either(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def cold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with Service(tmp_path_factory.mktemp("cold"), {"AGENTS": AGENTS, "WARM_SESSIONS": "0"}) as service:
         yield service
+
+
+@pytest.fixture(params=mostly_deep(["warm", "cold"], fast=["cold"]))
+def either(request: pytest.FixtureRequest) -> Service:
+    service: Service = request.getfixturevalue(request.param)
+    return service
 
 
 def keeping(agent: str, *things: tuple[str, str]) -> list[Event]:
@@ -50,13 +55,8 @@ def test_state_of_an_agent_that_cannot_be_kept_is_dropped_and_named(either: Serv
     assert first["dropped_variables"] == ["my_cash", "my_db"]
     assert told(either, first)[-2:] == ["db is Connection", "cash is Money"]
     second = either.follow_up(first, *look, DONE)
-    assert told(either, second) == [
-        "db is NoneType",
-        "cash is NoneType",
-        "box is Parcel",
-        "word is str",
-        "made is Connection",
-    ]
+    kinds = {"db": "NoneType", "cash": "NoneType", "box": "Parcel", "word": "str", "made": "Connection"}
+    assert told(either, second) == [f"{name} is {kind}" for name, kind in kinds.items()]
     assert second["dropped_variables"] == []
     third = either.follow_up(first, *keeping(agent, ("db", "text"), ("word", "connection")), DONE)
     assert third["dropped_variables"] == ["my_word"]
@@ -77,16 +77,9 @@ def test_code_cannot_use_dropped_state(either: Service) -> None:
 
 
 def test_a_replayed_call_drops_the_same_state(tmp_path: Path) -> None:
-    ledger = Ledger.at(tmp_path / "a.ledger", 5)
-    with Service(tmp_path / "service", SETTINGS) as service:
-        path = str(ledger.path)
-        script = [
-            {"call": [["keep", {"under": "db", "what": "connection"}]]},
-            note_call(path, "a"),
-            note_call(path, "b"),
-            DONE,
-        ]
-        killed_turn = KilledTurn(ledger, "caller", script)
+    killed_turn = make_killed_turn(tmp_path, 5, agent="caller")
+    killed_turn.script[:0] = keeping("caller", ("db", "connection"))
+    with Service(tmp_path / "service", WITHOUT_CODE) as service:
         kill_and_resume(service, [killed_turn])
     assert killed_turn.turn["attempts"] == 2
     assert killed_turn.turn["dropped_variables"] == ["my_db"]
@@ -99,10 +92,7 @@ def test_lost_variables_of_code_in_a_thread_are_named_by_the_next_turn(cold: Ser
     second = cold.follow_up(first, *code_script("print(count)", "more()", "count = 5\nprint(count)"), DONE)
     assert second["dropped_variables"] == ["count", "counts", "more"]
     *errors, defined = shown_outputs(cold, second)
-    assert [name in error and "is gone" in error for name, error in zip(("count", "more"), errors, strict=True)] == [
-        True,
-        True,
-    ]
+    assert all(f"`{name}` is gone" in error for name, error in zip(("count", "more"), errors, strict=True))
     assert printed(defined) == "5"
     third = cold.follow_up(first, *code_script("print(1)"), DONE)
     assert third["dropped_variables"] == ["count"]

@@ -15,6 +15,7 @@ from tests.support.ledgers import Ledger
 from tests.support.service import Service
 from tests.support.store_server import StoreServer
 from tests.support.streaming import Event
+from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, SHOWN
 
 
@@ -60,9 +61,10 @@ def cold(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield service
 
 
-@pytest.fixture(params=["warm", "cold"])
-def either(request: pytest.FixtureRequest, service: Service, cold: Service) -> Service:
-    return service if request.param == "warm" else cold
+@pytest.fixture(params=mostly_deep(["warm", "cold"], fast=["cold"]))
+def either(request: pytest.FixtureRequest, cold: Service) -> Service:
+    service: Service = request.getfixturevalue("service") if request.param == "warm" else cold
+    return service
 
 
 @pytest.mark.parametrize("script", [SEEDED, LOGGED], ids=["seeds", "logs"])

@@ -304,7 +304,7 @@ PROGRAMS = st.lists(st.tuples(statement(), st.booleans()), min_size=1, max_size=
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-@settings(PATIENT, max_examples=25)
+@settings(PATIENT, max_examples=60)
 @given(PROGRAMS)
 def test_a_program_behaves_the_same_however_often_it_is_interrupted(program: list[tuple[str, bool]]) -> None:
     check_interruptions(program)

@@ -93,13 +93,6 @@ k = double
 x = [f, k]
 ---
 print(f(1), g('abc'), h('q'), k(4), x[0](2), x[1](2))
-=== methods of values
-a = [1]
-add = a.append
-up = 'x'.upper
----
-add(2)
-print(a, up())
 === a function and its later globals
 def area(r):
     return scale * r
@@ -182,11 +175,6 @@ def make():
 g = make()
 ---
 print(g(0))
-=== lambdas of a comprehension
-fs = [lambda v: v * i for i in range(3)]
----
-i = 100
-print([f(2) for f in fs])
 === attributes of a function
 def f():
     return f.calls
@@ -243,21 +231,9 @@ b = B()
 print(b.f(), isinstance(b, A), issubclass(B, A))
 A.g = lambda self: 'new'
 print(A().f())
-=== a class under the name of an older one
-class P:
-    v = 1
-old = P()
-pair = [old]
-class P(P):
-    w = 2
-new = P()
----
-print(old.v, new.v, new.w, hasattr(old, 'w'), isinstance(old, P), pair[0] is old, isinstance(new, P))
 === classes that know each other's instances
-class A:
-    pass
-class B:
-    pass
+class A: pass
+class B: pass
 a = A()
 b = B()
 A.other = b
@@ -266,10 +242,8 @@ c = B()
 ---
 print(A.other is b, c.other is a, type(b) is B, isinstance(b.other, A))
 === a list of a class in a list with another's instance
-class P:
-    pass
-class R:
-    pass
+class P: pass
+class R: pass
 P.parts = []
 q = [P.parts, R()]
 ---
@@ -292,13 +266,11 @@ class B:
     made = []
     def __init_subclass__(cls):
         B.made.append(cls)
-class A(B):
-    pass
+class A(B): pass
 B.first = A()
 ---
 print(len(B.made), B.made[0] is A, type(B.first) is A)
-class D(B):
-    pass
+class D(B): pass
 print(len(B.made))
 === a closure before its global
 def make():
@@ -309,23 +281,6 @@ get1 = make()
 zzz = 1
 ---
 print(get1())
-=== a class that knows itself
-class T:
-    made = []
-T.made.append(T())
-T.own = T
----
-print(T.own is T, type(T.made[0]) is T)
-=== a bound method
-class P:
-    def v(self):
-        return self.x
-p = P()
-p.x = 1
-m = p.v
----
-p.x = 2
-print(m())
 === special methods
 class V:
     def __init__(self, x):
@@ -379,8 +334,7 @@ print(s.b)
 class L(list):
     def total(self):
         return sum(self)
-class D(dict):
-    pass
+class D(dict): pass
 l = L([1, 2])
 l.note = 'n'
 d = D(a=1)
@@ -428,8 +382,7 @@ from abc import ABC
 class A(ABC):
     def f(self):
         return 1
-class B(A):
-    pass
+class B(A): pass
 b = B()
 ---
 print(b.f(), isinstance(b, A))
@@ -588,8 +541,7 @@ h = []
 for i in range(5000):
     h = [h]
 === deep in a class
-class H:
-    pass
+class H: pass
 h = None
 for i in range(5000):
     n = H(); n.next = h; h = n

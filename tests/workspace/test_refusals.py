@@ -21,7 +21,9 @@ from smolsessions.core.errors import StartError
 from smolsessions.workspace import Workspace
 from smolsessions.workspace.folders import ConversationFolders
 from tests.support.agents import TOOLS, ScriptedModel, make_code, make_scripted
+from tests.support.refusals import sentence_of
 from tests.support.service import run
+from tests.support.tiers import mostly_deep
 
 INTERPRETER = PythonInterpreterTool()
 
@@ -200,33 +202,30 @@ def test_a_workspace_serves_its_conversation_alone(tmp_path: Path) -> None:
     assert answers == ["ada's", "[denied] this workspace belongs to another conversation"]
 
 
-@pytest.mark.parametrize("role", ["web", "work", "serve"])
+def with_agent(folder: Path, workspace: str) -> dict[str, str]:
+    """Return the settings of a service with an agent that has a workspace."""
+    file = folder / "agents.toml"
+    file.write_text(f'[agents.w]\nfactory = "tests.support.agents:make_scripted"\nworkspace = {{{workspace}}}\n')
+    return {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}
+
+
+@pytest.mark.parametrize("role", mostly_deep(["web", "work", "serve"], fast=["work"]))
 def test_processes_that_may_be_several_need_a_directory_that_they_share(role: str, tmp_path: Path) -> None:
-    settings = {"AGENTS": "w=tests.workspace.test_refusals:make_writer", "DEMO_AGENTS": "0"}
-    settings |= {"REDIS_URL": "redis://127.0.0.1:9", "SEAL_KEYS": "1:" + "A" * 43 + "="}
-    status, _, errors = run(tmp_path, settings, role)
-    assert (status, "set SMOLSESSIONS_WORKSPACES_DIR to one directory that all of them share" in errors) == (2, True), (
-        errors
-    )
+    store = {"REDIS_URL": "redis://127.0.0.1:9", "SEAL_KEYS": "1:" + "A" * 43 + "="}
+    sentence = sentence_of(run(tmp_path, with_agent(tmp_path, 'editable = ["**"]') | store, role))
+    assert "set SMOLSESSIONS_WORKSPACES_DIR to one directory that all of them share" in sentence
 
 
-def make_writer() -> MultiStepAgent:
-    return smolsessions.options(make_scripted(), workspace={"editable": ["**"]})
+GIVEN = [".", "given", "given/files", "given/files/ada"]
 
 
-@pytest.mark.parametrize("path", [".", "given", "given/files", "given/files/ada"])
+@pytest.mark.parametrize("path", mostly_deep(GIVEN, fast=[GIVEN[0], GIVEN[-1]]))
 def test_a_given_directory_with_files_of_the_service_is_refused(path: str, tmp_path: Path) -> None:
     (tmp_path / "given/files/ada").mkdir(parents=True)
-    (tmp_path / "agents.toml").write_text(
-        '[agents.w]\nfactory = "tests.support.agents:make_scripted"\n'
-        f'workspace = {{readonly = ["**"], path = "{path}"}}\n'
-    )
-    settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(tmp_path / "agents.toml")}
-    settings["WORKSPACES_DIR"] = str(tmp_path / "given/files")
-    status, _, errors = run(tmp_path, settings)
-    assert status == 2
-    assert f"{settings['AGENTS_FILE']}: [agents.w] workspace.path: holds or lies in" in errors
-    assert "a file of the service" in errors
+    settings = with_agent(tmp_path, f'readonly = ["**"], path = "{path}"')
+    sentence = sentence_of(run(tmp_path, settings | {"WORKSPACES_DIR": str(tmp_path / "given/files")}))
+    assert f"{settings['AGENTS_FILE']}: [agents.w] workspace.path: holds or lies in" in sentence
+    assert "a file of the service" in sentence
 
 
 IMPORTED = """

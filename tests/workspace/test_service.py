@@ -1,7 +1,6 @@
 """Workspaces of conversations over HTTP: turns that write, exports, forks, rollbacks, deletions, other processes."""
 
 import json
-import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from tests.support.owners import ADA, BOB, owner_line, request_as
 from tests.support.service import Service, run, write_private
 from tests.support.sounds import sent
 from tests.support.store_server import StoreServer
+from tests.support.waiting import wait_until
 
 AGENTS_FILE = """
 [agents.writer]
@@ -39,6 +39,7 @@ MARK = ".identity"
 WRITE = {"call": [["write_file", {"path": "notes/plan.md", "content": "Buy milk.\n"}]]}
 READ = {"call": [["read_file", {"path": "notes/plan.md"}]]}
 DONE = {"say": "done"}
+EMPTY: dict[str, Any] = {"format": "smolsessions/conversation", "version": 1, "agent": "writer", "steps": []}
 
 
 @pytest.fixture(scope="module")
@@ -217,35 +218,27 @@ def test_an_export_carries_the_files_into_another_conversation(service: Service,
     assert results(service, read)[0] == "Buy milk."
 
 
-@pytest.mark.parametrize(
-    "path", ["../out.md", "/etc/motd", "notes\\a", "secrets/a", "notes/../a", "a//b", "", ".identity/../x"]
-)
-def test_an_import_writes_no_file_that_the_agent_could_not_read(service: Service, folder: Path, path: str) -> None:
-    turn = service.play({"say": "hello"}, agent="writer")
-    document = service.client.get(f"/conversations/{turn['conversation_id']}/export").json()
+def test_an_import_writes_no_file_that_the_agent_could_not_read(service: Service, folder: Path) -> None:
     before = files_in(folder / "data/workspaces")
-    refused = service.post("/conversations/import", **document, workspace={path: b64encode(b"x").decode()})
-    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
-    assert refused.json()["errors"][0]["pointer"].startswith("/workspace")
-    assert files_in(folder / "data/workspaces") == before
+    for path in ("../out.md", "/etc/motd", "notes\\a", "secrets/a", "notes/../a", "a//b", "", ".identity/../x"):
+        refused = service.post("/conversations/import", **EMPTY, workspace={path: b64encode(b"x").decode()})
+        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request"), path
+        assert refused.json()["errors"][0]["pointer"].startswith("/workspace")
+        assert files_in(folder / "data/workspaces") == before
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"notes/a": "no base64!"},
-        {"notes/a": b64encode(b"x" * (256 * 1024 + 1)).decode()},
-        {f"notes/{number}": "" for number in range(1001)},
-        {"notes/a": "", "notes/a/b": ""},
-    ],
-    ids=["no base64", "large", "many", "file and folder"],
-)
-def test_an_import_is_bounded_like_a_workspace(service: Service, files: dict[str, str]) -> None:
-    turn = service.play({"say": "hello"}, agent="writer")
-    document = service.client.get(f"/conversations/{turn['conversation_id']}/export").json()
-    refused = service.post("/conversations/import", **document, workspace=files)
-    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
-    other = service.post("/conversations/import", **document | {"agent": "plain"}, workspace={"notes/a": ""})
+def test_an_import_is_bounded_like_a_workspace(service: Service) -> None:
+    cases: dict[str, dict[str, str]] = {
+        "no base64": {"notes/a": "no base64!"},
+        "large": {"notes/a": b64encode(b"x" * (256 * 1024 + 1)).decode()},
+        "many": {f"notes/{number}": "" for number in range(1001)},
+        "full": {f"notes/{number}": b64encode(b"x" * 256 * 1024).decode() for number in range(33)},
+        "file and folder": {"notes/a": "", "notes/a/b": ""},
+    }
+    for name, files in cases.items():
+        refused = service.post("/conversations/import", **EMPTY, workspace=files)
+        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request"), name
+    other = service.post("/conversations/import", **EMPTY | {"agent": "plain"}, workspace={"notes/a": ""})
     assert other.status_code == 422, other.text
 
 
@@ -284,9 +277,6 @@ def test_owners_with_the_same_id_have_files_of_their_own(folder: Path, tmp_path:
     assert files_in(tmp_path / "data/workspaces") == {"ada/same/notes/plan.md": "Buy milk.\n"}
 
 
-EMPTY: dict[str, Any] = {"format": "smolsessions/conversation", "version": 1, "agent": "writer", "steps": []}
-
-
 def test_a_restart_sweeps_files_of_conversations_that_are_gone(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "agents.toml").write_text(AGENTS_FILE.replace('"handbook"', f'"{folder}/handbook"'))
     with started(tmp_path) as service:
@@ -299,10 +289,8 @@ def test_a_restart_sweeps_files_of_conversations_that_are_gone(folder: Path, tmp
     (tmp_path / "data/workspaces/lost+found/a").mkdir(parents=True)
     (tmp_path / "data/workspaces/\udcff").mkdir()  # the byte 255
     with started(tmp_path):
-        end = time.monotonic() + 60
-        while left.exists() and time.monotonic() < end:
-            time.sleep(0.05)
-    assert (kept.exists(), left.exists()) == (True, False)
+        wait_until(lambda: not left.exists())
+    assert kept.exists()
     assert not (tmp_path / "data/workspaces/.smolsessions-deleted-1").exists()
     assert (tmp_path / "data/workspaces/lost+found/a").exists()
 
