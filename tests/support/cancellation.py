@@ -1,6 +1,7 @@
 """Checks of turns that were cancelled, and an agent with a loop of its own."""
 
 import json
+from contextlib import ExitStack
 from typing import Any
 
 import httpx2
@@ -15,19 +16,32 @@ from tests.support.stopwatch import Stopwatch
 from tests.support.streaming import Event, Stream, log_of, place
 from tests.support.turns import DONE, cancel
 
-CANCEL_S = 2  # how long a stop may take if the code checks for it
-ABANDON_S = 4  # how long a stop may take otherwise
+ABANDON_S = 4  # how long a stop may take if the code does not check for it
+UNHEEDED = "a thread does not heed a stop"
 
 
 def cancel_and_check(
-    service: Service, stream: Stream, answer: httpx2.Response | None = None, within_s: float = CANCEL_S
+    service: Service,
+    stream: Stream,
+    answer: httpx2.Response | None = None,
+    within_s: float | None = None,
+    *,
+    heeds: bool = True,
 ) -> Event:
-    """Stop the turn of a stream, read to its end, check the conditions of every stopped turn, and return the turn."""
-    with Stopwatch() as watch:
+    """Stop the turn of a stream, read to its end, check the conditions of every stopped turn, and return the turn.
+
+    A turn whose thread `heeds` the stop ends without that thread being given up.
+    """
+    unheeded = service.log().count(UNHEEDED)
+    with ExitStack() as stack:
+        watch = stack.enter_context(Stopwatch()) if within_s else None
         answer = answer or cancel(service, stream.seen[0].data)
         assert answer.status_code in {200, 202}, answer.text
         stream.rest()
-    assert watch.s < within_s
+    if watch and within_s:
+        assert watch.s < within_s
+    else:
+        assert service.log().count(UNHEEDED) == unheeded + (not heeds)
     final = stream.seen[-1]
     turn: Event = final.data["result"]
     assert (final.event, turn["status"], turn["error"], turn["reply"]) == ("turn.cancelled", "cancelled", None, None)

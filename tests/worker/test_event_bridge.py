@@ -1,18 +1,20 @@
 """The bridge between an agent's thread and the lease of its turn."""
 
 import asyncio
+import threading
 
 import pytest
 
-from smolsessions.core.events import MessageRestarted, Where
+from smolsessions.core.events import MessageDelta, MessageRestarted, Where
 from smolsessions.store.store import Store
 from smolsessions.store.turns.lease import HeldLease
 from smolsessions.worker import event_bridge
-from smolsessions.worker.event_bridge import LoopEventBridge
+from smolsessions.worker.event_bridge import MAX_QUEUED, LoopEventBridge
 from tests.support.stores import DONE, Raw, claim_one, event_names_of, key_of, read_events, ref_of, submit
 from tests.support.waiting import PATIENCE_S
 
-RESTARTED = MessageRestarted(Where("1", 1, "agent", None, 1), "1.m1")
+HERE = Where("1", 1, "agent", None, 1)
+RESTARTED = MessageRestarted(HERE, "1.m1")
 
 
 @pytest.fixture(autouse=True)
@@ -99,3 +101,54 @@ async def test_a_run_that_ends_before_the_loop_wakes_writes_the_start_with_its_k
     await lease.commit(DONE)
     events = await read_events(one, "c", 1)
     assert [name for _, name in events] == ["turn.queued", "turn.started", "message.restarted", "turn.finished"]
+
+
+async def test_events_keep_their_order_and_only_deltas_of_one_message_become_one(stores: tuple[Store, Store]) -> None:
+    one, _ = stores
+    lease, bridge = await begun(one)
+
+    def say() -> None:
+        for call_id, channel, text in (("1.m1", "thought", "a"), ("1.m1", "thought", "b"), ("1.m1", "code", "c")):
+            bridge.emit(MessageDelta(HERE, call_id, channel, text))
+        bridge.emit(RESTARTED)
+        bridge.emit(MessageDelta(HERE, "1.m1", "code", "d"))
+
+    await asyncio.to_thread(say)
+    bridge.close()
+    bridge.emit(RESTARTED)  # too late
+    await lease.commit(DONE)
+    with one.turns.reader(ref_of("c"), looks=True, wants_all=True) as reader:
+        events = [logged.event async for logged in reader.follow(1) if logged]
+    assert [getattr(event, "text", event.type) for event in events[2:-1]] == ["ab", "c", "message.restarted", "d"]
+
+
+async def test_a_thread_that_emits_faster_than_the_loop_writes_waits_for_it(stores: tuple[Store, Store]) -> None:
+    one, _ = stores
+    lease, bridge = await begun(one)
+    count = 3 * MAX_QUEUED
+    thread = threading.Thread(target=lambda: [bridge.emit(RESTARTED) for _ in range(count)])
+    thread.start()
+    thread.join(0.3)  # the loop stands still meanwhile
+    assert thread.is_alive()
+    await asyncio.to_thread(thread.join)
+    bridge.close()
+    await lease.commit(DONE)
+    assert [name for _, name in await read_events(one, "c", 1)].count("message.restarted") == count
+
+
+async def test_the_first_reason_to_stop_counts_and_frees_a_thread_that_waits_for_its_write(
+    stores: tuple[Store, Store], raw: Raw
+) -> None:
+    one, _ = stores
+    _, bridge = await begun(one)
+    raw.client_pause(600_000, all=False)  # writes
+    flushing = asyncio.create_task(asyncio.to_thread(bridge.flush, ("tool:1.1:echo:1", b"")))
+    await asyncio.sleep(0.2)
+    assert not flushing.done()
+    bridge.request_stop("deadline")
+    bridge.request_stop("cancelled")
+    async with asyncio.timeout(PATIENCE_S / 4):
+        await flushing
+    assert (bridge.reason, bridge.stop_requested, bridge.hands_over) == ("deadline", True, False)
+    raw.client_unpause()
+    bridge.close()
