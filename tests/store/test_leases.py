@@ -142,12 +142,11 @@ async def test_a_lease_is_sure_of_itself_until_its_time_is_over(socket_path: Pat
     async with open_replica(socket_path, lease_s=0.3) as store:
         await submit(store, "c")
         (lease,) = await store.scheduler.claim({AGENT: KIND}, 1)
-        renewals = [lambda: store.scheduler.renew([lease]), lambda: _write(lease)]
-        for renewal in renewals:
+        for renews in (True, False):
             await asyncio.sleep(0.3)  # a lease has no event for its end
             assert (lease.is_sure, lease.is_late) == (False, True)
             at = time.monotonic()
-            await renewal()
+            await (store.scheduler.renew([lease]) if renews else _write(lease))
             assert lease.is_sure or time.monotonic() - at > 0.2  # a slow machine may take a lease's time
 
 
@@ -169,6 +168,34 @@ async def test_attempts_that_began_and_wrote_no_effect_are_counted(stores: tuple
         assert await other.scheduler.sweep() == 1
     assert counts == [0, 1, 1, 2, 0]
     assert (await claim_one(other)).crashes == 1
+
+
+async def test_a_process_that_has_the_store_for_itself_takes_back_all_leases_at_its_start(
+    socket_path: Path, raw: Raw
+) -> None:
+    assert raw.ping()
+    async with open_replica(socket_path) as dead:
+        await submit(dead, "c")
+        await claim_one(dead)
+    async with open_replica(socket_path) as other:
+        assert await claim(other) == []
+    async with open_replica(socket_path, ours_alone=True) as alone:
+        assert (await claim_one(alone)).attempt == 2
+
+
+async def test_a_process_that_had_lost_the_store_spares_turns_whose_leases_expire(
+    stores: tuple[Store, Store], raw: Raw
+) -> None:
+    one, other = stores
+    await submit(one, "c")
+    await claim_one(one)
+    raw.client_kill_filter(_type="normal", skipme=True)
+    for _ in range(2):  # the report of the loss is sent behind the first command that waited
+        while (await one.scheduler.queues([AGENT])).silent:
+            pass
+    expire_lease(raw, "c")
+    await other.scheduler.sweep()
+    assert (await claim_one(other)).crashes == 0
 
 
 async def test_answers_are_recorded_once_though_two_callers_give_them(stores: tuple[Store, Store], raw: Raw) -> None:

@@ -117,9 +117,13 @@ async def test_the_latest_decision_that_a_majority_of_sentinels_knows_is_believe
     old, new, slow = (1111, 1, 0.0), (2222, 2, 0.1), (2222, 2, 60.0)
     with ExitStack() as stack:
         sentinels = [stack.enter_context(running_liar(SERVICE, *state)) for state in (old, new, slow)]
-        quorum = QuorumSentinel([sentinel.server_address for sentinel in sentinels])
-        async with asyncio.timeout(50):
-            assert await quorum.discover_master(SERVICE) == (HOST, 2222)
+        places = [sentinel.server_address for sentinel in sentinels]
+        quorum = QuorumSentinel(places, sentinel_kwargs={"protocol": 2})  # type: ignore[no-untyped-call]
+        try:
+            async with asyncio.timeout(50):
+                assert await quorum.discover_master(SERVICE) == (HOST, 2222)
+        finally:
+            await quorum.aclose()
 
 
 def test_without_a_replica_nothing_is_acknowledged_until_there_is_one(tmp_path: Path) -> None:

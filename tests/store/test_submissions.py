@@ -120,7 +120,7 @@ async def test_a_turn_that_is_over_before_its_acceptance_is_known_is_not_made_ag
 
 async def test_a_key_that_names_the_turn_of_another_owner_is_refused(stores: tuple[Store, Store], raw: Raw) -> None:
     one, other = stores
-    once, names = IdempotentRequest("key", b"request"), []
+    once, names = IdempotentRequest("key", b"request"), list[str]()
     for owner in ("ann", "bob"):
         known = set(raw.keys("*:idem:*"))
         await one.conversations.create(ref_of(f"{owner}/c"), AGENT, ConversationFields({}))

@@ -8,10 +8,11 @@ from typing import Any
 from redis import Redis
 
 from smolsessions.store.seal import new_key
-from tests.topology.node import ANSWER_S, DURABLE, Node, Raw
+from tests.topology.node import ANSWER_S, DURABLE, Node
 
 PARTITION = "{p000}"
 SEAL_KEY = new_key()
+Raw = Any  # redis-py annotates the answers of both its clients at once
 
 
 class StoreServer(Node):
