@@ -1,6 +1,7 @@
 """Table of a run: the calm round beside the wild one, and the breached invariants."""
 
-from collections import Counter
+from collections.abc import Callable
+from functools import partial
 
 from tests.chaos.invariants import breaches
 from tests.chaos.rounds import (
@@ -33,37 +34,47 @@ def report(calm: Round, wild: Round, title: str) -> tuple[str, bool]:
 
 
 def _rows(calm: Round, wild: Round) -> list[tuple[str, str, str]]:
-    rows: list[tuple[str, object, object]] = [("", "without", "with chaos")]
-    rows += [("turns", _turns(calm), _turns(wild))]
-    ends = [Counter(code_of(said) for said in round_.said()) for round_ in (calm, wild)]
-    rows += [(f"  {code}", ends[0][code], ends[1][code]) for code in sorted({*ends[0], *ends[1]})]
-    rows += [
-        ("same replies", _turns(calm), _same_replies(calm, wild)),
-        ("same steps", _steps(calm), _same_steps(calm, wild)),
-        ("  outcome unknown, told so", 0, sum(outcome_unknown(said) for said in wild.said())),
-    ]
+    replies = {said.key: said.turn["reply"] for said in calm.said()}
+    known = {talk.plan.name: talk for talk in calm.talks}
+
+    def same_steps(round_: Round) -> int:
+        numbers = [(talk, said.planned.number) for talk in round_.talks for said in talk.said]
+        pairs = [zip(steps_of(known[talk.plan.name], n), steps_of(talk, n), strict=False) for talk, n in numbers]
+        return sum(one == other for pair in pairs for one, other in pair)
+
+    def calls(round_: Round, kind: str) -> int:
+        return sum(lines[0].kind == kind for lines in round_.runs().values())
+
+    def runs(round_: Round, kind: str) -> int:
+        return sum(line.kind == kind and line.phase == "begun" for line in round_.lines)
+
+    def ends(round_: Round, code: str) -> int:
+        return sum(code_of(said) == code for said in round_.said())
+
+    measures: dict[str, Callable[[Round], object]] = {"turns": lambda round_: len([*round_.said()])}
+    for code in sorted({code_of(said) for round_ in (calm, wild) for said in round_.said()}):
+        measures[f"  {code}"] = partial(ends, code=code)
+    measures |= {
+        "same replies": lambda round_: sum(said.turn["reply"] == replies.get(said.key) for said in round_.said()),
+        "same steps": same_steps,
+        "  outcome unknown, told so": lambda round_: sum(map(outcome_unknown, round_.said())),
+    }
     for kind in ("model", "tool", "unsafe"):
-        rows.append((f"{kind} calls", _calls(calm, kind), _calls(wild, kind)))
-        rows.append(("  runs", _runs(calm, kind), _runs(wild, kind)))
-        rows.append(("  repeated", _runs(calm, kind) - _calls(calm, kind), _runs(wild, kind) - _calls(wild, kind)))
-    rows += [
-        ("calls marked as repeated", _marked(calm), _marked(wild)),
-        ("turns that waited for a person", _waited(calm), _waited(wild)),
-        ("  requests", _requests(calm), _requests(wild)),
-        ("turns taken over or waiting", 0, sum(attempts(said) > 1 for said in wild.said())),
-        ("takeovers", 0, sum(len(takeovers(said)) for said in wild.said())),
-        ("most attempts of a turn", 1, max((attempts(said) for said in wild.said()), default=0)),
-        ("seconds", f"{calm.took_s:.1f}", f"{wild.took_s:.1f}"),
-    ]
-    return [(name, str(one), str(other)) for name, one, other in rows]
-
-
-def _waited(round_: Round) -> int:
-    return sum(bool(requests_of(said)) for said in round_.said())
-
-
-def _requests(round_: Round) -> int:
-    return sum(len(requests_of(said)) for said in round_.said())
+        measures[f"{kind} calls"] = partial(calls, kind=kind)
+        measures[f"  runs of {kind}"] = partial(runs, kind=kind)
+    measures |= {
+        "calls marked as repeated": lambda round_: sum(
+            bool(call.get("repeated")) for said in round_.said() for call in said.turn["tool_calls"]
+        ),
+        "turns that waited for a person": lambda round_: sum(bool(requests_of(said)) for said in round_.said()),
+        "  requests": lambda round_: sum(len(requests_of(said)) for said in round_.said()),
+        "turns taken over or waiting": lambda round_: sum(attempts(said) > 1 for said in round_.said()),
+        "takeovers": lambda round_: sum(len(takeovers(said)) for said in round_.said()),
+        "most attempts of a turn": lambda round_: max(map(attempts, round_.said()), default=0),
+        "seconds": lambda round_: f"{round_.took_s:.1f}",
+    }
+    rows = [(name, str(measure(calm)), str(measure(wild))) for name, measure in measures.items()]
+    return [("", "without", "with chaos"), *rows]
 
 
 def _harm(wild: Round) -> list[str]:
@@ -74,40 +85,3 @@ def _harm(wild: Round) -> list[str]:
             p50, p99 = (latencies[min(len(latencies) - 1, int(len(latencies) * part))] for part in (0.5, 0.99))
             lines.append(f"from {kind} to takeover: p50 {p50:.2f} s, p99 {p99:.2f} s ({len(latencies)} turns)")
     return lines
-
-
-def _marked(round_: Round) -> int:
-    return sum(bool(call.get("repeated")) for said in round_.said() for call in said.turn["tool_calls"])
-
-
-def _turns(round_: Round) -> int:
-    return sum(1 for _ in round_.said())
-
-
-def _steps(round_: Round) -> int:
-    return sum(len(talk.steps) for talk in round_.talks)
-
-
-def _same_replies(calm: Round, wild: Round) -> int:
-    replies = {said.key: said.turn["reply"] for said in calm.said()}
-    return sum(said.turn["reply"] == replies.get(said.key) for said in wild.said())
-
-
-def _same_steps(calm: Round, wild: Round) -> int:
-    known = {talk.plan.name: talk for talk in calm.talks}
-    same = 0
-    for talk in wild.talks:
-        for said in talk.said:
-            pairs = zip(
-                steps_of(known[talk.plan.name], said.planned.number), steps_of(talk, said.planned.number), strict=False
-            )
-            same += sum(one == other for one, other in pairs)
-    return same
-
-
-def _calls(round_: Round, kind: str) -> int:
-    return sum(lines[0].kind == kind for lines in round_.runs().values())
-
-
-def _runs(round_: Round, kind: str) -> int:
-    return sum(line.kind == kind and line.phase == "begun" for line in round_.lines)

@@ -2,21 +2,18 @@
 
 import asyncio
 import signal
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from smolsessions.store.embedded.server import find_binary
-from smolsessions.store.seal import new_key
+from tests.support.store_server import SEAL_KEY, StoreServer
+from tests.support.waiting import PATIENCE_S
 
 P = "{p000}"
 AWAY = (RedisError, OSError, TimeoutError)
-START_S = 20
 # Conversations with work that no worker would find or that two could find, and leases without a holder.
 ASTRAY = f"""
 local astray, queues = {{}}, '{P}:queue:'
@@ -40,40 +37,25 @@ return astray
 WORKING = ("ready", "owned", "owners", "leases", "waiting", "run", "journal", "queue", "pending", "watch")
 
 
-@dataclass
-class Store:
+class Store(StoreServer):
     """A Valkey server on disk. Its folder and its socket outlive its processes."""
 
-    folder: Path
-    key: str = field(default_factory=new_key)
-    frozen: bool = False
-    process: subprocess.Popen[bytes] = field(init=False)
+    key = SEAL_KEY
 
-    @property
-    def socket_path(self) -> Path:
-        return self.folder / "store.sock"
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.options["appendfsync"] = "always"  # a killed server may otherwise lose acknowledged writes
 
-    async def start(self) -> None:
+    async def begin(self) -> None:
         """Start the server and wait until it has loaded its data."""
-        self.process = await asyncio.to_thread(self._spawn)
-        async with asyncio.timeout(START_S):
-            while not await self._answers():
-                assert self.process.poll() is None, "the store does not start"
-                await asyncio.sleep(0.01)
+        await asyncio.to_thread(self.start)
 
     async def end(self, number: signal.Signals) -> None:
         """End the server by a signal, even while it is frozen."""
+        assert self.process
         self.process.send_signal(number)
         self.thaw()
-        await asyncio.to_thread(self.process.wait, START_S)
-
-    def freeze(self) -> None:
-        self.frozen = True
-        self.process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        self.frozen = False
-        self.process.send_signal(signal.SIGCONT)
+        await asyncio.to_thread(self.process.wait, PATIENCE_S)
 
     @asynccontextmanager
     async def looking(self) -> AsyncIterator[Redis]:
@@ -99,27 +81,12 @@ class Store:
             names = [str(name) for name in await client.keys(f"{P}:*")]
         return sorted(name for name in names if name.split(":")[1] in WORKING)
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        self.folder.mkdir(exist_ok=True)
-        # Sync each write. Otherwise a killed server may lose up to two seconds of acknowledged writes.
-        durable = ["--appendonly", "yes", "--appendfsync", "always", "--save", ""]
-        options = ["--port", "0", "--daemonize", "no", "--loglevel", "warning", *durable]
-        place = ["--unixsocket", str(self.socket_path), "--dir", str(self.folder)]
-        command = [str(find_binary()), *options, *place]
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    async def _answers(self) -> bool:
-        with suppress(*AWAY):
-            async with self.looking() as client:
-                return bool(await client.ping())
-        return False
-
 
 @asynccontextmanager
 async def running_store(folder: Path) -> AsyncIterator[Store]:
     store = Store(folder)
-    await store.start()
+    await store.begin()
     try:
         yield store
     finally:
-        await store.end(signal.SIGKILL)
+        store.kill()
