@@ -16,7 +16,7 @@ from tests.support.relay import Relay
 from tests.support.service import PLAIN, Service
 from tests.support.tiers import deep
 from tests.support.turns import DONE, ECHO
-from tests.support.waiting import PATIENCE_S, Gate
+from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
 STREAMED = {"AGENTS": "streamed=tests.support.streaming:make_streamed"}
 TEXT = "Grüße, 漢字 und 😀! " * 20
@@ -121,14 +121,25 @@ def test_a_hurried_retry_after_does_not_hurry_the_client(service: Service) -> No
 
 
 def test_a_long_silence_does_not_use_up_the_patience(service: Service, gate: Gate) -> None:
+    """The connection is cut before the silence and after it."""
     events: list[TurnEvent] = []
-    with Relay(url_of(service)) as relay, Client(relay.address, patience_s=OWN_PATIENCE_S) as client:
+
+    def cut_twice() -> None:
+        relay.cut()
+        wait_until(lambda: relay.connections > 1)
+        time.sleep(1.1 * OWN_PATIENCE_S)  # no event ends it: the length of the silence is the matter
+        relay.cut()
+        gate.open()
+
+    with (
+        Relay(url_of(service)) as relay,
+        ThreadPoolExecutor(1) as pool,
+        Client(relay.address, patience_s=OWN_PATIENCE_S) as client,
+    ):
         for event in client.stream(said(gate.script, DONE), agent="scripted"):
             events.append(event)
             if isinstance(event, ToolCalled) and event.name == "wait_for":
-                time.sleep(1.1 * OWN_PATIENCE_S)  # no event ends it: the length of the silence is the matter
-                relay.cut()
-                gate.open()
+                pool.submit(cut_twice)
     assert_whole(events)
 
 

@@ -206,7 +206,8 @@ def test_a_stream_ends_with_its_key_and_the_turn_goes_on(tmp_path: Path, gate: G
         lines = ended.iter_lines()
         assert next(lines) == "event: turn.queued"
         _rewrite(keys, second + bob + (owner_line("bob", ADA) if then != "revoked" else ""))
-        assert [text for text in lines if text][-1].startswith(": the API key")
+        assert next(text for text in lines if text.startswith(":")).startswith(": the API key")
+        assert not any(lines)
         again = request_as(service, ADA, "GET", f"{path}/1/events")
         problem(again, *((401, "unauthorized") if then == "revoked" else (404, "conversation_not_found")))
         gate.open()

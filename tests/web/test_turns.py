@@ -63,14 +63,6 @@ def test_tool_calls_are_in_the_order_in_which_they_were_made_whichever_ends_firs
     assert service.get(f"/conversations/{turn['conversation_id']}/turns/1")["tool_calls"] == calls
 
 
-def test_internal_tools_are_named_only_on_request(service: Service) -> None:
-    turn = service.play({"say": "hi"}, include_internal_tools=True)
-    where = f"/conversations/{turn['conversation_id']}/turns/1"
-    assert turn["tool_call_names"] == ["final_answer"]
-    assert service.get(where)["tool_call_names"] == []
-    assert service.get(where, include_internal_tools=True)["tool_call_names"] == ["final_answer"]
-
-
 def test_a_code_agent_plays_its_code(service: Service) -> None:
     turn = service.play(
         {"code": "x = echo(text='deep')\nfinal_answer(x * 2)"}, agent="code", include_internal_tools=True
