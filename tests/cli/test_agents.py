@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.llm import LLM
 from tests.support.service import run
+from tests.support.tiers import mostly_deep
 from tests.support.tool_servers import HOSTILE
 from tests.support.waiting import wait_until
 
@@ -80,7 +81,7 @@ def test_show_prints_model_tools_fingerprint_and_prompts(settings: dict[str, str
     assert (status, errors) == (2, "smolsessions: no agent has that name; there are: shop, clerk\n")
 
 
-@pytest.mark.parametrize("command", ["serve", "check", "agents show shop"])
+@pytest.mark.parametrize("command", mostly_deep(["serve", "check", "agents show shop"], fast=["serve"]))
 def test_a_start_that_fails_leaves_no_program_of_an_mcp_server(
     settings: dict[str, str], tmp_path: Path, command: str
 ) -> None:

@@ -15,7 +15,9 @@ import pytest
 from tests.support.preloaded import PYTHONPATH
 from tests.support.refusals import sentence_of
 from tests.support.service import ROOT, Service, run
-from tests.support.terminal import CTRL_C, command, terminal_of
+from tests.support.terminal import CTRL_C, INTERRUPTIBLE, command, terminal_of
+from tests.support.tiers import deep, mostly_deep
+from tests.support.turns import cancel, submit_turn
 from tests.support.waiting import PATIENCE_S
 
 NOWHERE = "http://127.0.0.1:1"
@@ -95,9 +97,9 @@ def other_server(status: int, kind: str, body: bytes) -> Iterator[str]:
     ],
 )
 def test_another_server_is_noticed(status: int, kind: str, body: bytes, tmp_path: Path) -> None:
+    lines = ["conversations list", "conversations show x", "conversations delete -y x", "turns events x 1", "chat"]
     with other_server(status, kind, body) as url:
-        lines = ["conversations list", "conversations show x", "conversations delete -y x", "turns events x 1", "chat"]
-        for number, line in enumerate(lines):
+        for number, line in enumerate(lines if status == 302 else lines[:1]):
             ended, _, errors = run(tmp_path / str(number), {"URL": url}, *line.split())
             assert (ended, errors.count("\n")) == (1, 1), errors
             assert errors.startswith(f"smolsessions: {status} foreign_answer: {url}/"), errors
@@ -134,7 +136,10 @@ def test_a_full_disk_ends_a_command_and_leaves_the_earlier_file(service: Service
     assert (file.read_text(), list(tmp_path.iterdir())) == ("earlier", [file])
 
 
-@pytest.mark.parametrize("shell", ['"$0" "$@" | true', '"$0" "$@" >&-', '"$0" "$@" <&- >&- 2>&-'])
+CLOSED = ['"$0" "$@" | true', '"$0" "$@" >&-', '"$0" "$@" <&- >&- 2>&-']
+
+
+@pytest.mark.parametrize("shell", mostly_deep(CLOSED, fast=CLOSED[:2]))
 def test_closed_streams_cause_no_traceback(shell: str) -> None:
     assert ending("settings", shell=shell).stderr == ""
 
@@ -142,18 +147,14 @@ def test_closed_streams_cause_no_traceback(shell: str) -> None:
 def test_ctrl_c_ends_a_command_at_once(service: Service, tmp_path: Path) -> None:
     url = str(service.client.base_url)
     name = service.play({"say": "x"})["conversation_id"]
-    endless = service.client.post(
-        "/turn",
-        json={"agent": "streamed", "message": '[{"endless": "x", "pace_s": 0.01}]'},
-        headers={"Prefer": "respond-async"},
-    ).json()
+    endless = submit_turn(service, {"endless": "x", "pace_s": 0.01}, agent="streamed")
     waits = ["turns", "events", endless["conversation_id"], "1", "--url", url]
     with terminal_of(tmp_path, *command(*waits)) as terminal:
         terminal.wait_for("message.delta")
         terminal.type(CTRL_C)
         assert terminal.process.wait(PATIENCE_S) == 128 + signal.SIGINT
         assert "Traceback" not in terminal.seen
-    service.post(f"/conversations/{endless['conversation_id']}/turns/1/cancel")
+    cancel(service, endless)
     with terminal_of(tmp_path, *command("conversations", "delete", name, "--url", url)) as terminal:
         terminal.wait_for("permanently")
         terminal.type(CTRL_C)
@@ -161,10 +162,11 @@ def test_ctrl_c_ends_a_command_at_once(service: Service, tmp_path: Path) -> None
         terminal.wait_for("nothing was deleted")
 
 
+@deep
 def test_ctrl_c_during_imports_causes_no_traceback(tmp_path: Path) -> None:
-    for delay_s in (0.05, 0.15, 0.3):
+    for delay_s in (0.1, 0.2, 0.4):
         process = subprocess.Popen(
-            [sys.executable, "-m", "smolsessions", "chat", "--url", NOWHERE],
+            [sys.executable, "-c", INTERRUPTIBLE, *command("chat", "--url", NOWHERE)],
             cwd=tmp_path,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -161,9 +161,12 @@ def test_a_turn_is_cancelled(service: Service, ask: Callable[..., Ending]) -> No
     assert wait_for_end(service, turn)["status"] == "cancelled"
 
 
-def test_keys_open_what_they_were_made_for(tmp_path: Path) -> None:
-    name, _, key = run(tmp_path, {}, "keys", "seal")[1].strip().partition(":")
+def test_keys_open_what_they_were_made_for_and_each_is_new(tmp_path: Path) -> None:
+    made = [run(tmp_path, {}, "keys", "seal") for _ in range(2)]
+    assert [(status, errors) for status, _, errors in made] == [(0, "")] * 2
+    (name, key), (other_name, other) = (output.strip().split(":") for _, output, _ in made)
     assert (bool(name), len(base64.b64decode(key))) == (True, 32)
+    assert (name != other_name, key != other) == (True, True)
     _, line, said = run(tmp_path / "owner", {}, "keys", "owner", "ada")
     key = said.splitlines()[-1]
     assert line == f"ada {hashlib.sha256(key.encode()).hexdigest()}\n"

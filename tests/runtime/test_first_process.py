@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from tests.support.debian import path_or_skip
-from tests.support.killed_turns import WITHOUT_CODE, KilledTurn, note_call
-from tests.support.ledgers import Ledger
+from tests.support.killed_turns import WITHOUT_CODE, make_killed_turn, submit_killed_turn
 from tests.support.service import Service
-from tests.support.turns import DONE, submit_turn, wait_for_end
+from tests.support.tiers import deep
+from tests.support.turns import wait_for_end
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers and pid namespaces")
@@ -52,6 +52,7 @@ def zombies(service: Service) -> list[psutil.Process]:
     return [process for process in below if process.status() == psutil.STATUS_ZOMBIE]
 
 
+@deep
 def test_the_children_of_a_killed_process_are_reaped(tmp_path: Path) -> None:
     settings = {"AGENTS": "scripted=tests.support.agents:make_scripted"}
     service = Service(tmp_path, settings, command=("serve", "--processes", "2"), wrapper=TINI)
@@ -73,17 +74,16 @@ def test_the_children_of_a_killed_process_are_reaped(tmp_path: Path) -> None:
 
 def test_a_signal_arrives_once_and_the_exit_status_is_that_of_the_service(tmp_path: Path) -> None:
     """In a pid namespace if this user may make one: the kernel drops signals that its first process does not handle."""
-    ledger = Ledger.at(tmp_path / "turn.ledger", 2)
-    it = KilledTurn(ledger, "teller", [note_call(str(ledger.path), "a"), note_call(str(ledger.path), "b"), DONE])
+    it = make_killed_turn(tmp_path, 2)
     settings = WITHOUT_CODE | {"DRAIN_S": "600"}
     wrapper = (*NEW_NAMESPACE, *TINI) if MAY_UNSHARE else TINI
     service = Service(tmp_path / "service", settings, wrapper=wrapper)
     with running(service):
-        it.turn = submit_turn(service, *it.script, agent=it.agent)
-        wait_until(lambda: ledger.stands)
+        submit_killed_turn(service, it)
+        wait_until(lambda: it.ledger.stands)
         first_of(service).send_signal(signal.SIGTERM)
         wait_until(lambda: "stopping: 1 turns finish their step" in service.log())
-        ledger.go()
+        it.ledger.go()
         assert service.process.wait(SOON_S) == 0
         assert "is handed back" in service.log()
     with running(service):

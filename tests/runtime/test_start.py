@@ -11,7 +11,6 @@ import threading
 import time
 import tomllib
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -28,12 +27,11 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from smolsessions import __version__
-from smolsessions.settings import Settings
 from smolsessions.store.connection.server_errors import RIGHTS
 from smolsessions.store.embedded.server import RESTARTS, embedded_server
-from tests.support.refusals import Ending, Refused, sentence_of, started
+from tests.support.refusals import Refused, assert_refused, sentence_of
 from tests.support.service import AGENTS, PLAIN, ROOT, Service, run, spawn, write_private
-from tests.support.stopwatch import Stopwatch
+from tests.support.tiers import mostly_deep
 from tests.support.waiting import PATIENCE_S, wait_until
 from tests.topology.certificates import new_authority
 from tests.topology.node import DURABLE, HOST, Node
@@ -43,9 +41,6 @@ KEY_A = "keyA:QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE="
 KEY_B = "keyB:QkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkI="
 SLOW = """
 import time
-import tomllib
-from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from tests.support.agents import make_scripted
 Path("started").touch()
@@ -56,82 +51,72 @@ while not Path("go").exists() and time.monotonic() < end:
 NOWHERE = f"redis://:{SECRET}@127.0.0.1:1"
 
 SECRET_FILES = {"SEAL_KEYS_FILE": KEY_A, "API_KEYS_FILE": f"ada {'0' * 64}", "REDIS_PASSWORD_FILE": SECRET}
+STORE = {"REDIS_URL": NOWHERE, "SEAL_KEYS": KEY_A}
 REFUSED = {
     "a store of its own without keys": Refused(
         {"REDIS_URL": NOWHERE}, ("SMOLSESSIONS_SEAL_KEYS", "`smolsessions keys seal`")
     ),
-    "a store that nobody runs": Refused(
-        {"REDIS_URL": NOWHERE, "SEAL_KEYS": KEY_A}, ("SMOLSESSIONS_REDIS_URL does not answer", "start it")
-    ),
     "a store's address of another kind": Refused(
-        {"REDIS_URL": f"http://:{SECRET}@localhost", "SEAL_KEYS": KEY_A}, ("SMOLSESSIONS_REDIS_URL", "redis://")
-    ),
-    "a store's address with a word for a port": Refused(
-        {"REDIS_URL": f"redis://:{SECRET}@localhost:port", "SEAL_KEYS": KEY_A}, ("SMOLSESSIONS_REDIS_URL", "host:port")
+        STORE | {"REDIS_URL": f"http://:{SECRET}@localhost"}, ("SMOLSESSIONS_REDIS_URL", "redis://")
     ),
     "a store's address with a # in its password": Refused(
-        {"REDIS_URL": f"redis://:{SECRET}#{SECRET}@localhost:6379", "SEAL_KEYS": KEY_A},
-        ("SMOLSESSIONS_REDIS_URL", "percent form"),
-    ),
-    "a store's address with an unknown option": Refused(
-        {"REDIS_URL": f"{NOWHERE}?tiemout=3", "SEAL_KEYS": KEY_A}, ("SMOLSESSIONS_REDIS_URL", "tiemout")
+        STORE | {"REDIS_URL": f"redis://:{SECRET}#{SECRET}@localhost:6379"}, ("SMOLSESSIONS_REDIS_URL", "percent form")
     ),
     "a seal key that is too short": Refused({"SEAL_KEYS": f"k1:{SECRET}"}, ("id:base64", "`smolsessions keys seal`")),
-    "a list without a seal key": Refused({"SEAL_KEYS": ", ,"}, ("no seal key", "`smolsessions keys seal`")),
     "two seal keys of one id": Refused({"SEAL_KEYS": f"{KEY_A},{KEY_A}"}, ("same id", "give each key its own")),
-    "a seal key file that is not there": Refused(
-        {"SEAL_KEYS_FILE": "/nowhere/keys"}, ("/nowhere/keys", "No such file", "`smolsessions keys seal`")
-    ),
-    "a data folder that is a file": Refused({"DATA_DIR": __file__}, (__file__, "set SMOLSESSIONS_DATA_DIR")),
     "an API key file of another form": Refused(
         {"API_KEYS_FILE": __file__}, ("SMOLSESSIONS_API_KEYS_FILE", "line 1", "`smolsessions keys owner OWNER`")
     ),
     "an open address without API keys": Refused(
         {"HOST": "0.0.0.0"}, ("SMOLSESSIONS_API_KEYS_FILE", "SMOLSESSIONS_ALLOW_ANONYMOUS=1")
     ),
-    "an address of another machine": Refused({"HOST": "192.0.2.1"}, ("192.0.2.1", "SMOLSESSIONS_HOST")),
-    "an address that no machine can have": Refused({"HOST": "x" * 64}, ("x" * 64, "SMOLSESSIONS_HOST")),
-    "a port that Kubernetes made of a Service": Refused(
-        {"PORT": "tcp://10.0.0.1:80"}, ("SMOLSESSIONS_PORT", "tcp://10.0.0.1:80", "enableServiceLinks: false")
+    "an address that is loopback in another form": Refused(
+        {"HOST": "127.1"}, ("SMOLSESSIONS_API_KEYS_FILE", "SMOLSESSIONS_ALLOW_ANONYMOUS=1")
     ),
+    "an address of another machine": Refused({"HOST": "192.0.2.1"}, ("192.0.2.1", "SMOLSESSIONS_HOST")),
     "replicas of an embedded store": Refused(
         {"DURABILITY": "replicated"}, ("SMOLSESSIONS_DURABILITY", "SMOLSESSIONS_REDIS_URL")
     ),
-    "a cluster's address without a host": Refused(
-        {"REDIS_URL": "redis+cluster://", "SEAL_KEYS": KEY_A}, ("redis+cluster://host:port",)
+    "values of many settings": Refused(
+        {
+            "THREADS": "0",
+            "LOG_LEVEL": "x",
+            "ROOT_PATH": "/turn/x",
+            "CORS_ORIGINS": "localhost",
+            "PORT": "tcp://10.0.0.1:80",
+            "MODEL_API_BASE": "localhost",
+        },
+        (
+            *("SMOLSESSIONS_THREADS", "SMOLSESSIONS_LOG_LEVEL", "'debug', 'info'", "SMOLSESSIONS_ROOT_PATH", "/turn"),
+            *("SMOLSESSIONS_CORS_ORIGINS", "scheme://host", "it begins with http:// or https://"),
+            *("SMOLSESSIONS_PORT", "tcp://10.0.0.1:80", "enableServiceLinks: false"),
+        ),
     ),
-    "a Sentinel's address without a service": Refused(
-        {"REDIS_URL": f"redis+sentinel://:{SECRET}@localhost", "SEAL_KEYS": KEY_A}, ("/service/db",)
+    "a default agent that is none": Refused(
+        {"DEFAULT_AGENT": "nobody"}, ("SMOLSESSIONS_DEFAULT_AGENT names 'nobody'", "the agents here are: scripted,")
     ),
-    "a number of partitions that cannot be": Refused({"PARTITIONS": "0"}, ("SMOLSESSIONS_PARTITIONS",)),
+    "no agent": Refused({"AGENTS": "", "DEMO_AGENTS": "0"}, ("there is no agent to serve", "SMOLSESSIONS_AGENTS")),
+    "a chat agent's endpoint without its model": Refused(
+        {"MODEL_API_BASE": "http://localhost"}, ("set SMOLSESSIONS_MODEL_ID too",)
+    ),
+    "a store's address with an unknown option": Refused(
+        STORE | {"REDIS_URL": f"{NOWHERE}?tiemout=3"}, ("SMOLSESSIONS_REDIS_URL", "tiemout")
+    ),
+    "an address that no machine can have": Refused({"HOST": "x" * 64}, ("x" * 64, "SMOLSESSIONS_HOST")),
     "a password file that is no text": Refused(
-        {"REDIS_URL": NOWHERE, "SEAL_KEYS": KEY_A, "REDIS_PASSWORD_FILE": f"{ROOT}/tests/data/format-1.json.gz"},
+        STORE | {"REDIS_PASSWORD_FILE": f"{ROOT}/tests/data/format-1.json.gz"},
         ("SMOLSESSIONS_REDIS_PASSWORD_FILE", "no text"),
     ),
     "a file of authorities that holds none": Refused(
-        {"REDIS_URL": "rediss://127.0.0.1:1", "SEAL_KEYS": KEY_A, "REDIS_CA_FILE": f"{ROOT}/README.md"},
+        STORE | {"REDIS_URL": "rediss://127.0.0.1:1", "REDIS_CA_FILE": f"{ROOT}/README.md"},
         ("SMOLSESSIONS_REDIS_CA_FILE", "README.md", "no certificate"),
     ),
-    "a port beyond the last": Refused({"PORT": "65536"}, ("SMOLSESSIONS_PORT", "65535")),
-    "values of two settings": Refused(
-        {"THREADS": "0", "LOG_LEVEL": "x"}, ("SMOLSESSIONS_THREADS", "SMOLSESSIONS_LOG_LEVEL", "'debug', 'info'")
-    ),
 }
+SECRETS = (SECRET, KEY_A.partition(":")[2])
 
 
-@pytest.fixture(scope="module")
-def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Ending]]]:
-    with started(REFUSED, tmp_path_factory.mktemp("refused")) as found:
-        yield found
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_a_start_is_refused_with_the_mend_and_without_a_secret_for(
-    what: str, endings: dict[str, Future[Ending]]
-) -> None:
-    sentence = sentence_of(endings[what].result())
-    assert [part for part in REFUSED[what].told if part not in sentence] == [], sentence
-    assert not [secret for secret in (SECRET, KEY_A.partition(":")[2]) if secret in sentence]
+def test_a_start_is_refused_with_the_mend_and_without_a_secret(tmp_path: Path) -> None:
+    assert_refused(REFUSED, tmp_path, SECRETS)
 
 
 def test_start_says_where_it_is_what_it_serves_and_who_may_connect(service: Service) -> None:
@@ -177,14 +162,11 @@ def test_a_second_service_on_the_data_folder_is_refused_while_the_first_goes_on(
     assert service.follow_up(first, {"say": "two"})["reply"] == "two"
 
 
-def test_the_data_and_its_key_are_for_their_user_alone(service: Service) -> None:
+def test_the_data_and_its_key_are_for_their_user_alone_and_not_for_git(service: Service, tmp_path: Path) -> None:
     data = service.folder / "data"
     modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (data, data / "seal.key")}
     assert modes == {"data": "0o700", "seal.key": "0o600"}
-
-
-def test_git_ignores_a_data_folder_that_the_service_creates(service: Service, tmp_path: Path) -> None:
-    assert (service.folder / "data" / ".gitignore").read_text() == "*\n"
+    assert (data / ".gitignore").read_text() == "*\n"
     (tmp_path / "own").mkdir(mode=0o700)
     with embedded_server(tmp_path / "own"):
         assert not (tmp_path / "own" / ".gitignore").exists()
@@ -199,8 +181,8 @@ def outside_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"{server.socket_path}"
 
 
-@pytest.mark.parametrize("processes", [(), ("serve", "--processes", "2")])
-@pytest.mark.parametrize(("name", "mode"), [("", 0o755), ("", 0o704), ("seal.key", 0o644), ("seal.key", 0o604)])
+@pytest.mark.parametrize("processes", mostly_deep([(), ("serve", "--processes", "2")], fast=[()]))
+@pytest.mark.parametrize(("name", "mode"), [("", 0o704), ("seal.key", 0o604)])
 def test_data_that_all_users_may_read_is_refused(
     tmp_path: Path, name: str, mode: int, processes: tuple[str, ...]
 ) -> None:
@@ -214,31 +196,17 @@ def test_data_that_all_users_may_read_is_refused(
     assert KEY_A not in sentence
 
 
-@pytest.mark.parametrize("linked", [False, True])
 @pytest.mark.parametrize("name", SECRET_FILES)
-def test_a_file_of_secrets_that_all_users_may_read_is_refused(tmp_path: Path, name: str, *, linked: bool) -> None:
+def test_a_file_of_secrets_that_all_users_may_read_is_refused(tmp_path: Path, name: str) -> None:
     file = link = write_private(tmp_path / "secret", SECRET_FILES[name])
     file.chmod(0o604)
-    if linked:
+    if name == "API_KEYS_FILE":
         link = tmp_path / "link"
         link.symlink_to(file)
-    store = {"REDIS_URL": NOWHERE, "SEAL_KEYS": KEY_A} if name == "REDIS_PASSWORD_FILE" else {}
+    store = STORE if name == "REDIS_PASSWORD_FILE" else {}
     sentence = sentence_of(run(tmp_path / "service", store | {name: str(link)}))
     assert f"all users of this machine may read the SMOLSESSIONS_{name} {link}: run `chmod o-rwx {link}`" in sentence
     assert SECRET_FILES[name] not in sentence
-
-
-def test_data_that_a_group_may_read_is_taken(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    data.chmod(0o2770)
-    (data / "seal.key").write_text(KEY_A)
-    keys, link = write_private(tmp_path / "keys", SECRET_FILES["API_KEYS_FILE"]), tmp_path / "link"
-    link.symlink_to(keys)  # as Kubernetes mounts a Secret
-    for file in (data / "seal.key", keys):
-        file.chmod(0o440)
-    with Service(tmp_path, PLAIN | {"API_KEYS_FILE": str(link)}) as service:
-        assert service.client.get("/readyz").status_code == 200
 
 
 def test_a_store_outside_is_served_and_named_and_leaves_the_data_folder_alone(
@@ -255,30 +223,21 @@ def test_a_store_outside_is_served_and_named_and_leaves_the_data_folder_alone(
     assert not (tmp_path / "data").exists()
 
 
-@pytest.mark.parametrize("password", ["", ":wrong-sesame@"])
-def test_a_store_that_refuses_the_password_is_named_with_the_mend(
-    password: str, outside_store: str, tmp_path: Path
+def test_a_store_that_refuses_the_password_or_lacks_rights_is_named_with_the_mend(
+    outside_store: str, tmp_path: Path
 ) -> None:
-    sentence = sentence_of(run(tmp_path, {"REDIS_URL": f"unix://{password}{outside_store}", "SEAL_KEYS": KEY_A}))
-    assert "refuses the login" in sentence
-    assert "put its user into SMOLSESSIONS_REDIS_URL, and the password" in sentence
-    assert "wrong-sesame" not in sentence
-
-
-@pytest.mark.parametrize(
-    ("rights", "named"),
-    [("~* +@all", "channel"), ("&* +@all", "key"), ("~* &* +@all -zadd -time", "it may not run TIME, ZADD")],
-    ids=["channels", "keys", "what scripts call"],
-)
-def test_a_store_whose_user_lacks_rights_is_refused_and_says_so(
-    rights: str, named: str, outside_store: str, tmp_path: Path
-) -> None:
+    users = {"channel": "~* +@all", "key": "&* +@all", "it may not run TIME, ZADD": "~* &* +@all -zadd -time"}
+    login = ("refuses the login", "put its user into SMOLSESSIONS_REDIS_URL, and the password")
+    table = {
+        password: Refused({"REDIS_URL": f"unix://{password}{outside_store}", "SEAL_KEYS": KEY_A}, login)
+        for password in ("", ":wrong-sesame@")
+    }
     with Redis(unix_socket_path=outside_store, password=SECRET) as client:
-        client.execute_command("ACL", "SETUSER", "poor", "reset", "on", f">{SECRET}", *rights.split())
-    sentence = sentence_of(run(tmp_path, {"REDIS_URL": f"unix://poor:{SECRET}@{outside_store}", "SEAL_KEYS": KEY_A}))
-    assert "SMOLSESSIONS_REDIS_URL" in sentence
-    assert "permission" in sentence
-    assert named in sentence
+        for number, (named, rights) in enumerate(users.items()):
+            client.execute_command("ACL", "SETUSER", f"poor{number}", "reset", "on", f">{SECRET}", *rights.split())
+            settings = {"REDIS_URL": f"unix://poor{number}:{SECRET}@{outside_store}", "SEAL_KEYS": KEY_A}
+            table[named] = Refused(settings, ("SMOLSESSIONS_REDIS_URL", "permission", named))
+    assert_refused(table, tmp_path, [SECRET, "wrong-sesame"])
 
 
 def test_a_store_of_another_kind_than_its_address_says_is_refused_with_the_mend(tmp_path: Path) -> None:
@@ -296,11 +255,7 @@ def test_a_store_of_another_kind_than_its_address_says_is_refused_with_the_mend(
         for node in (server, replica):
             node.start()
         wait_until(lambda: replica.ask("ROLE")[3] == b"connected")
-        with started(table, tmp_path / "refused") as endings:
-            for url, ending in endings.items():
-                sentence = sentence_of(ending.result())
-                assert addresses[url] in sentence
-                assert SECRET not in sentence
+        assert_refused(table, tmp_path / "refused", [SECRET])
     finally:
         for node in (server, replica):
             node.kill()
@@ -308,7 +263,7 @@ def test_a_store_of_another_kind_than_its_address_says_is_refused_with_the_mend(
 
 def test_authorities_for_a_store_without_tls_are_warned_of(tmp_path: Path) -> None:
     file = new_authority(tmp_path / "ours").ca_file
-    status, _, said = run(tmp_path, {"REDIS_URL": NOWHERE, "SEAL_KEYS": KEY_A, "REDIS_CA_FILE": str(file)})
+    status, _, said = run(tmp_path, STORE | {"REDIS_CA_FILE": str(file)})
     assert status == 2
     assert "SMOLSESSIONS_REDIS_URL is without TLS: write rediss://" in said
 
@@ -361,21 +316,10 @@ def _keys_on(service: Service, turn: dict[str, Any]) -> set[bytes]:
     return set(re.findall(rb"\x01\x04(key[AB])", b"".join(stored)))
 
 
-def test_a_half_made_key_that_a_power_cut_left_does_not_matter(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    data.mkdir(mode=0o700)
-    (data / ".seal-x1y2z3").touch(0o600)
-    service = Service(tmp_path, PLAIN)
-    with service:
-        turn = service.play({"say": "one"})
-        key = (data / "seal.key").read_text()
-    with service:
-        assert service.follow_up(turn, {"say": "two"})["turn"] == 2
-    assert (data / "seal.key").read_text() == key
-
-
 def test_conversations_outlive_a_restart_and_a_key_file_that_was_lost_for_a_while(tmp_path: Path) -> None:
     key, aside = tmp_path / "data" / "seal.key", tmp_path / "aside"
+    key.parent.mkdir(mode=0o700)
+    (key.parent / ".seal-x1y2z3").touch(0o600)  # a half-made key that a power cut left
     service = Service(tmp_path, PLAIN)
     with service:
         first = service.post("/turn", message="What is 12 * 7?", agent="demo").json()
@@ -392,8 +336,8 @@ def test_conversations_outlive_a_restart_and_a_key_file_that_was_lost_for_a_whil
 
 def test_what_looks_like_a_setting_and_is_none_is_warned_of(tmp_path: Path) -> None:
     links = {"SERVICE_HOST": "10.0.0.1", "PORT_80_TCP_ADDR": "10.0.0.1"}  # made by Kubernetes, as PORT is
-    with Service(tmp_path, PLAIN | links | {"PROT": "8001", "ZZZ": "1"}) as service:
-        warnings = [line for line in service.log().splitlines() if " WARNING " in line]
+    _, _, log = run(tmp_path, links | {"PROT": "8001", "ZZZ": "1", "URL": "http://x", "HOST": "192.0.2.1"})
+    warnings = [line for line in log.splitlines() if " WARNING " in line]
     assert len(warnings) == 2
     assert warnings[0].endswith("SMOLSESSIONS_PROT is no setting; did you mean SMOLSESSIONS_PORT?")
     assert warnings[1].endswith("SMOLSESSIONS_ZZZ is no setting")
@@ -403,9 +347,15 @@ def test_new_api_key_makes_a_line_that_lets_its_owner_in_and_nobody_else(tmp_pat
     status, line, errors = run(tmp_path / "making", {}, "keys", "owner", "ada@example.org")
     key = errors.splitlines()[-1]
     assert (status, line.split()[0], key in line) == (0, "ada@example.org", False)
-    keys = write_private(tmp_path / "api-keys", line)
-    with Service(tmp_path, PLAIN | {"HOST": "0.0.0.0", "API_KEYS_FILE": str(keys)}) as service:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data").chmod(0o2770)  # a group may read it, and the key files
+    keys, link = write_private(tmp_path / "keys", line), tmp_path / "link"
+    link.symlink_to(keys)  # as Kubernetes mounts a Secret
+    for file in (write_private(tmp_path / "data" / "seal.key", KEY_A), keys):
+        file.chmod(0o440)
+    with Service(tmp_path, PLAIN | {"HOST": "0.0.0.0", "API_KEYS_FILE": str(link)}) as service:
         assert service.said[-1].split(maxsplit=1)[1] == "anyone who reaches it, with an API key"
+        assert service.said[1].split() == ["page", f"http://127.0.0.1:{service.client.base_url.port}/"]
         answers = [_list(service, key), _list(service, key[:-1]), _list(service, None)]
     assert [(answer.status_code, answer.headers.get("www-authenticate")) for answer in answers] == [
         (200, None),
@@ -418,34 +368,13 @@ def _list(service: Service, key: str | None) -> httpx2.Response:
     return service.client.get("/conversations", headers={"Authorization": f"Bearer {key}"} if key else {})
 
 
-def test_an_owner_with_a_blank_is_refused(tmp_path: Path) -> None:
-    assert "letters, digits" in sentence_of(run(tmp_path, {}, "keys", "owner", "ada lovelace"))
-
-
 def test_all_may_come_in_where_the_operator_says_so(tmp_path: Path) -> None:
     with Service(tmp_path, PLAIN | {"HOST": "0.0.0.0", "ALLOW_ANONYMOUS": "1"}) as service:
         assert service.said[-1].split(maxsplit=1)[1] == "anyone who reaches it, without a key"
         assert _list(service, None).status_code == 200
 
 
-def test_new_key_prints_another_key_each_time(tmp_path: Path) -> None:
-    printed = [run(tmp_path, {}, "keys", "seal") for _ in range(2)]
-    assert [(status, errors) for status, _, errors in printed] == [(0, ""), (0, "")]
-    first, second = (output.strip().split(":") for _, output, _ in printed)
-    assert first[0] != second[0]
-    assert first[1] != second[1]
-
-
-def test_settings_lists_every_setting_with_its_default_and_help(tmp_path: Path) -> None:
-    status, output, errors = run(tmp_path, {"THREADS": "0"}, "settings")
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in output.splitlines()[2:]]
-    assert (status, errors) == (0, "")
-    assert [row[0] for row in rows] == [f"`SMOLSESSIONS_{name.upper()}`" for name in Settings.model_fields]
-    assert all(row[2] for row in rows)
-    assert ["`SMOLSESSIONS_PORT`", "`8000`"] in [row[:2] for row in rows]
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+@pytest.mark.parametrize("encoding", mostly_deep(["utf-8", "latin-1"], fast=["latin-1"]))
 def test_the_description_in_the_repository_is_the_one_that_is_served(
     encoding: str, service: Service, tmp_path: Path
 ) -> None:
@@ -455,36 +384,13 @@ def test_the_description_in_the_repository_is_the_one_that_is_served(
     assert yaml.safe_load(described) == service.get("/openapi.json")
 
 
-def test_help_names_every_command_and_where_the_settings_are(tmp_path: Path) -> None:
-    status, output, errors = run(tmp_path, {}, "--help")
-    assert (status, errors) == (0, "")
-    for word in ("serve", "web", "work", "settings", "openapi", "keys", "chat", "conversations", "turns"):
-        assert word in output
-    status, _, errors = run(tmp_path, {}, "sing")
-    assert (status, "No such command" in errors, "Traceback" in errors) == (2, True, False)
-
-
 def test_version_is_the_packages(tmp_path: Path) -> None:
     assert run(tmp_path, {}, "--version") == (0, f"smolsessions {__version__}\n", "")
 
 
-def test_a_reader_that_goes_away_is_no_defect() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "smolsessions", "openapi"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout
-        process.stdout.close()
-        assert process.stderr
-        assert "Traceback" not in process.stderr.read()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", mostly_deep([signal.SIGTERM, signal.SIGINT], fast=[signal.SIGTERM]))
 def test_a_signal_lets_the_step_that_runs_end_and_takes_nothing_new(number: signal.Signals, tmp_path: Path) -> None:
-    service = Service(tmp_path, PLAIN, forked=False)
+    service = Service(tmp_path, PLAIN)
     with service:
         waiting = _Waiting(service, tmp_path / "gate")
         store = psutil.Process(_store_of(service))
@@ -509,38 +415,26 @@ def test_a_signal_lets_the_step_that_runs_end_and_takes_nothing_new(number: sign
         assert len(service.get("/conversations")["items"]) == 1
 
 
-def test_a_turn_that_is_stuck_keeps_the_process_no_longer_than_the_drain(tmp_path: Path) -> None:
+def test_a_turn_that_is_stuck_keeps_the_process_no_longer_than_the_drain_and_goes_on_later(tmp_path: Path) -> None:
     service = Service(tmp_path, PLAIN | {"DRAIN_S": "0.3"})
     with service:
-        waiting = _Waiting(service, tmp_path / "gate", prefer="respond-async")
-        turn = waiting.answer().json()
+        waiting = _Waiting(service, tmp_path / "gate")
         store = psutil.Process(_store_of(service))
         began = time.monotonic()
-        with Stopwatch() as watch:
-            service.process.send_signal(signal.SIGTERM)
-            assert service.process.wait(PATIENCE_S) == 0
+        service.process.send_signal(signal.SIGTERM)
+        answer = waiting.answer()
+        assert service.process.wait(PATIENCE_S) == 0
         assert time.monotonic() - began >= 0.3
-        assert watch.s < 5
         assert not store.is_running()
+        assert "Traceback" not in service.log()
+    assert (answer.status_code, answer.json()["status"]) == (202, "running"), answer.text
+    where = answer.headers["location"]
+    assert where == f"/conversations/{answer.json()['conversation_id']}/turns/1"
     waiting.gate.touch()
     with service:
-        where = f"/conversations/{turn['conversation_id']}/turns/1"
         wait_until(lambda: service.get(where)["status"] not in {"queued", "running"})
         found = service.get(where)
         assert (found["status"], found["reply"], found["attempts"]) == ("finished", "it went on", 2)
-
-
-def test_who_waits_for_a_stuck_turn_is_told_that_it_goes_on_before_the_process_ends(tmp_path: Path) -> None:
-    with Service(tmp_path, PLAIN | {"DRAIN_S": "0.3"}) as service:
-        waiting = _Waiting(service, tmp_path / "gate")
-        with Stopwatch() as watch:
-            service.process.send_signal(signal.SIGTERM)
-            answer = waiting.answer()
-            assert service.process.wait(PATIENCE_S) == 0
-        assert watch.s < 5
-        assert "Traceback" not in service.log()
-    assert (answer.status_code, answer.json()["status"]) == (202, "running"), answer.text
-    assert answer.headers["location"] == f"/conversations/{answer.json()['conversation_id']}/turns/1"
 
 
 def test_a_signal_while_it_starts_ends_it_as_soon_as_it_can(tmp_path: Path) -> None:
@@ -573,10 +467,9 @@ def test_a_store_that_dies_again_and_again_ends_the_service_with_the_mend(tmp_pa
 class _Waiting:
     """A POST in a thread of its own that waits for a turn with two tools, one of which waits for the gate."""
 
-    def __init__(self, service: Service, gate: Path, prefer: str = "wait=50") -> None:
+    def __init__(self, service: Service, gate: Path) -> None:
         self.gate = gate
         self._service = service
-        self._prefer = prefer
         self._answers: list[httpx2.Response] = []
         self._thread = threading.Thread(target=self._ask, daemon=True)
         self._thread.start()
@@ -591,7 +484,7 @@ class _Waiting:
         calls = [["wait_for", {"path": str(self.gate)}], ["echo", {"text": "in a thread of smolagents' own"}]]
         script = [{"call": calls}, {"say": "it went on"}]
         body = {"agent": "scripted", "message": json.dumps(script)}
-        self._answers.append(self._service.client.post("/turn", json=body, headers={"Prefer": self._prefer}))
+        self._answers.append(self._service.client.post("/turn", json=body, headers={"Prefer": "wait=50"}))
 
 
 def _store_of(service: Service) -> int:
@@ -630,9 +523,8 @@ def test_the_lock_file_holds_all_that_the_image_installs() -> None:
     assert missing == [], "run `make lock`"
 
 
-def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
-    hadolint = Path(sys.executable).with_name("hadolint")
-    ended = subprocess.run(
-        [hadolint, ROOT / "Dockerfile"], capture_output=True, text=True, check=False, timeout=PATIENCE_S
-    )
+def test_hadolint_finds_nothing_in_the_dockerfiles() -> None:
+    template = ROOT / "app" / "smolsessions" / "cli" / "template" / "Dockerfile.txt"
+    hadolint = [Path(sys.executable).with_name("hadolint"), ROOT / "Dockerfile", template]
+    ended = subprocess.run(hadolint, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert (ended.returncode, ended.stdout + ended.stderr) == (0, "")

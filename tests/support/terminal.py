@@ -12,15 +12,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.support.preloaded import PYTHONPATH
+from tests.support.waiting import PATIENCE_S
 
-SOON_S = 60.0
 CTRL_C, CTRL_D, CTRL_U = b"\x03", b"\x04", b"\x15"
 
-LED_BY_TERMINAL = """import fcntl, os, sys, termios
+INTERRUPTIBLE = """import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # a job in the background inherits another
 os.setsid()
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+if os.isatty(0):
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
+"""Program that becomes its arguments, led by the terminal if it has one."""
 
 
 class Terminal:
@@ -36,7 +39,7 @@ class Terminal:
 
     def wait_for(self, pattern: str) -> str:
         """Return the match of a pattern in the output so far, which is then forgotten up to its end."""
-        deadline = time.monotonic() + SOON_S
+        deadline = time.monotonic() + PATIENCE_S
         while not (match := re.search(pattern, self.seen)):
             assert time.monotonic() < deadline, self.seen
             if select.select([self._descriptor], [], [], 0.1)[0]:
@@ -52,7 +55,7 @@ def terminal_of(folder: Path, *program: str, **environment: str) -> Iterator[Ter
     ours, theirs = pty.openpty()
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SMOLSESSIONS_")}
     process = subprocess.Popen(
-        [sys.executable, "-c", LED_BY_TERMINAL, *program],
+        [sys.executable, "-c", INTERRUPTIBLE, *program],
         cwd=folder,
         stdin=theirs,
         stdout=theirs,
@@ -65,7 +68,7 @@ def terminal_of(folder: Path, *program: str, **environment: str) -> Iterator[Ter
     finally:
         process.terminate()
         os.close(ours)  # an interactive shell ends with its terminal alone
-        process.wait(SOON_S)
+        process.wait(PATIENCE_S)
 
 
 def command(*arguments: str) -> tuple[str, ...]:
