@@ -2,31 +2,30 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, Request, expect, sync_playwright
 
 from browser_tests import talker
-from browser_tests.browser import ARGUMENTS
+from browser_tests.browser import ARGUMENTS, PROFILE
 from tests.support import approvals
 from tests.support.debian import path_or_skip
 from tests.support.service import Service
 from tests.support.service_logs import pytest_runtest_makereport, pytest_runtest_setup
+from tests.support.waiting import PATIENCE_S
 
 __all__ = ["pytest_runtest_makereport", "pytest_runtest_setup"]
 
-WAIT_MS = 30_000  # patience with a loaded machine
+WAIT_MS = PATIENCE_S * 1000
+SETTINGS = {"LEASE_S": "10", "DRAIN_S": "1"}  # a loaded machine loses shorter leases
 WAITING = {"mailer", "code-reader", "office", "poster"}  # agents of the shared service whose turns wait for a person
 
 
 @pytest.fixture(scope="session")
-def chromium() -> str:
-    return path_or_skip("chromium")
-
-
-@pytest.fixture(scope="session")
-def browser(chromium: str) -> Iterator[Browser]:
+def browser() -> Iterator[Browser]:
+    chromium = path_or_skip("chromium")
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
         expect.set_options(timeout=WAIT_MS)
@@ -35,19 +34,30 @@ def browser(chromium: str) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def service(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def profile(browser: Browser) -> Iterator[BrowserContext]:
+    """Yield a browser profile for all tests. It keeps the scripts of the page."""
+    with browser.new_context(**PROFILE) as context:
+        context.set_default_timeout(WAIT_MS)
+        yield context
+
+
+@pytest.fixture(scope="session")
+def service(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Yield a running service. Each test uses conversations of its own."""
-    assert chromium
+    assert browser
     folder = tmp_path_factory.mktemp("service")
     agents = ",".join([talker.AGENTS, *(each for each in approvals.AGENTS.split(",") if each.split("=")[0] in WAITING)])
-    with Service(folder, {"AGENTS": agents}, {approvals.OUTBOX: str(folder / "outbox")}) as running:
+    settings = SETTINGS | {"AGENTS": agents}
+    with Service(folder, settings, {approvals.OUTBOX: str(folder / "outbox")}, forked=False) as running:
         yield running
 
 
 @pytest.fixture
-def gate(tmp_path: Path) -> Path:
-    """Return a file that a model waits for."""
-    return tmp_path / "go"
+def gate(tmp_path: Path) -> Iterator[Path]:
+    """Yield a file that a model waits for."""
+    path = tmp_path / "go"
+    yield path
+    path.touch()
 
 
 @pytest.fixture
@@ -56,50 +66,92 @@ def sins() -> list[str]:
     return []
 
 
-@pytest.fixture
-def opened(browser: Browser, sins: list[str]) -> Iterator[Callable[..., Page]]:
-    """Yield a function that opens a page in a new browser profile. At the end no page may have errors."""
-    contexts: list[BrowserContext] = []
+@pytest.fixture(scope="session")
+def tab(profile: BrowserContext) -> Page:
+    """Return the tab that tests use one after another: a new one takes a second to start."""
+    return profile.new_page()
 
-    def open_page(service: Service, path: str = "/", **options: object) -> Page:
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 860}, **options})  # type: ignore[arg-type]
-        contexts.append(context)
-        context.set_default_timeout(WAIT_MS)
-        context.on("page", lambda page: _watch(page, str(service.client.base_url), sins))
-        page = context.new_page()
-        page.goto(str(service.client.base_url).rstrip("/") + path)
+
+@pytest.fixture
+def opened(browser: Browser, tab: Page, sins: list[str]) -> Iterator[Callable[..., Page]]:
+    """Yield a function that opens a page, in a new browser profile if it has options. At the end no page has errors."""
+    contexts: list[BrowserContext] = []
+    pages: list[Page] = []
+    watch = _Watch(sins, pages)
+
+    def open_page(service: Service, path: str = "/", *, is_alone: bool = False, **options: object) -> Page:
+        watch.own = str(service.client.base_url).rstrip("/")
+        if is_alone or options:
+            context = browser.new_context(**{**PROFILE, **options})
+            contexts.append(context)
+            context.set_default_timeout(WAIT_MS)
+            context.on("page", watch.add)
+            page = context.new_page()
+        elif tab in pages:
+            page = tab.context.new_page()
+        else:
+            watch.add(page := tab)
+        is_there = page.url.partition("#")[0] == f"{watch.own}{path}".partition("#")[0]
+        page.goto(watch.own + path)
+        if is_there:
+            page.reload()  # the address differed in its fragment alone
         return page
 
+    tab.context.on("page", watch.add)
     yield open_page
+    tab.context.remove_listener("page", watch.add)
+    watch.remove(tab)
+    tab.unroute_all()
+    for page in pages:
+        if page is not tab:
+            page.close()
     for context in contexts:
         context.close()
     assert not sins
 
 
 @pytest.fixture(scope="module")
-def opened_once(browser: Browser, service: Service) -> Iterator[Page]:
+def opened_once(profile: BrowserContext, service: Service) -> Iterator[Page]:
     """Yield a page for tests that only call its modules."""
-    page = browser.new_page()
+    page = profile.new_page()
     page.goto(str(service.client.base_url))
     yield page
     page.close()
 
 
-def _watch(page: Page, own: str, sins: list[str]) -> None:
-    def requested(request: Request) -> None:
+class _Watch:
+    """Listens to pages of one test for errors."""
+
+    def __init__(self, sins: list[str], pages: list[Page]) -> None:
+        self.own = ""
+        self._sins = sins
+        self._pages = pages
+        self._heard: dict[str, Callable[[Any], None]] = {
+            "request": self._requested,
+            "console": self._said,
+            "pageerror": lambda error: sins.append(f"error: {error}"),
+            "dialog": self._opened,
+        }
+
+    def add(self, page: Page) -> None:
+        self._pages.append(page)
+        for event, listener in self._heard.items():
+            page.on(event, listener)  # type: ignore[call-overload]
+
+    def remove(self, page: Page) -> None:
+        if page in self._pages:
+            for event, listener in self._heard.items():
+                page.remove_listener(event, listener)
+
+    def _requested(self, request: Request) -> None:
         place = urlsplit(request.url)
-        if place.scheme not in {"blob", "data"} and place.netloc != urlsplit(own).netloc:
-            sins.append(f"request to {request.url}")
+        if place.scheme not in {"blob", "data"} and place.netloc != urlsplit(self.own).netloc:
+            self._sins.append(f"request to {request.url}")
 
-    def said(message: ConsoleMessage) -> None:
+    def _said(self, message: ConsoleMessage) -> None:
         if message.type in {"error", "warning"}:
-            sins.append(f"console: {message.text}")
+            self._sins.append(f"console: {message.text}")
 
-    def opened(dialog: Dialog) -> None:
-        sins.append(f"dialog: {dialog.message}")
+    def _opened(self, dialog: Dialog) -> None:
+        self._sins.append(f"dialog: {dialog.message}")
         dialog.dismiss()
-
-    page.on("request", requested)
-    page.on("console", said)
-    page.on("pageerror", lambda error: sins.append(f"error: {error}"))
-    page.on("dialog", opened)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import PIL.Image
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
 
 from browser_tests.browser import ARGUMENTS
 from browser_tests.shop import AGENTS
@@ -60,8 +60,8 @@ class Shot:
 def service() -> Iterator[Service]:
     """Yield a service with the agents of the shop and no conversation."""
     with tempfile.TemporaryDirectory() as data:
-        settings = {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "LEASE_S": "10"}
-        with Service(Path(data), settings) as running:
+        settings = {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "LEASE_S": "10", "DRAIN_S": "1"}
+        with Service(Path(data), settings, forked=False) as running:
             yield running
 
 
@@ -92,11 +92,6 @@ def resize(page: Page, name: str, width: int, theme: str) -> None:
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
-def context_of(browser: Browser) -> BrowserContext:
-    """Return one profile for all states: it keeps the scripts of the page."""
-    return browser.new_context(viewport={"width": WIDTHS["laptop"], "height": HEIGHT_PX})
-
-
 def shots(context: BrowserContext, running: Service, name: str) -> Iterator[Shot]:
     with state(context, running, name) as page:
         for size, width in WIDTHS.items():
@@ -123,7 +118,7 @@ def main() -> None:
     with service() as running, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find("chromium")[0], args=ARGUMENTS)
         expect.set_options(timeout=30_000)
-        context = context_of(browser)
+        context = browser.new_context(viewport={"width": WIDTHS["laptop"], "height": HEIGHT_PX})
         for name in given.only.split(","):
             for shot in shots(context, running, name):
                 (given.folder / f"{shot.name}.png").write_bytes(shot.png)

@@ -3,7 +3,9 @@
 import hashlib
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,49 +20,36 @@ NARROW_PX = 360
 A_LINE_PX = 10
 MOST_KEYS = 100
 KEY = "a-key-of-the-tests"
-# WCAG 2: text needs a contrast of 4.5 to its background.
-CONTRAST = """() => {
-  const canvas = Object.assign(document.createElement("canvas"), { width: 1, height: 1 });
-  const context = canvas.getContext("2d", { willReadFrequently: true });
-  const rgba = (colour) => {
-    context.clearRect(0, 0, 1, 1);
-    context.fillStyle = colour;
-    context.fillRect(0, 0, 1, 1);
-    return [...context.getImageData(0, 0, 1, 1).data].map((value) => value / 255);
-  };
-  const over = (front, back) => [0, 1, 2].map((at) => front[at] * front[3] + back[at] * (1 - front[3]));
-  const behind = (element) => {
-    const layers = [];
-    for (let at = element; at; at = at.parentElement) layers.push(rgba(getComputedStyle(at).backgroundColor));
-    return layers.reverse().reduce((back, front) => over(front, back), [1, 1, 1]);
-  };
-  const light = (colour) => {
-    const [r, g, b] = colour.map((value) => (value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const weak = [];
-  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (texts.nextNode()) {
-    const element = texts.currentNode.parentElement;
-    if (!texts.currentNode.data.trim() || !element.checkVisibility({ visibilityProperty: true })) continue;
-    const back = behind(element);
-    const [low, high] = [light(back), light(over(rgba(getComputedStyle(element).color), back))].sort((a, b) => a - b);
-    const contrast = (high + 0.05) / (low + 0.05);
-    const text = texts.currentNode.data.slice(0, 30);
-    if (contrast < 4.5) weak.push(`${contrast.toFixed(2)} ${element.className}: ${text}`);
-  }
-  return weak;
-}"""
 
 
 def wait(gate: Path) -> dict[str, str]:
     return {"wait": str(gate)}
 
 
+def message(page: Page) -> Locator:
+    return page.get_by_role("textbox", name="Message")
+
+
 def say(page: Page, script: Sequence[dict[str, Any]], title: str = "") -> None:
-    """Type a script, after words that become the title, and send it."""
-    page.get_by_role("textbox", name="Message").fill(f"{title} {json.dumps(script)}".strip())
-    page.get_by_role("textbox", name="Message").press("Enter")
+    """Type a script, after words that become the title, and send it. Wait until the service has accepted it."""
+    send(page, script, title)
+    expect(message(page)).to_have_value("")
+
+
+def send(page: Page, script: Sequence[dict[str, Any]], title: str = "") -> None:
+    """Type a script and send it, whatever comes of it."""
+    message(page).fill(f"{title} {json.dumps(script)}".strip())
+    message(page).press("Enter")
+
+
+def ended(page: Page, status: str = "finished", at: int = -1) -> None:
+    """Wait for the end of a turn, the last one by default."""
+    expect(turn(page).nth(at)).to_have_attribute("data-status", status)
+
+
+def conversation_of(page: Page) -> str:
+    """Return the path of the open conversation."""
+    return f"/conversations/{page.url.rpartition('/')[2]}"
 
 
 def choose(page: Page, agent: str) -> None:
@@ -144,10 +133,28 @@ def forgive(sins: list[str], text: str, at_least: int = 1) -> None:
         sins.remove(sin)
 
 
-def weak_texts(page: Page) -> list[str]:
-    """Return each text with less contrast to its background than WCAG 2 asks for."""
-    weak: list[str] = page.evaluate(CONTRAST)
-    return weak
+@dataclass
+class Computing:
+    """Processor time of a page, in seconds."""
+
+    s: float = 0
+
+
+@contextmanager
+def computing(page: Page) -> Iterator[Computing]:
+    """Measure the processor time that the page takes. A loaded machine does not change it."""
+    spent = Computing()
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def taken() -> float:
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return float(next(each["value"] for each in metrics if each["name"] == "TaskDuration"))
+
+    before = taken()
+    yield spent
+    spent.s = taken() - before
+    session.detach()
 
 
 def try_liveness(page: Page) -> Locator:

@@ -2,9 +2,6 @@
 
 import base64
 import io
-import math
-import struct
-import wave
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +13,8 @@ from smolagents.monitoring import TokenUsage
 
 import smolsessions
 from browser_tests.scenes import PLAN, SCRIPTS
-from browser_tests.talker import Talker, _templates
+from browser_tests.talker import Talker, templates
+from tests.support.sounds import sound
 
 AGENTS = ",".join(f"{name}=browser_tests.shop:make_{name}" for name in ("shop", "analyst", "buyer"))
 CHARS_PER_TOKEN = 4
@@ -130,7 +128,7 @@ def read_aloud(text: str) -> object:  # noqa: ARG001 - a tool of the scene
     Args:
         text: any text.
     """
-    return smolsessions.Audio(sound(), "audio/wav", rate=8000)
+    return smolsessions.Audio(sound(frames=8000), "audio/wav", rate=8000)
 
 
 @tool
@@ -143,17 +141,6 @@ def ask_supplier(item: str) -> str:
     return f"{item}: 21.90 each, 10 days"
 
 
-def sound() -> bytes:
-    """Return a second of a tone as WAV."""
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as out:
-        out.setnchannels(1)
-        out.setsampwidth(2)
-        out.setframerate(8000)
-        out.writeframes(b"".join(struct.pack("<h", int(9000 * math.sin(at / 3))) for at in range(8000)))
-    return buffer.getvalue()
-
-
 def photo() -> str:
     """Return a picture of a cup as a message holds it."""
     image = PIL.Image.new("RGB", (320, 220), (214, 226, 222))
@@ -164,11 +151,6 @@ def photo() -> str:
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-def table() -> dict[str, str]:
-    """Return a small table as a message holds it."""
-    return {"name": "orders.csv", "media_type": "text/csv", "data": base64.b64encode(b"order\n1042\n").decode()}
 
 
 def make_shop() -> ToolCallingAgent:
@@ -187,7 +169,7 @@ def make_analyst() -> CodeAgent:
     return CodeAgent(
         tools=[sales, draw_chart],
         model=Player(model_id="scripted"),
-        prompt_templates=_templates("code_agent.yaml"),
+        prompt_templates=templates("code_agent.yaml"),
         description="Counts and compares the sales, in Python.",
         verbosity_level=LogLevel.OFF,
         max_steps=6,
@@ -206,7 +188,7 @@ def _caller(tools: list[Any], **options: Any) -> ToolCallingAgent:
     return ToolCallingAgent(
         tools=tools,
         model=Player(model_id="scripted"),
-        prompt_templates=_templates("toolcalling_agent.yaml"),
+        prompt_templates=templates("toolcalling_agent.yaml"),
         verbosity_level=LogLevel.OFF,
         max_steps=6,
         **options,

@@ -8,8 +8,9 @@ from typing import Any
 from playwright.sync_api import FilePayload, Locator, Page, Route, expect
 
 from browser_tests.scenes import ARABIC
-from browser_tests.shop import photo, table
+from browser_tests.shop import photo
 from tests.support.service import Service
+from tests.support.sounds import sent
 
 ORDER = "Where is order 1042?"
 STOCK = "What do we have in stock?"
@@ -71,9 +72,9 @@ class Desk:
         expect(self.page.locator(place).first).to_be_visible()
         return self.page
 
-    def steps(self, turn: int = -1, *opened: int) -> Locator:
-        """Open the steps of a turn, and some steps."""
-        work = self.page.locator(".turn").nth(turn).locator("> .played > .work")
+    def steps(self, *opened: int) -> Locator:
+        """Open the steps of the last turn, and some steps."""
+        work = self.page.locator(".turn").last.locator("> .played > .work")
         if work.get_attribute("open") is None:
             work.locator("> summary").click()
         steps = work.locator("> .steps > .step")
@@ -89,28 +90,15 @@ def empty(desk: Desk) -> None:
     expect(desk.page.locator("#list-note")).to_be_visible()
 
 
-def answer(desk: Desk) -> None:
-    """Show answers in Markdown, and one step with its calls."""
-    desk.open(desk.play(ORDER, STOCK))
-    desk.steps(-1)
+def _played(*messages: str, agent: str = "shop", opened: tuple[int, ...] | None = None) -> Callable[[Desk], None]:
+    """Show played messages. `opened` are the open steps of the last turn, whose list is open then."""
 
+    def show(desk: Desk) -> None:
+        desk.open(desk.play(*messages, agent=agent))
+        if opened is not None:
+            desk.steps(*opened)
 
-def steps(desk: Desk) -> None:
-    """Show an open step, and a call that failed."""
-    desk.open(desk.play("Please check the samovar too."))
-    desk.steps(-1, 0)
-
-
-def code(desk: Desk) -> None:
-    """Show a step of code with its output."""
-    desk.open(desk.play("Which item sold best in October?", agent="analyst"))
-    desk.steps(-1, 0)
-
-
-def plan(desk: Desk) -> None:
-    """Show a plan, and the steps of a managed agent in their call."""
-    desk.open(desk.play("How many cups shall we order?", agent="buyer"))
-    desk.steps(-1, 0, 2)
+    return show
 
 
 def images(desk: Desk) -> None:
@@ -128,7 +116,13 @@ def viewer(desk: Desk) -> None:
 
 def files(desk: Desk) -> None:
     """Show files of the message and of answers, and a sound."""
-    desk.open(desk.play("Write the invoice of the order in this file.", "Read it to me.", files=[table()]))
+    desk.open(
+        desk.play(
+            "Write the invoice of the order in this file.",
+            "Read it to me.",
+            files=[sent("orders.csv", "text/csv", "order\n1042\n")],
+        )
+    )
     expect(desk.page.locator("audio")).to_be_visible()
 
 
@@ -168,11 +162,6 @@ def question(desk: Desk) -> None:
     """Show a question of the agent, with choices."""
     page = desk.open(desk.play("Send Ann a new cup."))
     page.get_by_role("radio", name="blue").check()
-
-
-def failed(desk: Desk) -> None:
-    """Show a turn that failed, and the ways on."""
-    desk.open(desk.play("Which supplier is the cheapest?"))
 
 
 def stopped(desk: Desk) -> None:
@@ -234,12 +223,6 @@ def compose(desk: Desk) -> None:
     page.get_by_role("textbox", name="Message").fill("Write the invoice of the order in this file.")
 
 
-def right_to_left(desk: Desk) -> None:
-    """Show text from right to left."""
-    desk.open(desk.play(ARABIC))
-    desk.steps(-1, 0)
-
-
 def details(desk: Desk) -> None:
     """Show the details of an agent."""
     page = desk.open()
@@ -299,7 +282,6 @@ def _inspected(name: str, *messages: str, agent: str = "shop") -> Callable[[Desk
             page.get_by_label("n", exact=True).fill("2")
             expect(page.locator(".estimate")).to_contain_text("left out")
 
-    show.__doc__ = f"Show the tab {name} of the inspector."
     return show
 
 
@@ -314,12 +296,18 @@ INSPECTED = {
     "Share": _inspected("Share", ORDER),
 }
 STATES: dict[str, Callable[[Desk], None]] = {
+    "empty": empty,
+    "answer": _played(ORDER, STOCK, opened=()),
+    "steps": _played("Please check the samovar too.", opened=(0,)),
+    "code": _played(SALES, agent="analyst", opened=(0,)),
+    "plan": _played("How many cups shall we order?", agent="buyer", opened=(0, 2)),
+    "failed": _played("Which supplier is the cheapest?"),
+    "right-to-left": _played(ARABIC, opened=(0,)),
     **{
         each.__name__.replace("_", "-"): each
         for each in (
-            empty, answer, steps, code, plan, images, viewer, files, running, approval, edited, refused, question,
-            failed, stopped, rolled_back, fork, undo, compose, right_to_left, details, keys, locked, lost, missing,
-            rebuilt,
+            images, viewer, files, running, approval, edited, refused, question, stopped, rolled_back, fork, undo,
+            compose, details, keys, locked, lost, missing, rebuilt,
         )
     },
     "list": found,

@@ -40,7 +40,7 @@ AGENTS = ",".join(
         "picky": "make_picky",
     }.items()
 )
-WAIT_S = 30
+WAIT_S = 120
 POLL_S = 0.005
 TASK = "New task:\n"
 ANSWERED = ("Observation:\n", "Error:\n", "Call id:")
@@ -146,7 +146,7 @@ picture.output_type = "image"
 
 
 @cache
-def _templates(name: str) -> Any:
+def templates(name: str) -> Any:
     return yaml.safe_load(files("smolagents.prompts").joinpath(name).read_text())
 
 
@@ -155,7 +155,7 @@ def make_talker(**options: Any) -> ToolCallingAgent:
     return ToolCallingAgent(
         tools=[echo, fail, picture],
         model=Talker(),
-        prompt_templates=_templates("toolcalling_agent.yaml"),
+        prompt_templates=templates("toolcalling_agent.yaml"),
         verbosity_level=LogLevel.OFF,
         max_steps=6,
         **({"description": "Says what the message says."} | options),
@@ -166,7 +166,7 @@ def make_coder() -> CodeAgent:
     return CodeAgent(
         tools=[echo, fail, picture],
         model=Talker(),
-        prompt_templates=_templates("code_agent.yaml"),
+        prompt_templates=templates("code_agent.yaml"),
         description="Writes the code that the message says.",
         verbosity_level=LogLevel.OFF,
         max_steps=6,

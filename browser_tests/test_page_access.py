@@ -3,27 +3,27 @@
 import json
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import expect
 
-from browser_tests.accessibility import breaches
-from browser_tests.reader import PHONE, Open, answer, choose, fits, reach, say, turn, wait
-from browser_tests.test_page_markdown import REPORT
+from browser_tests.reader import PHONE, Open, answer, choose, ended, fits, message, reach, say, send, turn, wait
 from tests.support.service import Service
 
 
 def test_everything_can_be_done_with_the_keyboard_alone(opened: Open, service: Service, gate: Path) -> None:
     page = opened(service)
     keys = page.keyboard
-    expect(page.get_by_role("textbox", name="Message")).to_be_focused()
+    expect(message(page)).to_be_focused()
     reach(page, ".skip", "Shift+Tab")
     keys.press("Enter")
-    expect(page.get_by_role("textbox", name="Message")).to_be_focused()
+    expect(message(page)).to_be_focused()
     reach(page, "input[name=agent]", "Shift+Tab")
     keys.press("ArrowDown")
     expect(page.get_by_role("radio", name="coder", exact=True)).to_be_checked()
     keys.press("ArrowUp")
     reach(page, "#message", "Tab")
+    keys.type("  ")
+    keys.press("Enter")  # sends nothing
+    expect(message(page)).to_have_value("  ")
     first, last = json.dumps([{"say": ["Hello ", wait(gate), "world."]}]).split(" ", 1)
     keys.type(first)
     keys.press("Shift+Enter")
@@ -33,8 +33,8 @@ def test_everything_can_be_done_with_the_keyboard_alone(opened: Open, service: S
     assert "\n" in page.locator(".said-text").inner_text()
     reach(page, "#stop", "Tab")
     keys.press("Enter")
-    expect(turn(page)).to_have_attribute("data-status", "cancelled")
-    expect(page.get_by_role("textbox", name="Message")).to_be_focused()
+    ended(page, "cancelled")
+    expect(message(page)).to_be_focused()
     reach(page, ".work > summary", "Shift+Tab")
     keys.press("Enter")
     expect(page.locator(".work")).not_to_have_attribute("open", "")
@@ -56,7 +56,7 @@ def test_everything_can_be_done_with_the_keyboard_alone(opened: Open, service: S
 
 
 def test_keys_can_be_turned_off(opened: Open, service: Service) -> None:
-    page = opened(service)
+    page = opened(service, is_alone=True)
     page.get_by_role("button", name="Keys").click()
     page.get_by_label("Use these keys").uncheck()
     page.get_by_role("button", name="Close", exact=True).click()
@@ -86,31 +86,15 @@ def test_options_of_a_message_are_sent(opened: Open, service: Service) -> None:
     page.get_by_label("Begin anew").check()
     page.get_by_label("Most steps").fill("3")
     page.get_by_label("Variables").fill("{oops")
-    say(page, [{"say": ["Sent."]}])
+    send(page, [{"say": ["Sent."]}])
     expect(page.get_by_role("alert")).to_contain_text("a JSON object")
     page.get_by_label("Variables").fill('{"city": "Bonn"}')
     with page.expect_request("**/turn") as sent:
-        page.get_by_role("textbox", name="Message").press("Enter")
+        message(page).press("Enter")
     body = sent.value.post_data_json or {}
     assert (body["reset"], body["max_steps"], body["additional_args"]) == (True, 3, {"city": "Bonn"})
-    expect(turn(page)).to_have_attribute("data-status", "finished")
+    ended(page)
     expect(page.get_by_label("Most steps")).to_be_hidden()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_rule_of_accessibility_is_broken(opened: Open, service: Service, scheme: str) -> None:
-    page = opened(service, color_scheme=scheme)
-    assert breaches(page) == []
-    task = [{"think": ["**I** help."], "call": [["echo", {"text": "deep"}], ["fail", {"reason": "b"}]]}, {"say": ["x"]}]
-    say(page, [{"call": [["helper", {"task": json.dumps(task)}]]}, {"say": [REPORT]}])
-    expect(turn(page)).to_have_attribute("data-status", "finished")
-    say(page, [{"raise": "out of order"}])
-    expect(turn(page).last).to_have_attribute("data-status", "failed")
-    page.locator("details").evaluate_all("(all) => all.forEach((details) => (details.open = true))")
-    page.get_by_role("button", name="Options").click()
-    assert breaches(page) == []
-    page.get_by_role("button", name="Keys").click()
-    assert breaches(page) == []
 
 
 def test_a_phone_shows_all_without_scrolling_sideways(opened: Open, service: Service, gate: Path) -> None:
@@ -125,11 +109,13 @@ def test_a_phone_shows_all_without_scrolling_sideways(opened: Open, service: Ser
     page.locator(".step > details").evaluate_all("(all) => all.forEach((details) => (details.open = true))")
     assert fits(page)
     gate.touch()
-    expect(turn(page)).to_have_attribute("data-status", "finished")
+    ended(page)
     assert fits(page)
     expect(page.locator("#list")).not_to_be_in_viewport()
     page.get_by_role("button", name="Conversations").click()
     expect(page.get_by_role("button", name="Close the list")).to_be_focused()
+    expect(page.locator("#main")).to_have_js_property("inert", True)
     assert fits(page)
     page.keyboard.press("Escape")
     expect(page.get_by_role("button", name="Conversations")).to_be_focused()
+    expect(page.locator("#main")).to_have_js_property("inert", False)

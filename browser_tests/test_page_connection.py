@@ -5,11 +5,10 @@ from pathlib import Path
 
 from playwright.sync_api import Route, expect
 
-from browser_tests.reader import Open, answer, forgive, say, turn, wait, whole
+from browser_tests.reader import Open, answer, ended, forgive, say, turn, wait, whole
 from browser_tests.talker import AGENTS
 from tests.support.service import Service
-
-AT_ONCE_MS = 3000  # a tab without news polls every 10 s
+from tests.support.tiers import deep
 
 
 def test_a_reload_in_the_middle_of_a_turn_loses_and_doubles_no_character(
@@ -23,10 +22,10 @@ def test_a_reload_in_the_middle_of_a_turn_loses_and_doubles_no_character(
     expect(answer(page)).to_contain_text("149, ")
     assert whole(answer(page)) == "".join(pieces[:150]).strip() + "\n"
     gate.touch()
-    expect(turn(page)).to_have_attribute("data-status", "finished")
+    ended(page)
     assert whole(answer(page)) == "".join(pieces).strip() + "\n"
     page.reload()
-    expect(turn(page)).to_have_attribute("data-status", "finished")
+    ended(page)
     assert whole(answer(page)) == "".join(pieces).strip() + "\n"
 
 
@@ -38,17 +37,17 @@ def test_two_tabs_show_the_same(opened: Open, service: Service, gate: Path) -> N
     second.goto(first.url)
     expect(answer(second)).to_have_text("One.")
     say(first, [{"say": ["Two, ", wait(gate), "three."]}])
-    expect(answer(second).last).to_have_text("Two,", timeout=AT_ONCE_MS)
+    expect(answer(second).last).to_have_text("Two,")
     second.get_by_role("button", name="Stop", exact=True).click()
     for page in (first, second):
-        expect(turn(page).last).to_have_attribute("data-status", "cancelled")
+        ended(page, "cancelled")
     assert turn(first).last.inner_text() == turn(second).last.inner_text()
 
 
 def test_a_lost_connection_is_shown_and_the_turn_resumes(
     opened: Open, service: Service, gate: Path, sins: list[str]
 ) -> None:
-    page = opened(service)
+    page = opened(service, is_alone=True)
     say(page, [{"say": ["Before, ", wait(gate), "after."]}])
     expect(answer(page)).to_have_text("Before,")
     page.context.set_offline(True)
@@ -60,13 +59,14 @@ def test_a_lost_connection_is_shown_and_the_turn_resumes(
     forgive(sins, "ERR_INTERNET_DISCONNECTED", at_least=0)
 
 
+@deep
 def test_a_killed_service_is_waited_for_and_the_page_heals(
     opened: Open, tmp_path: Path, gate: Path, sins: list[str]
 ) -> None:
-    service = Service(tmp_path / "service", {"AGENTS": AGENTS})
+    service = Service(tmp_path / "service", {"AGENTS": AGENTS, "DEMO_AGENTS": "0"})
     service.start()
     try:
-        page = opened(service)
+        page = opened(service, is_alone=True)
         say(page, [{"say": ["Before, ", wait(gate), "after."]}])
         expect(answer(page)).to_have_text("Before,")
         service.settings["PORT"] = str(service.client.base_url.port)
@@ -74,7 +74,7 @@ def test_a_killed_service_is_waited_for_and_the_page_heals(
         expect(page.locator("#connection")).to_be_visible()
         gate.touch()
         service.start()
-        expect(turn(page)).not_to_have_attribute("data-status", "running", timeout=20_000)
+        expect(turn(page)).not_to_have_attribute("data-status", "running")
         expect(page.locator("#connection")).to_be_hidden()
         say(page, [{"say": ["All is well."]}])
         expect(answer(page).last).to_have_text("All is well.")

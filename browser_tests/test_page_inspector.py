@@ -1,12 +1,14 @@
 """The inspector: prompts, memory, variables, effects, timeline, and ways out."""
 
+import re
 from pathlib import Path
 
 from playwright.sync_api import expect
 
-from browser_tests.reader import Open, choose, say, turn
+from browser_tests.reader import Open, choose, conversation_of, ended, say, turn
 from tests.support import approvals
 from tests.support.service import Service
+from tests.support.tiers import deep
 from tests.support.turns import DONE, submit_turn, wait_for_gate
 from tests.support.waiting import wait_until
 
@@ -16,7 +18,7 @@ def test_the_inspector_shows_and_changes_the_memory(opened: Open, service: Servi
     choose(page, "coder")
     block = "<code>\ntotal = [1, 2]\nprint(echo(text='hi'))\n</code>"
     say(page, [{"write": [block]}, {"write": ["<code>\nfinal_answer('done')\n</code>"]}])
-    expect(turn(page)).to_have_attribute("data-status", "finished")
+    ended(page)
     page.get_by_role("button", name="Inspector", exact=True).click()
     panel = page.get_by_role("tabpanel")
     expect(panel).to_contain_text("The next prompt as the model gets it")
@@ -30,8 +32,8 @@ def test_the_inspector_shows_and_changes_the_memory(opened: Open, service: Servi
     expect(panel.locator(".estimate")).to_contain_text("1 step left out")
     page.get_by_role("button", name="Use this policy").click()
     expect(panel.locator(".estimate")).to_contain_text("holds from the next turn")
-    here = page.url.rpartition("/")[2]
-    assert service.get(f"/conversations/{here}")["policy"] == [{"name": "keep_last_n_steps", "n": 1}]
+    here = conversation_of(page)
+    assert service.get(here)["policy"] == [{"name": "keep_last_n_steps", "n": 1}]
     page.locator("#policy").select_option("")  # the agent's own, which is none
     expect(panel.locator(".estimate")).to_contain_text("0 steps left out")
     page.get_by_role("button", name="Prune now").click()
@@ -40,7 +42,7 @@ def test_the_inspector_shows_and_changes_the_memory(opened: Open, service: Servi
     with page.expect_download() as found:
         page.get_by_role("button", name="Export").click()
     page.locator("#import-file").set_input_files(found.value.path())
-    expect(page).not_to_have_url(f"{service.client.base_url}#/c/{here}")
+    expect(page).not_to_have_url(re.compile(here.rpartition("/")[2]))
     expect(turn(page)).to_have_count(1)
 
 
@@ -48,7 +50,7 @@ def test_effects_of_a_waiting_turn_are_followed_to_its_end(opened: Open, service
     page = opened(service)
     choose(page, "mailer")
     say(page, [{"call": [["send_email", {"to": "ada", "text": "hi"}]]}, wait_for_gate(gate), {"say": "sent"}])
-    expect(turn(page)).to_have_attribute("data-status", "waiting")
+    ended(page, "waiting")
     page.get_by_role("button", name="Inspector", exact=True).click()
     panel = page.get_by_role("tabpanel")
     page.get_by_role("tab", name="Effects").click()
@@ -70,6 +72,7 @@ def test_effects_of_a_waiting_turn_are_followed_to_its_end(opened: Open, service
     expect(panel).to_contain_text("It was played in 2 attempts.")
 
 
+@deep
 def test_effects_tell_which_call_was_made_again_after_a_kill(opened: Open, tmp_path: Path, gate: Path) -> None:
     agents = next(each for each in approvals.AGENTS.split(",") if each.startswith("mailer="))
     settings = {"AGENTS": agents, "DEMO_AGENTS": "0"}
@@ -91,7 +94,7 @@ def test_effects_tell_which_call_was_made_again_after_a_kill(opened: Open, tmp_p
         expect(rows.first).to_contain_text("attempt 2")
         expect(rows.filter(has_text="echo")).to_contain_text("attempt 1")
         gate.touch()
-        expect(turn(page)).to_have_attribute("data-status", "finished")
+        ended(page)
         page.get_by_role("tab", name="Timeline").click()
         expect(page.locator(".timeline text").filter(has_text="Attempt 2: replay")).to_have_count(1)
 
@@ -100,12 +103,11 @@ def test_a_past_prompt_is_rebuilt_and_marked(opened: Open, service: Service) -> 
     page = opened(service)
     choose(page, "talker")
     say(page, [{"think": ["So."], "call": [["echo", {"text": "apple"}]]}, {"say": ["first answer"]}])
-    expect(turn(page)).to_have_attribute("data-status", "finished")
+    ended(page)
     say(page, [{"say": ["second answer"]}])
-    expect(turn(page).last).to_have_attribute("data-status", "finished")
-    here = page.url.rpartition("/")[2]
+    ended(page)
     service.client.patch(
-        f"/conversations/{here}",
+        conversation_of(page),
         json={"policy": {"name": "keep_last_n_steps", "n": 1}},
         headers={"Content-Type": "application/merge-patch+json"},
     )

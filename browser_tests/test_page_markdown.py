@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from browser_tests.reader import Open, answer, say, turn, wait
+from browser_tests.reader import Open, answer, computing, ended, say, wait
 from tests.support.service import Service
+from tests.support.tiers import deep, mostly_deep
 from tools.vendor import changed
 
-MOST_MS = 5000
+MOST_S = 5
 MARKUP = "<script>window.ran = 1</script><img src=x onerror='window.ran = 2'><b>not bold</b>"
 REPORT = """# Report
 
@@ -48,7 +49,7 @@ DRAW = """(texts) => import("/page/text.js").then(({ Text }) => texts.map(([text
   const draw = async () => {
     for (const [index, piece] of pieces.entries()) {
       drawing.push(piece);
-      if (paced && index % 2) await new Promise(requestAnimationFrame);
+      if (paced && index % 5 === 0) await new Promise(requestAnimationFrame);
     }
     drawing.finish();
     return drawing.raw === text ? target.innerHTML : "raw differs";
@@ -64,7 +65,7 @@ def test_vendored_libraries_are_as_they_were_published() -> None:
 def test_markdown_has_its_forms(opened: Open, service: Service) -> None:
     page = opened(service)
     say(page, [{"say": [REPORT]}])
-    expect(turn(page)).to_have_attribute("data-status", "finished")
+    ended(page)
     place = answer(page)
     expect(place.locator("h2")).to_have_text("Report")
     expect(place.locator("strong")).to_have_text("strong")
@@ -91,15 +92,14 @@ def test_markdown_has_its_forms(opened: Open, service: Service) -> None:
 def test_text_from_right_to_left_has_its_direction(opened: Open, service: Service) -> None:
     page = opened(service)
     say(page, [{"say": ["שלום **עולם** hello\n\n1. אחת\n2. שתיים\n\nHello שלום"]}], title="مرحبا")
-    expect(turn(page)).to_have_attribute("data-status", "finished")
+    ended(page)
     for selector in ("p:first-child", "ol", "li:first-child"):
         expect(answer(page).locator(selector)).to_have_css("direction", "rtl")
     expect(answer(page).locator("p:last-child")).to_have_css("direction", "ltr")
     expect(page.locator(".said-text")).to_have_css("unicode-bidi", "plaintext")
 
 
-def test_text_in_pieces_looks_like_text_at_once(opened: Open, service: Service) -> None:
-    page = opened(service)
+def test_text_in_pieces_looks_like_text_at_once(opened_once: Page) -> None:
     texts = [
         REPORT,
         "para\n#hash\n# head\npara\n-\n- item\n\n- more\n1. one\n\n   two\n\n2. three",
@@ -109,9 +109,9 @@ def test_text_in_pieces_looks_like_text_at_once(opened: Open, service: Service) 
         "| a | b |\n|---|---|\n| 1 | 2 |\nafter\n\n$$\nopen",
         "2 < 3 <end_code> <|im_end|> <end_\nx <en",
     ]
-    whole = page.evaluate(DRAW, [[text, [text], False] for text in texts])
+    whole = opened_once.evaluate(DRAW, [[text, [text], False] for text in texts])
     assert "raw differs" not in whole
-    assert page.evaluate(DRAW, [[text, [*text], True] for text in texts]) == whole
+    assert opened_once.evaluate(DRAW, [[text, [*text], True] for text in texts]) == whole
 
 
 def test_a_block_that_is_complete_is_not_rendered_again(opened: Open, service: Service, gate: Path) -> None:
@@ -120,30 +120,26 @@ def test_a_block_that_is_complete_is_not_rendered_again(opened: Open, service: S
     expect(answer(page).locator("li")).to_have_count(2)
     page.evaluate("document.querySelectorAll('.answer p, .answer li').forEach((each) => (each.isKept = true))")
     gate.touch()
-    expect(turn(page)).to_have_attribute("data-status", "finished")
+    ended(page)
     kept = "[...document.querySelectorAll('.answer p, .answer li')].map((each) => Boolean(each.isKept))"
     assert page.evaluate(kept) == [True, True, True, False, False]
 
 
-def test_a_long_text_costs_no_more_with_its_length(opened: Open, service: Service) -> None:
-    page = opened(service)
-    ms = page.evaluate(
-        """async () => {
-          const { Text } = await import("/page/text.js");
-          const drawing = new Text(document.createElement("div"));
-          let spent = 0;
-          for (let number = 0; number < 20_000; number += 1) {
-            const start = performance.now();
-            drawing.push(number % 40 ? "a *word*, " : "ends.\\n\\n");
-            spent += performance.now() - start;
-            if (number % 1000 === 0) await new Promise(requestAnimationFrame);
-          }
-          const start = performance.now();
-          drawing.finish();
-          return spent + performance.now() - start;
-        }"""
-    )
-    assert ms < MOST_MS
+@deep
+def test_a_long_text_costs_no_more_with_its_length(opened_once: Page) -> None:
+    with computing(opened_once) as spent:
+        opened_once.evaluate(
+            """async () => {
+              const { Text } = await import("/page/text.js");
+              const drawing = new Text(document.createElement("div"));
+              for (let number = 0; number < 20_000; number += 1) {
+                drawing.push(number % 40 ? "a *word*, " : "ends.\\n\\n");
+                if (number % 1000 === 0) await new Promise(requestAnimationFrame);
+              }
+              drawing.finish();
+            }"""
+        )
+    assert 0 < spent.s < MOST_S
 
 
 def test_markup_stays_text_wherever_it_comes_from(opened: Open, service: Service) -> None:
@@ -172,7 +168,7 @@ def test_hostile_links_and_images_are_shown_and_load_nothing(opened: Open, servi
         '```"><img src=x onerror=window.ran=4>\nx\n```\n\n[f](https://ok.example \'a" onclick="window.ran=5\')'
     )
     say(page, [{"say": [text]}])
-    expect(turn(page)).to_have_attribute("data-status", "finished")
+    ended(page)
     links = answer(page).locator("a")
     assert [link.get_attribute("href") for link in links.all()] == ["https://evil.example/p.png", "https://ok.example"]
     expect(links.first).to_have_text("pixel")
@@ -181,33 +177,32 @@ def test_hostile_links_and_images_are_shown_and_load_nothing(opened: Open, servi
     assert page.evaluate("window.ran") is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        ">" * 5000 + " deep",
-        "- " * 5000 + "deep",
-        "[" * 50_000 + "deep",
-        "*a **b " * 10_000 + "deep",
-        "\\(" * 20_000 + "deep",
-        "$a " * 50_000 + "deep",
-        "a " + "`" * 50_000 + " deep",
-        "<end_" * 20_000 + "deep",
-        "a\n" * 20_000 + "deep",
-        "| a |\n|---|\n" + "| b |\n" * 5000 + "deep",
-        "x" * 500_000 + "deep",
-    ],
-    ids=["quotes", "lists", "brackets", "emphasis", "math", "dollars", "ticks", "marks", "lines", "table", "long"],
-)
-def test_hostile_nesting_is_shown_within_a_bounded_time(opened_once: Page, text: str) -> None:
-    ms, shown = opened_once.evaluate(
-        """async (text) => {
-          const { Text } = await import("/page/text.js");
-          const target = document.createElement("div");
-          const start = performance.now();
-          new Text(target).replace(text);
-          return [performance.now() - start, target.textContent];
-        }""",
-        text,
-    )
-    assert ms < MOST_MS
+HOSTILE = {
+    "quotes": ">" * 5000 + " deep",
+    "lists": "- " * 5000 + "deep",
+    "brackets": "[" * 50_000 + "deep",
+    "emphasis": "*a **b " * 10_000 + "deep",
+    "math": "\\(" * 20_000 + "deep",
+    "dollars": "$a " * 50_000 + "deep",
+    "ticks": "a " + "`" * 50_000 + " deep",
+    "marks": "<end_" * 20_000 + "deep",
+    "lines": "a\n" * 20_000 + "deep",
+    "table": "| a |\n|---|\n" + "| b |\n" * 5000 + "deep",
+    "long": "x" * 500_000 + "deep",
+}
+
+
+@pytest.mark.parametrize("form", mostly_deep(HOSTILE, fast=["quotes", "brackets", "long"]))
+def test_hostile_nesting_is_shown_within_a_bounded_time(opened_once: Page, form: str) -> None:
+    with computing(opened_once) as spent:
+        shown = opened_once.evaluate(
+            """async (text) => {
+              const { Text } = await import("/page/text.js");
+              const target = document.createElement("div");
+              new Text(target).replace(text);
+              return target.textContent;
+            }""",
+            HOSTILE[form],
+        )
+    assert 0 < spent.s < MOST_S
     assert "deep" in shown

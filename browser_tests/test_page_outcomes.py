@@ -6,13 +6,13 @@ from typing import Any
 
 from playwright.sync_api import Page, expect
 
-from browser_tests.reader import Open, answer, png, say, turn, wait
+from browser_tests.reader import Open, answer, conversation_of, ended, message, png, say, turn, wait
 from tests.support.service import Service
 
 
 def messages(service: Service, page: Page) -> str:
     """Return the next prompt of the open conversation as one text."""
-    return json.dumps(service.get(f"/conversations/{page.url.rpartition('/')[2]}/messages"))
+    return json.dumps(service.get(f"{conversation_of(page)}/messages"))
 
 
 def test_a_failed_turn_says_what_is_kept_and_a_retry_leaves_it_out(opened: Open, service: Service, gate: Path) -> None:
@@ -23,9 +23,10 @@ def test_a_failed_turn_says_what_is_kept_and_a_retry_leaves_it_out(opened: Open,
         {"fail_until": str(gate), "say": ["Now it works."]},
     ]
     say(page, script, title="Try")
-    expect(turn(page)).to_have_attribute("data-status", "failed")
+    ended(page, "failed")
     outcome = page.locator(".outcome")
     expect(outcome).to_contain_text("This turn failed.")
+    expect(page.locator("#announcement")).to_contain_text("This turn failed.")
     expect(outcome).to_contain_text("In the memory: your message and 1 finished step.")
     assert messages(service, page).count("kept-step") > 1
     gate.touch()
@@ -46,7 +47,7 @@ def test_an_edited_message_goes_to_a_fork(opened: Open, service: Service) -> Non
     first = page.url
     page.get_by_role("button", name="Edit").last.click()
     expect(page).not_to_have_url(first)
-    expect(page.get_by_role("textbox", name="Message")).to_have_value('[{"say": ["Two."]}]')
+    expect(message(page)).to_have_value('[{"say": ["Two."]}]')
     expect(page.locator("#origin")).to_contain_text("after turn 1")
     expect(answer(page)).to_have_text("One.")
     say(page, [{"say": ["Three."]}])
@@ -62,13 +63,13 @@ def test_a_message_is_sent_again_with_its_approvals_and_options(opened: Open, se
     page = opened(service, f"/#/c/{sent['conversation_id']}")
     page.get_by_role("button", name="Retry").click()
     expect(turn(page)).to_have_count(2)
-    expect(turn(page).last).to_have_attribute("data-status", "failed")
+    ended(page, "failed")
     page.get_by_role("button", name="Edit").last.click()
     expect(page.locator("#origin")).to_be_visible()
     say(page, [{"call": [["echo", {"text": "asked"}]]}])
     expect(page.locator(".request")).to_have_count(1)
-    for path in (sent["conversation_id"] + "/turns/2", page.url.rpartition("/")[2] + "/turns/2"):
-        again = service.get(f"/conversations/{path}")
+    for path in (f"/conversations/{sent['conversation_id']}", conversation_of(page)):
+        again = service.get(f"{path}/turns/2")
         assert {**again["options"], "additional_args": again["additional_args"]}.items() >= options.items()
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Route, expect
 
-from browser_tests.reader import A_LINE_PX, Open, answer, at_end, forgive, png, say, turn, wait, weak_texts
+from browser_tests.reader import A_LINE_PX, Open, answer, at_end, conversation_of, ended, forgive, say, turn, wait
 from tests.support.service import Service
+from tests.support.tiers import mostly_deep
 from tests.support.waiting import wait_until
 
 LAID_OUT = """() => [...document.querySelectorAll(".turn .answer")].filter(
@@ -50,12 +51,12 @@ def test_conversations_are_listed_reopened_and_deleted(opened: Open, service: Se
     page.get_by_role("button", name="Undo").click()
     page.get_by_role("link", name="The first of all").click()
     expect(answer(page)).to_have_text("The first answer.")
-    here = page.url.rpartition("/")[2]
+    here = conversation_of(page)
     page.locator("#list .row").first.hover()
     page.get_by_role("button", name="Delete The first").click()
     expect(page.get_by_role("link", name="The first of all")).to_have_count(0)
     page.reload()  # it is deleted when the page is left
-    wait_until(lambda: service.client.get(f"/conversations/{here}").status_code == HTTPStatus.NOT_FOUND)
+    wait_until(lambda: service.client.get(here).status_code == HTTPStatus.NOT_FOUND)
     page.reload()
     expect(page.get_by_role("link", name="Another one")).to_be_visible()
     expect(page.get_by_role("link", name="The first of all")).to_have_count(0)
@@ -84,6 +85,10 @@ def test_conversations_are_searched_filtered_and_renamed(opened: Open, service: 
     expect(rows).to_have_count(1)
     page.get_by_role("link", name="Needle in hay").click()
     page.get_by_role("button", name="Rename").click()
+    page.get_by_role("textbox", name="Title").fill("Left")
+    page.keyboard.press("Escape")
+    expect(page.locator("#title")).to_have_text("Needle in hay")
+    page.get_by_role("button", name="Rename").click()
     page.get_by_role("textbox", name="Title").fill("Found")
     page.keyboard.press("Enter")
     expect(page.locator("#title")).to_have_text("Found")
@@ -94,7 +99,7 @@ def test_conversations_are_searched_filtered_and_renamed(opened: Open, service: 
 
 def test_conversations_and_turns_from_elsewhere_appear(opened: Open, service: Service) -> None:
     said = service.play({"say": ["One."]}, agent="talker")
-    page = opened(service)
+    page = opened(service, is_alone=True)
     page.clock.install()  # from the next load on
     page.goto(f"{service.client.base_url}#/c/{said['conversation_id']}")
     page.reload()
@@ -209,10 +214,11 @@ def test_a_long_conversation_is_shown_from_its_end_and_loads_earlier_turns_as_ne
     assert numbers == list(range(1, 51))
 
 
-@pytest.mark.parametrize(("width", "height", "most_loaded"), [(1280, 860, 60), (3840, 2160, 100)])
+@pytest.mark.parametrize("window", mostly_deep([(1280, 860, 60), (3840, 2160, 100)], fast=[(1280, 860, 60)]))
 def test_of_500_turns_only_those_near_the_window_are_loaded_and_laid_out(
-    opened: Open, service: Service, width: int, height: int, most_loaded: int
+    opened: Open, service: Service, window: tuple[int, int, int]
 ) -> None:
+    width, height, most_loaded = window
     size = {"width": width, "height": height}
     page = opened(service, f"/#/c/{long_conversation(service, 500)}", viewport=size)
     expect(answer(page).last).to_contain_text("Answer 500.")
@@ -247,29 +253,10 @@ def test_new_text_does_not_move_a_reader_that_scrolled_up(opened: Open, service:
     read = page.locator(".answer p").nth(65)
     place = read.bounding_box()
     gate.touch()
-    expect(turn(page)).to_have_attribute("data-status", "finished")
+    ended(page)
     now = read.bounding_box()
     assert place
     assert now
     assert abs(now["y"] - place["y"]) < A_LINE_PX
     page.get_by_role("button", name="Latest").click()
     expect(page.locator(".turn-foot")).to_be_in_viewport()
-
-
-def test_images_of_messages_and_answers_are_there_after_a_reload(opened: Open, service: Service) -> None:
-    page = opened(service)
-    page.locator("#file").set_input_files([png("one.png", 140)])
-    say(page, [{"call": [["picture", {"width": 220}]]}, {"say": ["image.png"]}], title="Draw")
-    given, drawn = page.locator(".said .picture img"), page.locator(".answer-pictures img")
-    for _ in range(2):
-        expect(drawn).to_have_count(1)
-        expect(given).to_have_count(1)
-        for image, width in ((given, 140), (drawn, 220)):
-            expect(image).to_be_visible()
-            page.wait_for_function(
-                "([image, width]) => image.naturalWidth === width", arg=[image.element_handle(), width]
-            )
-        assert not weak_texts(page)
-        page.reload()
-    page.locator(".answer-pictures button").click()
-    expect(page.locator("#viewer img")).to_be_visible()

@@ -4,13 +4,27 @@ import json
 import re
 from collections.abc import Callable
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
-import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
-from browser_tests.reader import PHONE, Open, answer, choose, fits, forgive, reach, say, turn, weak_texts
+from browser_tests.reader import (
+    PHONE,
+    Open,
+    answer,
+    choose,
+    conversation_of,
+    ended,
+    fits,
+    forgive,
+    message,
+    reach,
+    say,
+    turn,
+)
 from tests.support.service import Service
+from tests.support.turns import wait_for_gate
 
 MAIL = ["send_email", {"to": "ann@example.org", "text": "Dear Ann,\nall is well."}]
 MARKUP = "<img src=x onerror='window.ran = 1'><b>bold</b>"
@@ -37,7 +51,7 @@ def wait_for_cards(opened: Open, service: Service, *calls: Any, agent: Any = "ma
     response = service.client.post("/turn", json=body)
     assert response.status_code == HTTPStatus.ACCEPTED, response.text
     page = opened(service, f"/#/c/{response.json()['conversation_id']}", **options)
-    expect(cards(page).first).to_be_focused(timeout=30_000)  # after this the page does not scroll to it any more
+    expect(cards(page).first).to_be_focused()  # after this the page does not scroll to it any more
     return page
 
 
@@ -48,7 +62,7 @@ def mails(service: Service) -> str:
 
 def turn_of(page: Page, service: Service) -> tuple[str, dict[str, Any]]:
     """Return the path of a page's first turn, and the turn."""
-    path = f"/conversations/{page.url.rpartition('/')[2]}/turns/1"
+    path = f"{conversation_of(page)}/turns/1"
     return path, service.get(path)
 
 
@@ -69,13 +83,24 @@ def test_a_call_is_approved_with_the_keyboard_alone(opened: Open, service: Servi
     page.keyboard.press("Enter")
     expect(answer(page)).to_have_text("Done.")
     expect(cards(page)).to_have_count(0)
-    expect(page.get_by_role("textbox", name="Message")).to_be_focused()
+    expect(message(page)).to_be_focused()
     assert mails(service).count("by-keyboard") == 1
     expect(page.locator(".step .preview").first).to_contain_text("approved by local, just now")
     page.reload()
     page.locator(".work > summary").click()
     page.locator(".step > details > summary").first.click()
     expect(page.locator(".call > summary .decision")).to_have_text("approved by local, just now")
+
+
+def test_a_request_leaves_the_focus_to_a_person_who_writes(opened: Open, service: Service, gate: Path) -> None:
+    page = opened(service)
+    choose(page, "mailer")
+    say(page, [wait_for_gate(gate), {"call": [MAIL]}, DONE])
+    message(page).fill("a draft")
+    gate.touch()
+    expect(page.locator("#announcement")).to_contain_text("The turn waits for you.")
+    expect(message(page)).to_be_focused()
+    expect(message(page)).to_have_value("a draft")
 
 
 def test_a_call_that_waits_is_shown_in_its_card_alone(opened: Open, service: Service) -> None:
@@ -244,7 +269,7 @@ def test_an_answer_that_comes_too_late_says_who_answered(opened: Open, service: 
     page.route("**/answers", _first(lambda: service.client.post(f"{path}/cancel")))
     page.get_by_role("textbox", name="Your answer").fill("so")
     page.get_by_role("button", name="Answer", exact=True).click()
-    expect(turn(page)).to_have_attribute("data-status", "cancelled")
+    ended(page, "cancelled")
     expect(page.locator("#problem")).to_contain_text("does not wait for this answer any more")
     expect(cards(page)).to_have_count(0)
     forgive(sins, "409", 2)
@@ -270,7 +295,7 @@ def test_the_list_marks_and_finds_waiting_conversations_and_a_stop_ends_the_wait
     expect(row).to_contain_text("mailer · waits for a person")
     expect(page.locator(".work > summary")).to_contain_text("Waiting for a person")
     expect(page.locator("#waits")).to_contain_text("This turn waits for your answer.")
-    page.get_by_role("textbox", name="Message").click()
+    message(page).click()
     page.get_by_role("button", name="Go to it").click()
     expect(cards(page)).to_be_focused()
     service.play(DONE, agent="mailer")
@@ -279,7 +304,7 @@ def test_the_list_marks_and_finds_waiting_conversations_and_a_stop_ends_the_wait
     expect(row).to_have_count(1)
     expect(page.locator("#list .row:not(.waits-for)")).to_have_count(0)
     page.get_by_role("button", name="Stop", exact=True).click()
-    expect(turn(page)).to_have_attribute("data-status", "cancelled")
+    ended(page, "cancelled")
     expect(cards(page)).to_have_count(0)
     expect(row).to_have_count(0)
     page.get_by_label("State").select_option("")
@@ -380,19 +405,6 @@ def test_cards_fit_a_phone(opened: Open, service: Service) -> None:
     cards(page).first.get_by_label("Reason").press("Enter")
     expect(cards(page)).to_have_count(1)
     assert fits(page)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_cards_have_enough_contrast(opened: Open, service: Service, scheme: str) -> None:
-    question = ["ask_user", {"question": "How?", "choices": ["a", "b"]}]
-    deletion = ["delete_file", {"path": "a\u200bb", "times": 2}]
-    page = wait_for_cards(opened, service, MAIL, deletion, question, color_scheme=scheme)
-    cards(page).nth(1).get_by_role("textbox", name="times").fill("x")
-    cards(page).nth(1).get_by_role("button", name="Approve with changes").click()
-    cards(page).nth(0).get_by_role("button", name="Reject").click()
-    cards(page).nth(2).get_by_role("button", name="Answer", exact=True).click()
-    expect(cards(page).nth(2).get_by_role("alert")).to_be_visible()
-    assert weak_texts(page) == []
 
 
 def test_images_and_files_of_a_call_are_shown_with_their_hashes(opened: Open, service: Service) -> None:

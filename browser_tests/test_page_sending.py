@@ -6,7 +6,7 @@ from pathlib import Path
 
 from playwright.sync_api import FilePayload, Page, expect
 
-from browser_tests.reader import Open, answer, forgive, paste, png, say, wait
+from browser_tests.reader import Open, answer, conversation_of, forgive, message, paste, png, say, send, wait
 from tests.support.service import Service
 
 
@@ -17,19 +17,18 @@ def test_a_message_that_is_refused_stays_in_its_field(
     say(page, [{"say": ["One."]}])
     expect(answer(page)).to_have_text("One.")
     body = {"message": json.dumps([{"say": ["From elsewhere ", wait(gate), "comes this."]}])}
-    path = f"/conversations/{page.url.rpartition('/')[2]}/turns"
-    assert service.client.post(path, json=body, headers={"Prefer": "respond-async"}).status_code == HTTPStatus.ACCEPTED
-    message = json.dumps([{"say": ["Mine."]}])
-    page.get_by_role("textbox", name="Message").fill(message)
-    page.get_by_role("textbox", name="Message").press("Enter")
+    sent = service.client.post(f"{conversation_of(page)}/turns", json=body, headers={"Prefer": "respond-async"})
+    assert sent.status_code == HTTPStatus.ACCEPTED
+    mine = [{"say": ["Mine."]}]
+    send(page, mine)
     expect(page.get_by_role("alert")).to_contain_text("running")
-    expect(page.get_by_role("textbox", name="Message")).to_have_value(message)
+    expect(message(page)).to_have_value(json.dumps(mine))
     expect(answer(page).last).to_have_text("From elsewhere")
     gate.touch()
     expect(answer(page).last).to_have_text("From elsewhere comes this.")
-    page.get_by_role("textbox", name="Message").press("Enter")
+    message(page).press("Enter")
     expect(answer(page).last).to_have_text("Mine.")
-    expect(page.get_by_role("textbox", name="Message")).to_have_value("")
+    expect(message(page)).to_have_value("")
     expect(page.get_by_role("alert")).to_be_hidden()
     forgive(sins, "409")
 
@@ -43,12 +42,12 @@ def test_an_unreachable_service_shows_an_error_and_the_message_stays(
     page.route(
         "**/turn", lambda route: route.fulfill(status=503, content_type="application/problem+json", body=problem)
     )
-    message = [{"say": ["At last."]}]
-    say(page, message)
+    mine = [{"say": ["At last."]}]
+    send(page, mine)
     expect(page.get_by_role("alert")).to_have_text(detail)
-    expect(page.get_by_role("textbox", name="Message")).to_have_value(json.dumps(message))
+    expect(message(page)).to_have_value(json.dumps(mine))
     page.unroute("**/turn")
-    page.get_by_role("textbox", name="Message").press("Enter")
+    message(page).press("Enter")
     expect(answer(page)).to_have_text("At last.")
     forgive(sins, "503")
 
@@ -57,8 +56,8 @@ def test_a_chosen_agent_offers_its_examples(opened: Open, service: Service) -> N
     page = opened(service)
     page.get_by_role("radio", name="demo-code", exact=True).check()
     page.get_by_role("button", name="What is 2 ** 64?").click()
-    expect(page.get_by_role("textbox", name="Message")).to_have_value("What is 2 ** 64?")
-    page.get_by_role("textbox", name="Message").press("Enter")
+    expect(message(page)).to_have_value("What is 2 ** 64?")
+    message(page).press("Enter")
     expect(answer(page)).to_contain_text("18446744073709551616")
 
 
@@ -70,21 +69,22 @@ def test_images_are_attached_sent_shown_and_opened(opened: Open, service: Servic
     page.get_by_role("button", name="Remove one.png").click()
     expect(page.locator("#attached img")).to_have_count(2)
     with page.expect_request("**/turn") as sent:
-        say(page, [{"say": ["Seen."]}])
+        say(page, [{"call": [["picture", {"width": 220}]]}, {"say": ["image.png"]}], title="Draw")
     assert [image[:22] for image in (sent.value.post_data_json or {})["images"]] == ["data:image/png;base64,"] * 2
-    expect(answer(page)).to_have_text("Seen.")
+    drawn = page.locator(".answer-pictures img")
+    expect(drawn).to_have_js_property("naturalWidth", 220)
     expect(page.locator("#attached")).to_be_hidden()
     expect(page.locator(".said .picture img")).to_have_count(2)
     shown = page.locator(".step > .pictures img")
-    expect(shown).to_have_count(2)
+    expect(shown.nth(1)).to_be_visible()
     page.wait_for_function("() => [...document.querySelectorAll('.step > .pictures img')].every((i) => i.naturalWidth)")
-    assert sorted(shown.evaluate_all("(images) => images.map((image) => image.naturalWidth)")) == [60, 80]
-    page.locator(".step > .pictures button").first.click()
+    assert {60, 80} <= set(shown.evaluate_all("(images) => images.map((image) => image.naturalWidth)"))
+    page.locator(".answer-pictures button").click()
     expect(page.locator("#viewer img")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.locator("#viewer")).to_be_hidden()
     page.reload()
-    expect(answer(page)).to_have_text("Seen.")
+    expect(drawn).to_have_js_property("naturalWidth", 220)
     expect(page.locator(".said .picture img")).to_have_count(2)
     page.wait_for_function("() => [...document.querySelectorAll('.said img')].every((i) => i.naturalWidth)")
 

@@ -7,21 +7,22 @@ from typing import Any
 
 from playwright.sync_api import expect
 
-from browser_tests.reader import Open, answer, choose, say, turn, wait
+from browser_tests.reader import Open, answer, choose, conversation_of, ended, say, turn, wait
 from tests.support.service import Service
 
 
 def test_an_answer_appears_piece_by_piece_before_the_turn_ends(opened: Open, service: Service, gate: Path) -> None:
     page = opened(service)
-    say(page, [{"say": ["Hello ", wait(gate), "world."]}])
+    say(page, [{"say": ["Hello <end_", wait(gate), "code>world."]}])  # a mark of a model is never shown
     expect(answer(page)).to_have_text("Hello")
     expect(turn(page)).to_have_attribute("data-status", "running")
     expect(page.get_by_role("button", name="Stop", exact=True)).to_be_visible()
     gate.touch()
     expect(answer(page)).to_have_text("Hello world.")
-    expect(turn(page)).to_have_attribute("data-status", "finished")
+    ended(page)
     expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
-    expect(page.locator("#announcement")).to_contain_text("Answer: Hello world.")
+    announcement = page.locator("#announcement[role=status][aria-live=polite]")
+    expect(announcement).to_contain_text("Answer: Hello")
 
 
 def test_a_step_shows_its_thought_its_calls_and_their_results(opened: Open, service: Service, gate: Path) -> None:
@@ -70,8 +71,9 @@ def test_a_stop_ends_the_turn_and_the_conversation_goes_on(opened: Open, service
     say(page, [{"say": ["It begins ", wait(gate), "and never ends."]}])
     expect(answer(page)).to_have_text("It begins")
     page.get_by_role("button", name="Stop", exact=True).click()
-    expect(turn(page)).to_have_attribute("data-status", "cancelled")
+    ended(page, "cancelled")
     expect(answer(page)).to_have_text("It begins")
+    expect(page.locator(".step")).to_have_attribute("data-state", "broken")
     expect(page.locator(".outcome")).to_contain_text("Stopped.")
     say(page, [{"say": ["Here again."]}])
     expect(answer(page).last).to_have_text("Here again.")
@@ -81,21 +83,12 @@ def test_a_turn_rolled_back_by_another_client_has_a_note(opened: Open, service: 
     page = opened(service)
     say(page, [{"say": ["It begins ", wait(gate), "and never ends."]}])
     expect(answer(page)).to_have_text("It begins")
-    (conversation,) = service.get("/conversations", limit=1)["items"]
     body = {"message": json.dumps([{"say": ["Instead."]}]), "on_busy": "rollback"}
-    path = f"/conversations/{conversation['id']}/turns"
-    assert service.client.post(path, json=body, headers={"Prefer": "respond-async"}).status_code == HTTPStatus.ACCEPTED
+    sent = service.client.post(f"{conversation_of(page)}/turns", json=body, headers={"Prefer": "respond-async"})
+    assert sent.status_code == HTTPStatus.ACCEPTED
     expect(turn(page).first).to_have_attribute("data-status", "cancelled")
     expect(page.locator(".outcome").first).to_contain_text("Stopped. Turn 2 rolled this turn back")
     expect(page.locator(".outcome").first).not_to_contain_text("kept")
-
-
-def test_a_failed_turn_shows_its_cause(opened: Open, service: Service) -> None:
-    page = opened(service)
-    say(page, [{"raise": "out of order"}])
-    expect(turn(page)).to_have_attribute("data-status", "failed")
-    expect(page.locator(".outcome")).to_contain_text("This turn failed.")
-    expect(page.locator("#announcement")).to_contain_text("This turn failed.")
 
 
 def test_an_answer_that_a_check_refuses_moves_into_its_step(opened: Open, service: Service, gate: Path) -> None:
@@ -114,7 +107,7 @@ def test_an_answer_that_a_check_refuses_moves_into_its_step(opened: Open, servic
 def test_a_forced_answer_has_a_note(opened: Open, service: Service) -> None:
     page = opened(service)
     say(page, [{"call": [["echo", {"text": "again"}]]}] * 6 + [{"write": ["That is ", "all."]}])
-    expect(turn(page)).to_have_attribute("data-status", "finished")
+    ended(page)
     expect(answer(page)).to_have_text("That is all.")
     expect(page.locator(".outcome")).to_contain_text("ran out of steps")
     expect(page.locator(".step")).to_have_count(7)

@@ -1,14 +1,16 @@
-"""The page and the docs below a prefix, behind a proxy that removes the prefix and behind one that does not."""
+"""The docs under the content security policy, and page and docs below a prefix, behind proxies of both kinds."""
 
 from collections.abc import Callable, Iterator
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from browser_tests.conftest import SETTINGS
 from browser_tests.reader import answer, say, try_liveness
 from browser_tests.talker import AGENTS
 from tests.support.proxy import proxy
 from tests.support.service import Service
+from tests.support.tiers import mostly_deep
 
 PREFIX = "/team/agents"
 
@@ -17,11 +19,13 @@ PREFIX = "/team/agents"
 def prefixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, str]]:
     """Yield a service below a prefix, and its address without a proxy."""
     folder = tmp_path_factory.mktemp("prefixed")
-    with Service(folder, {"AGENTS": AGENTS, "ROOT_PATH": PREFIX}) as service:
+    with Service(
+        folder, SETTINGS | {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "ROOT_PATH": PREFIX}, forked=False
+    ) as service:
         yield service, str(service.client.base_url).rstrip("/")
 
 
-@pytest.mark.parametrize("strips", [True, False])
+@pytest.mark.parametrize("strips", mostly_deep([True, False], fast=[False]))
 def test_page_and_docs_work_below_a_prefix(
     opened: Callable[..., Page], prefixed: tuple[Service, str], *, strips: bool
 ) -> None:
@@ -37,3 +41,7 @@ def test_page_and_docs_work_below_a_prefix(
         expect(answer(page)).to_contain_text("image 40x120")
         call = try_liveness(opened(service, "/docs"))
         expect(call.locator(".request-url")).to_contain_text(f"{PREFIX}/livez")
+
+
+def test_a_call_can_be_tried_in_the_docs(opened: Callable[..., Page], service: Service) -> None:
+    try_liveness(opened(service, "/docs"))

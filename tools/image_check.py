@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -74,7 +75,7 @@ def main(base: str) -> int:
         for user in ("10001:10001", "54321:0"):
             for name, options in (("default profile", ()), ("unshare blocked", (f"--security-opt=seccomp={profile}",))):
                 volume = stack.enter_context(_volume())
-                _timed(f"uid {user}, {name}", lambda u=user, o=options, v=volume: _serve(folder, u, o, v))
+                _timed(f"uid {user}, {name}", partial(_serve, folder, user, options, volume))
         volume = stack.enter_context(_volume())
         _timed("two processes", lambda: _set_of_processes(volume))
         _timed("the README's agent", lambda: _shop(folder, volume))
