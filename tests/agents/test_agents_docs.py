@@ -2,12 +2,8 @@
 
 import json
 import re
-import socket
-import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,7 +18,7 @@ from smolsessions.core.errors import StartError
 from tests.support.hub import Hub
 from tests.support.llm import LLM
 from tests.support.service import ROOT, Service
-from tests.support.waiting import wait_until
+from tests.support.tool_servers import HttpServer
 
 PAGE = ROOT / "docs" / "agents.md"
 TABLE = PAGE.read_text().partition("<!-- configs -->\n")[2].partition("<!-- /configs -->")[0]
@@ -99,33 +95,14 @@ def write_around(folder: Path) -> None:
     program.chmod(0o700)
 
 
-@contextmanager
-def mcp_server() -> Iterator[str]:
-    """Run an MCP server and yield its address."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.support.mcp_server", str(port)]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
-        try:
-            wait_until(lambda: is_listening(port))
-            yield f"http://127.0.0.1:{port}/mcp"
-        finally:
-            process.terminate()
-
-
-def is_listening(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
-
-
 def test_each_agent_of_the_table_serves_a_turn(llm: LLM, tmp_path: Path) -> None:
     write_around(tmp_path)
     names = {what: f"row{number}" for number, what in enumerate(SERVED)}
     with (
-        mcp_server() as mcp_url,
+        HttpServer(tmp_path) as server,
         Hub(tmp_path / "saved", "ada/agent", REVISION) as hub,
     ):
-        tables = [agent_text(names[what], SERVED[what], folder=tmp_path, mcp_url=mcp_url) for what in SERVED]
+        tables = [agent_text(names[what], SERVED[what], folder=tmp_path, mcp_url=server.url) for what in SERVED]
         file = tmp_path / "agents.toml"
         file.write_text(HEAD.format(base=llm.base_url) + "\n".join(tables))
         settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}

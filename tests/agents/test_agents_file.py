@@ -3,6 +3,7 @@
 import json
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,38 @@ tools = ["smolsessions.agents.demo.tools:Calculator"]
 max_steps = 3
 """
 
-CHATTY = """
+OTHERS = """
+[agents.asking]
+kind = "tool_calling"
+model = "small"
+description = "Calculates."
+tools = ["smolsessions.agents.demo.tools:Calculator"]
+approve = ["calculator"]
+ask_user = true
+
+[agents.strict]
+kind = "tool_calling"
+model = "small"
+description = "Calculates."
+tools = ["smolsessions.agents.demo.tools:Calculator", "deciding:chatty"]
+approve = "deciding:is_costly"
+
+[agents.boss]
+kind = "tool_calling"
+model = "small"
+managed_agents = ["strict", "asking"]
+
+[agents.hasty]
+kind = "tool_calling"
+model = "small"
+deadline_s = 0.5
+"""
+DECIDING = """
 import logging, os
 from smolagents import tool
+
+def is_costly(name, arguments, caller):
+    return name == "calculator" and arguments["expression"] == "6 * 7"
 
 @tool
 def chatty() -> str:
@@ -54,16 +84,24 @@ def chatty() -> str:
 """
 
 
-def test_an_agent_of_ten_lines_answers_a_turn(llm: LLM, tmp_path: Path) -> None:
-    file = tmp_path / "agents.toml"
-    file.write_text(ONE_AGENT.format(base=llm.base_url))
+@pytest.fixture(scope="module")
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Yield a service whose agents are those of a file."""
+    folder = tmp_path_factory.mktemp("served")
+    file = folder / "agents.toml"
+    file.write_text(ONE_AGENT.format(base=request.getfixturevalue("_llm_server").base_url) + OTHERS)
+    (folder / "deciding.py").write_text(DECIDING)
     settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}
+    with Service(folder, settings, environment={"SHOP_KEY": KEY}) as running:
+        yield running
+
+
+def test_an_agent_of_ten_lines_answers_a_turn(served: Service, llm: LLM) -> None:
     llm.call(("calculator", {"expression": "6 * 7"}))
     llm.answer("It is 42.")
-    with Service(tmp_path, settings, environment={"SHOP_KEY": KEY}) as service:
-        turn = service.post("/turn", message="what is six times seven?", agent="shop").json()
-        described = service.get("/agents/shop")
-        missing = service.client.get("/agents/nobody")
+    turn = served.post("/turn", message="what is six times seven?", agent="shop").json()
+    described = served.get("/agents/shop")
+    missing = served.client.get("/agents/nobody")
     assert (turn["reply"], turn["tool_call_names"]) == ("It is 42.", ["calculator"])
     assert [request.key for request in llm.requests] == [KEY, KEY]
     assert llm.requests[0].body["temperature"] == 0.25
@@ -75,49 +113,36 @@ def test_an_agent_of_ten_lines_answers_a_turn(llm: LLM, tmp_path: Path) -> None:
     assert (missing.status_code, missing.json()["code"]) == (404, "agent_not_found")
 
 
-APPROVED = """
-approve = ["calculator"]
-ask_user = true
-
-[agents.strict]
-kind = "tool_calling"
-model = "small"
-tools = ["smolsessions.agents.demo.tools:Calculator"]
-approve = "deciding:is_costly"
-
-[agents.boss]
-kind = "tool_calling"
-model = "small"
-managed_agents = ["strict", "shop"]
-"""
-DECIDING = """
-def is_costly(name, arguments, caller):
-    return arguments["expression"] == "6 * 7"
-"""
-
-
-def test_agents_of_the_file_wait_for_a_person(llm: LLM, tmp_path: Path) -> None:
-    file = tmp_path / "agents.toml"
-    file.write_text(ONE_AGENT.format(base=llm.base_url) + APPROVED + 'description = "Leads."\n')
-    file.write_text(file.read_text().replace('approve = "dec', 'description = "Calculates."\napprove = "dec'))
-    (tmp_path / "deciding.py").write_text(DECIDING)
+def test_agents_of_the_file_wait_for_a_person(served: Service, llm: LLM) -> None:
     llm.call(("calculator", {"expression": "6 * 7"}))
     llm.call(("calculator", {"expression": "1 + 1"}))
     llm.call(("calculator", {"expression": "6 * 7"}))
-    settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}
-    with Service(tmp_path, settings, environment={"SHOP_KEY": KEY}) as service:
-        shown = {name: service.get(f"/agents/{name}") for name in ("shop", "strict", "boss")}
-        shop = service.post("/turn", message="six times seven?", agent="shop").json()
-        strict = service.post("/turn", message="two sums", agent="strict").json()
-    assert [(each["approve"], each["ask_user"]) for each in shown.values()] == [
+    described = {name: served.get(f"/agents/{name}") for name in ("asking", "strict", "boss")}
+    asking = served.post("/turn", message="six times seven?", agent="asking").json()
+    strict = served.post("/turn", message="two sums", agent="strict").json()
+    assert [(each["approve"], each["ask_user"]) for each in described.values()] == [
         (["calculator"], True),
         (None, False),
         (None, True),
     ]
-    assert (shop["status"], shop["requests"][0]["arguments"]) == ("waiting", {"expression": "6 * 7"})
-    assert (strict["status"], strict["requests"][0]["arguments"]) == ("waiting", {"expression": "6 * 7"})
+    for turn in (asking, strict):
+        assert (turn["status"], turn["requests"][0]["arguments"]) == ("waiting", {"expression": "6 * 7"})
     assert len(llm.requests) == 3, "the first sum of the second agent was made"
-    assert "ask_user" in [tool["name"] for tool in shown["shop"]["tools"]]
+    assert "ask_user" in [tool["name"] for tool in described["asking"]["tools"]]
+
+
+def test_the_deadline_of_an_agent_ends_its_turn(served: Service, llm: LLM) -> None:
+    llm.fall_silent()
+    turn = served.post("/turn", message="what is six times seven?", agent="hasty").json()
+    assert (turn["status"], turn["error"]["code"]) == ("failed", "deadline_exceeded"), turn
+
+
+def test_a_log_masks_the_keys_that_the_file_names(served: Service, llm: LLM) -> None:
+    llm.call(("chatty", {}))
+    llm.answer("done")
+    assert served.post("/turn", message="talk", agent="strict").json()["reply"] == "done"
+    assert "the key is *** here" in served.log()
+    assert KEY not in served.log()
 
 
 @pytest.mark.parametrize("file", sorted(BROKEN.glob("*.toml")), ids=lambda file: file.stem)
@@ -295,27 +320,3 @@ def test_each_key_reaches_the_agent_and_the_agents_that_it_manages(
         ["calculator", "clock", "note_write", "note_read", "clerk"],
     )
     assert info.policy
-
-
-def test_the_deadline_of_an_agent_ends_its_turn(llm: LLM, tmp_path: Path) -> None:
-    file = tmp_path / "agents.toml"
-    file.write_text(ONE_AGENT.format(base=llm.base_url).replace("deadline_s = 90", "deadline_s = 0.5"))
-    llm.fall_silent()
-    settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}
-    with Service(tmp_path, settings, environment={"SHOP_KEY": KEY}) as service:
-        turn = service.post("/turn", message="what is six times seven?", agent="shop").json()
-    assert (turn["status"], turn["error"]["code"]) == ("failed", "deadline_exceeded"), turn
-
-
-def test_a_log_masks_the_keys_that_the_file_names(llm: LLM, tmp_path: Path) -> None:
-    file = tmp_path / "agents.toml"
-    file.write_text(ONE_AGENT.format(base=llm.base_url) + 'unsafe_to_repeat = ["chatty"]\n')
-    file.write_text(file.read_text().replace("smolsessions.agents.demo.tools:Calculator", "chatty:chatty"))
-    (tmp_path / "chatty.py").write_text(CHATTY)
-    llm.call(("chatty", {}))
-    llm.answer("done")
-    settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}
-    with Service(tmp_path, settings, environment={"SHOP_KEY": KEY}) as service:
-        assert service.post("/turn", message="talk", agent="shop").json()["reply"] == "done"
-        assert "the key is *** here" in service.log()
-        assert KEY not in service.log()

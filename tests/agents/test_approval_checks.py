@@ -7,6 +7,7 @@ import pytest
 
 import smolsessions
 from smolsessions.agents.approval_checks import argument_problems, check_approvals
+from smolsessions.agents.run.approvals import edited, matches
 from smolsessions.core.errors import StartError
 from tests.support import approvals
 
@@ -17,6 +18,21 @@ def test_a_rule_has_the_name_that_a_tool_itself_has() -> None:
     check_approvals("office", smolsessions.options(agent, approve=["send_email"]), takes_caller=False)
     with pytest.raises(StartError, match="'mail' names none of its tools"):
         check_approvals("office", smolsessions.options(agent, approve=["mail"]), takes_caller=False)
+
+
+@pytest.mark.parametrize("name", ["final_answer", "python_interpreter", "ask_user"])
+def test_a_pattern_names_no_internal_tool(name: str) -> None:
+    assert not matches(name, ["*", "*_*"])
+    assert matches(name, [name]) == (name != "final_answer")
+    assert matches("send_email", ["delete", "send_*"])
+
+
+def test_an_edit_changes_what_differs_as_json() -> None:
+    image, shown = object(), {"picture": "an image", "times": 1, "to": ["ann", "bob"], "more": {}}
+    given = shown | {"picture": image, "to": ("ann", image)}
+    changed = edited(given, shown, {"picture": "an image", "times": True, "to": ["eve", "bob", "ann"]})
+    assert changed == {"picture": image, "times": True, "to": ["eve", image, "ann"]}
+    assert changed["times"] is True
 
 
 def test_arguments_with_the_names_of_keywords_are_arguments() -> None:

@@ -1,8 +1,10 @@
-"""Callers: agents and tools learn from the service on whose behalf they work, and from nothing else."""
+"""Callers: agents and tools learn from the service on whose behalf they work. No caller reaches another one."""
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +12,51 @@ import pytest
 
 import smolsessions
 from smolsessions import Caller
+from smolsessions.core.errors import StartError
 from smolsessions.web.auth import Authenticator
-from tests.support.callers import ASK, FREE, MADE, PRO, keys_file, number_of, observed, play, tenants_of, told
-from tests.support.owners import ADA, BOB, owner_line, request_as
-from tests.support.refusals import sentence_of
+from tests.support.callers import (
+    ASK,
+    FREE,
+    MADE,
+    OTHER,
+    PRO,
+    keys_file,
+    number_of,
+    observed,
+    play,
+    tenants_of,
+    told,
+)
+from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, request_as
 from tests.support.service import ROOT, Service, run, write_private
-from tests.support.turns import DONE, submit_turn, wait_for_end
-from tests.support.waiting import wait_until
+from tests.support.store_server import StoreServer
+from tests.support.turns import DONE, submit_next, submit_turn, wait_for_end
+from tests.support.waiting import Gate, wait_until
+
+SHOWN = ("/turns/1/events", "/steps", "/messages", "/turns/1", "/export", "")
+OUTSIDE = "no turn runs here, so there is no caller"
+GOLD = {"call": [["gold", {}]]}
 
 
 @pytest.fixture(scope="module")
-def tenants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    folder = tmp_path_factory.mktemp("tenants")
-    with tenants_of(folder) as running:
+def tenants(tmp_path_factory: pytest.TempPathFactory, outside: StoreServer) -> Iterator[Service]:
+    with tenants_of(tmp_path_factory.mktemp("tenants"), LOG_LEVEL="debug", DRAIN_S="1", **outside.settings) as running:
         yield running
+
+
+@pytest.fixture
+def as_ada(tenants: Service) -> Iterator[Service]:
+    """Return the service with a client of Ada's."""
+    tenants.client.headers["Authorization"] = f"Bearer {ADA}"
+    yield tenants
+    tenants.client.headers.pop("Authorization", None)
+
+
+@contextmanager
+def claims_of_ada(tenants: Service, claims: dict[str, Any]) -> Iterator[None]:
+    keys_file(tenants.folder.parent, ada=claims)
+    yield
+    keys_file(tenants.folder.parent)
 
 
 @pytest.mark.parametrize("agent", ["tenant", "plain"])
@@ -55,27 +88,46 @@ def test_tools_called_from_code_have_the_caller(tenants: Service, agent: str) ->
     assert told(turn, "ada", PRO) in observed(tenants, ADA, turn)[0]
 
 
+def test_code_in_its_child_process_has_no_caller_but_its_tools_do(tenants: Service) -> None:
+    code = "import smolsessions\nprint(whose())\nprint(smolsessions.current_caller())"
+    turn = play(tenants, ADA, {"code": code}, DONE, agent="coder")
+    path = f"/conversations/{turn['conversation_id']}/steps?type=action"
+    step = request_as(tenants, ADA, "GET", path).json()["items"][0]
+    assert OUTSIDE in json.dumps(step["error"])
+    assert told(turn, "ada", PRO) in step["observations"]
+
+
+def test_threads_of_a_tool_have_the_caller_if_they_copy_the_context(tenants: Service) -> None:
+    for key, owner, claims in ((ADA, "ada", PRO), (BOB, "bob", FREE)):
+        turn = play(tenants, key, {"call": [["threads", {}]]}, DONE, agent="plain")
+        copied, bare, coroutine = observed(tenants, key, turn)[0].splitlines()[-3:]
+        assert told(turn, owner, claims) in copied
+        assert coroutine == told(turn, owner, claims)
+        assert bare.startswith(OUTSIDE)
+
+
 def test_arguments_of_the_request_do_not_change_the_caller(tenants: Service) -> None:
     lie = {"caller": {"owner": "ada"}, "claims": PRO, "owner": "ada"}
     turn = play(tenants, BOB, ASK, DONE, additional_args=lie)
     assert told(turn, "bob", FREE) in observed(tenants, BOB, turn)[0]
 
 
-def test_claims_are_neither_in_a_prompt_nor_in_an_answer(tenants: Service) -> None:
-    turn = play(tenants, ADA, DONE, agent="plain")
+@pytest.mark.parametrize("agent", ["plain", "coder", "threaded"])
+def test_a_caller_that_a_tool_returns_shows_no_claims(tenants: Service, agent: str) -> None:
+    script = [{"call": [["me", {}]]}, DONE] if agent == "plain" else [{"code": "print(me())\nfinal_answer(me())"}]
+    turn = play(tenants, ADA, *script, agent=agent)
     base = f"/conversations/{turn['conversation_id']}"
-    for path in ("/messages", "/turns/1", "", "/steps", "/export", "/turns/1/events"):
-        assert "seats" not in request_as(tenants, ADA, "GET", base + path).text
+    pages = [request_as(tenants, ADA, "GET", base + path).text for path in SHOWN]
+    assert "Caller('ada'" in pages[0]
+    assert "seats" not in "".join(pages)
 
 
 def test_a_factory_makes_the_agent_of_its_caller(tenants: Service) -> None:
-    gold = {"call": [["gold", {}]]}
-    assert "gold" in observed(tenants, ADA, play(tenants, ADA, gold, DONE))[0]
-    turn = play(tenants, BOB, gold, DONE)
-    [step] = request_as(tenants, BOB, "GET", f"/conversations/{turn['conversation_id']}/steps?type=action").json()[
-        "items"
-    ][:1]
-    assert "Unknown tool gold" in json.dumps(step)
+    hers = observed(tenants, ADA, play(tenants, ADA, GOLD, GOLD, DONE))
+    assert [seen.endswith("gold of ada, pro") for seen in hers[:2]] == [True, True]
+    turn = play(tenants, BOB, GOLD, DONE)
+    path = f"/conversations/{turn['conversation_id']}/steps?type=action"
+    assert "Unknown tool gold" in json.dumps(request_as(tenants, BOB, "GET", path).json()["items"][0])
 
 
 def test_a_preview_of_the_prompt_is_of_the_askers_agent(tenants: Service) -> None:
@@ -86,58 +138,145 @@ def test_a_preview_of_the_prompt_is_of_the_askers_agent(tenants: Service) -> Non
     assert "Plan pro of ada, team blue." in request_as(tenants, ADA, "GET", path).text
 
 
-def test_an_agent_stays_warm_for_an_equal_caller_alone(tmp_path: Path) -> None:
-    with tenants_of(tmp_path) as service:
-        turn = play(service, ADA, MADE, DONE)
-        where = {"conversation_id": turn["conversation_id"]}
-        first = number_of(service, turn)
-        play(service, ADA, MADE, DONE, **where)
-        assert number_of(service, turn) == first
-        keys_file(tmp_path, ada=PRO | {"seats": [2]})
-        asked = play(service, ADA, MADE, ASK, DONE, **where)
-        assert told(asked, "ada", PRO | {"seats": [2]}) in observed(service, ADA, turn)[-2]
-        third = observed(service, ADA, turn)[-3].split()[-1]
+def test_own_policies_have_the_caller_in_turns_and_in_previews(tenants: Service) -> None:
+    turns = {key: play(tenants, key, DONE, agent="ruled") for key in (ADA, BOB)}
+    paths = {key: f"/conversations/{turn['conversation_id']}/messages" for key, turn in turns.items()}
+    left_out = [request_as(tenants, key, "GET", path).json()["left_out"] for key, path in paths.items()]
+    assert [found["steps"] for found in left_out] == [0, 2]
+
+
+@pytest.mark.parametrize("agent", ["tenant", "plain"])
+def test_tenants_with_one_conversation_id_share_no_agent(tenants: Service, agent: str) -> None:
+    where = {"conversation_id": f"shared-{agent}", "agent": agent}
+    for key in (ADA, BOB):
+        create_as(tenants, key, id=f"shared-{agent}", agent=agent)
+    hers = number_of(tenants, play(tenants, ADA, MADE, DONE, **where))
+    his = number_of(tenants, play(tenants, BOB, MADE, DONE, **where), BOB)
+    again = play(tenants, ADA, MADE, ASK, DONE, **where)
+    assert observed(tenants, ADA, again)[-3].split()[-1] == hers != his
+    assert told(again, "ada", PRO) in observed(tenants, ADA, again)[-2]
+
+
+@pytest.mark.parametrize("agent", ["tenant", "plain"])
+def test_keys_of_one_owner_with_other_claims_share_no_agent(tenants: Service, agent: str) -> None:
+    first = play(tenants, ADA, MADE, DONE, agent=agent)
+    number = number_of(tenants, first)
+    where = {"conversation_id": first["conversation_id"], "agent": agent}
+    second = play(tenants, SECOND, MADE, ASK, DONE, **where)
+    assert observed(tenants, ADA, first)[-3].split()[-1] != number
+    assert told(second, "ada", OTHER) in observed(tenants, ADA, first)[-2]
+    play(tenants, ADA, MADE, DONE, **where)
+    assert number_of(tenants, first) != number
+
+
+def test_an_agent_stays_warm_for_an_equal_caller_alone(tenants: Service) -> None:
+    turn = play(tenants, ADA, MADE, DONE)
+    where = {"conversation_id": turn["conversation_id"]}
+    first = number_of(tenants, turn)
+    play(tenants, ADA, MADE, DONE, **where)
+    assert number_of(tenants, turn) == first
+    with claims_of_ada(tenants, PRO | {"seats": [2]}):
+        asked = play(tenants, ADA, MADE, ASK, DONE, **where)
+        assert told(asked, "ada", PRO | {"seats": [2]}) in observed(tenants, ADA, turn)[-2]
+        third = observed(tenants, ADA, turn)[-3].split()[-1]
         assert third != first
-        request_as(service, ADA, "PATCH", f"/conversations/{turn['conversation_id']}", {"metadata": {"team": "red"}})
-        play(service, ADA, MADE, DONE, **where)
-        assert number_of(service, turn) not in {first, third}
+        request_as(tenants, ADA, "PATCH", f"/conversations/{turn['conversation_id']}", {"metadata": {"team": "red"}})
+        play(tenants, ADA, MADE, DONE, **where)
+        assert number_of(tenants, turn) not in {first, third}
 
 
-def killed_in_a_tool(service: Service, folder: Path, agent: str) -> dict[str, Any]:
-    """Play a turn of Ada's until it is inside a tool, and kill its process."""
-    gate = folder / "gate"
-    service.start()
-    service.client.headers["Authorization"] = f"Bearer {ADA}"
-    turn = submit_turn(service, {"call": [["block", {"path": str(gate)}]]}, ASK, DONE, agent=agent)
-    wait_until((folder / "gate.started").exists)
-    service.kill()
-    return turn
+def test_metadata_cost_no_warm_agent_whose_factory_has_not_seen_them(tenants: Service) -> None:
+    turn = play(tenants, ADA, MADE, DONE, agent="plain")
+    number, path = number_of(tenants, turn), f"/conversations/{turn['conversation_id']}"
+    request_as(tenants, ADA, "PATCH", path, {"metadata": {"team": "red"}})
+    play(tenants, ADA, ASK, MADE, DONE, agent="plain", conversation_id=turn["conversation_id"])
+    assert number_of(tenants, turn) == number
+    assert told(turn, "ada", PRO, team="red") in observed(tenants, ADA, turn)[-3]
 
 
-def test_a_takeover_runs_with_the_claims_of_the_turn(tmp_path: Path) -> None:
-    service = tenants_of(tmp_path)
-    turn = killed_in_a_tool(service, tmp_path, "tenant")
-    keys_file(tmp_path, ada={"plan": "none"})
-    with service:
-        service.client.headers["Authorization"] = f"Bearer {ADA}"
-        ended = wait_for_end(service, turn)
-        assert (ended["status"], ended["attempts"]) == ("finished", 2)
-        assert all(told(turn, "ada", PRO) in seen for seen in observed(service, ADA, turn)[:2])
+def test_turns_keep_the_claims_of_their_post_when_the_keys_change(as_ada: Service, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+    blocked = submit_turn(as_ada, {"call": [["block", {"path": str(gate.path)}]]}, ASK, DONE, agent="tenant")
+    gate.reached()
+    queued = submit_next(as_ada, blocked, ASK, DONE)
+    with claims_of_ada(as_ada, OTHER):
+        other = play(as_ada, ADA, ASK, DONE)
+        assert told(other, "ada", OTHER) in observed(as_ada, ADA, other)[0]
+        gate.open()
+        assert wait_for_end(as_ada, queued)["status"] == "finished"
+    seen = observed(as_ada, ADA, blocked)
+    assert [told(blocked, "ada", PRO) in each for each in seen] == [True, True, False, True, False]
 
 
-def test_a_takeover_with_another_agent_for_this_caller_replays_nothing(tmp_path: Path) -> None:
-    service = tenants_of(tmp_path, DRAIN_S="1")
-    turn = killed_in_a_tool(service, tmp_path, "fickle")
-    service.environment["TENANT_INSTRUCTIONS"] = "Be long."  # the agent of the check at start is as it was
-    with service:
-        service.client.headers["Authorization"] = f"Bearer {ADA}"
-        ended = wait_for_end(service, turn)
-        assert (ended["status"], ended["error"]["code"], ended["attempts"]) == ("failed", "agent_changed", 2)
+def test_a_repeated_request_keeps_the_claims_of_the_first(tenants: Service) -> None:
+    body = {"agent": "tenant", "message": json.dumps([ASK, DONE])}
+    first = request_as(tenants, ADA, "POST", "/turn", body, **{"Idempotency-Key": "k"}).json()
+    with claims_of_ada(tenants, OTHER):
+        again = request_as(tenants, ADA, "POST", "/turn", body, **{"Idempotency-Key": "k"})
+    assert (again.status_code, again.json()) == (200, first)
+    assert [told(first, "ada", PRO) in each for each in observed(tenants, ADA, first)] == [True, False]
+
+
+def test_claims_are_sealed_in_the_store_and_in_no_log(as_ada: Service, outside: StoreServer, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+    turn = submit_turn(as_ada, {"call": [["block", {"path": str(gate.path)}]]}, DONE, agent="fickle")
+    gate.reached()
+    raw = outside.client()
+    runs = [raw.hgetall(key) for key in raw.scan_iter(f"*:run:ada/{turn['conversation_id']}*")]
+    assert [len(run[b"input"]) > 50 for run in runs] == [True]
+    assert b"seats" not in b"".join(value for run in runs for value in run.values())
+    gate.open()
+    assert wait_for_end(as_ada, turn)["status"] == "finished"
+    with claims_of_ada(as_ada, {"seats": "x" * 5000}):
+        refused = request_as(as_ada, ADA, "GET", "/conversations")
+        assert refused.status_code == 401, "a wrong line is passed over"
+    wait_until(lambda: "its claims are longer than 4096 bytes" in as_ada.log())
+    assert "seats" not in as_ada.log()
+
+
+def test_a_takeover_has_the_claims_of_the_turn_and_replays_nothing_with_another_agent(
+    as_ada: Service, tmp_path: Path
+) -> None:
+    gates = {agent: Gate(tmp_path / agent) for agent in ("tenant", "fickle")}
+    turns = {
+        agent: submit_turn(as_ada, {"call": [["block", {"path": str(gate.path)}]]}, ASK, DONE, agent=agent)
+        for agent, gate in gates.items()
+    }
+    for gate in gates.values():
+        gate.reached()
+    as_ada.kill()
+    as_ada.environment["TENANT_INSTRUCTIONS"] = "Be long."  # the agent of the check at start is as it was
+    with claims_of_ada(as_ada, {"plan": "none"}):
+        as_ada.start()
+        as_ada.client.headers["Authorization"] = f"Bearer {ADA}"
+        same, changed = (wait_for_end(as_ada, turn) for turn in turns.values())
+    assert (same["status"], same["attempts"]) == ("finished", 2)
+    assert all(told(same, "ada", PRO) in seen for seen in observed(as_ada, ADA, same)[:2])
+    assert (changed["status"], changed["error"]["code"], changed["attempts"]) == ("failed", "agent_changed", 2)
+
+
+def test_the_example_of_the_docs_serves_each_tenant(tmp_path: Path) -> None:
+    example = re.search(
+        r"```python title=\S+\n(import smolsessions.*?)```", (ROOT / "docs/callers.md").read_text(), re.DOTALL
+    )
+    assert example
+    scripted = re.sub(r"OpenAIModel\(.*\)", "ScriptedModel()", example[1]).replace("OpenAIModel, ", "")
+    (tmp_path / "my_shop.py").write_text(f"from tests.support.agents import ScriptedModel\n{scripted}")
+    lines = f'{owner_line("acme", ADA).strip()} {{"refund_limit": 100}}\n{owner_line("zeta", BOB)}'
+    settings = {"API_KEYS_FILE": str(write_private(tmp_path / "keys", lines)), "DEMO_AGENTS": "0"}
+    script = ({"call": [["orders", {}]]}, {"call": [["refund", {"number": "1041"}]]}, DONE)
+    with Service(tmp_path / "service", settings | {"AGENTS": f"{tmp_path}/my_shop.py:make_shop"}) as service:
+        acme, zeta = (play(service, key, *script, agent="shop") for key in (ADA, BOB))
+        orders, refund, _ = observed(service, ADA, acme)
+        assert orders.endswith("1041 lamp, 1055 desk")
+        assert refund.endswith("order 1041 of acme: at most 100 EUR are refunded")
+        orders, *rest = observed(service, BOB, zeta)
+        assert orders.endswith("2007 chair")
+        assert "refunded" not in "".join(rest)
 
 
 BAD = {
     "a list": ("[1]", "no JSON object"),
-    "a word": ("pro", "no JSON object"),
     "half an object": ('{"plan": ', "no JSON object"),
     "a member twice": ('{"a": 1, "a": 2}', "no JSON object"),
     "no number": ('{"a": NaN}', "no JSON object"),
@@ -150,16 +289,8 @@ BAD = {
 def test_a_keys_file_with_wrong_claims_is_refused(tmp_path: Path, case: str) -> None:
     column, why = BAD[case]
     keys = write_private(tmp_path / "keys", f"{owner_line('ada', ADA).strip()} {column}\n")
-    sentence = sentence_of(run(tmp_path / "service", {"API_KEYS_FILE": str(keys)}, cwd=ROOT))
-    assert "line 1: its claims are" in sentence
-    assert why in sentence
-
-
-def test_a_factory_with_another_required_parameter_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "theirs.py").write_text("def make(caller, plan): ...\n")
-    sentence = sentence_of(run(tmp_path / "service", {"AGENTS": "theirs=theirs:make"}, cwd=tmp_path))
-    assert "missing 1 required positional argument: 'plan'" in sentence
-    assert "without arguments, except `caller`" in sentence
+    with pytest.raises(StartError, match=f"line 1: its claims are {why}"):
+        Authenticator(keys, loopback=True)
 
 
 def test_the_command_line_makes_a_line_with_claims(tmp_path: Path) -> None:
@@ -167,10 +298,9 @@ def test_the_command_line_makes_a_line_with_claims(tmp_path: Path) -> None:
     owner, digest, claims = line.strip().split(maxsplit=2)
     assert (status, owner, json.loads(claims)) == (0, "ada", PRO)
     assert hashlib.sha256(key.splitlines()[-1].encode()).hexdigest() == digest
-    for wrong in ("[]", '{"plan": "\udcff"}'):
-        status, _, sentence = run(tmp_path / "b", {}, "keys", "owner", "ada", "--claims", wrong)
-        assert status == 2
-        assert "--claims: its claims are no JSON object" in sentence
+    status, _, sentence = run(tmp_path / "b", {}, "keys", "owner", "ada", "--claims", '{"plan": "\udcff"}')
+    assert status == 2
+    assert "--claims: its claims are no JSON object" in sentence
 
 
 def test_claims_may_hold_text_of_any_language(tmp_path: Path) -> None:

@@ -12,24 +12,11 @@ from smolagents.local_python_executor import LocalPythonExecutor
 
 from smolsessions.agents.smolagents_patches import DefaultLogger
 from tests.support import constructors
-from tests.support.agents import ScriptedModel, make_scripted
 from tests.support.constructors import CASES, FOLDER, NAMES
 from tests.support.service import Service, run
 
 REFUSED = {"add_base_tools"}
 """Tested below: it brings a ToolCallingAgent a tool that runs code in this process."""
-
-
-def make_talkative() -> ToolCallingAgent:
-    return ToolCallingAgent([], ScriptedModel(), verbosity_level=LogLevel.DEBUG)
-
-
-def make_usual() -> ToolCallingAgent:
-    return ToolCallingAgent([], ScriptedModel())
-
-
-def make_with_base_tools() -> ToolCallingAgent:
-    return make_scripted(add_base_tools=True)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +55,7 @@ def test_an_argument_does_what_it_does_in_bare_smolagents(
 
 
 def test_a_level_above_the_default_prints_and_the_default_does_not(tmp_path: Path) -> None:
-    agents = "usual=tests.agents.test_constructors:make_usual,talkative=tests.agents.test_constructors:make_talkative"
+    agents = ",".join(f"{name}=tests.support.constructors:make_{name}" for name in ("usual", "talkative"))
     with Service(tmp_path, {"AGENTS": agents}) as service:
         service.play({"say": "nothing of this"}, agent="usual")
         service.play({"say": "all of this"}, agent="talkative")
@@ -92,6 +79,6 @@ def test_default_loggers_do_not_share_a_console() -> None:
 
 
 def test_base_tools_of_a_factory_are_refused_with_the_tool_that_runs_code(tmp_path: Path) -> None:
-    status, _, said = run(tmp_path, {"AGENTS": "base=tests.agents.test_constructors:make_with_base_tools"})
+    status, _, said = run(tmp_path, {"AGENTS": "base=tests.support.constructors:make_with_base_tools"})
     assert status == 2
     assert "the tool python_interpreter (PythonInterpreterTool) runs model-written code in this process" in said

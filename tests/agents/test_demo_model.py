@@ -11,7 +11,6 @@ from PIL import Image
 from smolagents import ChatMessage, CodeAgent, MessageRole, ToolCallingAgent
 from smolagents.memory import ActionStep, TaskStep
 from smolagents.models import agglomerate_stream_deltas
-from smolagents.utils import AgentGenerationError
 
 from smolsessions.agents.demo.agents import RuleModel, make_demo, make_demo_code
 from smolsessions.agents.demo.rules import summarize_by_rules
@@ -45,15 +44,6 @@ def test_it_states_that_it_is_no_language_model(make: Callable[[], Agent]) -> No
     assert ask(agent, "Sing me a song").startswith("I did not understand that. I am a small set of rules")
     assert ask(agent, "May I ask my question").startswith("I did not understand that.")
     assert "no LLM" in str(agent.description)
-
-
-@both
-def test_every_agent_is_new_with_model_tools_and_memory_of_its_own(make: Callable[[], Agent]) -> None:
-    one, other = make(), make()
-    assert one.model is not other.model
-    assert all(one.tools[name] is not other.tools[name] for name in one.tools)
-    ask(one, "What is 12 * 7?")
-    assert other.memory.steps == []
 
 
 @both
@@ -214,17 +204,6 @@ def test_at_the_step_limit_it_answers_with_the_results_so_far(make: Callable[[],
     assert "12 * 7 = 84." in ask(agent, "What is 12 * 7?", max_steps=1)
 
 
-def test_additional_arguments_are_not_taken_for_the_users_words() -> None:
-    agent = make_demo()
-    assert "2 words" in ask(agent, "text stats: a b", additional_args={"c": "d e f"})
-    assert ask(agent, "What did I ask last?").endswith("“text stats: a b”")
-
-
-def test_content_may_also_be_plain_text() -> None:
-    message = RuleModel().generate([ChatMessage(role=MessageRole.USER, content="New task:\nWhat did I ask first?")])
-    assert message.content == "I was shown no earlier message."
-
-
 @both
 @pytest.mark.parametrize("task", ["What is 12 * 7 and what time is it?", "你好", "text stats: " + "a  b\n" * 10_000])
 def test_the_joined_stream_is_the_generated_message(make: Callable[[], Agent], task: str) -> None:
@@ -247,18 +226,13 @@ def test_a_history_is_not_read_unless_a_question_needs_it() -> None:
         RuleModel().generate([*unreadable, *shown("What did I ask first?")], tools_to_call_from=tools)
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=100, deadline=None, database=None)
 @given(st.lists(st.one_of(st.sampled_from(["what is ", "1 / 0", " and ", "note ", "time", "\ud800"]), st.text())))
 def test_it_accepts_any_message(pieces: list[str]) -> None:
     messages = shown("".join(pieces))
     for stops in (None, ["Observation:"]):
         assert RuleModel().generate(messages, stop_sequences=stops).content
     assert RuleModel().generate(messages, tools_to_call_from=list(make_demo().tools.values())).tool_calls
-
-
-def test_it_fails_on_demand_so_that_a_failed_turn_can_be_seen() -> None:
-    with pytest.raises(AgentGenerationError):
-        make_demo().run("Please fail.")
 
 
 @pytest.mark.parametrize(

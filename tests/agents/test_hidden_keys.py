@@ -1,8 +1,6 @@
 """No key leaves the environment: a search through all that turns leave behind, which succeed or fail by its errors."""
 
 import json
-import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +17,7 @@ from tests.support.owners import owner_line
 from tests.support.sandboxes import E2BService, serving
 from tests.support.service import ROOT, Service, run, write_private
 from tests.support.store_server import StoreServer, running_store
-from tests.support.waiting import wait_until
+from tests.support.tool_servers import HttpServer
 
 MARK = "the-word-that-is-searched-for"
 SEAL_KEY = new_key()
@@ -50,10 +48,11 @@ face = {{provider = "huggingface", id = "m", base = "{echo}/400/v1", api_key_env
 
 [agents]
 shop = {{kind = "tool_calling", model = "good", mcp = ["near", "far"], tools = ["tests.support.key_search:Careless"]}}
-echo = {{kind = "tool_calling", model = "echo", model_retries = 0}}
+echo = {{kind = "tool_calling", model = "echo", model_retries = 0, description = "Helps."}}
 limit = {{kind = "code", model = "limit", model_retries = 1, planning_interval = 1}}
 azure = {{kind = "tool_calling", model = "azure", model_retries = 0}}
 face = {{kind = "tool_calling", model = "face", model_retries = 0}}
+lead = {{kind = "tool_calling", model = "good", managed_agents = ["echo"]}}
 coder = {{kind = "code", model = "good", authorized_imports = ["os"]}}
 sandbox = {{kind = "code", model = "good", executor = "e2b", executor_key_env = "TEAM_KEY"}}
 breaking = {{factory = "tests.support.key_search:make_breaking"}}
@@ -110,6 +109,9 @@ class Place:
         self.llm.answer(f"{MARK} done")
         shop = self.play(service, "shop")
         assert shop["reply"] == f"{MARK} done", shop
+        self.llm.call(("echo", {"task": "help"}))
+        self.llm.answer(f"{MARK} led")
+        assert self.play(service, "lead")["reply"] == f"{MARK} led"
         self.llm.say("Thought: look.\n<code>\nimport os\nfinal_answer(str(dict(os.environ)))\n</code>")
         assert "PATH" in self.play(service, "coder")["reply"]
         self.llm.say("Thought: look.\n<code>\nprint(1)\n</code>")
@@ -124,7 +126,7 @@ class Place:
         self.paths = [f"/agents/{agent['name']}" for agent in service.get("/agents")["items"]]
         self.paths += ["/agents", "/metrics", "/openapi.json", "/readyz", "/", "/nothing"]
         conversations = service.get("/conversations", limit=100)["items"]
-        assert len(conversations) == 3 + len(FAILED)
+        assert len(conversations) == 4 + len(FAILED)
         for each in conversations:
             base = f"/conversations/{each['id']}"
             self.paths += [base + part for part in ("", "/turns", "/turns/1", "/turns/1/events", "/export")]
@@ -150,33 +152,20 @@ class Place:
             self.answers.append((" ".join(command), (output + errors).encode()))
 
 
-@pytest.fixture
-def mcp_address() -> Iterator[str]:
-    """Serve the MCP server of the tests over HTTP."""
-    with socket.create_server(("127.0.0.1", 0)) as closing:
-        port = closing.getsockname()[1]
-    command = [sys.executable, "-m", "tests.support.mcp_server", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        wait_until(lambda: is_listening(port))
-        yield f"http://127.0.0.1:{port}/mcp"
-        server.kill()
-
-
-@pytest.fixture
-def place(tmp_path: Path, llm: LLM, mcp_address: str) -> Iterator[Place]:
+@pytest.fixture(scope="module")
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("hidden")
     with (
-        running_store(tmp_path / "store") as store,
+        running_store(folder / "store") as store,
         echoing() as echo,
-        serving(E2BService, tmp_path, "the key of another team") as sandboxes,
+        serving(E2BService, folder, "the key of another team") as sandboxes,
+        HttpServer(folder) as far,
     ):
-        yield Place(tmp_path, llm, store, echo=echo, sandboxes=sandboxes.url, far=mcp_address)
+        llm = request.getfixturevalue("_llm_server")
+        yield Place(folder, llm, store, echo=echo, sandboxes=sandboxes.url, far=far.url)
 
 
-def is_listening(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
+@pytest.mark.usefixtures("llm")
 def test_no_key_is_in_any_answer_log_file_or_stored_byte(place: Place) -> None:
     with Service(place.folder / "service", place.settings, place.environment, forked=False) as service:
         service.client.headers["Authorization"] = f"Bearer {OWNER_KEY}"
@@ -224,8 +213,9 @@ def test_no_key_is_in_a_dump_of_an_agent(place: Place, monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "path", [*sys.path])  # the file's folder is added
     for name, value in place.environment.items():
         monkeypatch.setenv(name, value)
-    file = Path(place.settings["AGENTS_FILE"])
-    file.write_text(file.read_text().partition("[mcp.")[0].replace('mcp = ["near", "far"],', ""))
+    file = place.folder / "dumped.toml"
+    text = Path(place.settings["AGENTS_FILE"]).read_text()
+    file.write_text(text.partition("[mcp.")[0].replace('mcp = ["near", "far"],', ""))
     factories = dict(load_agents_file(file))
     made: list[Any] = [make() for name, make in factories.items() if name != "breaking"]
     dumps = [repr([vars(part) for part in parts_of(agent)]) for agent in made]

@@ -18,11 +18,14 @@ from smolsessions.agents.tools.mcp_secrets import Secrets
 from smolsessions.core.attachments import Audio
 from smolsessions.core.errors import AgentUnavailableError, StartError
 from tests.support.hostile_http import HEADERS, hostile_http
-from tests.support.stopwatch import Stopwatch
 from tests.support.tool_servers import HOSTILE, HttpServer, Tools, programs_of, stdio
 from tests.support.waiting import PATIENCE_S, wait_until
 
 KEY = "sk-two-77aa01c2"
+LISTS = dict.fromkeys(("endless", "many", "fat"), "more than 500 tools, 100 pages or 16 MiB") | {
+    "huge": "more than 16 MiB at once",
+    "odd": "",
+}
 RESULTS: dict[str, tuple[str, dict[str, Any], Any]] = {
     "a default": ("add", {"a": 41}, {"result": 42}),
     "an optional parameter": ("greet", {"name": "Ada"}, {"result": "None Ada None"}),
@@ -90,13 +93,10 @@ def test_an_error_of_a_tool_is_an_error(tools: dict[str, Any]) -> None:
 
 
 def test_a_name_that_is_taken_or_that_two_servers_use_is_prefixed() -> None:
-    with Tools(("weather",), one=stdio(), two=stdio("names", program=HOSTILE)) as opened:
-        names = opened.all()
-    assert {"one_weather", "two_print", "two_final_answer", "add"} <= {*names, "two_final_answer"}
-    with Tools(one=stdio(), two=stdio()) as opened:
-        both = opened.all()
-    assert {"one_add", "two_add"} <= both.keys()
-    assert "add" not in both
+    with Tools(("fail",), one=stdio("verbose", program=HOSTILE)) as opened:
+        assert opened.all().keys() == {"one_fail"}
+    with Tools(one=stdio("verbose", program=HOSTILE), two=stdio("verbose", program=HOSTILE)) as opened:
+        assert opened.all().keys() == {"one_fail", "two_fail"}
 
 
 def test_names_of_a_hostile_list_are_python_names_and_hide_no_function_of_python() -> None:
@@ -118,37 +118,38 @@ def test_hostile_schemas_are_bounded_and_fetch_nothing(caplog: pytest.LogCapture
         assert f"the tool '{name}' of the MCP server one has too large a schema" in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["endless", "many", "huge", "odd", "silent"])
-def test_a_list_without_end_or_sense_makes_the_agent_unavailable(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp, "START_S", 1.0)
-    with Tools(one=stdio(kind, program=HOSTILE)) as opened, pytest.raises(AgentUnavailableError) as caught:
-        opened.all()
-    assert "MCP server 'one' gave no list of tools" in caught.value.message
+@pytest.mark.parametrize("kind", LISTS)
+def test_a_list_without_end_or_sense_is_none(kind: str) -> None:
+    with Tools(one=stdio(kind, program=HOSTILE)) as opened:
+        opened.servers.try_once()
+        with pytest.raises(StartError, match=rf"\[mcp.one\] gives no list of tools .*{LISTS[kind]}"):
+            opened.all()
     wait_until(lambda: not programs_of(os.getpid(), f"{HOSTILE} {kind}"))
 
 
-def test_pages_of_a_list_are_bounded_together() -> None:
-    with Tools(one=stdio("fat", program=HOSTILE)) as opened:
-        opened.servers.try_once()
-        with pytest.raises(StartError, match="16 MiB"):
-            opened.all()
+def test_a_silent_server_makes_the_agent_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "START_S", 0.5)
+    with Tools(one=stdio("silent", program=HOSTILE)) as opened, pytest.raises(AgentUnavailableError) as caught:
+        opened.all()
+    assert "MCP server 'one' gave no list of tools" in caught.value.message
+    wait_until(lambda: not programs_of(os.getpid(), f"{HOSTILE} silent"))
 
 
-def test_a_long_error_is_cut() -> None:
-    with Tools(one=stdio("verbose", program=HOSTILE)) as opened, pytest.raises(ToolServerError) as caught:
+def test_a_long_error_is_cut_and_shows_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONE_KEY", KEY)
+    table = stdio("verbose", program=HOSTILE, env={"API_KEY": "ONE_KEY"})
+    with Tools(one=table) as opened, pytest.raises(ToolServerError) as caught:
         opened.all()["fail"]()
     assert len(str(caught.value)) == MAX_ERROR_CHARS
+    assert str(caught.value).startswith("***: no no")
 
 
 @pytest.mark.parametrize("kind", HEADERS)
-def test_a_bad_answer_over_http_is_neither_followed_nor_read_to_its_end(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mcp, "START_S", 1.0)
+def test_a_bad_answer_over_http_is_neither_followed_nor_read_to_its_end(kind: str) -> None:
     paths: list[str] = []
-    with hostile_http(kind, paths) as url:
-        table = stdio().model_copy(update={"command": None, "args": (), "url": url})
-        with Tools(one=table) as opened, pytest.raises(AgentUnavailableError):
+    with hostile_http(kind, paths) as url, Tools(one=McpTable(url=url)) as opened:
+        opened.servers.try_once()
+        with pytest.raises(StartError, match="gives no list of tools"):
             opened.all()
     assert set(paths) == {"/mcp"}
 
@@ -158,9 +159,7 @@ def test_a_missing_program_or_variable_stops_the_start(monkeypatch: pytest.Monke
     tables = {
         "there is no such program": stdio().model_copy(update={"command": "no-such-program"}),
         "env.TOKEN: names a variable that is not set": stdio(env={"TOKEN": "UNSET_HERE"}),
-        "letters beyond ASCII": stdio().model_copy(
-            update={"command": None, "url": "http://127.0.0.1:9", "headers": {"X-Key": "BAD_HEADER"}}
-        ),
+        "letters beyond ASCII": McpTable(url="http://127.0.0.1:9", headers={"X-Key": "BAD_HEADER"}),
     }
     for sentence, table in tables.items():
         with pytest.raises(StartError, match=sentence) as caught:
@@ -220,29 +219,14 @@ def test_a_server_that_comes_up_late_is_logged_with_the_restart_that_its_agents_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(mcp, "START_S", 1.0)
-    with HttpServer(tmp_path) as server:
-        server.kill()
-        with Tools(two=McpTable(url=server.url)) as opened:
-            with pytest.raises(AgentUnavailableError):
-                opened.all()
-            server.start()
+    server = HttpServer(tmp_path)
+    with Tools(two=McpTable(url=server.url)) as opened:
+        with pytest.raises(AgentUnavailableError):
+            opened.all()
+        with server:
             wait_until(opened.is_up)
             wait_until(lambda: "restart the service to serve the agents that use it" in caplog.text)
     assert caplog.text.count("the MCP server two is down: ConnectError") == 1
-
-
-def test_a_killed_program_is_started_again_and_no_call_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NOTES_FILE", str(tmp_path / "notes"))
-    with Tools(one=stdio(env={"NOTES": "NOTES_FILE"}, timeout_s=PATIENCE_S)) as opened:
-        found = opened.all()
-        with pytest.raises(ToolServerError, match="it is not known whether the call had its effect"):
-            found["end"]()
-        assert found["noted"](text="after") == "noted after", "a call waits for the next connection"
-        (server,) = opened.servers.health()
-        assert (server.restarts, server.calls["failed"], server.list_changes) == (1, 1, 0)
-    assert len((tmp_path / "notes").read_text().splitlines()) == 1
 
 
 def test_a_frozen_program_is_an_error_in_time_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,9 +236,8 @@ def test_a_frozen_program_is_an_error_in_time_and_replaced(monkeypatch: pytest.M
         (program,) = set(programs_of(os.getpid())) - {*others}
         monkeypatch.setattr(mcp, "ALIVE_S", 1.0)
         program.send_signal(signal.SIGSTOP)
-        with Stopwatch() as watch, pytest.raises(ToolServerError, match="did not answer within 3 s; it is not known"):
+        with pytest.raises(ToolServerError, match="did not answer within 3 s; it is not known"):
             found["add"](a=1)
-        assert watch.s < 3.5
         wait_until(lambda: opened.servers.health()[0].restarts == 1 and opened.is_up())
         assert found["add"](a=1) == {"result": 2}
         assert not program.is_running()
@@ -311,18 +294,14 @@ def test_a_server_over_http_may_die_freeze_and_come_back_with_other_tools(
 ) -> None:
     monkeypatch.setenv("TWO_KEY", KEY)
     with HttpServer(tmp_path) as server:
-        table = stdio().model_copy(
-            update={"command": None, "args": (), "url": server.url, "headers": {"X-Key": "TWO_KEY"}, "timeout_s": 4.0}
-        )
+        table = McpTable(url=server.url, headers={"X-Key": "TWO_KEY"}, timeout_s=4.0)
         with Tools(two=table) as opened:
             found = opened.all()
             assert found["show_secret"](name="X-Key") == "it is ***", "it was sent, and is not repeated"
             server.kill()
-            with Stopwatch() as watch:
-                for _ in range(2):
-                    with pytest.raises(ToolServerError, match="the MCP server two"):
-                        found["add"](a=1)
-            assert watch.s < 3
+            for _ in range(2):
+                with pytest.raises(ToolServerError, match="the MCP server two"):
+                    found["add"](a=1)
             server.environment["EXTRA"] = "1"
             server.start()
             wait_until(lambda: opened.is_up() and opened.servers.health()[0].list_changes == 1)

@@ -1,17 +1,15 @@
 """Model calls of a turn: their timeouts, retries, usage and prompts."""
 
-import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
-from smolagents import ToolCallingAgent
 
+from smolsessions.agents.factories import check_factory
+from smolsessions.core.errors import StartError
 from tests.support import endpoint as agents
 from tests.support.endpoint import Endpoint, endpoint
 from tests.support.llm import LLM
-from tests.support.service import Service, run
-from tests.support.stopwatch import Stopwatch
+from tests.support.service import Service
 from tests.support.streaming import log_of
 from tests.support.waiting import PATIENCE_S
 
@@ -43,32 +41,17 @@ def hasty(provider: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def test_an_answer_may_begin_late(hasty: Service) -> None:
     turn = hasty.post("/turn", message="slow").json()
-
     assert turn["reply"] == "done", turn
 
 
 def test_an_answer_that_falls_silent_times_out(hasty: Service) -> None:
-    with Stopwatch() as watch:
-        turn = hasty.post("/turn", message="silent").json()
-
+    turn = hasty.post("/turn", message="silent").json()
     assert turn["error"]["code"] == "model_timeout"
-    assert watch.s < 5
-
-
-def test_an_answer_that_never_begins_times_out(provider: Endpoint, tmp_path: Path) -> None:
-    settings = {"MODEL_API_BASE": provider.url, "MODEL_FIRST_BYTE_S": "1", "MODEL_TIMEOUT_S": "0.5"}
-    settings |= CHAT | {"MODEL_RETRIES": "0"}
-    with Service(tmp_path, settings, {"ENDPOINT_URL": provider.url}) as service, Stopwatch() as watch:
-        turn = service.post("/turn", message="prefill").json()
-
-    assert turn["error"]["code"] == "model_timeout"
-    assert turn["timing"]["duration_ms"] > 1000
-    assert watch.s < 5
+    assert turn["timing"]["duration_ms"] < 60_000, "the timeout of the first byte"
 
 
 def test_the_settings_of_chat_reach_its_model(hasty: Service, provider: Endpoint) -> None:
     hasty.post("/turn", message="hello")
-
     body = provider.bodies[-1]
     assert (body["max_tokens"], body["temperature"]) == (50, 0.25)
     assert body["messages"][0]["content"] in ("Be {{brief}}.", [{"type": "text", "text": "Be {{brief}}."}])
@@ -76,14 +59,12 @@ def test_the_settings_of_chat_reach_its_model(hasty: Service, provider: Endpoint
 
 def test_a_model_that_delegates_to_one_with_a_stream_is_streamed(hasty: Service, provider: Endpoint) -> None:
     turn = hasty.post("/turn", message="hello", agent="delegating").json()
-
     assert turn["status"] == "finished", turn
     assert provider.bodies[-1]["stream"] is True
 
 
 def test_usage_that_was_reported_counts_though_the_call_fails(hasty: Service) -> None:
     turn = hasty.post("/turn", message="counted").json()
-
     assert (turn["status"], turn["error"]["code"], turn["error"]["retryable"]) == ("failed", "model_error", True)
     assert turn["usage"] == {"input_tokens": 3, "output_tokens": 2}
 
@@ -93,37 +74,45 @@ def test_a_stream_that_breaks_at_the_end_of_the_window_is_an_overflow(hasty: Ser
 
 
 @pytest.mark.parametrize("mode", ["null", "empty"])
-@pytest.mark.parametrize(("name", "factory"), [("openai", agents.make_openai), ("streaming", agents.make_streaming)])
+@pytest.mark.parametrize("name", ["openai", "streaming"])
 def test_prompts_after_a_call_without_text_equal_smolagents_own(
-    hasty: Service, provider: Endpoint, name: str, factory: Callable[[], ToolCallingAgent], mode: str
+    hasty: Service,
+    provider: Endpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    mode: str,
 ) -> None:
-    os.environ["ENDPOINT_URL"] = provider.url
+    monkeypatch.setenv("ENDPOINT_URL", provider.url)
     began = len(provider.bodies)
-    factory().run(mode)
+    {"openai": agents.make_openai, "streaming": agents.make_streaming}[name]().run(mode)
     hasty.post("/turn", agent=name, message=mode)
-
     bare, bare_second, ours, ours_second = [body["messages"] for body in provider.bodies[began:]]
     assert ours == bare
     assert ours_second == bare_second
 
 
 @pytest.fixture(scope="module")
-def retrying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, LLM]]:
+def _retrying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, LLM]]:
     with LLM() as llm:
         settings = CHAT | {"MODEL_API_BASE": llm.base_url, "MODEL_TIMEOUT_S": "1", "MODEL_FIRST_BYTE_S": "1"}
         with Service(tmp_path_factory.mktemp("retrying"), settings, {"ENDPOINT_URL": llm.base_url}) as running:
             yield running, llm
 
 
+@pytest.fixture
+def retrying(request: pytest.FixtureRequest) -> tuple[Service, LLM]:
+    """Return a service that repeats calls, and its provider with an empty script."""
+    service, llm = request.getfixturevalue("_retrying")
+    llm.reset()
+    return service, llm
+
+
 def test_a_call_that_fails_in_transit_is_made_again(retrying: tuple[Service, LLM]) -> None:
     service, llm = retrying
-    llm.reset()
     llm.fail(503)
     llm.break_stream()
     llm.answer("at last")
-
     turn = service.post("/turn", message="hello").json()
-
     assert (turn["status"], turn["reply"], turn["steps"], turn["attempts"]) == ("finished", "at last", 1, 1), turn
     assert len(llm.requests) == 3
     events = [frame.data for frame in log_of(service, turn)]
@@ -135,12 +124,9 @@ def test_a_call_that_fails_in_transit_is_made_again(retrying: tuple[Service, LLM
 
 def test_a_call_that_goes_on_failing_fails_the_turn(retrying: tuple[Service, LLM]) -> None:
     service, llm = retrying
-    llm.reset()
     for _ in range(3):
         llm.fail(500)
-
     turn = service.post("/turn", message="hello").json()
-
     assert (turn["error"]["code"], turn["error"]["retryable"]) == ("model_error", True)
     assert "provider failed" in turn["error"]["message"]
     assert "HTTP 500" in turn["error"]["message"]
@@ -150,21 +136,16 @@ def test_a_call_that_goes_on_failing_fails_the_turn(retrying: tuple[Service, LLM
 @pytest.mark.parametrize(("status", "code"), [(400, "model_error"), (401, "model_auth")])
 def test_a_refusal_is_final(retrying: tuple[Service, LLM], status: int, code: str) -> None:
     service, llm = retrying
-    llm.reset()
     llm.fail(status)
-
     assert service.post("/turn", message="hello").json()["error"]["code"] == code
     assert len(llm.requests) == 1
 
 
 def test_retries_end_with_the_deadline(retrying: tuple[Service, LLM]) -> None:
     service, llm = retrying
-    llm.reset()
     for _ in range(3):
         llm.fall_silent()
-
     turn = service.post("/turn", message="hello", deadline_s=2).json()
-
     assert turn["error"]["code"] == "deadline_exceeded"
     assert llm.is_idle(within_s=PATIENCE_S)
 
@@ -172,10 +153,8 @@ def test_retries_end_with_the_deadline(retrying: tuple[Service, LLM]) -> None:
 @pytest.mark.parametrize(("agent", "requests"), [("openai", 1), ("retried", 2)])
 def test_other_agents_choose_their_retries(retrying: tuple[Service, LLM], agent: str, requests: int) -> None:
     service, llm = retrying
-    llm.reset()
     llm.fail(500)
     llm.fail(500)
-
     assert service.post("/turn", agent=agent, message="hello").json()["status"] == "failed"
     assert len(llm.requests) == requests
 
@@ -190,30 +169,18 @@ def test_other_agents_choose_their_retries(retrying: tuple[Service, LLM], agent:
 )
 def test_an_image_that_the_model_cannot_read_is_named(retrying: tuple[Service, LLM], status: int, message: str) -> None:
     service, llm = retrying
-    llm.reset()
     llm.fail(status, message=message)
-
     error = service.post("/turn", message="hello").json()["error"]
-
     assert (error["code"], error["retryable"]) == ("model_unsupported_input", False)
     assert len(llm.requests) == 1
 
 
-def test_a_client_with_retries_of_its_own_is_named_at_start(provider: Endpoint, tmp_path: Path) -> None:
-    settings = {
-        "AGENTS": "own=tests.support.endpoint:make_openai,twice=tests.support.endpoint:make_twice",
-        "DEMO_AGENTS": "0",
-    }
-    with Service(tmp_path, settings, {"ENDPOINT_URL": provider.url}) as service:
-        hints = [line for line in service.log().splitlines() if "max_retries" in line]
-
-    assert len(hints) == 1
-    assert "'twice' repeats failed calls 2 times" in hints[0]
+def test_a_client_with_retries_of_its_own_is_named_at_start(hasty: Service) -> None:
+    (hint,) = [line for line in hasty.log().splitlines() if "max_retries" in line]
+    assert "'twice' repeats failed calls 2 times" in hint
 
 
-def test_retries_that_are_no_number_are_refused_at_start(tmp_path: Path) -> None:
-    settings = {"AGENTS": "eager=tests.support.endpoint:make_eager", "DEMO_AGENTS": "0"}
-    status, _, said = run(tmp_path, settings, ENDPOINT_URL="http://127.0.0.1:1/v1")
-
-    assert status == 2
-    assert "the agent 'eager' has model_retries = 'often'; make it 0 to 10" in said
+def test_retries_that_are_no_number_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENDPOINT_URL", "http://127.0.0.1:1/v1")
+    with pytest.raises(StartError, match="the agent 'eager' has model_retries = 'often'; make it 0 to 10"):
+        check_factory("eager", agents.make_eager)

@@ -12,6 +12,7 @@ import pytest
 import smolsessions
 from smolsessions.options import CodeLimitValues, Options, OptionValues, factory_name, options_of
 from tests.support import agents
+from tests.support.tiers import deep
 
 ANY: Any = smolsessions
 TYPED = """
@@ -36,6 +37,7 @@ smolsessions.options(agent, memory_polcy="no_pruning")
 """
 
 
+@deep
 def test_a_type_checker_knows_the_options_and_keeps_the_types_of_agents(tmp_path: Path) -> None:
     (tmp_path / "typed.py").write_text(TYPED)
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "typed.py"]

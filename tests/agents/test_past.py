@@ -20,6 +20,7 @@ from smolsessions.store.seal import Sealer
 from smolsessions.store.store import Store
 from smolsessions.store.turns.lease import HeldLease
 from tests.support.stores import AGENT, DONE, Loop, Raw, claim_one, read_events, ref_of, version_of
+from tests.support.tiers import mostly_deep
 
 Wanted = tuple[Any, str | None, str | None, bool]
 """Of a step: its type, its image, the variable that changes with it, and whether that is gone then."""
@@ -278,13 +279,14 @@ class Machine(RuleBasedStateMachine):
                     assert (logged[0][0] == 1) == (number not in gone)
 
 
+@pytest.mark.parametrize("examples", mostly_deep([15, 60], fast=[15]))
 def test_whatever_is_done_a_conversation_is_what_a_whole_copy_of_it_would_be(
-    socket_path: Path, raw: Raw, sealer: Sealer
+    socket_path: Path, raw: Raw, sealer: Sealer, examples: int
 ) -> None:
     with Loop(socket_path, sealer, log_ttl_s=0) as loop:
         run_state_machine_as_test(
             cast("type[Machine]", partial(Machine, loop, raw)),
             settings=settings(
-                max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+                max_examples=examples, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
             ),
         )

@@ -54,7 +54,6 @@ def test_a_missing_extra_is_named_with_the_command(provider: str, monkeypatch: p
     monkeypatch.setitem(sys.modules, PACKAGES[provider], None)
     monkeypatch.delenv("OLLAMA_API_BASE")
     table = ModelTable.model_validate({"provider": provider, "id": "m"} | NEEDED.get(provider, {}))
-
     with pytest.raises(
         StartError, match=rf"missing \(.*{PACKAGES[provider]}.*pip install 'smolsessions\[{provider}\]'"
     ):
@@ -64,10 +63,8 @@ def test_a_missing_extra_is_named_with_the_command(provider: str, monkeypatch: p
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_named_with_its_mend(mistake: str) -> None:
     table, sentence = MISTAKES[mistake]
-
     with pytest.raises(StartError) as caught:
         make_model(ModelTable.model_validate({"id": "m"} | table))
-
     assert sentence in caught.value.message
     assert KEY not in caught.value.message
 
@@ -93,6 +90,5 @@ def test_the_model_of_a_factory_is_checked(agent: MultiStepAgent, sentence: str)
 def test_fallbacks_are_checked_like_the_model() -> None:
     tables = [{"provider": "openai", "id": "m"}, {"provider": "bedrock", "id": "m"}]
     model = make_model(*(ModelTable.model_validate(each | NEEDED[each["provider"]]) for each in tables))
-
     with pytest.raises(StartError, match="it suits a CodeAgent alone"):
         check_options("shop", ToolCallingAgent([], model))

@@ -27,6 +27,7 @@ from smolsessions.core.errors import StartError
 from tests.support.environments import LITELLM, environment
 from tests.support.providers import KEY, PIECES, USAGE, Answer, Provider, provider
 from tests.support.service import ROOT
+from tests.support.tiers import deep
 
 TIMES = {"first_byte_s": 60, "timeout_s": 60}
 HASTY = {"first_byte_s": 0.5, "timeout_s": 0.5}  # for answers that never end
@@ -198,9 +199,7 @@ def ways(name: str, case: str = "") -> list[str]:
 @pytest.mark.parametrize(("name", "way"), [(name, way) for name in HERE for way in ways(name)])
 def test_an_answer_comes_with_its_usage(server: Provider, name: str, way: str) -> None:
     server.play(Answer())
-
     assert ask(model_at(name, server.url), way) == ("".join(PIECES), USAGE)
-
     (request,) = server.requests
     assert "0.25" in request.raw.decode()
     assert "HOSTS" not in "".join(request.headers.values())
@@ -221,9 +220,7 @@ def test_a_failure_has_its_code_after_one_request(server: Provider, name: str, w
     server.play(answer)
     if case == "html" and way == "whole" and name in TAKE_PAGES:
         expected = REFUSED
-
     error = error_of(model_at(name, server.url, is_hasty=expected == TIMEOUT), way)
-
     failure = classify_call(error)
     assert (failure.code, failure.retryable) == expected, repr(error)
     assert KEY not in failure.message + without_secrets(str(error))
@@ -236,7 +233,6 @@ def test_a_failure_has_its_code_after_one_request(server: Provider, name: str, w
 @pytest.mark.parametrize(("name", "way"), [(name, way) for name in HERE for way in ways(name)])
 def test_a_provider_that_is_not_there_is_unreachable(name: str, way: str) -> None:
     error = error_of(model_at(name, "http://127.0.0.1:1"), way)
-
     failure = classify_call(error)
     assert (failure.code, failure.retryable) == UNREACHABLE, repr(error)
 
@@ -269,6 +265,7 @@ def test_a_provider_that_litellm_does_not_know_is_refused() -> None:
         make_model(ModelTable(provider="litellm", id="antropic/m", base="http://127.0.0.1:1"))
 
 
+@deep
 @pytest.mark.skipif(HAS_LITELLM, reason="this is that environment")
 def test_litellm_in_its_own_environment(tmp_path: Path) -> None:
     python = environment(tmp_path / "litellm", LITELLM)

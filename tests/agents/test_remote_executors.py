@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from smolagents import CodeAgent
 
+import smolsessions
 from smolsessions.agents.factories import check_factory
 from smolsessions.core.errors import StartError
 from tests.support import remote
+from tests.support.agents import make_scripted
 from tests.support.cancellation import cancel_and_check
 from tests.support.code_turns import ENDED_S, code_script, play_code, shown_outputs
 from tests.support.service import Service
@@ -185,27 +187,36 @@ def test_the_list_of_agents_says_so(service: Service) -> None:
     assert [tool["name"] for tool in agent["tools"]] == ["note"]
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (remote.make_eager, "starts its remote executor at once"),
-        (remote.make_docker_at_once, "starts its remote executor at once"),
-        (remote.make_chief, "starts its remote executor at once"),
-        (remote.make_pickling, "allow_pickle=True"),
-        (remote.make_managing, "managed agents"),
-        (remote.make_with_outsider, "the tool 'outsider', which cannot run in a remote executor"),
-        (remote.make_noting, "scratchpad"),
-        (remote.make_unknown, "there is no remote executor 'wasm'; use one of docker, e2b, modal, blaxel"),
-        (remote.make_misspelt, "has no option 'imagename'; it has build_new_image"),
-        (remote.make_keyless, "takes no name of a key's variable"),
-    ],
-)
+def made(*executor: Any, agent: dict[str, Any] | None = None, **options: Any) -> Callable[[], CodeAgent]:
+    """Return a factory of an agent with a remote executor, which has these options."""
+    return lambda: remote.make_with(smolsessions.remote_executor(*executor, **options), **(agent or {}))
+
+
+def make_managing() -> CodeAgent:
+    return made(remote.PipeExecutor, agent={"managed_agents": [make_scripted(name="helper", description="Helps.")]})()
+
+
+REFUSED: dict[str, Callable[[], CodeAgent]] = {
+    "starts its remote executor at once": remote.make_eager,
+    "executor at once": remote.make_docker_at_once,
+    "at once": remote.make_chief,
+    "allow_pickle=True": made(remote.PipeExecutor, allow_pickle=True),
+    "managed agents": make_managing,
+    "the tool 'outsider', which cannot run in a remote": made(remote.PipeExecutor, agent={"tools": [remote.outsider]}),
+    "scratchpad": lambda: smolsessions.options(made(remote.PipeExecutor)(), scratchpad=True),
+    "there is no remote executor 'wasm'; use one of docker, e2b, modal, blaxel": made("wasm"),
+    "has no option 'imagename'; it has build_new_image": made("docker", imagename="x"),
+    "takes no name of a key's variable": made("docker", key_env="SOME_KEY"),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
 def test_an_agent_that_it_cannot_serve_is_refused_at_start(
-    make: Callable[[], CodeAgent], words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(remote.FOLDER, str(folder))
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")  # the default Unix socket would be left open
     with pytest.raises(StartError) as caught:
-        check_factory("bad", make)
+        check_factory("bad", REFUSED[words])
     assert words in str(caught.value)
     wait_until(lambda: remote.marks(folder, "ended") == remote.marks(folder, "started"))

@@ -12,6 +12,7 @@ from smolsessions.core.errors import StartError
 from tests.support.llm import LLM
 from tests.support.sandboxes import DockerDaemon, E2BService, Sandboxes, serving
 from tests.support.service import Service
+from tests.support.tiers import mostly_deep
 from tests.support.waiting import wait_until
 
 KEY = "e2b-key-of-a-team-91c3"
@@ -33,7 +34,7 @@ def agents_file(
     return file
 
 
-@pytest.fixture(params=["docker", "e2b"])
+@pytest.fixture(params=mostly_deep(["docker", "e2b"], fast=["e2b"]))
 def rented(request: pytest.FixtureRequest, tmp_path: Path, llm: LLM) -> Iterator[tuple[str, Sandboxes, Service]]:
     """Return the executor's name, the server that it calls, and a service with an agent that uses it."""
     is_docker = request.param == "docker"

@@ -46,12 +46,13 @@ def resumed(service: Service, folder: Path) -> dict[str, Event]:
     Code finds the file `later` in the replay alone.
     """
     gates = {name: Gate(folder / name) for name in ("shorter", "earlier", "other", "counted")}
-    later = folder / "later"
+    later, ready = folder / "later", folder / "ready"
+    ready.touch()
     waits, acts = ({name: f"wait_for({str(folder / f'{name}{end}')!r})" for name in gates} for end in ("", ".acted"))
     blocks = {
         "shorter": f"    echo('a')\n    {waits['shorter']}",
         "earlier": f"    {UNHELPFUL}\nelse:\n    {acts['earlier']}\n{HELPED}\n{waits['earlier']}",
-        "other": f"    echo('a')\nelse:\n    {acts['other']}\n{waits['other']}",
+        "other": f"    wait_for({str(ready)!r})\nelse:\n    {acts['other']}\n{waits['other']}",
     }
     turns = {
         name: submit_turn(

@@ -15,7 +15,6 @@ from smolsessions.core.errors import StartError
 from tests.support.hub import Hub
 from tests.support.llm import LLM
 from tests.support.service import ROOT, Service, run
-from tests.support.stopwatch import Stopwatch
 
 KEY = "sk-live-4f1d0c7e9a5b"
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -110,9 +109,7 @@ def test_an_agent_of_the_hub_is_downloaded_at_its_commit(saved: Path, llm: LLM, 
     assert status == 0, "the commit is in the cache" + output + errors
     for offline in ("1", "0"):  # 0: nothing listens there
         environment |= {"HF_HOME": str(tmp_path / "empty"), "HF_HUB_OFFLINE": offline}
-        with Stopwatch() as watch:
-            status, output, errors = _check(tmp_path, settings, environment)
-        assert watch.s < 15
+        status, output, errors = _check(tmp_path, settings, environment)
         assert (status, "Retry" in output + errors) == (1, False)
         assert f"{file}: [agents.shop] hub: the repository cannot be downloaded at this revision" in output
 

@@ -13,6 +13,7 @@ from tests.support import streaming
 from tests.support.agents import make_code, make_planner, make_scripted
 from tests.support.service import Service
 from tests.support.streaming import Event, log_of, place, posting, seen, spoken, watching
+from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, ECHO
 
 Script = list[Event]
@@ -34,7 +35,7 @@ CODE_CALLS = {
 }
 
 
-@pytest.mark.parametrize("way", CODE_CALLS)
+@pytest.mark.parametrize("way", mostly_deep(CODE_CALLS, fast=["another name", "a generator", "a method"]))
 def test_a_call_that_code_makes_is_seen_also_by(service: Service, way: str) -> None:
     events = seen(service, {"code": CODE_CALLS[way]}, agent="streamed-code")
     turn = events[-1]["result"]
@@ -183,7 +184,7 @@ def prompts() -> dict[str, tuple[Callable[[], MultiStepAgent], list[Script]]]:
     }
 
 
-@pytest.mark.parametrize("agent", SHOWN)
+@pytest.mark.parametrize("agent", mostly_deep(SHOWN, fast=["scripted", "code", "streamed-planner", "family"]))
 def test_models_are_shown_the_same_as_without_the_service(service: Service, agent: str) -> None:
     factory, scripts = prompts()[agent]
     bare = factory()
@@ -277,7 +278,7 @@ def test_large_texts_are_cut_in_events_with_a_mark_and_whole_in_the_steps(servic
     assert events[-1]["result"]["tool_calls"][0]["arguments"] == {"text": large}
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("size", mostly_deep([1, 2, 3, 5], fast=[1, 5]))
 def test_an_answer_is_decoded_from_fragments_wherever_they_are_cut(service: Service, size: int) -> None:
     text = json.dumps({"answer": WORDS})
     cut = [[0, text[start : start + size]] for start in range(0, len(text), size)]

@@ -56,10 +56,8 @@ def streamed(model: Model, word: str) -> str:
 
 def test_streams_at_once_do_not_mix(model: Model) -> None:
     alone = {word: str(model.generate(asked(word)).content).split() for word in WORDS[:8]}
-
     with ThreadPoolExecutor(8) as threads:
         together = list(threads.map(lambda word: streamed(model, word).split(), alone))
-
     assert all(len(answer) > 1 for answer in together)
     assert together == [*alone.values()]
 
@@ -68,9 +66,7 @@ def test_a_stream_that_is_given_up_leaves_nothing_to_the_next_one(model: Model) 
     whole = str(model.generate(asked("w1")).content).split()
     stream = model.generate_stream(asked("w2"))  # type: ignore[attr-defined]
     next(stream)
-
     stream.close()
-
     assert streamed(model, "w1").split() == whole
 
 
@@ -81,10 +77,8 @@ def test_a_generation_that_fails_is_a_timeout_and_frees_the_model(folder: Path) 
     model: Any = make_model(table)
     assert isinstance(model, TransformersModel)
     generate, model.model.generate = model.model.generate, lambda **_: None
-
     with pytest.raises(TimeoutError) as caught:
         streamed(model, "w1")
-
     model.model.generate = generate
     assert classify_call(caught.value).code == "model_timeout"
     assert streamed(model, "w1")

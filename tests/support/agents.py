@@ -31,7 +31,7 @@ from typing import Any
 import PIL.Image
 import yaml
 from smolagents import CodeAgent, LogLevel, Model, MultiStepAgent, Tool, ToolCallingAgent, tool
-from smolagents.memory import ActionStep, TaskStep
+from smolagents.memory import ActionStep
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 from smolagents.monitoring import TokenUsage
 from smolagents.utils import AgentMaxStepsError
@@ -387,14 +387,3 @@ def _cleaned_up_by(cleanup: Callable[[], None]) -> ToolCallingAgent:
     agent = make_scripted()
     vars(agent)["cleanup"] = cleanup
     return agent
-
-
-def make_forgetful() -> ToolCallingAgent:
-    """Make an agent whose callback takes the earlier tasks back."""
-    return make_scripted(step_callbacks=[_forget])
-
-
-def _forget(_step: ActionStep, agent: MultiStepAgent) -> None:
-    *earlier, _last = [step for step in agent.memory.steps if isinstance(step, TaskStep)]
-    for task in earlier:
-        task.task, task.task_images = "forgotten", None

@@ -172,13 +172,6 @@ CASES: dict[str, Case] = {
         others=lambda _: {"tools": [Described()]},
         finish=lambda agent: setattr(agent.tools["look_up"], "table", "users"),
     ),
-    "tools with prompts of their own of a coder": Case(
-        CODE,
-        lambda _: {},
-        [DONE],
-        others=lambda _: {"tools": [Described()]},
-        finish=lambda agent: setattr(agent.tools["look_up"], "table", "users"),
-    ),
     "model": Case(TOOLS, lambda case: {"model": Noting(case, "another")}, [DONE]),
     "prompt_templates": Case(TOOLS, lambda _: {"prompt_templates": templates(TOOLS, "Own prompt.")}, [DONE]),
     "prompt_templates that show a tool's attribute": Case(
@@ -191,7 +184,6 @@ CASES: dict[str, Case] = {
         },
         finish=lambda agent: setattr(agent.tools["look_up"], "table", "users"),
     ),
-    "instructions as a list": Case(TOOLS, lambda _: {"instructions": ["Be brief."]}, [DONE]),
     "instructions": Case(TOOLS, lambda _: {"instructions": "Be brief."}, [DONE]),
     "max_steps": Case(TOOLS, lambda _: {"max_steps": 2}, [ECHO, ECHO, ECHO, DONE]),
     "verbosity_level": Case(TOOLS, lambda _: {"verbosity_level": LogLevel.OFF}, [ECHO, DONE], is_seen=False),
@@ -308,6 +300,18 @@ def make(case: str, *, with_it: bool = True) -> MultiStepAgent:
     if with_it:
         it.finish(agent)
     return agent
+
+
+def make_talkative() -> ToolCallingAgent:
+    return ToolCallingAgent([], ScriptedModel(), verbosity_level=LogLevel.DEBUG)
+
+
+def make_usual() -> ToolCallingAgent:
+    return ToolCallingAgent([], ScriptedModel())
+
+
+def make_with_base_tools() -> ToolCallingAgent:
+    return agents.make_scripted(add_base_tools=True)
 
 
 NAMES = {case: f"case{number}" for number, case in enumerate(CASES)}

@@ -18,6 +18,7 @@ import httpx
 from smolagents import AzureOpenAIModel, InferenceClientModel, Model, OpenAIModel, ToolCallingAgent, tool
 
 import smolsessions
+from tests.support.waiting import PATIENCE_S
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 PACE_S = 0.01
@@ -130,6 +131,31 @@ def lookup(word: str) -> str:
     return f"about {word}"
 
 
+def make_openai(*, base: str = "ENDPOINT_URL", **client: Any) -> ToolCallingAgent:
+    """Make an agent whose client repeats no call by itself. `base` names the variable of the address."""
+    options = {"max_retries": 0} | client
+    return _agent(OpenAIModel("m", api_base=os.environ[base], api_key=KEY, retry=False, client_kwargs=options))
+
+
+def make_openai_httpx() -> ToolCallingAgent:
+    """Make an agent whose client uses httpx instead of httpx2."""
+    return make_openai(http_client=httpx.Client())
+
+
+def make_twice() -> ToolCallingAgent:
+    """Make an agent whose client repeats failed calls by itself."""
+    return make_openai(max_retries=2)
+
+
+def make_encrypted() -> ToolCallingAgent:
+    """Make an agent whose provider takes connections and never answers the TLS handshake."""
+    return make_openai(base="SILENT_URL")
+
+
+def make_encrypted_httpx() -> ToolCallingAgent:
+    return make_openai(base="SILENT_URL", http_client=httpx.Client(timeout=600))
+
+
 def make_streaming() -> ToolCallingAgent:
     """Make an agent whose author asks smolagents to stream."""
     agent = make_openai()
@@ -143,15 +169,6 @@ def make_retried() -> ToolCallingAgent:
 
 def make_eager() -> ToolCallingAgent:
     return smolsessions.options(make_openai(), model_retries="often")  # type: ignore[arg-type]  # wrong
-
-
-def make_openai() -> ToolCallingAgent:
-    return _agent(OpenAIModel("m", api_base=_url(), api_key=KEY, retry=False, client_kwargs={"max_retries": 0}))
-
-
-def make_twice() -> ToolCallingAgent:
-    """Make an agent whose client repeats failed calls by itself."""
-    return _agent(OpenAIModel("m", api_base=_url(), api_key=KEY, retry=False))
 
 
 def make_openai_whole() -> ToolCallingAgent:
@@ -179,55 +196,21 @@ def make_delegating() -> ToolCallingAgent:
     return agent
 
 
-def make_encrypted() -> ToolCallingAgent:
-    """Make an agent whose provider takes connections and never answers the TLS handshake."""
-    base = os.environ["SILENT_URL"]
-    return _agent(OpenAIModel("m", api_base=base, api_key=KEY, retry=False, client_kwargs={"max_retries": 0}))
-
-
-def make_encrypted_httpx() -> ToolCallingAgent:
-    client = {"max_retries": 0, "http_client": httpx.Client(timeout=60)}
-    return _agent(OpenAIModel("m", api_base=os.environ["SILENT_URL"], api_key=KEY, retry=False, client_kwargs=client))
-
-
-def make_openai_httpx() -> ToolCallingAgent:
-    """Make an agent whose client uses httpx instead of httpx2."""
-    client = {"max_retries": 0, "http_client": httpx.Client()}
-    return _agent(OpenAIModel("m", api_base=_url(), api_key=KEY, retry=False, client_kwargs=client))
-
-
 def make_azure() -> ToolCallingAgent:
-    base = _url().removesuffix("/v1")
-    return _agent(
-        AzureOpenAIModel(
-            "m",
-            azure_endpoint=base,
-            api_key=KEY,
-            api_version="2024-10-21",
-            retry=False,
-            client_kwargs={"max_retries": 0},
-        )
+    base, options = _url().removesuffix("/v1"), {"max_retries": 0}
+    model = AzureOpenAIModel(
+        "m", azure_endpoint=base, api_key=KEY, api_version="2024-10-21", retry=False, client_kwargs=options
     )
+    return _agent(model)
 
 
 def make_inference() -> ToolCallingAgent:
     none: Any = None  # an address instead of a name, which its type does not foresee
-    return _agent(InferenceClientModel(model_id=none, base_url=_url(), token=KEY, retry=False, timeout=30))
+    return _agent(InferenceClientModel(model_id=none, base_url=_url(), token=KEY, retry=False, timeout=600))
 
 
-AGENTS = ",".join(
-    f"{name.removeprefix('make_').replace('_', '-')}=tests.support.endpoint:{name}"
-    for name in (
-        "make_openai",
-        "make_openai_whole",
-        "make_delegating",
-        "make_openai_httpx",
-        "make_azure",
-        "make_inference",
-        "make_streaming",
-        "make_retried",
-    )
-)
+NAMES = "openai openai_whole delegating openai_httpx azure inference streaming retried twice".split()
+AGENTS = ",".join(f"{name.replace('_', '-')}=tests.support.endpoint:make_{name}" for name in NAMES)
 
 
 def _agent(model: Model) -> ToolCallingAgent:
@@ -258,7 +241,7 @@ def _text(content: Any) -> str:
 
 
 def _until_closed(connection: socket.socket) -> None:
-    connection.settimeout(60)
+    connection.settimeout(2 * PATIENCE_S)
     connection.recv(1)
     raise ConnectionResetError
 

@@ -154,10 +154,6 @@ def make_unstartable() -> CodeAgent:
     return make_with(smolsessions.remote_executor(PipeExecutor, fails="no daemon, and token=sk-of-a-vendor is wrong"))
 
 
-def make_docker() -> CodeAgent:
-    return smolsessions.options(make_with(smolsessions.remote_executor("docker")), code_limits={"wall_s": 3})
-
-
 def make_eager() -> CodeAgent:
     return make_with(PipeExecutor([], AgentLogger(level=LogLevel.OFF)))
 
@@ -165,32 +161,3 @@ def make_eager() -> CodeAgent:
 def make_docker_at_once() -> CodeAgent:
     """Fail as where Docker's packages or its daemon are missing."""
     return CodeAgent([], agents.ScriptedModel(), executor_type="docker", executor_kwargs={"host": {}})
-
-
-def make_pickling() -> CodeAgent:
-    return make_with(smolsessions.remote_executor(PipeExecutor, allow_pickle=True))
-
-
-def make_managing() -> CodeAgent:
-    helper = agents.make_scripted(name="helper", description="Helps.")
-    return make_with(smolsessions.remote_executor(PipeExecutor), managed_agents=[helper])
-
-
-def make_with_outsider() -> CodeAgent:
-    return make_with(smolsessions.remote_executor(PipeExecutor), tools=[outsider])
-
-
-def make_noting() -> CodeAgent:
-    return smolsessions.options(make_with(smolsessions.remote_executor(PipeExecutor)), scratchpad=True)
-
-
-def make_unknown() -> CodeAgent:
-    return make_with(smolsessions.remote_executor("wasm"))
-
-
-def make_misspelt() -> CodeAgent:
-    return make_with(smolsessions.remote_executor("docker", imagename="x"))
-
-
-def make_keyless() -> CodeAgent:
-    return make_with(smolsessions.remote_executor("docker", key_env="SOME_KEY"))

@@ -59,9 +59,9 @@ class HttpServer:
     def __post_init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as closing:
             self.port = closing.getsockname()[1]
-        self.start()
 
     def __enter__(self) -> Self:
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:

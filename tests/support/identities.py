@@ -1,0 +1,86 @@
+"""Agents whose models have an identity that is plain, hostile, or the caller's.
+
+PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
+"""
+
+import time
+from typing import Any
+
+from smolagents import MultiStepAgent, ToolCallingAgent
+
+import smolsessions
+from tests.support import agents
+
+KEY = "sk-of-the-identity"
+AGENTS = ",".join(
+    f"{name}=tests.support.identities:make_{name}" for name in ("plain", "raising", "hanging", "managing", "personal")
+)
+
+
+class Raising(agents.ScriptedModel):
+    @property
+    def model_id(self) -> str:
+        raise OSError(KEY)
+
+    @model_id.setter
+    def model_id(self, value: str) -> None:
+        pass
+
+
+class Hanging(agents.ScriptedModel):
+    reads = 0
+
+    @property
+    def model_id(self) -> str:
+        Hanging.reads += 1
+        time.sleep(60)
+        return "late"
+
+    @model_id.setter
+    def model_id(self, value: str) -> None:
+        pass
+
+
+class Unprintable(str):
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        raise OSError(KEY)
+
+
+def make_plain(model: Any = None, **options: Any) -> ToolCallingAgent:
+    agent = agents.make_scripted(**options)
+    agent.model = model or agents.ScriptedModel(model_id="scripted-1")
+    return agent
+
+
+def make_raising() -> ToolCallingAgent:
+    return make_plain(Raising())
+
+
+def make_hanging() -> ToolCallingAgent:
+    return make_plain(Hanging())
+
+
+def make_managing() -> ToolCallingAgent:
+    helper = make_plain(Raising(), name="helper", description="Helps.")
+    return make_plain(managed_agents=[helper])
+
+
+def make_personal(caller: smolsessions.Caller) -> MultiStepAgent:
+    """Make an agent whose model and prompt are the caller's."""
+    agent = make_plain(agents.ScriptedModel(model_id=f"model-of-{caller.owner or 'nobody'}{caller.claims or ''}"))
+    agent.instructions = f"You serve {caller.owner or 'nobody'}."
+    return agent
+
+
+def make_own() -> ToolCallingAgent:
+    """Make an agent whose texts are its own, except those of `final_answer`."""
+    plan = {"initial_plan": "", "update_plan_pre_messages": "", "update_plan_post_messages": ""}
+    templates: Any = {"system_prompt": "You are {{tools | length}}.", "planning": plan}
+    templates |= {
+        "managed_agent": {"task": "", "report": ""},
+        "final_answer": {"pre_messages": "", "post_messages": ""},
+    }
+    model = agents.ScriptedModel(model_id="scripted-1")
+    return ToolCallingAgent(tools=[agents.echo], model=model, prompt_templates=templates, max_steps=6)
