@@ -125,6 +125,7 @@ async def test_a_commit_whose_writes_the_store_took_back_leaves_the_turn_to_anot
     assert await step_texts(one, "c") == ["step"]
 
 
+@pytest.mark.timeout(60)
 async def test_a_worker_whose_writes_the_store_took_back_learns_of_it_with_its_next_write(
     stores: tuple[Store, Store], raw: Raw
 ) -> None:
@@ -292,6 +293,7 @@ async def test_a_step_behind_a_gap_is_refused_and_can_come_later(stores: tuple[S
     assert raw.lrange(key_of("steps", "c", 0), 0, -1) == ["0", "1", "2", "3"]
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", ["its connections break", "it refuses"])
 async def test_writes_survive_a_server_while(stores: tuple[Store, Store], raw: Raw, how: str) -> None:
     one, _ = stores
