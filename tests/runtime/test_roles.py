@@ -253,7 +253,7 @@ def is_stuck(service: Service) -> bool:
 
 @contextmanager
 def several(folder: Path, **settings: str) -> Iterator[Service]:
-    """Run a set of two processes with one thread each, so that turns must spread. Kill what is left at the end."""
+    """Run a set of two processes with one thread each, so that turns must spread. Kill their processes at the end."""
     options = WITHOUT_CODE | {"THREADS": "1"} | settings
     service = Service(folder / "set", options, command=("serve", "--processes", "2"))
     everyone: list[psutil.Process] = []
