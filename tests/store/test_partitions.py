@@ -231,8 +231,7 @@ async def test_conversations_of_the_same_microsecond_are_all_listed_once(outside
 @pytest.fixture(scope="module")
 def pair(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Service]]:
     folder = tmp_path_factory.mktemp("pair")
-    with Redis(unix_socket_path=str(outside.socket_path)) as client:
-        client.flushall()
+    outside.ask("FLUSHALL")
     settings = PLAIN | outside.settings | {"PARTITIONS": str(PARTITIONS)}
     with Service(folder / "a", settings) as one, Service(folder / "b", settings) as other:
         yield one, other

@@ -27,7 +27,6 @@ from tests.support.tiers import deep, mostly_deep
 from tests.support.waiting import PATIENCE_S, wait_until
 from tests.topology.exchange import Exchange
 from tests.topology.node import DURABLE, HOST, Node
-from tests.topology.sentinels import Sentinels
 
 KINDS = ("commands", "messages", "acks")
 PARTITIONS = 4
@@ -142,22 +141,6 @@ def test_a_full_store_is_read_and_deleted_from(whole: Lines) -> None:
     new = service.log()[said:]
     assert new.count("is away") == 0, new
     assert "Traceback" not in new
-
-
-@deep
-def test_a_silent_sentinel_holds_up_neither_a_start_nor_a_failover(tmp_path: Path) -> None:
-    with Sentinels(tmp_path / "sentinels") as sentinels, ExitStack() as stack:
-        early = stack.enter_context(Service(tmp_path / "early", CODELESS | sentinels.settings))
-        sentinels.sentinels[0].freeze()
-        late = stack.enter_context(Service(tmp_path / "late", CODELESS | sentinels.settings))
-        assert late.follow_up(early.play(*SAY), *SAY)["turn"] == 2
-        old = sentinels.primary()
-        old.kill()
-        sentinels.until_failover(old)
-        with Stopwatch() as watch:
-            for service in (early, late):
-                wait_until(lambda service=service: service.post("/turn", **NOTHING).status_code == 200)  # type: ignore[misc]
-        assert watch.s < 10
 
 
 async def test_an_idle_line_needs_no_more_rights_than_are_asked_for(lines: Lines) -> None:

@@ -173,19 +173,13 @@ def test_a_user_with_the_least_rights_and_tls_do_for_all(
     with Service(tmp_path / "service", settings) as service:
         turns = play_some(service, 4)
         old = sentinels.primary()
-        sentinels.until_failover(_told_to_go(sentinels))
+        sentinels.sentinels[0].ask("SENTINEL", "FAILOVER", SERVICE)
+        sentinels.until_failover(old)
         assert_all_go_on((service, service), turns)
         assert sentinels.primary() is not old
         said = service.log() + "".join(service.said)
         assert SECRET not in said
         assert SECOND_SECRET not in said
-
-
-def _told_to_go(sentinels: Sentinels) -> Node:
-    """Make the sentinels replace the live primary, and return it."""
-    old = sentinels.primary()
-    sentinels.sentinels[0].ask("SENTINEL", "FAILOVER", "main")
-    return old
 
 
 @deep

@@ -139,9 +139,8 @@ def test_a_turn_that_runs_while_the_store_is_away_finishes(
         same = service.follow_up(service.play({"say": "one"}), *script)
         assert len({service.follow_up(each, {"prompt": True})["reply"] for each in (turn, same)}) == 1
         events = service.client.get(f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}/events").text
-        assert [name for name in re.findall("^event: (.+)$", events, re.MULTILINE) if name in FINAL] == [
-            "turn.finished"
-        ]
+        names = re.findall("^event: (.+)$", events, re.MULTILINE)
+        assert [name for name in names if name in FINAL] == ["turn.finished"]
 
 
 def test_a_message_that_cannot_be_read_ends_nothing_and_hides_no_end(

@@ -98,18 +98,14 @@ WRITE: dict[str, Any] = {
 }
 
 
-def play(service: Service, name: str, conversation: str) -> Json:
+def play_as_new(service: Service, name: str, conversation: str = "") -> Json:
     """Play a conversation. Return its last turn."""
     agent, turns = TALKS[name]
     turn: Json = {}
+    service.post("/conversations", id=conversation or name, agent=agent).raise_for_status()
     for script, more in turns:
-        turn = service.play(*script, agent=agent, conversation_id=conversation, **more)
+        turn = service.play(*script, agent=agent, conversation_id=conversation or name, **more)
     return turn
-
-
-def play_as_new(service: Service, name: str, conversation: str = "") -> Json:
-    service.post("/conversations", id=conversation or name, agent=TALKS[name][0]).raise_for_status()
-    return play(service, name, conversation or name)
 
 
 def once(service: Service) -> Any:
