@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from smolagents import CodeAgent
+from smolagents import CodeAgent, MultiStepAgent
 
 import smolsessions
 from smolsessions.agents.factories import check_factory
@@ -196,7 +196,7 @@ def make_managing() -> CodeAgent:
     return made(remote.PipeExecutor, agent={"managed_agents": [make_scripted(name="helper", description="Helps.")]})()
 
 
-REFUSED: dict[str, Callable[[], CodeAgent]] = {
+REFUSED: dict[str, Callable[[], MultiStepAgent]] = {
     "starts its remote executor at once": remote.make_eager,
     "executor at once": remote.make_docker_at_once,
     "at once": remote.make_chief,
