@@ -169,6 +169,12 @@ def make_moody() -> ToolCallingAgent:
     return smolsessions.options(make_plain(instructions=instructions), approve=["send_*"])
 
 
+def make_personal(caller: Caller) -> ToolCallingAgent:
+    """Make an agent that differs between callers."""
+    agent = make_plain(instructions=f"Work for {caller.owner} in {caller.conversation_id}.")
+    return smolsessions.options(agent, approve=["send_*"])
+
+
 def make_wild() -> CodeAgent:
     """Make a coder with random numbers that no seed covers: those of SQLite."""
     return smolsessions.options(coders.make_coder(("sqlite3",), tools=[*TOOLS]), approve=["send_email"])
@@ -191,7 +197,7 @@ def make_code_poster() -> CodeAgent:
     return smolsessions.options(coders.make_coder(("PIL.*", "sqlite3"), tools=[*TOOLS]), approve=["post"])
 
 
-NAMES = (
-    "chain poster code_poster wordy plain mailer code_mailer code_reader office judging careful moody wild threaded"
-).split()
+NAMES = """
+chain poster code_poster wordy plain mailer code_mailer code_reader office judging careful moody personal wild threaded
+""".split()
 AGENTS = ",".join(f"{name.replace('_', '-')}=tests.support.approvals:make_{name}" for name in NAMES)

@@ -14,7 +14,7 @@ import httpx2
 from redis import Redis
 from smolagents import MultiStepAgent
 
-from tests.support.ledgers import AGENTS, CODELESS, CODERS, Ledger
+from tests.support.ledgers import AGENTS, CODELESS, Ledger
 from tests.support.service import Service
 from tests.support.store_server import PARTITION, Raw
 from tests.support.streaming import FINAL, Event, Frame, log_of, posting, watching
@@ -25,10 +25,6 @@ Script = list[Event]
 
 SETTINGS = {"AGENTS": AGENTS, "THREADS": "64", "DEMO_AGENTS": "0"}
 WITHOUT_CODE = SETTINGS | {"AGENTS": CODELESS}  # no server of processes for code, which starts slowly
-
-
-def settings_for(agent: str) -> dict[str, str]:
-    return SETTINGS if agent in CODERS else WITHOUT_CODE
 
 
 def note_call(ledger: str, *words: str) -> Event:
@@ -44,6 +40,7 @@ class KilledTurn:
     agent: str
     script: Script
     body: Event = field(default_factory=dict)
+    watched: bool = False
     turn: Event = field(default_factory=dict)
     frames: list[Frame] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
@@ -84,22 +81,22 @@ class KilledTurn:
         return len(kept) >= len(self.ledger.ends)  # more if a call was refused: it is not in the ledger
 
 
-def kill_and_resume(service: Service, killed_turns: list[KilledTurn], *, watched: bool = False) -> None:
+def kill_and_resume(service: Service, killed_turns: list[KilledTurn]) -> None:
     """Play turns until each is blocked at its call. Kill their process, and let the next one play them to the end."""
     with ThreadPoolExecutor(len(killed_turns)) as pool:
-        reading = [pool.submit(each.watch, service) for each in killed_turns if watched]
+        reading = [pool.submit(each.watch, service) for each in killed_turns if each.watched]
         for each in killed_turns:
-            if not watched:
-                each.turn = submit_turn(service, *each.script, agent=each.agent, **each.body)
+            if not each.watched:
+                submit_killed_turn(service, each)
         kill_when_blocked(service, killed_turns)
         for future in reading:
             future.result()
         service.start()
-        for future in [pool.submit(each.read_on, service) for each in killed_turns if watched]:
+        for future in [pool.submit(each.read_on, service) for each in killed_turns if each.watched]:
             future.result()
     for each in killed_turns:
         each.turn = wait_for_end(service, each.turn)
-        if not watched:
+        if not each.watched:
             each.frames = log_of(service, each.turn)
 
 

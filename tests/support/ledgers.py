@@ -39,7 +39,7 @@ class Ledger:
     @classmethod
     def at(cls, path: Path, *numbers: int) -> "Ledger":
         """Make a ledger that blocks at these calls."""
-        path.mkdir()
+        path.mkdir(parents=True)
         (path / "at").write_text(" ".join(map(str, numbers)))
         (path / "reached").write_text("0")
         (path / "calls").touch()
@@ -84,6 +84,12 @@ class Ledger:
     def leave(self, label: str) -> None:
         with _LOCK, (self.path / "ends").open("a") as ends:
             ends.write(f"{label}\n")
+
+
+def made(ledger: str, label: str) -> None:
+    """Record a whole call."""
+    Ledger(Path(ledger)).enter(label)
+    Ledger(Path(ledger)).leave(label)
 
 
 class LedgerModel(streaming.StreamedModel):
@@ -131,8 +137,7 @@ def note(what: str, ledger: str) -> str:
         what: what it is.
         ledger: where.
     """
-    Ledger(Path(ledger)).enter(f"note {what}")
-    Ledger(Path(ledger)).leave(f"note {what}")
+    made(ledger, f"note {what}")
     return f"noted {what}"
 
 
@@ -144,8 +149,7 @@ def decline(what: str, ledger: str) -> str:
         what: what it is.
         ledger: where.
     """
-    Ledger(Path(ledger)).enter(f"decline {what}")
-    Ledger(Path(ledger)).leave(f"decline {what}")
+    made(ledger, f"decline {what}")
     raise DeclinedError(f"{what} is declined", response=object())
 
 
@@ -157,8 +161,7 @@ def charge(what: str, ledger: str) -> str:
         what: what it is.
         ledger: where.
     """
-    Ledger(Path(ledger)).enter(f"charge {what}")
-    Ledger(Path(ledger)).leave(f"charge {what}")
+    made(ledger, f"charge {what}")
     return f"charged {what}"
 
 
@@ -185,13 +188,7 @@ def bring(what: str, ledger: str) -> Any:
         what: the kind.
         ledger: where that is written down.
     """
-    Ledger(Path(ledger)).enter(f"bring {what}")
-    value = _made(what)
-    Ledger(Path(ledger)).leave(f"bring {what}")
-    return value
-
-
-def _made(what: str) -> Any:
+    made(ledger, f"bring {what}")
     if what == "image":
         return PIL.Image.new("RGB", (5, 4), (10, 20, 30))
     return OrderedDict(b=1, a=2) if what == "ordered" else agents.make(what)
@@ -213,9 +210,8 @@ class Notebook(Tool):  # type: ignore[misc, unused-ignore]
         self.words: list[str] = []
 
     def forward(self, word: str, ledger: str) -> str:
-        Ledger(Path(ledger)).enter(f"notebook {word}")
+        made(ledger, f"notebook {word}")
         self.words.append(word)
-        Ledger(Path(ledger)).leave(f"notebook {word}")
         return " ".join(self.words)
 
 
@@ -244,9 +240,8 @@ class Counter(Tool):  # type: ignore[misc, unused-ignore]
         self.state: dict[str, Any] = {}
 
     def forward(self, ledger: str) -> str:
-        Ledger(Path(ledger)).enter("count")
+        made(ledger, "count")
         self.state["count"] = self.state.get("count", 0) + 1
-        Ledger(Path(ledger)).leave("count")
         return f"count {self.state['count']}"
 
 
@@ -290,6 +285,10 @@ def make_planner() -> ToolCallingAgent:
     return make_teller(planning_interval=2)
 
 
+def make_chief() -> ToolCallingAgent:
+    return make_teller(managed_agents=[make_teller(name="helper", description="Helps.")])
+
+
 def make_threaded() -> CodeAgent:
     return smolsessions.options(make_writer(), executor="thread")
 
@@ -318,9 +317,7 @@ def make_judged() -> ToolCallingAgent:
 
 
 def _judge(answer: Any, memory: Any, **_: Any) -> bool:
-    ledger = Ledger(Path(_PATH.findall(memory.steps[0].task)[-1]))
-    ledger.enter(f"check {answer}")
-    ledger.leave(f"check {answer}")
+    made(_PATH.findall(memory.steps[0].task)[-1], f"check {answer}")
     return str(answer).endswith(".")
 
 
@@ -330,7 +327,7 @@ def make_changing() -> ToolCallingAgent:
 
 
 CODERS = "writer boss author threaded".split()
-OTHERS = "teller planner keeper caller wary judged changing".split()
+OTHERS = "teller chief planner keeper caller wary judged changing".split()
 AGENTS, CODELESS = (
     ",".join(f"{name}=tests.support.ledgers:make_{name}" for name in names) for names in ([*CODERS, *OTHERS], OTHERS)
 )

@@ -2,8 +2,6 @@
 
 import json
 import re
-import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,13 +10,11 @@ from tests.support.answering import (
     REJECT,
     answer,
     ask,
-    asking_service,
     decisions,
     mail,
     observed,
     read,
     sent,
-    wait_for_requests,
 )
 from tests.support.service import Service
 from tests.support.streaming import Event, log_of, place
@@ -28,9 +24,8 @@ pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with asking_service(tmp_path_factory.mktemp("asking")) as running:
-        yield running
+def service(asking: Service) -> Service:
+    return asking
 
 
 def loop(*receivers: str, before: str = "", text: str = "'hi'") -> Event:
@@ -248,6 +243,12 @@ def test_the_rules_of_all_managers_hold_for_an_agent_below_them(service: Service
     assert [each for each in decisions(ended) if each[1]] == [("send_email", "approved"), ("send_email", "rejected")]
 
 
+def test_an_agent_that_is_made_for_each_caller_takes_an_answer(service: Service) -> None:
+    turn = ask(service, {"call": [mail("personal")]}, DONE, agent="personal")
+    ended = answer(service, turn, APPROVE)
+    assert (ended["status"], decisions(ended)) == ("finished", [("send_email", "approved")]), ended["error"]
+
+
 def test_a_question_gets_a_text(service: Service) -> None:
     turn = ask(service, {"call": [["ask_user", {"question": "How many?"}]]}, DONE)
     (request,) = turn["requests"]
@@ -333,12 +334,3 @@ def test_a_turn_that_names_what_cannot_wait_is_refused(
     made = service.post("/conversations", agent=agent).json()
     assert service.client.patch(f"/conversations/{made['id']}", json={"approve": names}).status_code == 422
     assert service.post("/conversations", agent=agent, approve=names).status_code == 422
-
-
-def test_a_wait_is_no_time_of_the_turn_and_no_end_of_its_deadline(service: Service) -> None:
-    turn = ask(service, {"call": [mail("late")]}, DONE, deadline_s=2)
-    time.sleep(2.5)
-    ended = answer(service, wait_for_requests(service, turn), APPROVE)
-    assert ended["status"] == "finished", ended["error"]
-    assert ended["timing"]["waited_ms"] >= 2500
-    assert ended["timing"]["duration_ms"] < 2000

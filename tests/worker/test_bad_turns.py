@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.killed_turns import SETTINGS, KilledTurn, Script, kill_and_resume, note_call, plain, spoken
+from tests.support.killed_turns import WITHOUT_CODE, KilledTurn, kill_and_resume, note_call, plain, spoken
 from tests.support.ledgers import Ledger
 from tests.support.llm import LLM
-from tests.support.service import Service
+from tests.support.service import PLAIN, Service
 from tests.support.streaming import Event, place, posting
 from tests.support.streaming import spoken as pieces
+from tests.support.tiers import deep, mostly_deep
 from tests.support.turns import ECHO, ENDLESS, SHOWN, cancel, delegate
 from tests.support.waiting import wait_until
 
@@ -20,6 +21,10 @@ CODE: Event = {"code": "print(echo(text='ü'))"}
 ANSWER = "É o que sei: 你好."
 HALF = '{"answer": "It is 4'
 GARBLED: Event = {"stream": ["I answer. ", [0, '{"answer": "It', "final_answer"], [0, " is 4"]]}
+AGENTS = mostly_deep(
+    [("scripted", ECHO), ("streamed", ECHO), ("code", CODE), ("streamed-code", CODE)],
+    fast=[("scripted", ECHO), ("code", CODE)],
+)
 WORDS = ("Reached max", "retry", "Error", "kaputt")
 
 
@@ -38,9 +43,7 @@ def task(*script: Event) -> tuple[str, str]:
     return ("user", f"New task:\n{json.dumps(script)}")
 
 
-@pytest.mark.parametrize(
-    ("agent", "entry"), [("scripted", ECHO), ("streamed", ECHO), ("code", CODE), ("streamed-code", CODE)]
-)
+@pytest.mark.parametrize(("agent", "entry"), AGENTS)
 def test_the_answer_that_was_forced_is_what_the_next_turn_is_shown(service: Service, agent: str, entry: Event) -> None:
     script = [entry, entry | {"forced": ANSWER}]
     turn = service.play(*script, agent=agent, max_steps=2)
@@ -73,16 +76,15 @@ def texts_of(message: Event) -> list[str]:
 
 
 def test_a_session_that_is_built_again_shows_the_forced_answer_too(tmp_path: Path) -> None:
-    service = Service(tmp_path)
-    with service:
-        one, other = (service.play(ECHO | {"forced": ANSWER}, max_steps=1) for _ in range(2))
-        expected = shown_next(service, one)
-    with service:
-        assert shown_next(service, other) == expected
+    with Service(tmp_path, PLAIN | {"WARM_SESSIONS": "0"}) as service:
+        turn = service.play(ECHO | {"forced": ANSWER}, max_steps=1)
+        assert shown_next(service, turn)[-1] == ("assistant", ANSWER)
 
 
-@pytest.mark.parametrize(("agent", "entry"), [("scripted", ECHO), ("code", CODE)])
-@pytest.mark.parametrize("forced", [{"raise": "kaputt"}, "", " \n"])
+@pytest.mark.parametrize(
+    ("agent", "entry", "forced"),
+    [("scripted", ECHO, {"raise": "kaputt"}), ("code", CODE, ""), ("scripted", ECHO, " \n")],
+)
 def test_where_no_answer_came_the_step_says_nothing(service: Service, agent: str, entry: Event, forced: Any) -> None:
     script = [entry | {"forced": forced}]
     turn = service.play(*script, agent=agent, max_steps=1)
@@ -99,7 +101,7 @@ def test_a_step_that_is_too_large_to_be_kept_leaves_its_task(service: Service) -
     assert roles(shown_next(service, turn)) == ["user"]
 
 
-@pytest.mark.parametrize(("agent", "entry"), [("scripted", ECHO), ("streamed", ECHO), ("code", CODE)])
+@pytest.mark.parametrize(("agent", "entry"), AGENTS)
 def test_a_turn_that_failed_later_leaves_its_finished_steps(service: Service, agent: str, entry: Event) -> None:
     script = [entry, {"raise": "kaputt"}]
     turn = service.play(*script, agent=agent)
@@ -109,8 +111,14 @@ def test_a_turn_that_failed_later_leaves_its_finished_steps(service: Service, ag
     assert not any(word in text for _, text in prompt[1:] for word in WORDS)
 
 
-@pytest.mark.parametrize("how", ["cancel", "deadline"])
-@pytest.mark.parametrize(("agent", "entry"), [("streamed", ECHO), ("streamed-code", CODE)])
+@pytest.mark.parametrize(
+    ("agent", "entry", "how"),
+    [
+        ("streamed", ECHO, "deadline"),
+        ("streamed-code", CODE, "cancel"),
+        pytest.param("streamed", ECHO, "cancel", marks=deep),
+    ],
+)
 def test_a_turn_that_was_stopped_amid_a_step_leaves_the_steps_before_it(
     service: Service, agent: str, entry: Event, how: str
 ) -> None:
@@ -177,42 +185,36 @@ def test_an_answer_whose_arguments_are_no_json_is_no_answer(service: Service) ->
     assert told in prompt[2][1]
 
 
-@pytest.mark.parametrize("agent", ["scripted", "streamed", "careful", "family", "planner"])
-@pytest.mark.parametrize("arguments", [HALF, "It is 4", '{"answer": "a line\nbreak"}', '{"answer": 1}}'])
-def test_the_model_can_answer_again(service: Service, agent: str, arguments: str) -> None:
-    entry = {"call": [["final_answer", arguments]]} if agent in {"scripted", "planner"} else None
+UNREADABLE = [
+    ("scripted", {"call": [["final_answer", HALF]]}),
+    ("streamed", {"stream": [[0, "It is 4", "final_answer"]]}),
+    ("careful", {"stream": [[0, '{"answer": "a line\nbreak"}', "final_answer"]]}),
+    ("planner", {"call": [["final_answer", '{"answer": 1}}']]}),
+    ("family", {"stream": [[0, HALF, "final_answer"]]}),
+    ("scripted", {"call": [["echo", {"text": "x"}], ["final_answer", HALF]]}),
+    ("scripted", {"call": [["final_answer", '{"answer": "' + "x" * 80_000]]}),
+]
+
+
+@pytest.mark.parametrize(("agent", "entry"), UNREADABLE)
+def test_the_model_can_answer_again_and_no_tool_is_called_beside(service: Service, agent: str, entry: Event) -> None:
     again = {"call": [["final_answer", {"sources": [], "answer": "агат"}]]} if agent == "careful" else {"say": "агат"}
-    turn = service.play(entry or {"stream": [[0, arguments, "final_answer"]]}, again, agent=agent)
-    assert (turn["status"], turn["reply"]) == ("finished", "агат")
-    failed = [step for step in service.steps(turn) if step.get("error")]
-    assert ["are no JSON" in step["error"]["message"] for step in failed] == [True]
-
-
-def test_no_tool_is_called_beside_an_answer_that_cannot_be_read(service: Service) -> None:
-    turn = service.play({"call": [["echo", {"text": "x"}], ["final_answer", HALF]]}, {"say": "fim"})
-    assert (turn["reply"], turn["tool_call_names"]) == ("fim", [])
-
-
-def test_a_long_answer_that_is_cut_is_not_repeated_whole(service: Service) -> None:
-    turn = service.play({"call": [["final_answer", '{"answer": "' + "x" * 80_000]]}, {"say": "fim"})
-    assert turn["reply"] == "fim"
-    assert len(service.steps(turn)[1]["error"]["message"]) < 30_000
-
-
-def test_a_managed_agent_can_answer_again_too(service: Service) -> None:
-    turn = service.play({"call": [delegate("lead", GARBLED, {"say": "вот 42"})]}, ENDS, agent="family")
-    assert turn["reply"] == "вот"
-    assert service.steps(turn)[1]["observations"] == "вот 42"
+    turn = service.play(entry, again, agent=agent)
+    assert (turn["status"], turn["reply"], turn["tool_call_names"]) == ("finished", "агат", [])
+    failed = [step["error"]["message"] for step in service.steps(turn) if step.get("error")]
+    assert ["are no JSON" in message for message in failed] == [True]
+    assert len(failed[0]) < 30_000
 
 
 def test_who_never_gets_it_right_is_asked_for_an_answer_in_the_end(service: Service) -> None:
     turn = service.play({"call": [["final_answer", HALF]], "forced": ANSWER}, max_steps=2)
     assert (turn["state"], turn["reply"]) == ("max_steps_error", ANSWER)
+    turn = service.play({"call": [delegate("lead", GARBLED, {"say": "вот 42"})]}, ENDS, agent="family")
+    assert (turn["reply"], service.steps(turn)[1]["observations"]) == ("вот", "вот 42")
 
 
-@pytest.mark.parametrize(
-    ("entry", "reply"),
-    [
+def test_what_can_be_read_is_an_answer(service: Service) -> None:
+    for entry, reply in (
         ({"call": [["final_answer", {"answer": HALF}]]}, HALF),
         ({"call": [["final_answer", json.dumps({"answer": HALF})]]}, HALF),
         ({"call": [["final_answer", json.dumps("{just} a text")]]}, "{just} a text"),
@@ -220,11 +222,9 @@ def test_who_never_gets_it_right_is_asked_for_an_answer_in_the_end(service: Serv
         ({"call": [["final_answer", '{"answer": NaN}']]}, "nan"),
         ({"text": '{"name": "final_answer", "arguments": {"answer": "from a text"}}'}, "from a text"),
         ({"text": '{"name": "final_answer", "arguments": "words alone"}'}, "words alone"),
-    ],
-)
-def test_what_can_be_read_is_an_answer(service: Service, entry: Event, reply: str) -> None:
-    turn = service.play(entry)
-    assert (turn["status"], turn["reply"], turn["steps"]) == ("finished", reply, 1)
+    ):
+        turn = service.play(entry)
+        assert (turn["status"], turn["reply"], turn["steps"]) == ("finished", reply, 1)
 
 
 def test_a_code_agent_answers_in_code_and_whatever_its_model_calls_beside_it_is_nothing(service: Service) -> None:
@@ -247,19 +247,18 @@ def test_a_provider_that_garbles_an_answer_is_asked_again(tmp_path: Path) -> Non
 def test_a_bad_turn_whose_process_is_killed_anywhere_leaves_the_same(tmp_path: Path) -> None:
     """A journaled answer is not requested again, neither the unreadable one nor the forced one."""
 
-    def script(ledger: str) -> Script:
-        note = note_call(ledger, "b")
-        return [note_call(ledger, "a"), GARBLED, note | {"forced": ANSWER}]
+    def make(number: int) -> KilledTurn:
+        ledger = Ledger.at(tmp_path / f"{number}.ledger", number)
+        note = {"call": [["note", {"what": "b", "ledger": str(ledger.path)}]], "forced": ANSWER}
+        script = [note_call(str(ledger.path), "a"), GARBLED, note]
+        return KilledTurn(ledger, "teller", script, {"max_steps": 3}, watched=True)
 
-    with Service(tmp_path / "service", SETTINGS) as service:
-        path = tmp_path / "0.ledger"
-        spared = KilledTurn(Ledger.at(path), "teller", script(str(path)), {"max_steps": 3})
+    with Service(tmp_path / "service", WITHOUT_CODE) as service:
+        spared = make(0)
         spared.watch(service)
-        calls, killed_turns = len(spared.ledger.calls), []
-        for number in range(1, calls + 1):
-            ledger = Ledger.at(tmp_path / f"{number}.ledger", number)
-            killed_turns.append(KilledTurn(ledger, "teller", script(str(ledger.path)), {"max_steps": 3}))
-        kill_and_resume(service, killed_turns, watched=True)
+        calls = len(spared.ledger.calls)
+        killed_turns = [make(number) for number in range(1, calls + 1)]
+        kill_and_resume(service, killed_turns)
         steps = plain(service.steps(spared.turn), spared.ledger)
         expected = plain(shown_next(service, service.get(place(spared.turn))), spared.ledger)
         assert expected[-1] == ["assistant", ANSWER]

@@ -6,7 +6,6 @@ Many turns block, each at a different call, when their process is killed. The ne
 import json
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,15 @@ from tests.support.killed_turns import (
     check_log,
     kill_and_resume,
     kill_when_blocked,
-    named,
     note_call,
     plain,
-    settings_for,
     spoken,
 )
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
 from tests.support.streaming import Event, log_of, place
+from tests.support.tiers import deep
 from tests.support.turns import DONE, submit_turn, wait_for_end
-from tests.support.waiting import wait_until
 
 
 def told(ledger: str) -> Script:
@@ -154,53 +151,70 @@ KINDS: dict[str, tuple[Callable[[], MultiStepAgent], Callable[[str], Script]]] =
 AGENT_OF = {"carrying": "teller", "valued": "writer", "failing": "boss"}
 
 
+def make_turn(folder: Path, kind: str, *at: int) -> KilledTurn:
+    ledger = Ledger.at(folder / f"{kind}-{at[0] if at else 0}.ledger", *at)
+    return KilledTurn(ledger, AGENT_OF.get(kind, kind), KINDS[kind][1](str(ledger.path)))
+
+
+def check_takeovers(folder: Path, kinds: dict[str, int | None], *, watched: Callable[[int], bool]) -> None:
+    """Play a turn of each kind, kill others of it at this number of their calls (None: at each), and compare."""
+    with Service(folder / "service", SETTINGS) as service:
+        spared, killed_turns = {}, []
+        for kind, most in kinds.items():
+            one = spared[kind] = make_turn(folder, kind)
+            one.watch(service)
+            one.turn = service.get(place(one.turn), include_internal_tools=True)
+            assert one.turn["status"] == "finished", one.turn
+            count = len(one.ledger.calls)
+            points = range(1, count + 1) if most is None else [count * n // (most + 1) + 1 for n in range(1, most + 1)]
+            killed_turns += [(kind, number, make_turn(folder, kind, number)) for number in points]
+        for place_, (_, _, it) in enumerate(killed_turns):
+            it.watched = watched(place_)
+        kill_and_resume(service, [it for _, _, it in killed_turns])
+        for kind, number, it in killed_turns:
+            check_taken_over(service, it, spared[kind], KINDS[kind][0], number)
+
+
+def test_turns_of_every_kind_that_are_killed_at_some_of_their_calls_end_as_those_that_are_not(tmp_path: Path) -> None:
+    check_takeovers(tmp_path, dict.fromkeys(KINDS, 2), watched=lambda place_: bool(place_ % 2))
+
+
+@deep
 @pytest.mark.parametrize("watched", [True, False], ids=["watched", "unwatched"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_turn_that_is_killed_at_any_of_its_calls_ends_as_one_that_is_not(
     tmp_path: Path, kind: str, *, watched: bool
 ) -> None:
-    factory, script = KINDS[kind]
-    agent = AGENT_OF.get(kind, kind)
-    with Service(tmp_path / "service", settings_for(agent)) as service:
-        spared = KilledTurn(Ledger.at(tmp_path / "0.ledger"), agent, script(str(tmp_path / "0.ledger")))
-        spared.watch(service)
-        spared.turn = service.get(place(spared.turn), include_internal_tools=True)
-        assert spared.turn["status"] == "finished", spared.turn
-        everything = spared.ledger.calls
-        killed_turns = []
-        for number in range(1, len(everything) + 1):
-            ledger = Ledger.at(tmp_path / f"{number}.ledger", number)
-            killed_turns.append(KilledTurn(ledger, agent, script(str(ledger.path))))
-        kill_and_resume(service, killed_turns, watched=watched)
-        for number, each in enumerate(killed_turns, 1):
-            check_taken_over(service, each, spared, factory, number)
+    check_takeovers(tmp_path, {kind: None}, watched=lambda _: watched)
 
 
-@pytest.mark.parametrize(("kind", "apart"), [("teller", 1), ("teller", 2), ("writer", 2)])
-def test_a_turn_that_is_killed_twice_ends_as_one_that_is_not(tmp_path: Path, kind: str, apart: int) -> None:
-    """If `apart` is 1, both kills hit the same call."""
-    factory, script = KINDS[kind]
-    service = Service(tmp_path / "service", settings_for(kind))
+def test_turns_that_are_killed_twice_end_as_those_that_are_not(tmp_path: Path) -> None:
+    """The second kill hits the same call, or the one after it."""
+    service = Service(tmp_path / "service", SETTINGS)
     service.start()
-    number_of_calls = len(calls_of(factory, script(str(tmp_path / "0.ledger")), Ledger.at(tmp_path / "0.ledger"))[1])
     killed_turns = []
-    for number in range(2, number_of_calls + 2 - apart):  # one killed at its first call waits until all others end
-        ledger = Ledger.at(tmp_path / f"{number}.ledger", number)
-        it = KilledTurn(ledger, kind, script(str(ledger.path)))
+    for kind, number, apart in (
+        ("teller", 2, 1),
+        ("teller", 5, 1),
+        ("teller", 8, 2),
+        ("writer", 4, 2),
+        ("writer", 9, 2),
+    ):
+        it = make_turn(tmp_path, kind, number)
         it.turn = submit_turn(service, *it.script, agent=kind)
-        killed_turns.append(it)
-    kill_when_blocked(service, killed_turns)
-    in_flight = [Counter(it.in_flight) for it in killed_turns]
-    for it in killed_turns:
+        killed_turns.append((it, apart))
+    kill_when_blocked(service, [it for it, _ in killed_turns])
+    in_flight = [Counter(it.in_flight) for it, _ in killed_turns]
+    for it, apart in killed_turns:
         (it.ledger.path / "at").write_text(str(len(it.calls) + apart))
     service.start()
-    kill_when_blocked(service, killed_turns)
+    kill_when_blocked(service, [it for it, _ in killed_turns])
     with service:
-        for it, first in zip(killed_turns, in_flight, strict=True):
+        for (it, apart), first in zip(killed_turns, in_flight, strict=True):
             turn = wait_for_end(service, it.turn)
             assert (turn["status"], turn["attempts"]) == ("finished", 3)
             after = it.ledger.calls
-            bare, expected = calls_of(factory, it.script, it.ledger)
+            bare, expected = calls_of(KINDS[it.agent][0], it.script, it.ledger)
             assert Counter(after) == Counter(expected) + Counter(it.in_flight)  # the calls in flight of both attempts
             assert len(it.in_flight) == 2
             assert apart > 1 or Counter(it.in_flight) == first + first
@@ -242,44 +256,3 @@ def check_taken_over(
     assert told_repeated == known_repeated or (it.agent == "threaded" and told_repeated < known_repeated), number
     shown = service.follow_up(turn, {"prompt": True})["reply"]
     assert shown == str(bare.run(json.dumps([{"prompt": True}]), reset=False)), number
-
-
-def got_further(service: Service, it: KilledTurn, before: int) -> bool:
-    """Return whether a turn has made two more calls or is over."""
-    return len(it.ledger.calls) > before + 1 or service.get(place(it.turn))["status"] not in {"queued", "running"}
-
-
-def test_turns_whose_processes_are_killed_at_any_time_end_as_those_that_are_not(tmp_path: Path) -> None:
-    """No call blocks here, and the kills come at any time."""
-    service = Service(tmp_path / "service", SETTINGS)
-    service.start()
-    killed_turns = []
-    for number, kind in enumerate(["teller", "boss", "writer", "planner", "author", "judged"]):
-        ledger = Ledger.at(tmp_path / f"{number}.ledger")
-        slowly = [entry | {"pace_s": 0.02} for entry in KINDS[kind][1](str(ledger.path))]
-        killed_turns.append(KilledTurn(ledger, kind, slowly))
-        killed_turns[-1].turn = submit_turn(service, *slowly, agent=kind)
-    kills = 3
-    for number in range(kills):
-        before = [len(it.ledger.calls) for it in killed_turns]
-        # Each made progress or is over: three kills without an effect would be the turn's own fault.
-        wait_until(lambda before=before: all(map(partial(got_further, service), killed_turns, before)))  # type: ignore[misc]
-        service.kill()
-        if number < kills - 1:
-            service.start()
-    with service:
-        ended = [wait_for_end(service, it.turn) for it in killed_turns]
-        for it, turn in zip(killed_turns, ended, strict=True):
-            assert turn["status"] == "finished", turn["error"]
-            after = Counter(it.ledger.calls)
-            bare, expected = calls_of(KINDS[it.agent][0], it.script, it.ledger)
-            more = after - Counter(expected)
-            assert after - more == Counter(expected)
-            assert sum(more.values()) <= 5 * kills  # calls in flight: at most five at once
-            marked = [call["name"] for call in turn["tool_calls"] if call["repeated"]]
-            assert set(marked) <= {label.split()[0] for label in it.ledger.calls}
-            frames = log_of(service, turn)
-            check_log(frames, frames, turn["attempts"])
-            assert max(Counter(named(frames)).values()) == 1
-            shown = service.follow_up(turn, {"prompt": True})["reply"]
-            assert shown == str(bare.run(json.dumps([{"prompt": True}]), reset=False))

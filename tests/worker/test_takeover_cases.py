@@ -9,7 +9,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import PIL.Image
@@ -51,14 +50,18 @@ def _two(ledger: str) -> Script:
     return [note_call(ledger, "a"), note_call(ledger, "b"), DONE]
 
 
+def _charged(ledger: str) -> Script:
+    return [calling("charge", ledger, what="x"), note_call(ledger, "a"), DONE]
+
+
 NEW_GENERATOR = "import random\ndrawn = random.Random().random()\n"  # seeded by the kernel, anew in a replay
 CASES = {
     "same ids": Case("teller", lambda at: [note_call(at, "a", "b", "a") | {"same_ids": True}, DONE], (5,)),
     "opaque": Case("teller", lambda at: [calling("bring", at, what="opaque"), *_two(at)], (6,)),
     "generator": Case("teller", lambda at: [calling("bring", at, what="generator"), *_two(at)], (6,)),
-    "unsafe": Case("teller", lambda at: [calling("charge", at, what="x"), note_call(at, "a"), DONE], (2,)),
-    "unsafe, twice": Case("teller", lambda at: [calling("charge", at, what="x"), note_call(at, "a"), DONE], (2, 4)),
-    "unsafe, over": Case("teller", lambda at: [calling("charge", at, what="x"), note_call(at, "a"), DONE], (3,)),
+    "unsafe": Case("teller", _charged, (2,)),
+    "unsafe, twice": Case("teller", _charged, (2, 4)),
+    "unsafe, over": Case("teller", _charged, (3,)),
     "unsafe to the agent": Case("wary", lambda at: [note_call(at, "a"), DONE], (2,)),
     "unsafe in code": Case(
         "writer", coded("note('a', L)\ntry:\n    charge('x', L)\nexcept RuntimeError as e:\n    print(e)"), (3,)
@@ -96,7 +99,8 @@ CASES = {
     "agents at once": Case(
         "boss", lambda at: [{"call": [["helper", {"task": json.dumps([*_two(at)[:2], {"say": at}])}]] * 3}, DONE], (12,)
     ),
-    "many turns": Case("teller", _two, (4,), before=12),
+    "many turns": Case("teller", _two, (4,), before=4),
+    "half written": Case("writer", coded("x = 41", "note('a', L)"), (2,)),
     "reset": Case("teller", _two, (4,), {"reset": True}, before=2),
 }
 
@@ -154,6 +158,11 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
     with Redis(unix_socket_path=str(service.folder / "data" / "store.sock")) as raw:
         # The record is made from shown events, which appear a moment later if no reader watches.
         wait_until(lambda: event_names(raw, killed_turns["new generator"].turn).count("tool.call") == 5)
+        half = killed_turns["half written"].turn["conversation_id"]
+        steps, pending = (f"{PARTITION}:{what}:local/{half}:0" for what in ("steps", "pending"))
+        wait_until(lambda: raw.llen(steps) == 2)
+        assert raw.rpop(steps)
+        assert raw.delete(pending)
     twice = [killed_turns[name] for name, case in CASES.items() if len(case.at) > 1]
     for those in (list(killed_turns.values()), twice):
         kill_when_blocked(service, those)
@@ -181,10 +190,7 @@ def test_a_call_whose_result_cannot_be_kept_is_made_again_and_marked(resumed: Re
     _, ledger = resumed.turn(what, repeated=[True, False, True])
     made = Counter(call for call in ledger.calls if not call.startswith("model"))
     assert made == {f"bring {what}": 2, "note a": 1, "note b": 2}
-
-
-def test_a_result_that_cannot_be_kept_reads_as_it_did(resumed: Resumed) -> None:
-    assert resumed.is_shown_the_same("opaque")
+    assert what != "opaque" or resumed.is_shown_the_same("opaque")
 
 
 @pytest.mark.parametrize("name", ["unsafe", "unsafe, twice", "unsafe to the agent"])
@@ -303,17 +309,12 @@ def test_one_managed_agent_that_was_called_three_times_at_once_has_three_runs(re
     assert _observed(resumed, turn) == "\n".join([str(ledger.path)] * 3)
 
 
-def test_a_turn_is_taken_over_behind_many_others(resumed: Resumed) -> None:
-    turn, ledger = resumed.turn("many turns", repeated=[False, True])
-    assert turn["turn"] == 13
+@pytest.mark.parametrize(("name", "shown"), [("many turns", 4), ("reset", 0)])
+def test_a_turn_is_taken_over_behind_others_which_a_reset_hides(resumed: Resumed, name: str, shown: int) -> None:
+    turn, ledger = resumed.turn(name, repeated=[False, True])
+    assert turn["turn"] == 1 + CASES[name].before
     early = _early(Ledger(ledger.path.with_name("earlier.ledger")))
-    assert resumed.is_shown_the_same("many turns", *[early] * 12)
-
-
-def test_a_turn_that_hid_what_was_before_it_hides_it_in_the_replay(resumed: Resumed) -> None:
-    turn, _ = resumed.turn("reset", repeated=[False, True])
-    assert turn["turn"] == 3
-    assert resumed.is_shown_the_same("reset")
+    assert resumed.is_shown_the_same(name, *[early] * shown)
 
 
 def test_the_log_of_a_turn_that_was_taken_over_twice_tells_of_three_attempts(resumed: Resumed) -> None:
@@ -324,29 +325,14 @@ def test_the_log_of_a_turn_that_was_taken_over_twice_tells_of_three_attempts(res
     assert resumed.service.get(place(turn)) == frames[-1].data["result"]
 
 
+def test_variables_last_though_of_their_steps_only_the_task_was_written(resumed: Resumed) -> None:
+    """A task is stored with the step after it, but not atomically: a process may die in between."""
+    turn, ledger = resumed.turn("half written", repeated=[False])
+    after = resumed.service.follow_up(turn, {"code": f"final_answer(x + 1)  # {ledger.path}"})
+    assert after["output"] == 42
+
+
 def _observed(resumed: Resumed, turn: Event) -> Any:
     """Return the observations of a turn's last step before its answer."""
     steps = [step for step in resumed.service.steps(turn) if step["turn"] == turn["turn"]]
     return steps[-2]["observations"]
-
-
-def test_variables_last_though_of_their_steps_only_the_task_was_written(tmp_path: Path) -> None:
-    """A task is stored with the step after it, but not atomically: a process may die in between."""
-    ledger = Ledger.at(tmp_path / "a.ledger", 2)
-    script = [{"code": "x = 41"}, {"code": f"note('a', {str(ledger.path)!r})"}, DONE]
-    running = Service(tmp_path / "service", SETTINGS)
-    running.start()
-    it = KilledTurn(ledger, "writer", script)
-    it.turn = submit_turn(running, *script, agent="writer")
-    wait_until(lambda: it.stands(running))
-    steps, pending = (f"{PARTITION}:{what}:local/{it.turn['conversation_id']}:0" for what in ("steps", "pending"))
-    with Redis.from_url(f"unix://{running.folder / 'data' / 'store.sock'}") as raw:
-        wait_until(lambda: raw.llen(steps) == 2)
-        assert raw.rpop(steps)
-        assert raw.delete(pending)
-    kill_when_blocked(running, [it])
-    with running:
-        assert wait_for_end(running, it.turn)["status"] == "finished"
-    with running:
-        after = running.follow_up(it.turn, {"code": f"final_answer(x + 1)  # {ledger.path}"})
-        assert after["output"] == 42

@@ -13,11 +13,10 @@ from smolagents import MultiStepAgent
 from smolagents.utils import AgentError
 
 from tests.support import agents
-from tests.support.killed_turns import WITHOUT_CODE, kill_when_blocked, make_killed_turn, note_call, submit_killed_turn
 from tests.support.pictures import pixel
-from tests.support.service import AGENTS, Service
+from tests.support.service import Service
 from tests.support.streaming import Event, place, posting
-from tests.support.turns import DONE, ECHO, ENDLESS, PROMPT, cancel, held_turn, submit_next, wait_for_end
+from tests.support.turns import ECHO, ENDLESS, PROMPT, cancel, held_turn, submit_next, wait_for_end
 
 BROKEN: Event = {"raise": "kaputt"}
 FACTORIES: dict[str, Callable[[], MultiStepAgent]] = {
@@ -41,8 +40,7 @@ def tasks(service: Service, turn: Event, **query: Any) -> list[tuple[int, bool]]
     return [(step["turn"], step["unanswered"]) for step in page["items"]]
 
 
-@pytest.mark.parametrize("agent", FACTORIES)
-@pytest.mark.parametrize("before", [[{"say": "sim"}], [ECHO, BROKEN], []])
+@pytest.mark.parametrize(("agent", "before"), [("scripted", [ECHO, BROKEN]), ("code", []), ("planner", [{"say": "x"}])])
 def test_the_next_model_is_shown_what_a_bare_agent_is_shown(service: Service, agent: str, before: list[Event]) -> None:
     bare, turn = FACTORIES[agent](), None
     scripts: list[list[Event]] = [*([before] if before and agent != "code" else []), [BROKEN], [BROKEN], [PROMPT]]
@@ -85,8 +83,9 @@ def test_images_of_a_turn_that_failed_are_shown_with_its_task(service: Service) 
     assert len(service.steps(turn)[0]["images"]) == 1
 
 
-@pytest.mark.parametrize("how", ["cancel", "deadline", "interrupt"])
-@pytest.mark.parametrize("agent", ["streamed", "streamed-code", "streamed-planner"])
+@pytest.mark.parametrize(
+    ("agent", "how"), [("streamed", "cancel"), ("streamed-code", "interrupt"), ("streamed-planner", "deadline")]
+)
 def test_a_turn_that_is_stopped_in_its_first_step_keeps_its_task(service: Service, agent: str, how: str) -> None:
     body: Event = {"deadline_s": 5} if how == "deadline" else {}
     with posting(service, ENDLESS, agent=agent, **body) as stream:
@@ -126,24 +125,14 @@ def test_a_turn_that_is_cancelled_while_it_waits_was_never_said(service: Service
     assert tasks(service, first) == [(1, False)]
 
 
-def test_pages_tell_it_of_each_task(service: Service) -> None:
-    turn = service.play(BROKEN)
-    for script in ([{"say": "a"}], [BROKEN], [BROKEN]):
-        turn = service.follow_up(turn, *script)
-    found, cursor = [], None
-    while True:
-        query: Event = {"cursor": cursor} if cursor else {}
-        page = service.get(f"/conversations/{turn['conversation_id']}/steps", limit=1, **query)
-        found += [step.get("unanswered") for step in page["items"]]
-        if not (cursor := page["next_cursor"]):
-            break
-    assert found == [True, False, None, True, True]
-
-
-def test_forks_exports_and_rollbacks_keep_it(service: Service) -> None:
+def test_pages_forks_exports_and_rollbacks_keep_it(service: Service) -> None:
     first = service.play({"say": "sim"})
     turn = service.follow_up(first, BROKEN)
     at = f"/conversations/{turn['conversation_id']}"
+    pages = [service.get(f"{at}/steps", limit=1)]
+    while cursor := pages[-1]["next_cursor"]:
+        pages.append(service.get(f"{at}/steps", limit=1, cursor=cursor))
+    assert [step.get("unanswered") for page in pages for step in page["items"]] == [False, None, True]
     fork = service.post(f"{at}/fork").json()["id"]
     brought = service.post("/conversations/import?id=brought-in-unanswered", **service.get(f"{at}/export")).json()["id"]
     expected = service.follow_up(turn, PROMPT)["reply"]
@@ -155,22 +144,19 @@ def test_forks_exports_and_rollbacks_keep_it(service: Service) -> None:
     assert tasks(service, turn) == [(1, False)]
 
 
-@pytest.mark.parametrize(
-    "policy", [{"name": "keep_last_n_steps", "n": 1}, {"name": "token_budget", "max_tokens": 9000}]
-)
-def test_policies_take_it_for_a_turn(service: Service, policy: Event) -> None:
-    made = service.post("/conversations", agent="scripted", policy=[policy]).json()
-    turn = service.play({"say": "a"}, conversation_id=made["id"])
-    for script in ([BROKEN], [{"say": "b"}]):
-        turn = service.follow_up(turn, *script)
-    prompt = json.loads(service.follow_up(turn, {"shown": True})["reply"])
-    said = [f"New task:\n{json.dumps(script)}" for script in ([{"say": "a"}], [BROKEN], [{"say": "b"}])]
-    assert [text for _, text in prompt if text in said] == said
+def test_policies_take_it_for_a_turn(service: Service) -> None:
+    for policy in ({"name": "keep_last_n_steps", "n": 1}, {"name": "token_budget", "max_tokens": 9000}):
+        made = service.post("/conversations", agent="scripted", policy=[policy]).json()
+        turn = service.play({"say": "a"}, conversation_id=made["id"])
+        for script in ([BROKEN], [{"say": "b"}]):
+            turn = service.follow_up(turn, *script)
+        prompt = json.loads(service.follow_up(turn, {"shown": True})["reply"])
+        said = [f"New task:\n{json.dumps(script)}" for script in ([{"say": "a"}], [BROKEN], [{"say": "b"}])]
+        assert [text for _, text in prompt if text in said] == said
 
 
 def test_an_agent_that_cannot_be_made_loses_no_message(tmp_path: Path) -> None:
-    service = Service(tmp_path, {"AGENTS": f"{AGENTS},fickle=tests.support.agents:make_fickle"})
-    with service:
+    with Service(tmp_path, {"AGENTS": "fickle=tests.support.agents:make_fickle", "DEMO_AGENTS": "0"}) as service:
         turn = service.play({"say": "never"}, agent="fickle", images=[pixel()], additional_args={"a": [1, "x"]})
         assert (turn["status"], turn["steps"]) == ("failed", 0)
         (step,) = service.steps(turn)
@@ -178,23 +164,3 @@ def test_an_agent_that_cannot_be_made_loses_no_message(tmp_path: Path) -> None:
     bare_run(bare, {"say": "never"}, additional_args={"a": [1, "x"]})
     assert step["task"] == bare.memory.steps[0].task  # type: ignore[union-attr]
     assert (step["unanswered"], len(step["images"])) == (True, 1)
-
-
-@pytest.mark.parametrize("ending", ["agent_changed", "cancelled", "finished"])
-def test_a_turn_whose_process_died_in_its_first_step_keeps_its_task(tmp_path: Path, ending: str) -> None:
-    it = make_killed_turn(tmp_path, 1, agent="changing")
-    service = Service(tmp_path / "service", WITHOUT_CODE | {"DRAIN_S": "1"})
-    service.start()
-    submit_killed_turn(service, it)
-    kill_when_blocked(service, [it])
-    if ending == "agent_changed":
-        service.environment["LEDGER_INSTRUCTIONS"] = "Be long."
-    with service:
-        if ending == "cancelled":
-            cancel(service, it.turn)
-        ended = wait_for_end(service, it.turn)
-        assert (ended["error"] or {}).get("code", ended["status"]) in {ending, "finished"}
-        texts = [step["task"] for step in service.steps(it.turn) if step["type"] == "task"]
-        assert texts == [json.dumps(it.script)]
-        following = service.follow_up(it.turn, note_call(str(it.ledger.path), "on"), DONE)
-        assert (following["status"], following["turn"]) == ("finished", 2)

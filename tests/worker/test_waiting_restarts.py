@@ -1,11 +1,9 @@
 """Waiting turns outlive restarts, drains, kills, takeovers and days, and each approved call is made once."""
 
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from datetime import datetime
 from pathlib import Path
 
 import httpx2
@@ -27,8 +25,9 @@ from tests.support.answering import (
 from tests.support.service import Service
 from tests.support.store_server import PARTITION, Raw, StoreServer
 from tests.support.streaming import FINAL, Event, log_of, watching
-from tests.support.turns import DONE, cancel, error_code, wait_for_end, wait_for_gate
-from tests.support.waiting import Gate
+from tests.support.tiers import deep
+from tests.support.turns import DONE, cancel, wait_for_end
+from tests.support.waiting import PATIENCE_S, Gate
 
 pytestmark = pytest.mark.timeout(300)
 DAY_S = 86_400
@@ -59,95 +58,66 @@ def check_log(service: Service, turn: Event) -> None:
     assert [frame.event for frame in frames if frame.event in FINAL] == [frames[-1].event]
 
 
-def test_a_wait_outlives_restarts_and_kills(pair: tuple[Service, Service]) -> None:
-    service, _ = pair
-    turn = ask(service, loop("a", "b"), DONE, agent="code-mailer")
-    service.stop()
-    service.start()
-    assert read(service, turn)["requests"] == turn["requests"]
-    again = answer(service, turn, APPROVE, status=202)
-    service.kill()
-    service.start()
-    assert read(service, turn)["requests"] == again["requests"]
-    ended = answer(service, again, APPROVE)
-    assert (ended["status"], receivers(service)) == ("finished", ["a", "b"])
-    assert ended["attempts"] == 3  # neither the drain nor the kill began one
-    check_log(service, turn)
-
-
-def test_a_drain_leaves_a_waiting_turn_alone_and_ends_its_stream(pair: tuple[Service, Service]) -> None:
-    service, _ = pair
-    turn = ask(service, {"call": [mail("drained")]}, DONE)
+def test_a_wait_outlives_drains_and_kills_and_another_process_plays_on(pair: tuple[Service, Service]) -> None:
+    service, other = pair
+    turn = ask(service, loop("a", "b", "c"), DONE, agent="code-mailer")
+    stopped = ask(service, {"call": [mail("none")]}, DONE)
     with watching(service, turn) as stream:
         stream.until("turn.waiting")
         service.process.send_signal(signal.SIGTERM)
         assert stream.rest() == []
     assert service.stop() == 0
     service.start()
-    assert answer(service, turn, APPROVE)["status"] == "finished"
-    assert receivers(service) == ["drained"]
-
-
-def test_another_process_takes_the_answer_and_plays_on(pair: tuple[Service, Service]) -> None:
-    service, other = pair
-    turn = ask(service, loop("a", "b", "c"), DONE, agent="code-mailer")
-    other.start()
-    turn = answer(other, turn, APPROVE, status=202)
+    assert read(service, turn)["requests"] == turn["requests"]
+    turn = answer(service, turn, APPROVE, status=202)
     service.kill()
+    other.start()
+    assert read(other, turn)["requests"] == turn["requests"]
+    assert cancel(other, stopped, "wait=100").json()["status"] == "cancelled"
     turn = answer(other, turn, APPROVE, status=202)
     ended = answer(other, turn, APPROVE)
     assert (ended["status"], receivers(service)) == ("finished", ["a", "b", "c"])
+    assert ended["attempts"] == 4  # neither the drain nor the kill began one
     check_log(other, turn)
-    service.start()
 
 
-def test_a_kill_right_after_the_answer_asks_nobody_again(pair: tuple[Service, Service]) -> None:
+def test_an_approved_call_that_meets_the_end_of_its_process_is_approved_again_by_nobody(
+    pair: tuple[Service, Service], gate: Gate
+) -> None:
+    """One call ends its process, while others have just been approved, or run."""
     service, _ = pair
-    turns = [ask(service, {"call": [mail(f"k{number}")]}, DONE) for number in range(6)]
-    with ThreadPoolExecutor(6) as pool:
-        found = [pool.submit(answering, service, turn, APPROVE, Prefer="respond-async") for turn in turns]
-        answered = [each.result().status_code for each in found]
-        service.kill()
-    assert answered == [202] * 6
-    service.start()
-    for turn in turns:
-        ended = wait_for_end(service, turn, 30)
-        assert (ended["status"], decisions(ended)) == ("finished", [("send_email", "approved")]), ended["error"]
-        assert [frame.event for frame in log_of(service, turn)].count("turn.waiting") == 1
-        check_log(service, turn)
-    repeated = [call["repeated"] for turn in turns for call in read(service, turn)["tool_calls"]]
-    assert sorted({*receivers(service)}) == [f"k{number}" for number in range(6)]
-    assert len(receivers(service)) <= 6 + sum(repeated)  # a call that a kill met is repeated, and says so
-
-
-def test_an_approved_call_that_ends_its_process_is_approved_again_by_nobody(pair: tuple[Service, Service]) -> None:
-    service, _ = pair
-    turn = ask(service, {"call": [["send_and_crash", {"to": "boom"}]]}, DONE, agent="careful")
-    with suppress(httpx2.TransportError):
-        answering(service, turn, APPROVE)
-    service.process.wait(30)
+    turns = [ask(service, {"call": [mail(f"k{number}")]}, DONE) for number in range(4)]
+    held = ask(service, gate.script, DONE, agent="plain", approve=["wait_for"])
+    crashing = ask(service, {"call": [["send_and_crash", {"to": "boom"}]]}, DONE, agent="careful")
+    assert answering(service, held, APPROVE, Prefer="respond-async").status_code == 202
+    gate.reached()
+    with ThreadPoolExecutor(5) as pool:
+        answered = [pool.submit(answering, service, turn, APPROVE, Prefer="respond-async") for turn in turns]
+        assert [each.result().status_code for each in answered] == [202] * 4
+        with suppress(httpx2.TransportError):
+            answering(service, crashing, APPROVE)
+    service.process.wait(PATIENCE_S)
     service.kill()  # closes its pipes
-    service.start()
-    ended = wait_for_end(service, turn, 30)
-    assert ended["status"] == "finished", ended["error"]
-    assert receivers(service) == ["boom"]  # it is unsafe to repeat
-    assert any("it is not known whether" in str(frame.data.get("error")) for frame in log_of(service, turn))
-    (call,) = ended["tool_calls"]
-    assert (call["approval"]["decision"], call["ok"]) == ("approved", False)
-
-
-def test_a_kill_during_an_approved_call_repeats_it_without_asking(pair: tuple[Service, Service], gate: Gate) -> None:
-    service, _ = pair
-    turn = ask(service, wait_for_gate(gate.path), DONE, agent="plain", approve=["wait_for"])
-    answering(service, turn, APPROVE, Prefer="respond-async")
-    gate.reached(30)
-    service.kill()
     gate.open()
     service.start()
-    ended = wait_for_end(service, turn, 30)
+    for turn in turns:
+        ended = wait_for_end(service, turn)
+        assert (ended["status"], decisions(ended)) == ("finished", [("send_email", "approved")]), ended["error"]
+    repeated = [call["repeated"] for turn in turns for call in read(service, turn)["tool_calls"]]
+    assert {*receivers(service)} == {"boom", *(f"k{number}" for number in range(4))}
+    assert len(receivers(service)) <= 5 + sum(repeated)  # a call that the end met is repeated, and says so
+    ended = wait_for_end(service, held)
     assert (ended["status"], decisions(ended)) == ("finished", [("wait_for", "approved")])
     assert [call["repeated"] for call in ended["tool_calls"]] == [True]
-    assert [frame.event for frame in log_of(service, turn)].count("turn.waiting") == 1
+    ended = wait_for_end(service, crashing)
+    assert ended["status"] == "finished", ended["error"]
+    assert receivers(service).count("boom") == 1  # it is unsafe to repeat
+    assert any("it is not known whether" in str(frame.data.get("error")) for frame in log_of(service, crashing))
+    (call,) = ended["tool_calls"]
+    assert (call["approval"]["decision"], call["ok"]) == ("approved", False)
+    for turn in (*turns, held, crashing):
+        assert [frame.event for frame in log_of(service, turn)].count("turn.waiting") == 1
+        check_log(service, turn)
 
 
 def test_an_agent_that_was_changed_takes_no_answer(pair: tuple[Service, Service]) -> None:
@@ -155,35 +125,15 @@ def test_an_agent_that_was_changed_takes_no_answer(pair: tuple[Service, Service]
     turns = [ask(service, {"call": [mail("changed")]}, DONE, agent="moody") for _ in range(2)]
     service.stop()
     service.environment["APPROVALS_INSTRUCTIONS"] = "Be another one."
+    service.settings["DRAIN_S"] = "1"  # how long the turns are left to processes that have the agent as it was
     service.start()
     assert read(service, turns[0])["status"] == "waiting"
     for turn, said in zip(turns, (APPROVE, REJECT), strict=True):
         ended = answer(service, turn, said)
-        assert (ended["status"], ended["error"]["code"], ended["error"]["retryable"]) == (
-            "failed",
-            "agent_changed",
-            True,
-        )
-        names = [frame.event for frame in log_of(service, turn)]
-        assert "input.answered" not in names
+        error = ended["error"]
+        assert (ended["status"], error["code"], error["retryable"]) == ("failed", "agent_changed", True)
+        assert "input.answered" not in [frame.event for frame in log_of(service, turn)]
     assert receivers(service) == []
-    service.stop()
-    service.environment["APPROVALS_INSTRUCTIONS"] = "Be brief."
-    service.start()
-    turn = ask(service, {"call": [mail("same")]}, DONE, agent="moody")
-    service.stop()
-    service.start()
-    assert answer(service, turn, APPROVE)["status"] == "finished"
-
-
-def test_a_cancel_during_an_outage_of_all_processes_ends_the_turn(pair: tuple[Service, Service]) -> None:
-    service, other = pair
-    turn = ask(service, {"call": [mail("none")]}, DONE)
-    other.start()
-    service.kill()
-    assert cancel(other, turn, "wait=20").json()["status"] == "cancelled"
-    assert receivers(other) == []
-    service.start()
 
 
 def pass_time(raw: Raw, turn: Event, seconds: float) -> None:
@@ -195,6 +145,7 @@ def pass_time(raw: Raw, turn: Event, seconds: float) -> None:
     raw.zincrby(f"{PARTITION}:waiting", -us, ref)
 
 
+@deep
 def test_a_loop_over_five_approvals_takes_two_days_kills_and_two_processes(
     pair: tuple[Service, Service], outside: StoreServer
 ) -> None:
@@ -228,21 +179,3 @@ def test_a_loop_over_five_approvals_takes_two_days_kills_and_two_processes(
     texts = {line.split(": ")[1] for line in sent(service)}
     assert len(texts) == 5
     check_log(both[1], turn)
-
-
-def test_an_answer_and_the_end_of_the_wait_at_once_have_one_effect(tmp_path: Path) -> None:
-    with asking_service(tmp_path, ANSWER_TTL_S="2") as service, ThreadPoolExecutor(8) as pool:
-        turns = [ask(service, {"call": [mail(f"r{number}")]}, DONE) for number in range(8)]
-
-        def answer_late(turn: Event) -> httpx2.Response:
-            expires = datetime.fromisoformat(turn["requests"][0]["expires_at"]).timestamp()
-            time.sleep(max(0.0, expires - time.time() + 0.05 * (turns.index(turn) - 2)))
-            return answering(service, turn, APPROVE, Prefer="respond-async")
-
-        for number, response in enumerate(pool.map(answer_late, turns)):
-            ended = wait_for_end(service, turns[number], 30)
-            ((_, decision),) = decisions(ended)
-            is_taken = response.status_code == 202
-            assert decision == ("approved" if is_taken else "expired"), response.text
-            assert receivers(service).count(f"r{number}") == int(is_taken)
-            assert is_taken or error_code(response) == "not_waiting"
