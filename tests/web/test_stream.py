@@ -45,7 +45,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         "API_KEYS_FILE": str(keys),
         "CORS_ORIGINS": f"https://page.example, {PAGE}",
         "LOG_TTL_S": "1",
-        "SEND_TIMEOUT_S": "1",
+        "SEND_TIMEOUT_S": "4",
     }
     with Service(folder, settings) as running:
         running.client.headers["Authorization"] = f"Bearer {ADA}"
