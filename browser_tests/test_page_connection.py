@@ -127,6 +127,7 @@ def test_text_of_a_call_made_again_is_thrown_away_and_unknown_and_repeated_event
         route.fulfill(response=response, body="".join(frame + ": ping\r\n\r\n" + frame for frame in frames))
 
     page.route("**/turn", rewritten)
+    page.route("**/events", lambda route: route.abort())  # the stream above is complete
     say(page, [{"think": ["Fresh. "], "call": [["echo", {"text": "a"}]]}, {"say": ["Whole."]}])
     expect(answer(page)).to_have_text("Whole.")
     page.locator(".step summary").first.click()
