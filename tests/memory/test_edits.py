@@ -1,8 +1,9 @@
 """Callbacks of an agent's author change the memory: the record stays whole, and the changes last, on any process."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.support import editors
 from tests.support.service import Service
 from tests.support.streaming import Event, place
+from tests.support.tiers import deep, mostly_deep
 from tests.support.turns import wait_for_end
 from tests.support.waiting import wait_until
 
@@ -17,7 +19,22 @@ ASYNC = {"Prefer": "respond-async"}
 MESSAGES = [f"message {number}" for number in range(6)]
 
 
-@pytest.fixture(scope="module")
+WARM = "mix turn_around edit_newest shorten_code ruin_none foreign_timing"
+COLD = """
+    put_in_place insert_first edit_in_place drop_images double reset at_the_end mix_code ruin_tuple ruin_raise
+    foreign_error foreign_calls foreign_message
+"""
+FAST = dict.fromkeys(WARM.split(), "warm") | dict.fromkeys(COLD.split(), "cold")
+
+
+def of_both(names: Iterable[str]) -> pytest.MarkDecorator:
+    """Parametrize a test with names of agents, and with both temperatures of sessions."""
+    cases = product(names, ("warm", "cold"))
+    marked = [pytest.param(*case, marks=() if FAST.get(case[0]) == case[1] else deep) for case in cases]
+    return pytest.mark.parametrize(("name", "temperature"), marked)
+
+
+@pytest.fixture(scope="session")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Service]]:
     """Yield a service that keeps sessions warm, and one that rebuilds each."""
     names = {"warm": {}, "cold": {"WARM_SESSIONS": "0"}}
@@ -51,8 +68,7 @@ def play(service: Service, message: str, turn: Event | None, agent: str) -> Even
     return played
 
 
-@pytest.mark.parametrize("temperature", ["warm", "cold"])
-@pytest.mark.parametrize("name", editors.FACTORIES)
+@of_both(editors.FACTORIES)
 def test_edited_prompts_equal_those_of_an_agent_in_one_process(
     services: dict[str, Service], name: str, temperature: str
 ) -> None:
@@ -69,7 +85,10 @@ def test_edited_prompts_equal_those_of_an_agent_in_one_process(
     assert counts["action"] == len(expected)
 
 
-@pytest.mark.parametrize("name", ["keep_last", "put_in_place", "insert_first", "drop_images", "mix", "reset"])
+MOVED = ["keep_last", "put_in_place", "insert_first", "drop_images", "mix", "reset"]
+
+
+@pytest.mark.parametrize("name", mostly_deep(MOVED, fast=["put_in_place", "mix"]))
 def test_edits_follow_a_rollback_a_fork_and_an_export(services: dict[str, Service], name: str) -> None:
     service, bare, turn = services["cold"], editors.FACTORIES[name](), None
     for message in MESSAGES[:2]:
@@ -78,13 +97,16 @@ def test_edits_follow_a_rollback_a_fork_and_an_export(services: dict[str, Servic
         turn = play(service, message, turn, name)
     assert turn
     at = f"/conversations/{turn['conversation_id']}"
-    fork = service.post(f"{at}/fork", turn=2).json()["id"]
+    copies = [service.post(f"{at}/fork", turn=2).json()["id"], turn["conversation_id"]]
     assert service.post(f"{at}/rollback", turn=2).status_code == 200
-    made = service.post("/conversations/import", **service.get(f"{at}/export") | {"id": None})
+    expected = str(bare.run(MESSAGES[3], reset=False))
+    for conversation in copies:
+        assert play(service, MESSAGES[3], {"conversation_id": conversation}, name)["reply"] == expected
+    made = service.post("/conversations/import", **service.get(f"{at}/export") | {"id": None})  # now without a gap
     assert made.status_code == 201, made.text
     shown = service.get(f"{at}/messages")["messages"]
     expected = str(bare.run(MESSAGES[4], reset=False))
-    for conversation in (fork, made.json()["id"], turn["conversation_id"]):
+    for conversation in (made.json()["id"], *copies):
         if name != "drop_images":  # an image's link names its conversation
             assert service.get(f"/conversations/{conversation}/messages")["messages"] == shown
         assert play(service, MESSAGES[4], {"conversation_id": conversation}, name)["reply"] == expected
@@ -106,8 +128,7 @@ def test_a_prune_archives_edited_steps(services: dict[str, Service], *, destroy:
     assert play(service, MESSAGES[4], turn, name)["status"] == "finished"
 
 
-@pytest.mark.parametrize("temperature", ["warm", "cold"])
-@pytest.mark.parametrize("name", editors.RUINS)
+@of_both(editors.RUINS)
 def test_a_callback_that_breaks_the_memory_fails_its_turn_and_loses_no_step(
     services: dict[str, Service], name: str, temperature: str
 ) -> None:
@@ -121,8 +142,7 @@ def test_a_callback_that_breaks_the_memory_fails_its_turn_and_loses_no_step(
     assert service.get("/conversations")["items"]  # the service still runs
 
 
-@pytest.mark.parametrize("temperature", ["warm", "cold"])
-@pytest.mark.parametrize("name", editors.FOREIGN)
+@of_both(editors.FOREIGN)
 def test_a_callback_that_leaves_a_foreign_value_in_a_step_breaks_no_route(
     services: dict[str, Service], name: str, temperature: str
 ) -> None:
@@ -154,23 +174,7 @@ def test_a_foreign_flag_makes_no_step_the_final_one(services: dict[str, Service]
     assert (step["is_final_answer"], step["images"]) == (False, [])
 
 
-def test_an_edit_of_a_missing_entry_is_refused(services: dict[str, Service]) -> None:
-    service = services["warm"]
-    document = service.get(f"/conversations/{play(service, 'a', None, 'reset')['conversation_id']}/export")
-    edit = next(step for step in document["steps"] if step["type"] == "edit")
-    for wrong in (
-        {"gone": [[10**9, 0]]},
-        {"order": [[0, 1]]},
-        {"of": -1},
-        {"step": edit},
-        {"order": [[1, 1], [1, 1]]},
-        {"order": [[0, 0]] * 200_000},
-    ):
-        steps = [wrong and step | wrong if step is edit else step for step in document["steps"]]
-        assert service.post("/conversations/import", **document | {"id": None, "steps": steps}).status_code == 422
-
-
-@pytest.mark.parametrize("temperature", ["warm", "cold"])
+@pytest.mark.parametrize("temperature", mostly_deep(["warm", "cold"], fast=["warm"]))
 def test_edited_prompts_are_the_same_after_a_killed_process(tmp_path: Path, temperature: str) -> None:
     names = [name for name in editors.FACTORIES if not name.endswith("_code")]
     bare, folder = {name: editors.FACTORIES[name]() for name in names}, tmp_path / "calls"

@@ -17,20 +17,15 @@ from smolagents.models import ChatMessage, MessageRole, get_clean_message_list
 
 from smolsessions.agents.values.images import image_from_bytes, image_to_bytes
 from smolsessions.agents.values.media import drop_pixels
-from tests.support.service import Service
+from tests.support.service import PLAIN, Service
+from tests.support.tiers import deep, mostly_deep
 from tests.support.waiting import wait_until
 
 MB = 1024 * 1024
-SIDE = 6300  # 39.7 megapixels
+SIDE = 4900  # 24 megapixels: 72 MB as pixels
 TURNS = 4
 LEFT_MB = 200
 BODIES = 20
-
-
-@pytest.fixture
-def roomy(tmp_path: Path) -> Iterator[Service]:
-    with Service(tmp_path, {"MAX_IMAGE_PIXELS": "40000000"}) as service:
-        yield service
 
 
 def encoded(form: str, side: int = SIDE, **options: object) -> str:
@@ -43,16 +38,16 @@ def rss_mb(service: Service) -> float:
     return float(psutil.Process(service.process.pid).memory_info().rss / MB)
 
 
-@pytest.mark.parametrize("form", ["PNG", "JPEG"])
-def test_neither_warm_sessions_nor_the_allocator_keep_the_pixels_of_large_images(roomy: Service, form: str) -> None:
+@pytest.mark.parametrize("form", mostly_deep(["JPEG", "PNG"], fast=["JPEG"]))
+def test_neither_warm_sessions_nor_the_allocator_keep_the_pixels_of_large_images(service: Service, form: str) -> None:
     image = encoded(form)
-    roomy.play({"say": "ready"})
-    before = rss_mb(roomy)
-    turns = [roomy.play({"prompt": True}, images=[image]) for _ in range(TURNS)]
-    wait_until(lambda: rss_mb(roomy) < before + LEFT_MB)
+    service.play({"say": "ready"})
+    before = rss_mb(service)
+    turns = [service.play({"prompt": True}, images=[image]) for _ in range(TURNS)]
+    wait_until(lambda: rss_mb(service) < before + LEFT_MB)
     for turn in turns:
-        assert roomy.client.delete(f"/conversations/{turn['conversation_id']}").status_code == 204
-    wait_until(lambda: rss_mb(roomy) < before + LEFT_MB)
+        assert service.client.delete(f"/conversations/{turn['conversation_id']}").status_code == 204
+    wait_until(lambda: rss_mb(service) < before + LEFT_MB)
 
 
 def test_aborted_request_bodies_are_freed(service: Service) -> None:
@@ -67,7 +62,7 @@ def test_aborted_request_bodies_are_freed(service: Service) -> None:
     wait_until(lambda: rss_mb(service) < before + LEFT_MB / 2)
 
 
-@pytest.mark.parametrize(("form", "options"), [("WEBP", {}), ("JPEG", {"progressive": True})])
+@pytest.mark.parametrize(("form", "options"), [pytest.param("WEBP", {}, marks=deep), ("JPEG", {"progressive": True})])
 def test_images_of_costly_formats_may_have_half_the_pixels(
     service: Service, form: str, options: dict[str, object]
 ) -> None:
@@ -143,7 +138,7 @@ def test_sessions_above_their_memory_limit_are_discarded(tmp_path: Path) -> None
     buffer = io.BytesIO()
     PIL.Image.effect_noise((800, 800), 60).save(buffer, "PNG")
     image = base64.b64encode(buffer.getvalue()).decode()
-    with Service(tmp_path, {"WARM_MB": str(2.5 * len(buffer.getvalue()) / MB)}) as service:
+    with Service(tmp_path, PLAIN | {"WARM_MB": str(2.5 * len(buffer.getvalue()) / MB)}) as service:
         asked = [service.play({"say": "small"}) for _ in range(3)]
         assert warm(service) == len(asked)
         turns = [service.play({"say": "seen"}, images=[image]) for _ in range(4)]

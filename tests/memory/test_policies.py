@@ -14,9 +14,9 @@ from tests.support.killed_turns import KilledTurn, kill_when_blocked
 from tests.support.ledgers import Ledger
 from tests.support.pictures import png
 from tests.support.policies import (
+    CODELESS,
     LONG,
     OWN,
-    SETTINGS,
     echo_call,
     message_texts,
     patch_policy,
@@ -25,8 +25,10 @@ from tests.support.policies import (
     predicted,
     prompt_of,
 )
+from tests.support.problems import problem
 from tests.support.service import Service
-from tests.support.store_server import running_store
+from tests.support.tiers import mostly_deep
+from tests.support.transfer import export, import_document
 from tests.support.turns import DONE, PROMPT, SHOWN, submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
 
@@ -44,15 +46,10 @@ POLICIES: list[Any] = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("asked")
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[Service]:
-    environment = {remembering.FOLDER: str(folder)}
-    with Service(tmp_path_factory.mktemp("service"), SETTINGS, environment) as one:
-        yield one
+def cold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Yield a service that rebuilds every session."""
+    with Service(tmp_path_factory.mktemp("cold"), CODELESS | {"WARM_SESSIONS": "0"}) as running:
+        yield running
 
 
 def images_of(service: Service, turn: Json) -> int:
@@ -106,33 +103,25 @@ def test_keep_last_n_steps_shows_all_tasks_and_notes_and_the_last_steps(service:
     left = service.get(path_of(turn, "/messages"))["left_out"]
     assert (left["steps"], left["shortened"]) == (3, 0)
     assert left["characters"] > 0 < left["tokens"]
+    shown = service.get(path_of(turn, "/messages"))["messages"]
+    assert all(message["tokens"] > 0 for message in shown)
 
 
 def test_prune_old_observations_cuts_all_but_the_last_and_omits_their_images(service: Service) -> None:
     turn = service.play(echo_call(f"1 {LONG}"), DONE, agent="plain", images=[png("red")])
+    turn = service.follow_up(turn, echo_call("x" * 111), echo_call("x" * 110), DONE)
     turn = service.follow_up(turn, echo_call(f"2 {LONG}"), DONE)
     whole = [text for text in message_texts(service, turn) if text.startswith("Observation:")]
     patch_policy(service, turn, {"name": "prune_old_observations", "keep_last_n": 2, "max_length": 10})
     cut = [text for text in message_texts(service, turn) if text.startswith("Observation:")]
-    assert cut[2:] == whole[2:]
+    assert cut[3:] == whole[3:], "at most 100 characters more are not worth a cut"
     more = len(whole[0]) - len("Observation:\n") - 10
     told = f"Observation:\n1 long lon… ({more} more characters were left out)\n(1 images of this step were left out)"
     assert cut[:2] == [told, "Observation:\ndone\n(1 images of this step were left out)"]
+    assert cut[2] == "Observation:\nxxxxxxxxxx… (101 more characters were left out)"
     assert images_of(service, turn) == 1  # that of the task
     left = service.get(path_of(turn, "/messages"))["left_out"]
-    assert (left["steps"], left["shortened"]) == (0, 2)
-
-
-def test_token_budget_leaves_out_the_oldest_turns_as_wholes(service: Service) -> None:
-    turn = play_turns(service, 6, policy={"name": "token_budget", "max_tokens": 2600})
-    texts = message_texts(service, turn)
-    tasks = [text for text in texts if text.startswith("New task:")]
-    assert 0 < len(tasks) < 6
-    assert texts[1] == tasks[0]
-    assert sum(text.startswith("Observation:") for text in texts) == 2 * len(tasks)
-    patch_policy(service, turn, {"name": "token_budget", "max_tokens": 1})
-    assert len(message_texts(service, turn)) == 1
-    assert service.follow_up(turn, DONE)["reply"] == "done"
+    assert (left["steps"], left["shortened"]) == (0, 3)
 
 
 def test_nothing_is_left_out_of_an_empty_conversation(service: Service) -> None:
@@ -157,6 +146,9 @@ def test_rules_are_chained_in_order(service: Service) -> None:
     assert (left["steps"], left["shortened"]) == (0, 8)  # a copy of a copy belongs to the same step
     pruned = service.post(path_of(turn, "/prune"), dry_run=True).json()
     assert (pruned["left_out"], pruned["shortened"], pruned["archived"]) == (0, 8, 0)
+    patch_policy(service, turn, f"{OWN}replace_actions")
+    left = service.get(path_of(turn, "/messages"))["left_out"]
+    assert (left["steps"], left["shortened"]) == (0, 8), "a changed copy of a step counts as the step"
 
 
 def test_a_turn_reports_the_omissions_of_its_policy(service: Service) -> None:
@@ -244,6 +236,15 @@ def test_an_agent_with_an_invalid_policy_stops_the_start(wrong: Json) -> None:
         Catalog([("wrong", lambda: remembering.make_wrong(**wrong))])
 
 
+def test_an_agent_whose_class_builds_its_messages_has_no_policy(service: Service) -> None:
+    turn = service.play(DONE, agent="own")
+    assert service.get(path_of(turn, "/messages"))["left_out"] is None
+    refused = problem(service.post(path_of(turn, "/prune"), dry_run=True), 422, "invalid_request")
+    assert refused["errors"][0]["pointer"] == "/policy"
+    with pytest.raises(StartError, match="overrides write_memory_to_messages"):
+        Catalog([("own", lambda: remembering.with_policy(agents.make_broken(), "no_pruning"))])
+
+
 # The operator's own policies
 
 
@@ -311,16 +312,15 @@ def test_an_own_policy_cannot_omit_notes(service: Service) -> None:
 
 
 def test_a_policy_no_longer_listed_fails_the_turn_with_a_sentence(tmp_path: Path) -> None:
-    with running_store(tmp_path / "store") as server:
-        with Service(tmp_path / "a", server.settings | SETTINGS) as service:
-            turn = play_turns(service, 2, policy=f"{OWN}shout")
-        with Service(
-            tmp_path / "b", server.settings | SETTINGS | {"AGENTS": "plain=tests.support.agents:make_scripted"}
-        ) as b:
-            failed = b.follow_up(turn, DONE)
-            assert "is none of this agent's own_policies any more" in failed["error"]["message"]
-            patch_policy(b, turn, None)
-            assert b.follow_up(turn, DONE)["status"] == "finished"
+    service = Service(tmp_path, CODELESS)
+    with service:
+        turn = play_turns(service, 2, policy=f"{OWN}shout")
+    service.settings["AGENTS"] = "plain=tests.support.agents:make_scripted"
+    with service:
+        failed = service.follow_up(turn, DONE)
+        assert "is none of this agent's own_policies any more" in failed["error"]["message"]
+        patch_policy(service, turn, None)
+        assert service.follow_up(turn, DONE)["status"] == "finished"
 
 
 # Ids
@@ -368,20 +368,17 @@ def test_a_policy_patched_during_a_turn_applies_from_the_next_one(service: Servi
 
 
 @pytest.mark.parametrize("policy", POLICIES[1:5], ids=lambda policy: policy["name"])
-def test_cold_and_warm_sessions_have_the_same_prompts(tmp_path: Path, policy: Any) -> None:
+def test_cold_and_warm_sessions_have_the_same_prompts(service: Service, cold: Service, policy: Any) -> None:
     """The estimate of a prompt with reported tokens is stored with its step."""
     agent = "reporting" if policy["name"] == "token_budget" else "plain"
-    with running_store(tmp_path / "store") as server:
-        settings = server.settings | SETTINGS | {"WARM_SESSIONS": "0"}
-        with Service(tmp_path / "a", settings) as cold:
-            turn = play_turns(cold, agent=agent, policy=policy)
-            left_out = [cold.follow_up(turn, echo_call(LONG), DONE)["left_out"] for _ in range(6)]
-            expected = predicted(cold, turn, PROMPT)
-            assert cold.follow_up(turn, PROMPT)["reply"] == expected
-        with Service(tmp_path / "b", server.settings | SETTINGS) as warm:
-            other = play_turns(warm, agent=agent, policy=policy)
-            assert [warm.follow_up(other, echo_call(LONG), DONE)["left_out"] for _ in range(6)] == left_out
-            assert warm.follow_up(other, PROMPT)["reply"] == expected
+    seen = []
+    for one in (cold, service):
+        turn = play_turns(one, agent=agent, policy=policy)
+        left_out = [one.follow_up(turn, echo_call(LONG), DONE)["left_out"] for _ in range(6)]
+        expected = predicted(one, turn, PROMPT)
+        assert one.follow_up(turn, PROMPT)["reply"] == expected
+        seen.append((left_out, expected))
+    assert seen[0] == seen[1]
 
 
 DOOMED: list[Any] = [
@@ -392,7 +389,7 @@ DOOMED: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("policy", DOOMED, ids=lambda policy: policy["name"])
+@pytest.mark.parametrize("policy", mostly_deep(DOOMED, fast=DOOMED[3:]), ids=lambda policy: policy["name"])
 def test_a_killed_turn_has_the_prompts_of_an_uninterrupted_one(tmp_path: Path, policy: Any) -> None:
     """Kill the turn at every call. A policy that changed since applies from the next turn on."""
 
@@ -400,13 +397,15 @@ def test_a_killed_turn_has_the_prompts_of_an_uninterrupted_one(tmp_path: Path, p
         return [{"call": [["note", {"what": what * 30, "ledger": str(ledger.path)}]]} for what in "ab"] + [SHOWN]
 
     def start(ledger: Ledger) -> Json:
-        turn = service.play(echo_call(f"{ledger.path} {LONG * 10} {past.path}"), DONE, agent="teller")
-        turn = service.follow_up(turn, echo_call(f"{ledger.path} {LONG * 10} {past.path}"), DONE)
-        patch_policy(service, turn, policy)
-        return submit_turn(service, *script(ledger), agent="teller", conversation_id=turn["conversation_id"])
+        made = import_document(service, json.loads(history.replace(str(past.path), str(ledger.path))))
+        return submit_turn(service, *script(ledger), agent="teller", conversation_id=made["id"])
 
-    with Service(tmp_path / "service", SETTINGS) as service:
+    with Service(tmp_path / "service", CODELESS) as service:
         past, spared = Ledger.at(tmp_path / "p.ledger"), Ledger.at(tmp_path / "0.ledger")
+        turn = service.play(echo_call(f"{LONG * 10} {past.path}"), DONE, agent="teller")
+        turn = service.follow_up(turn, echo_call(f"{LONG * 10} {past.path}"), DONE)
+        patch_policy(service, turn, policy)
+        history = json.dumps(export(service, turn["conversation_id"]))
         turn = wait_for_end(service, start(spared))
         assert turn["status"] == "finished", turn["error"]
         assert turn["left_out"]["steps"] + turn["left_out"]["shortened"]

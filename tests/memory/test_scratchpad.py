@@ -1,14 +1,13 @@
 """Notes that an agent writes for itself: steps of their own, and part of every prompt."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from smolsessions.agents.memory.scratchpad import Scratchpad, add_scratchpad, scratchpad_of
-from smolsessions.agents.memory.step_types import NoteStep, replaced_notes
+from smolsessions.agents.memory.step_types import NoteStep
 from smolsessions.agents.run.effects import Effect
 from smolsessions.agents.values import dumps
 from tests.support import noters
@@ -16,16 +15,10 @@ from tests.support.killed_turns import KilledTurn, kill_when_blocked
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
 from tests.support.streaming import log_of
+from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, submit_turn, wait_for_end
 
-SETTINGS = {"AGENTS": noters.AGENTS, "DEMO_AGENTS": "0", "THREADS": "16"}
 SEEN = {"notes": True}
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("service"), SETTINGS) as running:
-        yield running
 
 
 def writing(*texts: str, **more: Any) -> dict[str, Any]:
@@ -44,9 +37,7 @@ def types_of(service: Service, turn: dict[str, Any]) -> list[str]:
     return [step["type"] for step in service.steps(turn)]
 
 
-def test_a_note_is_a_step_in_front_of_its_call_and_is_shown_from_then_on(
-    service: Service,
-) -> None:
+def test_a_note_is_a_step_in_front_of_its_call_and_is_shown_from_then_on(service: Service) -> None:
     first = service.play(writing("Ann likes pears"), SEEN, agent="noter")
     assert (first["reply"], first["steps"]) == ("Note 1:\nAnn likes pears", 2)
     assert types_of(service, first) == ["task", "note", "action", "action"]
@@ -59,10 +50,10 @@ def test_a_note_is_a_step_in_front_of_its_call_and_is_shown_from_then_on(
     assert notes_of(service, second)[1:] == [(2, "Grüße, 世界, שלום 🌍", None)]
 
 
-@pytest.mark.parametrize("agent", ["noter", "code-noter"])
+@pytest.mark.parametrize("agent", mostly_deep(["noter", "code-noter"], fast=["noter"]))
 def test_notes_and_their_numbers_survive_a_process(tmp_path: Path, agent: str) -> None:
     write = writing if agent == "noter" else coding
-    running = Service(tmp_path, SETTINGS)
+    running = Service(tmp_path, noters.settings_of(agent))
     with running:
         first = running.play(write("one", "two"), DONE, agent=agent)
     with running:
@@ -94,12 +85,10 @@ def test_parallel_calls_each_write_a_note(service: Service) -> None:
     assert [number for number, _, _ in notes] == [*range(1, 9)]
     assert sorted(text for _, text, _ in notes) == texts
     assert turn["reply"] == " | ".join(f"Note {number}:\n{text}" for number, text, _ in notes)
-    told = {call["arguments"]["text"]: call for call in turn["tool_calls"]}
-    results = {
-        frame.data["call_id"]: frame.data["result"] for frame in log_of(service, turn) if frame.event == "tool.result"
-    }
-    for number, text, _ in notes:
-        assert results[told[text]["call_id"]] == f"Written as note {number}."
+    results = [frame.data for frame in log_of(service, turn) if frame.event == "tool.result"]
+    told = {result["call_id"]: result["result"] for result in results}
+    numbers = {text: f"Written as note {number}." for number, text, _ in notes}
+    assert all(told[call["call_id"]] == numbers[call["arguments"]["text"]] for call in turn["tool_calls"][:8])
 
 
 @pytest.mark.parametrize(
@@ -170,15 +159,9 @@ def test_managed_agents_have_no_scratchpad_tools(service: Service) -> None:
     assert turn["reply"] == "Note 1:\nboss's"
 
 
-def test_only_notes_that_a_later_one_replaces_are_found() -> None:
-    notes = [NoteStep(1, "one"), NoteStep(2, "two"), NoteStep(3, "uno", 1), NoteStep(4, "eins", 3)]
-    assert replaced_notes(notes) == {id(notes[0]), id(notes[2])}
-    assert replaced_notes(notes[:2]) == set()
-
-
 def test_notes_in_the_steps_count_even_if_the_tool_did_not_write_them() -> None:
     """An import leads to such steps."""
-    agent = noters.make_noter()
+    agent = noters.make("noter")
     add_scratchpad("noter", agent)
     agent.memory.steps = [NoteStep(3, "three"), NoteStep(7, "drei", 3)]  # type: ignore[list-item]
     pad = scratchpad_of(agent)
@@ -208,7 +191,7 @@ def test_a_repeated_call_finds_its_note_if_only_its_sibling_was_journaled() -> N
         assert (last, sorted(notes)) == (3, [[1, "one", None], [2, "two", None], [3, "three", None]])
 
 
-@pytest.mark.parametrize("agent", ["killed", "killed-planner", "killed-writer"])
+@pytest.mark.parametrize("agent", mostly_deep(["killed", "killed-planner", "killed-writer"], fast=["killed"]))
 def test_a_turn_killed_after_notes_has_each_note_once(tmp_path: Path, agent: str) -> None:
     """Kill the turn at every call. The notes before that call are in the journal."""
     in_code = agent == "killed-writer"
@@ -224,7 +207,7 @@ def test_a_turn_killed_after_notes_has_each_note_once(tmp_path: Path, agent: str
             SEEN,
         ]
 
-    with Service(tmp_path / "service", SETTINGS) as service:
+    with Service(tmp_path / "service", noters.settings_of(agent)) as service:
         spared = Ledger.at(tmp_path / "0.ledger")
         turn = service.play(*script(str(spared.path)), agent=agent)
         assert turn["status"] == "finished", turn["error"]

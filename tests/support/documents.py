@@ -97,3 +97,19 @@ def again(portable: Exported) -> Exported:
     imported = taken_in(document_of(portable))
     attachments = {name: data for step in imported.steps for name, data in step.attachments.items()}
     return export([step.data for step in imported.steps], attachments, imported.variables)
+
+
+def shown(step: MemoryStep) -> list[Any]:
+    """Return the messages of a step in both modes, with the pixels of images."""
+    return [
+        [(message.role, _parts(message.content)) for message in step.to_messages(summary_mode=mode)]
+        for mode in (False, True)
+    ]
+
+
+def _parts(content: Any) -> list[Any]:
+    return [part["text"] if "text" in part else _seen(part["image"]) for part in content]
+
+
+def _seen(image: Any) -> tuple[Any, ...]:
+    return image.mode, image.size, image.tobytes(), image.getpalette()

@@ -68,18 +68,8 @@ def keep_last(_step: MemoryStep, agent: MultiStepAgent) -> None:
     agent.memory.steps = agent.memory.steps[-2:]
 
 
-def pop_second(_step: MemoryStep, agent: MultiStepAgent) -> None:
-    if len(agent.memory.steps) > 1:
-        agent.memory.steps.pop(1)
-
-
 def reset(_step: MemoryStep, agent: MultiStepAgent) -> None:
     agent.memory.reset()
-
-
-def clear(step: ActionStep, agent: MultiStepAgent) -> None:
-    if step.step_number == 2:
-        agent.memory.steps.clear()
 
 
 def drop_images(step: ActionStep, agent: MultiStepAgent) -> None:
@@ -160,7 +150,7 @@ def at_the_end(_step: FinalAnswerStep, agent: MultiStepAgent) -> None:
 CALLBACKS: dict[str, Callback] = {
     call.__name__: call
     for call in (
-        *(keep_last, pop_second, reset, clear, drop_images, shorten, put_in_place, append_task, insert_first),
+        *(keep_last, reset, drop_images, shorten, put_in_place, append_task, insert_first),
         *(turn_around, double, edit_in_place, edit_newest, mix),
     )
 }

@@ -34,3 +34,13 @@ def nested(levels: int) -> Any:
     for _ in range(levels):
         value = [value]
     return value
+
+
+def places_in(data: Any) -> list[tuple[Any, Any]]:
+    """Return every place in JSON data: the object or list that has it, and its name or index there."""
+    places = [(data, name) for name in data]
+    for parent, name in places:
+        inner = parent[name]
+        if isinstance(inner, dict | list):
+            places += [(inner, part) for part in (inner if isinstance(inner, dict) else range(len(inner)))]
+    return places

@@ -1,49 +1,50 @@
 """Agents with a scratchpad."""
 
+import functools
+from collections.abc import Callable
 from typing import TypeVar
 
-from smolagents import CodeAgent, MultiStepAgent, ToolCallingAgent
+from smolagents import MultiStepAgent, ToolCallingAgent
 
 import smolsessions
 from tests.support import agents, ledgers
 
 A = TypeVar("A", bound=MultiStepAgent)
 
-AGENTS = ",".join(
-    f"{name}=tests.support.noters:make_{name.replace('-', '_')}"
-    for name in "noter code-noter thread-noter boss killed killed-writer killed-planner".split()
-)
 
-
-def make_noter() -> ToolCallingAgent:
-    return _noting(agents.make_scripted())
-
-
-def make_code_noter() -> CodeAgent:
-    return _noting(agents.make_code())
-
-
-def make_thread_noter() -> CodeAgent:
-    return smolsessions.options(make_code_noter(), executor="thread")
-
-
-def make_boss() -> ToolCallingAgent:
+def _boss() -> ToolCallingAgent:
     """Make an agent that manages a helper, which would have a scratchpad if it ran alone."""
     helper = _noting(agents.make_scripted(name="helper", description="Helps."))
-    return _noting(agents.make_scripted(managed_agents=[helper]))
+    return agents.make_scripted(managed_agents=[helper])
 
 
-def make_killed() -> ToolCallingAgent:
-    return _noting(ledgers.make_teller())
-
-
-def make_killed_writer() -> CodeAgent:
-    return _noting(ledgers.make_writer())
-
-
-def make_killed_planner() -> ToolCallingAgent:
-    return _noting(ledgers.make_planner())
+FACTORIES: dict[str, Callable[[], MultiStepAgent]] = {
+    "noter": agents.make_scripted,
+    "code-noter": agents.make_code,
+    "thread-noter": lambda: smolsessions.options(agents.make_code(), executor="thread"),
+    "boss": _boss,
+    "killed": ledgers.make_teller,
+    "killed-writer": ledgers.make_writer,
+    "killed-planner": ledgers.make_planner,
+}
 
 
 def _noting(agent: A) -> A:
     return smolsessions.options(agent, scratchpad=True)
+
+
+def _path_of(name: str) -> str:
+    return f"{name}=tests.support.noters:make_{name.replace('-', '_')}"
+
+
+def settings_of(name: str) -> dict[str, str]:
+    """Return settings of a service with one of the agents. Without code agents it starts faster."""
+    return {"AGENTS": _path_of(name), "DEMO_AGENTS": "0", "THREADS": "16"}
+
+
+def make(name: str) -> MultiStepAgent:
+    return _noting(FACTORIES[name]())
+
+
+globals().update({f"make_{name.replace('-', '_')}": functools.partial(make, name) for name in FACTORIES})
+AGENTS = ",".join(map(_path_of, FACTORIES))

@@ -9,12 +9,17 @@ import PIL.Image
 from smolagents.memory import TaskStep
 from smolagents.models import ChatMessage, MessageRole
 
-from tests.support import agents, remembering
-from tests.support.service import Service
+from tests.support import agents, noters, remembering
+from tests.support.service import PLAIN, Service
 from tests.support.turns import DONE
 
 Json = dict[str, Any]
-SETTINGS = {"AGENTS": remembering.AGENTS, "DEMO_AGENTS": "0", "THREADS": "16"}
+SETTINGS = {
+    "AGENTS": f"{remembering.AGENTS},{noters.AGENTS},{PLAIN['AGENTS']},own=tests.support.agents:make_broken",
+    "DEMO_AGENTS": "0",
+    "THREADS": "16",
+}
+CODELESS = SETTINGS | {"AGENTS": remembering.CODELESS}
 OWN = "tests.support.remembering:"
 LONG = "long " * 100
 LAST_TWO: Json = {"name": "keep_last_n_steps", "n": 2}

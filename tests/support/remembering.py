@@ -9,11 +9,12 @@ import copy
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from smolagents import CodeAgent, Model, MultiStepAgent, ToolCallingAgent
+from smolagents import Model, MultiStepAgent, ToolCallingAgent
 from smolagents.memory import ActionStep, MemoryStep, TaskStep
 from smolagents.models import ChatMessage, ChatMessageStreamDelta, MessageRole
 from smolagents.monitoring import TokenUsage
@@ -25,10 +26,8 @@ from tests.support import agents, ledgers
 A = TypeVar("A", bound=MultiStepAgent)
 SUMS_UP = "You sum up"
 FOLDER = "REMEMBERING_FOLDER"
-ALL_OWN = [
-    f"tests.support.remembering:{name}"
-    for name in "tasks_alone shout fail_always leave_process tear orphan double noteless foreign".split()
-]
+OWN_NAMES = "tasks_alone shout replace_actions fail_always leave_process tear orphan double noteless foreign"
+ALL_OWN = [f"tests.support.remembering:{name}" for name in OWN_NAMES.split()]
 _PATH = re.compile(r"/[\w/.-]+\.gate")
 
 
@@ -102,56 +101,33 @@ def with_policy(agent: A, policy: Any = None, **more: Any) -> A:
     return smolsessions.options(agent, **values)
 
 
-def make_plain() -> ToolCallingAgent:
-    return with_policy(agents.make_scripted(), scratchpad=True, summary_model=SummingModel())
-
-
-def make_coder() -> CodeAgent:
-    return with_policy(agents.make_code())
-
-
-def make_planner() -> ToolCallingAgent:
-    return with_policy(agents.make_planner(), summary_model=SummingModel())
-
-
-def make_last() -> ToolCallingAgent:
-    return with_policy(agents.make_scripted(), {"name": "keep_last_n_steps", "n": 2})
-
-
-def make_reporting() -> ToolCallingAgent:
-    agent = with_policy(agents.make_scripted())
-    agent.model = ReportingModel()
+def _scripted(policy: Any = None, model: Model | None = None, **more: Any) -> ToolCallingAgent:
+    agent = with_policy(agents.make_scripted(), policy, **more)
+    agent.model = model or agent.model
     return agent
 
 
-def make_repeating() -> ToolCallingAgent:
-    agent = with_policy(agents.make_scripted())
-    agent.model = RepeatingModel()
-    return agent
-
-
-def make_failing() -> ToolCallingAgent:
-    return with_policy(agents.make_scripted(), summary_model=SummingModel("fails"))
-
-
-def make_empty() -> ToolCallingAgent:
-    return with_policy(agents.make_scripted(), summary_model=SummingModel("empty"))
-
-
-def make_manager() -> ToolCallingAgent:
-    return with_policy(agents.make_manager(), {"name": "keep_last_n_steps", "n": 1})
-
-
-def make_teller() -> ToolCallingAgent:
+def _teller() -> ToolCallingAgent:
     agent = with_policy(ledgers.make_teller())
     agent.model = SummingLedgerModel()
     return agent
 
 
-AGENTS = ",".join(
-    f"{name}=tests.support.remembering:make_{name}"
-    for name in "plain coder planner last reporting repeating failing empty manager teller".split()
-)
+FACTORIES: dict[str, Callable[[], MultiStepAgent]] = {
+    "plain": lambda: _scripted(scratchpad=True, summary_model=SummingModel()),
+    "planner": lambda: with_policy(agents.make_planner(), summary_model=SummingModel()),
+    "last": lambda: _scripted({"name": "keep_last_n_steps", "n": 2}),
+    "reporting": lambda: _scripted(model=ReportingModel()),
+    "repeating": lambda: _scripted(model=RepeatingModel()),
+    "failing": lambda: _scripted(summary_model=SummingModel("fails")),
+    "empty": lambda: _scripted(summary_model=SummingModel("empty")),
+    "manager": lambda: with_policy(agents.make_manager(), {"name": "keep_last_n_steps", "n": 1}),
+    "teller": _teller,
+    "coder": lambda: with_policy(agents.make_code()),
+}
+globals().update({f"make_{name}": factory for name, factory in FACTORIES.items()})
+AGENTS = ",".join(f"{name}=tests.support.remembering:make_{name}" for name in FACTORIES)
+CODELESS = AGENTS.rpartition(",")[0]
 
 
 def tasks_alone(steps: list[MemoryStep]) -> list[MemoryStep]:
@@ -173,6 +149,10 @@ def shout(steps: list[MemoryStep]) -> list[MemoryStep]:
     shown = list(steps)
     steps.clear()
     return shown
+
+
+def replace_actions(steps: list[MemoryStep]) -> list[MemoryStep]:
+    return [replace(step, observations="short") if isinstance(step, ActionStep) else step for step in steps]
 
 
 def fail_always(_steps: list[MemoryStep]) -> list[MemoryStep]:

@@ -11,3 +11,8 @@ deep = pytest.mark.deep
 def mostly_deep(cases: Iterable[Any], fast: Container[Any]) -> list[Any]:
     """Return the cases of a matrix for `parametrize`. All except the fast ones are in the deep tier."""
     return [case if case in fast else pytest.param(case, marks=deep) for case in cases]
+
+
+def repeated(times: int) -> pytest.MarkDecorator:
+    """Repeat a test of random examples, with `_time` as its first argument: once in the fast tier, else in the deep."""
+    return pytest.mark.parametrize("_time", mostly_deep(range(times), fast=[0]))

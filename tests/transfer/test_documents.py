@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from smolagents.agent_types import AgentImage
-from smolagents.memory import ActionStep, MemoryStep, PlanningStep, SystemPromptStep, TaskStep, ToolCall
+from smolagents.memory import ActionStep, PlanningStep, TaskStep, ToolCall
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 from smolagents.monitoring import Timing, TokenUsage
 
@@ -28,8 +28,9 @@ from smolsessions.agents.transfer.documents import MAX_EDITED_ENTRIES, MAX_IMAGE
 from smolsessions.agents.values.images import RAW_TYPE, image_from_bytes
 from smolsessions.core.callers import DUMMY
 from smolsessions.core.documents import MEMORY_FORMAT
-from smolsessions.core.errors import AgentUnavailableError, InvalidRequestError, MalformedError
+from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.json_data import read_json
+from smolsessions.core.memories import ImportedMemory
 from smolsessions.core.records import AgentName
 from tests.support import agents
 from tests.support.documents import (
@@ -40,11 +41,13 @@ from tests.support.documents import (
     export,
     exported,
     read_document,
+    shown,
     steps_of,
     stored,
     taken_in,
 )
-from tests.support.json_values import JSON, TEXTS, nested, pointer_of
+from tests.support.json_values import JSON, TEXTS, nested, places_in, pointer_of
+from tests.support.tiers import repeated
 
 SCRIPT = [
     {"call": [["echo", {"text": "a"}], ["echo", {"text": "b", "more": [1, 2.5, None, True]}]]},
@@ -76,22 +79,6 @@ def coder() -> Any:
     agent = agents.make_code()
     agent.run(json.dumps(BLOCKS))
     return agent
-
-
-def shown(step: MemoryStep) -> list[Any]:
-    """Return the messages of a step in both modes, with the pixels of images."""
-    return [
-        [(message.role, _parts(message.content)) for message in step.to_messages(summary_mode=mode)]
-        for mode in (False, True)
-    ]
-
-
-def _parts(content: Any) -> list[Any]:
-    images = [part.get("image") for part in content]
-    return [
-        part["text"] if image is None else (image.mode, image.size, image.tobytes())
-        for part, image in zip(content, images, strict=True)
-    ]
 
 
 def same(steps: list[Any]) -> list[Step]:
@@ -159,34 +146,15 @@ STEPS: st.SearchStrategy[Any] = st.one_of(
 )
 
 
+@repeated(8)
 @given(st.lists(STEPS, max_size=3))
-@settings(max_examples=200, deadline=None)
-def test_any_step_comes_back(steps: list[Any]) -> None:
+@settings(max_examples=25, deadline=None)
+def test_any_step_comes_back(_time: int, steps: list[Any]) -> None:
     same(steps)
 
 
 def action(**fields: Any) -> ActionStep:
     return ActionStep(1, Timing(1.0, 2.0), **({"observations": "seen"} | fields))
-
-
-def test_all_fields_of_a_step_come_back() -> None:
-    function = ChatMessageToolCallFunction({"x": [1]}, "make", "makes")
-    call = ChatMessageToolCall(function, "id", "function")
-    message = ChatMessage(MessageRole.ASSISTANT, [{"type": "text", "text": "t"}], [call], None, TokenUsage(1, 2))
-    step = action(
-        tool_calls=[ToolCall("make", {"x": [1]}, "id")],
-        error=agent_error("AgentParsingError", "what?"),
-        model_output_message=message,
-        model_output=[{"type": "text", "text": "t"}],
-        code_action="make(x=[1])",
-        action_output={"deep": [1, 2.5, None]},
-        token_usage=TokenUsage(3, 4),
-        is_final_answer=True,
-    )
-    (back,) = steps_of(taken_in(document([step])))
-    assert str(vars(back).pop("error")) == "what?"
-    vars(step).pop("error")
-    assert vars(back) == vars(step)
 
 
 @pytest.mark.parametrize("calls", [None, []])
@@ -303,44 +271,15 @@ def test_turns_and_marks_are_those_of_the_document() -> None:
     assert (imported.archived, imported.hidden) == (frozenset({1}), frozenset({0}))
 
 
-@pytest.mark.parametrize("through_json", [True, False])
-@pytest.mark.parametrize("make", [planner, coder])
-def test_smolagents_own_memory_is_taken_in(make: Callable[[], Any], through_json: bool) -> None:
-    agent = make()
-    for step in agent.memory.steps:
-        if getattr(step, "observations_images", None):
-            step.observations_images = None
-        if isinstance(step, TaskStep):
-            step.task_images = None
-        if isinstance(step, ActionStep) and callable(step.action_output):
-            step.action_output = None
-    steps = agent.memory.get_full_steps()
-    if through_json:
-        steps = json.loads(json.dumps(steps, default=str))
-    data = {"format": MEMORY_FORMAT, "steps": [SystemPromptStep("You are.").dict(), *steps]}
-    back = documents.import_document(data, {}, MAX_PIXELS)
-    assert [shown(step) for step in steps_of(back)] == [shown(step) for step in agent.memory.steps]
-    tasks = [isinstance(step, TaskStep) for step in agent.memory.steps]
-    assert [step.turn for step in back.steps] == [sum(tasks[: index + 1]) for index in range(len(tasks))]
-    data_before, attachments = stored(agent.memory.steps)
-    descriptions = [describe_step(unpack(one, attachments)) for one in data_before]
-    for index, step in enumerate(steps_of(back)):
-        assert describe_step(step) | {"output": 0} == descriptions[index] | {
-            "output": 0
-        }  # an object's output has smolagents' own form
-
-
-def test_steps_of_smolagents_before_the_first_task_are_of_the_first_turn() -> None:
-    steps = [action().dict(), TaskStep("a").dict(), action().dict(), TaskStep("b").dict()]
-    back = documents.import_document({"format": MEMORY_FORMAT, "steps": steps}, {}, MAX_PIXELS)
-    assert [step.turn for step in back.steps] == [1, 2, 2, 3]
+def from_smolagents(steps: list[Any]) -> ImportedMemory:
+    return documents.import_document({"format": MEMORY_FORMAT, "steps": steps}, {}, MAX_PIXELS)
 
 
 @pytest.mark.parametrize("role", ["assistant", "MessageRole.ASSISTANT", MessageRole.ASSISTANT])
 def test_a_role_is_taken_in_any_of_its_forms(role: object) -> None:
     message = {"role": role, "content": {"a": 1}, "tool_calls": None, "raw": object(), "token_usage": None}
     step = action().dict() | {"model_output_message": message}
-    (back,) = steps_of(documents.import_document({"format": MEMORY_FORMAT, "steps": [step]}, {}, MAX_PIXELS))
+    (back,) = steps_of(from_smolagents([step]))
     assert isinstance(back, ActionStep)
     assert back.model_output_message
     assert back.model_output_message.role is MessageRole.ASSISTANT
@@ -352,10 +291,7 @@ def test_smolagents_images_are_refused_with_the_step_that_has_them(member: str) 
     of_task: dict[str, Any] = {"task": "Look.", "task_images": ["…"]}
     of_action = action(observations_images=[PIL.Image.new("L", (2, 2))]).dict()
     steps = [TaskStep("a").dict(), of_task if member == "task_images" else of_action]
-    assert (
-        pointer_of(lambda: documents.import_document({"format": MEMORY_FORMAT, "steps": steps}, {}, 1))
-        == f"/steps/1/{member}"
-    )
+    assert pointer_of(lambda: from_smolagents(steps)) == f"/steps/1/{member}"
 
 
 TASK: dict[str, Any] = {"type": "task", "turn": 1, "task": "t"}
@@ -364,53 +300,44 @@ ACTION: dict[str, Any] = {"type": "action", "turn": 1, "step_number": 1, "timing
 NAME = "0" * 32
 WRONG_STEPS: list[tuple[Any, str]] = [
     (None, "/type"),
-    ("task", "/type"),
     ({**TASK, "type": "unknown"}, "/type"),
-    ({**TASK, "type": ["task"]}, "/type"),
     ({"type": "task", "turn": 1}, "/task"),
-    ({**TASK, "task": 1}, "/task"),
     ({**TASK, "task": "\ud800"}, "/task"),
     ({**TASK, "turn": 0}, "/turn"),
     ({**TASK, "turn": True}, "/turn"),
     ({**TASK, "turn": 10**400}, "/turn"),
-    ({**TASK, "turn": 1.0}, "/turn"),
     ({**TASK, "more": 1}, "/more"),
     ({**TASK, "a/b~": 1}, "/a~1b~0"),
     ({**TASK, "\ud800": 1}, ""),
     ({**TASK, **{f"m{n}": 1 for n in range(100_000)}}, ""),
-    ({**TASK, "hidden": 1}, "/hidden"),
     ({**TASK, "labels": ["no pointer"]}, "/labels/0"),
-    ({**TASK, "labels": [1] * 100_000}, "/labels/0"),
-    ({**TASK, "task_images": ["nothing"]}, "/task_images/0"),
     ({**TASK, "task_images": [NAME]}, "/task_images/0"),
     ({**ACTION, "observations_images": [NAME]}, "/observations_images/0"),
     ({**ACTION, "action_output_image": NAME}, "/action_output_image"),
     ({**ACTION, "action_output_image": NAME, "action_output": 1}, "/action_output"),
-    ({**ACTION, "action_output": nested(100_000)}, "/action_output"),
     ({**ACTION, "action_output": nested(101)}, "/action_output"),
     ({**ACTION, "action_output": 1 << 9000}, "/action_output"),
     ({**ACTION, "action_output": math.nan}, "/action_output"),
     ({**ACTION, "action_output": {"a": "\udfff"}}, "/action_output"),
-    ({**ACTION, "action_output": {"\udfff": "a"}}, "/action_output"),
     ({**ACTION, "timing": {"start_time": math.inf}}, "/timing/start_time"),
-    ({**ACTION, "timing": {"start_time": 10**400}}, "/timing/start_time"),
-    ({**ACTION, "timing": None}, "/timing"),
     ({**ACTION, "step_number": -1}, "/step_number"),
-    ({**ACTION, "step_number": "1"}, "/step_number"),
     ({**ACTION, "is_final_answer": "yes"}, "/is_final_answer"),
     ({**ACTION, "error": {"type": "ValueError", "message": "m"}}, "/error/type"),
     ({**ACTION, "error": {"type": "AgentError"}}, "/error/message"),
     ({**ACTION, "model_output": [1]}, "/model_output"),
-    ({**ACTION, "model_output": {"a": 1}}, "/model_output"),
     ({**ACTION, "model_output_message": {"role": "nobody"}}, "/model_output_message/role"),
     ({**ACTION, "tool_calls": [{"id": "a", "name": "b"}]}, "/tool_calls/0/arguments"),
     ({**ACTION, "tool_calls": [{"id": "a", "name": "b", "arguments": nested(5000)}]}, "/tool_calls/0/arguments"),
-    ({**ACTION, "tool_calls": {"id": "a"}}, "/tool_calls"),
     ({**ACTION, "token_usage": {"input_tokens": -1, "output_tokens": 1}}, "/token_usage/input_tokens"),
     ({"type": "note", "turn": 1, "number": 0, "text": "t"}, "/number"),
     ({"type": "summary", "turn": 1, "text": "t", "recent": -1}, "/recent"),
     ({"type": "planning", "turn": 1, "plan": "p", "timing": {"start_time": 1}}, "/model_output_message"),
     ({**ACTION, "observations": "x" * 17_000_000}, ""),
+    ({**EDIT, "of": -1}, "/of"),
+    ({**EDIT, "step": EDIT}, "/step/type"),
+    ({**EDIT, "gone": [[2, 0]]}, "/gone"),
+    ({**EDIT, "order": [[0, 1]]}, "/order"),
+    ({**EDIT, "order": [[0, 0]] * 200_000}, "/order"),
 ]
 
 
@@ -424,12 +351,6 @@ def test_a_step_that_is_wrong_is_refused_with_the_place(step: Any, where: str) -
 @pytest.mark.parametrize(
     ("change", "where"),
     [
-        ({"version": 2}, "/version"),
-        ({"version": True}, "/version"),
-        ({"version": "1"}, "/version"),
-        ({"format": "other"}, "/format"),
-        ({"format": ["smolsessions/conversation"]}, "/format"),
-        ({"steps": {}}, "/steps"),
         ({"steps": [TASK] * (MAX_STEPS + 1)}, "/steps"),
         ({"steps": [TASK, EDIT | {"order": [[1, 1], [1, 1]]}]}, "/steps/1/order"),
         (
@@ -437,10 +358,7 @@ def test_a_step_that_is_wrong_is_refused_with_the_place(step: Any, where: str) -
             f"/steps/{3000 + MAX_EDITED_ENTRIES // 3000}",
         ),
         ({"images": []}, "/images"),
-        ({"variables": []}, "/variables"),
-        ({"more": 1}, "/more"),
         ({"\ud800": 1}, "/?"),
-        ({"steps": [TASK | {"turn": 2}, TASK]}, "/steps/1/turn"),
         ({"images": {"name": {"type": "image/png", "data": ""}}}, "/images/name"),
         ({"images": {NAME: {"type": "image/png", "data": "?"}}}, f"/images/{NAME}"),
         ({"images": {NAME: {"type": "image/png", "data": "AAAA"}}}, f"/images/{NAME}"),
@@ -458,11 +376,6 @@ def test_a_document_of_smolagents_has_steps_and_no_other_part(more: dict[str, An
     assert pointer_of(lambda: read_document({"format": MEMORY_FORMAT} | more)) == where
 
 
-@pytest.mark.parametrize("data", [None, [], "steps", 1, nested(100_000)])
-def test_what_is_no_document_is_refused(data: Any) -> None:
-    assert pointer_of(lambda: read_document(data)) == "/format"
-
-
 @pytest.mark.parametrize(
     ("step", "where"),
     [
@@ -477,10 +390,7 @@ def test_what_is_no_document_is_refused(data: Any) -> None:
 )
 def test_a_step_of_smolagents_that_is_wrong_is_refused_with_the_place(step: Any, where: str) -> None:
     steps = [TaskStep("t").dict(), step]
-    assert (
-        pointer_of(lambda: documents.import_document({"format": MEMORY_FORMAT, "steps": steps}, {}, 1))
-        == f"/steps/1{where}"
-    )
+    assert pointer_of(lambda: from_smolagents(steps)) == f"/steps/1{where}"
 
 
 def with_images(*images: bytes, shows: int = 1) -> dict[str, Any]:
@@ -512,11 +422,6 @@ def test_an_image_that_many_steps_show_is_read_and_held_once() -> None:
     session.close()
 
 
-def test_an_unknown_agent_exports_nothing() -> None:
-    with pytest.raises(AgentUnavailableError):
-        Catalog([("scripted", agents.make_scripted)]).export(AgentName("other"), [], {}, {})
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -543,36 +448,24 @@ def test_all_images_together_are_bounded_and_so_are_those_of_a_step() -> None:
     assert pointer_of(lambda: taken_in(two)) == "/steps/0"
 
 
-def test_an_image_is_of_the_name_that_its_bytes_give() -> None:
-    data = with_images(png(1, 1))
-    other = NAME[:-1] + "1"
-    data["images"] = {other: next(iter(data["images"].values()))}
-    data["steps"] = [TASK | {"task_images": [other]}]
-    assert pointer_of(lambda: taken_in(data)) == f"/images/{other}"
-
-
-def test_an_image_says_what_it_is() -> None:
+def test_an_image_has_the_name_and_the_type_of_its_bytes_and_is_shown() -> None:
     data = with_images(png(1, 1))
     (name,) = data["images"]
-    data["images"][name]["type"] = "image/jpeg"
-    assert pointer_of(lambda: taken_in(data)) == f"/images/{name}/type"
+    other = NAME[:-1] + "1"
+    renamed = data | {"images": {other: data["images"][name]}, "steps": [TASK | {"task_images": [other]}]}
+    assert pointer_of(lambda: taken_in(renamed)) == f"/images/{other}"
+    retyped = data | {"images": {name: data["images"][name] | {"type": "image/jpeg"}}}
+    assert pointer_of(lambda: taken_in(retyped)) == f"/images/{name}/type"
+    assert pointer_of(lambda: taken_in(with_images(png(1, 1), shows=0))) == f"/images/{name}"
 
 
-def test_an_image_that_no_step_shows_is_refused() -> None:
-    assert pointer_of(lambda: taken_in(with_images(png(1, 1), shows=0))).startswith("/images/")
-
-
+@repeated(6)
 @given(st.integers(0, 2**32), JSON | st.sampled_from(["\ud800", 10**400, math.nan, [], {}, NAME]))
-@settings(max_examples=300, deadline=None)
-def test_a_document_with_any_part_replaced_is_taken_in_or_refused(seed: int, value: Any) -> None:
+@settings(max_examples=50, deadline=None)
+def test_a_document_with_any_part_replaced_is_taken_in_or_refused(_time: int, seed: int, value: Any) -> None:
     steps = [TaskStep("t", [PIL.Image.new("RGB", (2, 2))]), action(tool_calls=[ToolCall("a", {"x": 1}, "i")])]
     data = json.loads(json.dumps(document(steps)))
-    places = [(data, name) for name in data]
-    for parent, name in places:
-        inner = parent[name]
-        if isinstance(inner, dict | list):
-            places += [(inner, part) for part in (inner if isinstance(inner, dict) else range(len(inner)))]
-    parent, name = random.Random(seed).choice(places)
+    parent, name = random.Random(seed).choice(places_in(data))
     parent[name] = value
     try:
         read_document(data)
@@ -587,12 +480,6 @@ def test_a_document_with_any_part_replaced_is_taken_in_or_refused(seed: int, val
 )
 def test_json_that_others_would_read_otherwise_is_refused(body: bytes) -> None:
     assert pointer_of(lambda: read_json(body)) == ""
-
-
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"a": "\n"}', b"[1,]"])
-def test_what_is_no_json_is_malformed(body: bytes) -> None:
-    with pytest.raises(MalformedError):
-        read_json(body)
 
 
 def test_the_example_in_the_documentation_is_what_it_says() -> None:

@@ -28,12 +28,14 @@ from tests.support.histories import (
     step_counts,
     variable_x,
 )
+from tests.support.json_values import places_in
 from tests.support.owners import ADA, BOB, create_as, owner_line, request_as, say_as
 from tests.support.pictures import png
 from tests.support.problems import nothing_stored, problem, send
-from tests.support.service import Service, write_private
+from tests.support.service import PLAIN, Service, write_private
 from tests.support.store_server import PARTITION
 from tests.support.streaming import Event, log_of
+from tests.support.tiers import mostly_deep, repeated
 from tests.support.transfer import export, import_document, post_import
 from tests.support.turns import DONE, ECHO, PROMPT
 from tests.support.waiting import wait_until
@@ -52,11 +54,12 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield running_service
 
 
-def refused(service: Service, document: Any, pointer: str, **query: str) -> None:
+def refused(service: Service, *faults: tuple[Any, str], **query: str) -> None:
+    """Check that each document is refused, with a pointer to its fault."""
     with nothing_stored(service):
-        response = post_import(service, document, **query)
-        found = problem(response, 422, "invalid_request")
-    assert pointer in [error.get("pointer") for error in found["errors"]], found
+        for document, pointer in faults:
+            found = problem(post_import(service, document, **query), 422, "invalid_request")
+            assert pointer in [error.get("pointer") for error in found["errors"]], found
 
 
 def lived(service: Service, kind: str, folder: Path) -> str:
@@ -69,6 +72,7 @@ def lived(service: Service, kind: str, folder: Path) -> str:
     policy = [{"name": "keep_last_n_steps", "n": 3}]
     assert service.post(f"/conversations/{name}/prune", policy=policy).status_code == 200
     changed = {"metadata": {"topic": "größe", "": [1, None]}, "policy": [{"name": "token_budget", "max_tokens": 9000}]}
+    changed |= {"title": "Größe"}
     assert service.client.patch(f"/conversations/{name}", json=changed).status_code == 200
     return name
 
@@ -85,7 +89,7 @@ def test_what_is_taken_out_and_brought_in_elsewhere_is_the_same_and_goes_on_the_
     assert made["id"] == f"again-{kind}"
     assert export(elsewhere, made["id"]) == document | {"id": made["id"]}
     was = service.get(f"/conversations/{name}")
-    same = ("agent", "metadata", "turns", "step_counts", "archived_steps", "policy")
+    same = ("agent", "title", "metadata", "turns", "step_counts", "archived_steps", "policy")
     assert {member: made[member] for member in same} == {member: was[member] for member in same}
     told: list[Any] = []
     for where, conversation in ((service, name), (elsewhere, made["id"])):
@@ -104,7 +108,7 @@ def test_what_is_taken_out_and_brought_in_elsewhere_is_the_same_and_goes_on_the_
 
 def test_it_is_anybodys_who_has_the_document(tmp_path: Path) -> None:
     keys = write_private(tmp_path / "keys", owner_line("ada", ADA) + owner_line("bob", BOB))
-    with Service(tmp_path / "s", {"API_KEYS_FILE": str(keys)}) as locked:
+    with Service(tmp_path / "s", PLAIN | {"API_KEYS_FILE": str(keys)}) as locked:
         hers = create_as(locked, ADA, agent="scripted")["id"]
         say_as(locked, ADA, "hello", hers)
         document = request_as(locked, ADA, "GET", f"/conversations/{hers}/export").json()
@@ -179,18 +183,6 @@ def test_variables_that_no_document_holds_are_named_and_the_model_is_told(servic
     assert len(errors) == 1
 
 
-def test_images_go_with_it(service: Service, elsewhere: Service) -> None:
-    turn = service.play({"call": [["picture", {}]]}, PROMPT, images=[png("red"), png("blue")])
-    made = import_document(elsewhere, export(service, turn["conversation_id"]))
-    for name, where in ((turn["conversation_id"], service), (made["id"], elsewhere)):
-        steps = where.get(f"/conversations/{name}/steps")["items"]
-        urls = {image["url"] for step in steps for image in step.get("images", ())}
-        assert len(urls) == 2
-        assert all(where.client.get(url).content.startswith(b"\x89PNG") for url in urls)
-    body = {"conversation_id": made["id"]}
-    assert elsewhere.play(PROMPT, **body)["reply"] == service.follow_up(turn, PROMPT)["reply"]
-
-
 @pytest.mark.parametrize("kind", ["scripted", "code"])
 def test_what_smolagents_remembers_goes_on_as_with_the_bare_agent(service: Service, kind: str) -> None:
     bare = agents.make_scripted() if kind == "scripted" else agents.make_code()
@@ -200,13 +192,14 @@ def test_what_smolagents_remembers_goes_on_as_with_the_bare_agent(service: Servi
     tasks = [json.dumps([*does, {"say": str(number)}]) for number in range(3)]
     for task in tasks:
         bare.run(task, reset=False)
-    steps = json.loads(json.dumps(bare.memory.get_full_steps(), default=str))
+    steps = [bare.memory.system_prompt.dict(), *json.loads(json.dumps(bare.memory.get_full_steps(), default=str))]
     document = {"format": "smolagents/memory", "agent": kind, "metadata": {"from": "a notebook"}, "steps": steps}
     made = import_document(service, document)
     assert (made["turns"], made["metadata"], made["agent"]) == (3, {"from": "a notebook"}, kind)
     turns = service.get(f"/conversations/{made['id']}/turns")["items"]
     assert [each["message"] for each in turns] == tasks
-    assert {each["status"] for each in turns} == {"finished"}
+    ends = [(each["status"], each["state"], each["reply"], each["steps"]) for each in turns]
+    assert ends == [("finished", "success", str(number), len(does) + 1) for number in range(3)]
     expected = bare.run(json.dumps([PROMPT]), reset=False)
     assert service.play(PROMPT, agent=kind, conversation_id=made["id"])["reply"] == expected
     assert_consistent(service, made["id"], agent=kind)
@@ -251,43 +244,29 @@ def changed(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 HALF = "\ud83d"
 WRONG: list[tuple[str, Any, str]] = [
     ("/format", "smolsessions/other", "/format"),
-    ("/format", ..., "/format"),
     ("/version", 2, "/version"),
-    ("/version", "1", "/version"),
     ("/version", True, "/version"),
-    ("/version", 1.0, "/version"),
     ("/version", ..., "/version"),
     ("/surplus", 1, "/surplus"),
-    ("/agent", 5, "/agent"),
     ("/agent", "x" * 65, "/agent"),
     ("/metadata", [], "/metadata"),
     ("/metadata", {"a": HALF}, "/metadata"),
-    ("/metadata", {HALF: 1}, "/metadata"),
     ("/policy", {"name": "keep_last_n_steps", "n": 0}, "/policy/0/n"),
-    ("/policy", [{"name": "none such"}], "/policy/0/name"),
     ("/turns", {}, "/turns"),
     ("/turns/1", ..., "/turns"),
     ("/turns/0/turn", 2, "/turns/0/turn"),
     ("/turns/1/turn", 1, "/turns/1/turn"),
-    ("/turns/1/turn", 2**40, "/turns/1/turn"),
     ("/turns/0/status", "running", "/turns/0/status"),
     ("/turns/0/message", HALF, "/turns"),
-    ("/turns/0/reply", HALF, "/turns"),
-    ("/turns/0/output", {"a": [HALF]}, "/turns"),
     ("/turns/0/message", None, "/turns/0/message"),
-    ("/turns/0/timing/submitted_at", -1, "/turns/0/timing/submitted_at"),
     ("/turns/0/timing/submitted_at", 1e300, "/turns/0/timing/submitted_at"),
     ("/turns/0/tool_calls/0/arguments", ..., "/turns/0/tool_calls/0/arguments"),
     ("/turns/0/tool_calls/0/duration_ms", 10**400, "/turns/0/tool_calls/0/duration_ms"),
-    ("/turns/0/tool_calls/0/extra", 1, "/turns/0/tool_calls/0/extra"),
     ("/turns/0/usage/input_tokens", "1", "/turns/0/usage/input_tokens"),
     ("/turns/0/state", "fine", "/turns/0/state"),
     ("/rollbacks", [[1]], "/rollbacks/0"),
-    ("/rollbacks", [[1, 1, 1]], "/rollbacks/0"),
-    ("/rollbacks", [["1", 1]], "/rollbacks/0/0"),
     ("/rollbacks", [[3, 1]], "/rollbacks/0/0"),
     ("/rollbacks", [[-1, -1]], "/rollbacks/0/0"),
-    ("/rollbacks", [[2**70, 0]], "/rollbacks/0/0"),
     ("/rollbacks", [[1, 2]], "/rollbacks/0/1"),
     ("/rollbacks", [[2, -1]], "/rollbacks/0/1"),
     ("/rollbacks", [[2, 1], [1, 0]], "/rollbacks/1/0"),
@@ -295,23 +274,17 @@ WRONG: list[tuple[str, Any, str]] = [
     ("/rollbacks", [[1, 0]] * 1001, "/rollbacks"),
     ("/steps/5/turn", 3, "/turns"),
     ("/steps/0/turn", 0, "/steps/0/turn"),
-    ("/steps/0/type", "thought", "/steps/0/type"),
     ("/steps", {}, "/steps"),
-    ("/steps/1/tool_calls/0/name", 3, "/steps/1/tool_calls/0/name"),
-    ("/images", {"x": {"type": "image/png", "data": ""}}, "/images/x"),
     ("/variables", {"helper": {}}, "/variables/helper"),
     ("/not_exported", [1], "/not_exported/0"),
 ]
 
 
-@pytest.mark.parametrize(("path", "value", "pointer"), WRONG)
-def test_a_document_that_is_wrong_is_refused_with_the_place(
-    service: Service, document: dict[str, Any], path: str, value: Any, pointer: str
-) -> None:
-    refused(service, changed(document, path, value), pointer)
+def test_a_document_that_is_wrong_is_refused_with_the_place(service: Service, document: dict[str, Any]) -> None:
+    refused(service, *((changed(document, path, value), pointer) for path, value, pointer in WRONG))
 
 
-@pytest.mark.parametrize("value", [b"[]", b'{"a":1}', b"1", b'""'])
+@pytest.mark.parametrize("value", mostly_deep([b"[]", b'{"a":1}', b"1", b'""'], fast=[b'{"a":1}']))
 def test_a_document_of_millions_of_values_is_refused(service: Service, value: bytes) -> None:
     body = b"[" + (value + b",") * 2_000_001 + b"1]"
     response = service.client.post("/conversations/import", content=body, headers={"Content-Type": "application/json"})
@@ -323,38 +296,15 @@ def test_texts_of_documents_may_hold_millions_of_separators(service: Service, do
     assert import_document(service, changed(document, "/steps/0/task", text))["turns"]
 
 
-VALUES = st.sampled_from(
-    [
-        None,
-        True,
-        False,
-        0,
-        1,
-        2,
-        -1,
-        0.5,
-        1e308,
-        2**31,
-        2**63,
-        2**200,
-        10**400,
-        "",
-        "x",
-        "finished",
-        HALF,
-        "\0",
-        [],
-        [1],
-        {},
-        {"a": 1},
-    ]
-)
+NUMBERS: list[Any] = [0, 1, 2, -1, 0.5, 1e308, 2**31, 2**63, 2**200, 10**400]
+VALUES = st.sampled_from([*NUMBERS, None, True, False, "", "x", "finished", HALF, "\0", [], [1], {}, {"a": 1}])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@repeated(8)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), value=VALUES)
 def test_a_document_with_any_part_replaced_is_refused_or_a_conversation(
-    service: Service, document: dict[str, Any], data: st.DataObject, value: Any
+    _time: int, service: Service, document: dict[str, Any], data: st.DataObject, value: Any
 ) -> None:
     found = refusable(changed(document, "/rollbacks", [[1, 0]]), data, value)
     response = post_import(service, found)
@@ -374,16 +324,7 @@ def test_a_document_with_any_part_replaced_is_refused_or_a_conversation(
 def refusable(document: dict[str, Any], data: st.DataObject, value: Any) -> dict[str, Any]:
     """Return a copy with one value replaced, or one member added."""
     copy: dict[str, Any] = json.loads(json.dumps(document))
-    places: list[tuple[Any, Any]] = []
-
-    def look(part: Any) -> None:
-        for key, below in list(part.items() if isinstance(part, dict) else enumerate(part)):
-            places.append((part, key))
-            if isinstance(below, dict | list):
-                look(below)
-
-    look(copy)
-    part, key = data.draw(st.sampled_from(places))
+    part, key = data.draw(st.sampled_from(places_in(copy)))
     part[key] = value
     return copy
 
@@ -394,17 +335,13 @@ def test_what_is_no_document_is_refused(service: Service, body: str) -> None:
     assert found["errors"][0]["pointer"] == "/format"
 
 
-def test_bodies_that_are_no_json_or_none_or_too_large(service: Service, tmp_path: Path) -> None:
+def test_bodies_that_are_no_json_or_none(service: Service) -> None:
     problem(send(service, "POST", "/conversations/import", "{"), 400, "malformed")
     problem(send(service, "POST", "/conversations/import", ""), 400, "malformed")
     problem(send(service, "POST", "/conversations/import", "{}", "text/plain"), 415, "unsupported_media_type")
-    twice = problem(
-        send(service, "POST", "/conversations/import", '{"format": 1, "format": 2}'), 422, "invalid_request"
-    )
-    assert "twice" in twice["detail"]
+    twice = send(service, "POST", "/conversations/import", '{"format": 1, "format": 2}')
+    assert "twice" in problem(twice, 422, "invalid_request")["detail"]
     problem(send(service, "POST", "/conversations/import", '{"version": NaN}'), 422, "invalid_request")
-    with Service(tmp_path, SETTINGS | {"MAX_BODY_BYTES": "2000"}) as small:
-        problem(send(small, "POST", "/conversations/import", json.dumps({"x": "y" * 2000})), 413, "too_large")
 
 
 def test_an_id_is_used_once_and_the_agent_is_one_that_is_there(service: Service, document: dict[str, Any]) -> None:
@@ -413,11 +350,7 @@ def test_an_id_is_used_once_and_the_agent_is_one_that_is_there(service: Service,
         problem(service.client.post("/conversations/import?id=mine", json=document), 409, "conversation_exists")
         problem(service.client.post("/conversations/import?id=a%2Fb", json=document), 422, "invalid_request")
         for name in ("nobody", "ü"):
-            problem(
-                service.client.post("/conversations/import", json=document, params={"agent": name}),
-                422,
-                "unknown_agent",
-            )
+            problem(post_import(service, document, agent=name), 422, "unknown_agent")
         problem(service.client.post("/conversations/import", json=document | {"agent": "nobody"}), 422, "unknown_agent")
     again = import_document(service, document)
     assert again["id"] not in {first["id"], document["id"]}
@@ -425,7 +358,7 @@ def test_an_id_is_used_once_and_the_agent_is_one_that_is_there(service: Service,
     assert other["agent"] == "planner"
     assert service.play(DONE, agent="planner", conversation_id=other["id"])["turn"] == 3
     with_code = export(service, service.play({"code": "x = 1"}, DONE, agent="code")["conversation_id"])
-    refused(service, with_code, "/variables/", agent="scripted")
+    refused(service, (with_code, "/variables/"), agent="scripted")
 
 
 def test_rollbacks_of_a_document_are_those_of_the_conversation(service: Service, document: dict[str, Any]) -> None:
@@ -455,14 +388,6 @@ def test_steps_that_are_hidden_one_by_one_are_not_shown(service: Service, docume
         assert service.play(PROMPT, conversation_id=name)["status"] == "finished"
 
 
-def test_half_a_character_in_what_smolagents_remembers_is_replaced_or_refused(service: Service) -> None:
-    steps = [{"task": f"one {HALF}", "task_images": None}]
-    response = post_import(service, {"format": "smolagents/memory", "agent": "scripted", "steps": steps})
-    assert response.status_code in {201, 422}, response.text
-    if response.status_code == 201:
-        assert_consistent(service, response.json()["id"])
-
-
 def test_a_process_that_is_killed_amid_imports_leaves_none_half_made(tmp_path: Path) -> None:
     running_service = Service(tmp_path, SETTINGS)
     with running_service:
@@ -478,7 +403,7 @@ def test_a_process_that_is_killed_amid_imports_leaves_none_half_made(tmp_path: P
 
         with ThreadPoolExecutor(4) as pool:
             doing = [pool.submit(imports, number) for number in range(4)]
-            wait_until(lambda: len(running_service.get("/conversations", limit=50)["items"]) > 20)
+            wait_until(lambda: len(running_service.get("/conversations", limit=50)["items"]) > 8)
             running_service.kill()
             for each in doing:
                 each.result()
@@ -487,7 +412,7 @@ def test_a_process_that_is_killed_amid_imports_leaves_none_half_made(tmp_path: P
             of = {key.split(":")[2] for key in client.keys(f"{PARTITION}:*:local/*")}
             assert of == {key.split(":")[2] for key in client.keys(f"{PARTITION}:conversation:*")}
         names = [each["id"] for each in running_service.get("/conversations", limit=100)["items"]]
-        assert len(names) > 20
+        assert len(names) > 8
         for name in names:
             assert export(running_service, name) == document | {"id": name}
 
@@ -500,7 +425,7 @@ def test_an_export_is_of_a_moment_while_turns_come(service: Service) -> None:
             pool.submit(
                 service.post, "/turn", conversation_id=name, message=json.dumps([ECHO, DONE]), on_busy="enqueue"
             )
-            for _ in range(20)
+            for _ in range(10)
         ]
         taken = []
         while not all(each.done() for each in playing):

@@ -3,38 +3,40 @@
 import json
 import pickle
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from smolagents import CodeAgent, Tool, ToolCallingAgent
-from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
+from smolagents import CodeAgent, ToolCallingAgent
+from smolagents.local_python_executor import LocalPythonExecutor
 
 import smolsessions
-from smolsessions.agents.sandbox.fork_client import ForkClient
-from smolsessions.agents.sandbox.interpreter import ChildInterpreter
-from smolsessions.agents.sandbox.limits import CodeLimits
 from smolsessions.agents.sandbox.variable_chunks import chunk_id
 from smolsessions.agents.sandbox.variables import Variables, use_state
 from smolsessions.agents.transfer import documents
 from smolsessions.agents.transfer.variables import ImportTarget, export_variables, import_targets
 from smolsessions.agents.values import dumps, loads
-from tests.support import agents
+from tests.support import agents, rememberers
 from tests.support.documents import CODE, MAX_PIXELS, again, document_of, exported, reader, taken_in
 from tests.support.json_values import JSON, TEXTS, nested, pointer_of
+from tests.support.tiers import repeated
 
 MB = 1024 * 1024
 
 
-def pieces_of(code: str) -> dict[str, bytes]:
-    """Return the chunks of the names that a block defines."""
-    executor = LocalPythonExecutor(["math", "functools", "collections", "datetime"], timeout_seconds=None)
+def variables_of(names: list[str]) -> tuple[LocalPythonExecutor, Variables]:
+    """Return an interpreter that may import modules of these names, and its variables."""
+    executor = LocalPythonExecutor(names, timeout_seconds=None)
     use_state(executor)
     executor.send_tools({})
-    variables = Variables(executor, 4_000_000)
+    return executor, Variables(executor, 4_000_000)
+
+
+def pieces_of(code: str) -> dict[str, bytes]:
+    """Return the chunks of the names that a block defines."""
+    executor, variables = variables_of(["math", "functools", "collections", "datetime"])
     executor(code)
     return in_piece(variables.save().changed)
 
@@ -45,19 +47,14 @@ def in_piece(changed: dict[str, bytes]) -> dict[str, bytes]:
 
 def pieces_with(values: dict[str, Any]) -> dict[str, bytes]:
     """Return the chunks of values, as if a block had defined them."""
-    executor = LocalPythonExecutor([], timeout_seconds=None)
-    use_state(executor)
-    executor.send_tools({})
+    executor, variables = variables_of([])
     executor.state.update(values)
-    return in_piece(Variables(executor, 4_000_000).save().changed)
+    return in_piece(variables.save().changed)
 
 
 def values_in(pieces: dict[str, bytes]) -> dict[str, Any]:
     """Return the variables that the first agent's code finds."""
-    executor = LocalPythonExecutor([], timeout_seconds=None)
-    use_state(executor)
-    executor.send_tools({})
-    variables = Variables(executor, 4_000_000)
+    executor, variables = variables_of([])
     given = {name.removeprefix(":v:"): data for name, data in pieces.items() if name.startswith(":v:")}
     assert variables.load(given) == []
     return {name: executor.state[name] for name in sorted(executor.state.keys()) if not name.startswith("_")}
@@ -70,9 +67,10 @@ def missing(portable: Any) -> dict[str, str]:
 NAMES = st.from_regex(r"[a-z]{1,9}", fullmatch=True)
 
 
+@repeated(4)
 @given(st.dictionaries(NAMES, JSON | TEXTS | st.lists(st.integers()), max_size=3))
-@settings(max_examples=40, deadline=None)
-def test_values_with_exact_json_come_back(values: dict[str, Any]) -> None:
+@settings(max_examples=10, deadline=None)
+def test_values_with_exact_json_come_back(_time: int, values: dict[str, Any]) -> None:
     values = json.loads(json.dumps(values))  # no object occurs in them twice
     portable = exported(variables=pieces_with(values))
     code = portable.variables.get("", {"code": {}})["code"]
@@ -83,25 +81,19 @@ def test_values_with_exact_json_come_back(values: dict[str, Any]) -> None:
     assert again(portable) == portable
 
 
+NOTHING: dict[str, Any] = {"code": {}, "state": {}, "tools": {}, "files": {}, "gone": [], "told": [], "reset": []}
 NOT_JSON = {
     "(1, 2)": "a tuple",
     "[(), 1]": "a tuple",
     "{1, 2}": "a set",
     "{1: 2}": "a key",
-    "{None: 2}": "a key",
     "{'a': {True: 1}}": "a key",
     "float('nan')": "no number of JSON",
-    "[float('inf')]": "no number of JSON",
     "b'x'": "a bytes",
     "1 << 9000": "too many digits",
     "'\\ud800'": "half a character",
-    "{'\\ud800': 1}": "half a character",
-    "complex(1, 2)": "an object",
     "range(3)": "an object",
-    "math": "an object",
-    "datetime.date(2026, 1, 1)": "an object",
     "collections.OrderedDict(a=1)": "an object",
-    "lambda: 1": "an object",
     "functools.partial(max, 1)": "an object",
 }
 
@@ -119,42 +111,35 @@ def test_a_value_that_json_would_change_is_named_with_the_reason_and_gone(expres
     assert set(json.loads(imported[":gone"])) == reasons.keys()
 
 
-def test_functions_classes_and_their_instances_are_named() -> None:
-    portable = exported(variables=pieces_of("class A:\n    pass\na = A()\ndef f():\n    return 1\nx = [A()]"))
-    assert missing(portable).keys() == {"A", "a", "f", "x"}
-    assert portable.variables[""]["code"] == {}
+BLOCKS: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("class A:\n    pass\na = A()\ndef f():\n    return 1\nx = [A()]", "A a f x", "", {}),
+    (
+        "one = [1]\nother = {'in': one}\ntext = 'x'\nsame = [text] * 2",
+        "one other",
+        "shares",
+        {"text": "x", "same": ["x", "x"]},
+    ),
+    ("inner = []\ntwice = [inner, inner]\ndel inner", "twice", "holds the same list or dict twice (at /0 in it)", {}),
+    ("loop = []\nloop.append(loop)", "loop", "holds the same list or dict twice (at /0 in it)", {}),
+]
 
 
-def test_variables_that_share_an_object_are_named_and_equal_texts_are_not() -> None:
-    portable = exported(variables=pieces_of("one = [1]\nother = {'in': one}\ntext = 'x' * 50\nsame = [text, text]"))
-    assert missing(portable).keys() == {"one", "other"}
-    assert all("shares an object" in reason for reason in missing(portable).values())
-    assert portable.variables[""]["code"] == {"text": "x" * 50, "same": ["x" * 50] * 2}
-
-
-def test_a_value_that_holds_an_object_twice_or_itself_is_named() -> None:
-    portable = exported(
-        variables=pieces_of("inner = []\ntwice = [inner, inner]\ndel inner\nloop = []\nloop.append(loop)")
-    )
-    assert missing(portable) == dict.fromkeys(["twice", "loop"], "holds the same list or dict twice (at /0 in it)")
+@pytest.mark.parametrize(("block", "names", "reason", "left"), BLOCKS)
+def test_variables_without_exact_json_are_named(block: str, names: str, reason: str, left: dict[str, Any]) -> None:
+    portable = exported(variables=pieces_of(block))
+    assert missing(portable).keys() == {*names.split()}
+    assert all(reason in one for one in missing(portable).values())
+    assert portable.variables[""]["code"] == left
 
 
 def test_a_function_and_a_variable_of_one_name_leave_the_variable_there() -> None:
     portable = exported(variables=pieces_of("f = 1") | pieces_of("def f():\n    return 1"))
-    assert portable.variables[""] == {
-        "code": {"f": 1},
-        "state": {},
-        "tools": {},
-        "files": {},
-        "gone": [],
-        "told": [],
-        "reset": [],
-    }
+    assert portable.variables[""] == NOTHING | {"code": {"f": 1}}
     assert missing(portable).keys() == {"f"}
 
 
 def test_a_value_that_is_too_deep_is_named() -> None:
-    portable = exported(variables=pieces_with({"deep": nested(150), "well": nested(100)}))
+    portable = exported(variables=pieces_with({"deep": nested(101), "well": nested(100)}))
     assert missing(portable).keys() == {"deep"}
 
 
@@ -177,16 +162,10 @@ def test_agents_states_and_tools_states_come_back_and_what_is_no_json_is_named()
     }
     portable = exported(variables=pieces)
     assert portable.variables == {
-        "": {
-            "code": {},
-            "state": {"count": {"a": [1, 2.5]}},
-            "tools": {"notes": ["a", {"b": None}]},
-            "files": {},
-            "gone": ["old"],
-            "told": ["old"],
-            "reset": ["bag", "other"],
-        },
-        "helper": {"code": {}, "state": {"x": 1}, "tools": {}, "files": {}, "gone": [], "told": [], "reset": []},
+        "": NOTHING
+        | {"state": {"count": {"a": [1, 2.5]}}, "tools": {"notes": ["a", {"b": None}]}}
+        | {"gone": ["old"], "told": ["old"], "reset": ["bag", "other"]},
+        "helper": NOTHING | {"state": {"x": 1}},
     }
     assert [(one["kind"], one["name"]) for one in portable.not_exported] == [
         ("state", "7"),
@@ -238,19 +217,15 @@ def raw(*opcodes: bytes) -> bytes:
 X = b"\x8c\x01x\x94"
 HOSTILE = {
     "nothing": b"",
-    "no end": b"\x80\x05}",
     "no dict": pickle.dumps([1], 5),
     "other name": pickle.dumps({"y": 1}, 5),
     "two names": pickle.dumps({"x": 1, "y": 1}, 5),
     "length": raw(b"}", X, b"X\xff\xff\xff\xff", b"s"),
     "long length": raw(b"}", X, b"\x8d" + struct.pack("<Q", 2**63), b"s"),
-    "number's length": raw(b"}", X, b"\x8b\xff\xff\xff\x7f", b"s"),
     "memo": raw(b"}", X, b"j\xff\xff\xff\xff", b"s"),
-    "put": raw(b"}", b"r\xff\xff\xff\x7f", X, b"K\x01s"),
     "pop": raw(b"}", b"0"),
     "empty": raw(b"s"),
     "no mark": raw(b"}", b"u"),
-    "odd": raw(b"}", b"(", X, b"u"),
     "below the mark": raw(b"}", X, b"(", b"K\x01", b"s"),
     "into itself": raw(b"}\x94", X, b"h\x00", b"s"),
     "append to a number": raw(b"}", X, b"K\x01K\x01a", b"s"),
@@ -291,17 +266,12 @@ def test_a_chunk_under_another_id_is_named() -> None:
     assert portable.variables[""]["code"] == {}
 
 
-@given(st.lists(st.binary(max_size=60), min_size=10, max_size=10))
-@settings(max_examples=50, deadline=None)
-def test_any_bytes_are_a_value_of_json_or_refused(many: list[bytes]) -> None:
-    forms = [form for data in many for form in (data, b"\x80\x05" + data, b"\x80\x05}" + X + data + b"s.")]
-    for value in reader().read({f"{number}:x": form for number, form in enumerate(forms)}).values():
-        json.dumps(value)
-
-
+@repeated(5)
 @given(JSON, st.data())
-@settings(max_examples=100, deadline=None)
-def test_bytes_of_a_value_that_were_changed_are_a_value_of_json_or_refused(value: Any, data: st.DataObject) -> None:
+@settings(max_examples=20, deadline=None)
+def test_bytes_of_a_value_that_were_changed_are_a_value_of_json_or_refused(
+    _time: int, value: Any, data: st.DataObject
+) -> None:
     pickled = pickle.dumps({"x": value}, 5)
     changed = bytearray(pickled)
     changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
@@ -315,19 +285,15 @@ WRONG: list[tuple[Any, str]] = [
     ({"": []}, "/variables/"),
     ({"nobody": EMPTY}, "/variables/nobody"),
     ({"": {"more": 1}}, "/variables//more"),
-    ({"": {"code": []}}, "/variables//code"),
     ({"": {"code": {"not a name": 1}}}, "/variables//code/not a name"),
     ({"": {"code": {"_print_outputs": 1}}}, "/variables//code/_print_outputs"),
     ({"": {"code": {"a": nested(200)}}}, "/variables//code/a"),
-    ({"": {"code": {"a": 1 << 9000}}}, "/variables//code/a"),
-    ({"": {"code": {"a": "\ud800"}}}, "/variables//code/a"),
-    ({"": {"code": {"a": "x" * 5_000_000}}}, "/variables//code"),
+    ({"": {"code": dict.fromkeys("ab", "x" * 2_500_000)}}, "/variables//code"),
     ({"": {"code": {f"a{number}": 1 for number in range(10_001)}}}, "/variables//code"),
     ({"": {"state": {"a": float("nan")}}}, "/variables//state/a"),
     ({"": {"state": {"a": {str(number): 1 for number in range(600_000)}}}}, "/variables//state/a"),
     ({"": {"tools": {"nothing": 1}}}, "/variables//tools/nothing"),
     ({"": {"gone": ["a b"]}}, "/variables//gone/0"),
-    ({"": {"gone": "a"}}, "/variables//gone"),
     ({"": {"reset": [1]}}, "/variables//reset/0"),
     ({"helper": {"told": ["a"]}}, "/variables/helper/told"),
     ({"helper": {"code": {"a": 1}}}, "/variables/helper"),
@@ -341,65 +307,17 @@ def test_invalid_variables_are_refused_with_a_pointer(variables: Any, where: str
     assert pointer_of(lambda: documents.import_document(data, places, MAX_PIXELS)).startswith(where)
 
 
-class Notes(Tool):  # type: ignore[misc, unused-ignore]
-    """Tool with a state."""
-
-    name = "notes"
-    description = "Keeps notes."
-    inputs: dict[str, Any] = {}  # noqa: RUF012 - smolagents' form
-    output_type = "string"
-
-    def forward(self) -> str:
-        return "noted"
-
-    def get_state(self) -> list[str]:
-        return []
-
-    def set_state(self, state: list[str]) -> None:
-        """Accept any state."""
-
-
 def test_import_targets_cover_an_agent_and_its_managed_agents() -> None:
-    make_notes: Any = Notes
-
     def quiet(kind: Any, **options: Any) -> Any:
         return kind(model=agents.ScriptedModel(), **options)
 
-    coder = quiet(CodeAgent, tools=[make_notes()], name="coder", description="Codes.")
+    coder = quiet(CodeAgent, tools=[rememberers.Shelf()], name="coder", description="Codes.")
     smolsessions.options(coder, code_limits={"variables_mb": 2})
     threaded = quiet(CodeAgent, tools=[], name="threaded", description="Codes.")
     smolsessions.options(threaded, executor="thread")
     head = quiet(ToolCallingAgent, tools=[agents.echo], managed_agents=[coder, threaded])
     assert import_targets(head) == {
         "": ImportTarget(None, frozenset()),
-        "coder": ImportTarget(2 * MB, frozenset({"notes"})),
+        "coder": ImportTarget(2 * MB, frozenset({"shelf"})),
         "threaded": ImportTarget(None, frozenset()),
     }
-
-
-@pytest.fixture(scope="module")
-def fork_client() -> Iterator[ForkClient]:
-    fork_client = ForkClient([])
-    yield fork_client
-    fork_client.close()
-
-
-def interpreter(fork_client: ForkClient) -> ChildInterpreter:
-    child = ChildInterpreter(LocalPythonExecutor([]), fork_client, CodeLimits(), (), lambda: None)
-    child.send_tools({})
-    return child
-
-
-def test_code_continues_with_imported_variables_and_gets_an_error_for_lost_ones(fork_client: ForkClient) -> None:
-    before = interpreter(fork_client)
-    before("count = {'a': [1, 2.0, None]}\nname = 'é'\nimport math\npair = (1, 2)\ndef f():\n    return 1")
-    before.stop()
-    portable = exported(variables=in_piece(before.variables))
-    imported = taken_in(document_of(portable)).variables
-    after = interpreter(fork_client)
-    after.variables = {name.removeprefix(":v:"): data for name, data in imported.items() if name.startswith(":v:")}
-    after.dropped = frozenset(json.loads(imported[":gone"]))
-    assert after("count['a'].append(name)\nprint(count)").logs.strip() == "{'a': [1, 2.0, None, 'é']}"
-    with pytest.raises(InterpreterError, match="`pair` is gone"):
-        after("print(pair)")
-    after.stop()

@@ -33,6 +33,8 @@ from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
 from smolsessions.agents.values.images import browser_image, image_to_bytes
 from tests.support import hostile
 from tests.support.encoded_values import ONE, PRIME, blob, count, long, many, number, pairs, parts, text
+from tests.support.json_values import nested
+from tests.support.tiers import repeated
 
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
 MODES = "1 L LA La P PA RGB RGBA RGBa RGBX CMYK YCbCr LAB HSV I F I;16 I;16L I;16B I;16N".split()
@@ -181,17 +183,19 @@ VALUES = st.recursive(
 )
 
 
+@repeated(6)
 @given(VALUES)
-@settings(max_examples=200, deadline=None)
-def test_a_value_comes_back_as_it_was(value: Any) -> None:
+@settings(max_examples=40, deadline=None)
+def test_a_value_comes_back_as_it_was(_time: int, value: Any) -> None:
     data = dumps(value, CARRIED)
     assert same(loads(data, CARRIED), value)
     assert dumps(loads(data, CARRIED), CARRIED) == data
 
 
+@repeated(4)
 @given(st.dictionaries(HASHABLE, LEAVES, max_size=5))
-@settings(max_examples=100, deadline=None)
-def test_the_order_of_keys_is_kept_and_makes_no_difference_to_the_canonical_bytes(value: dict[Any, Any]) -> None:
+@settings(max_examples=30, deadline=None)
+def test_the_order_of_keys_is_kept_and_is_not_in_the_canonical_bytes(_time: int, value: dict[Any, Any]) -> None:
     turned = dict(reversed(value.items()))
     assert dumps(value, CARRIED, in_order=True) == dumps(turned, CARRIED, in_order=True)
     assert same(loads(dumps(value, CARRIED, in_order=True), CARRIED), value) or len(value) > 1
@@ -280,23 +284,16 @@ def test_a_carried_class_that_is_a_kind_of_builtin_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", hostile.REFUSED_VALUES)
-def test_a_value_without_an_encoding_is_refused_and_runs_nothing(name: str) -> None:
-    began = time.process_time()
+def test_a_value_without_an_encoding_is_refused_runs_nothing_and_has_a_label(name: str) -> None:
+    value, began = hostile.REFUSED_VALUES[name], time.process_time()
     with pytest.raises(CodecError, match="cannot be handed over") as caught:
-        dumps({"x": [1, 2, 3, hostile.REFUSED_VALUES[name]]})
+        dumps({"x": [1, 2, 3, value]})
     assert hostile.MARKS == []
     assert len(str(caught.value)) < 10_000
-    assert time.process_time() - began < 20
-
-
-@pytest.mark.parametrize("name", hostile.REFUSED_VALUES)
-def test_a_value_without_an_encoding_becomes_its_json_form_or_a_label_on_request(name: str) -> None:
-    began = time.process_time()
-    data = dumps_lossy([hostile.REFUSED_VALUES[name]])
-    (form,) = loads(data)
-    json.dumps(form)
+    data = dumps_lossy([value])
+    json.dumps(loads(data)[0])
     assert len(data) < 20_000_000
-    assert time.process_time() - began < 20
+    assert time.process_time() - began < 40
 
 
 @pytest.mark.parametrize("name", hostile.ACCEPTED_VALUES)
@@ -321,11 +318,33 @@ def test_an_error_names_the_path_and_the_kind() -> None:
 
 
 def test_the_size_has_a_limit() -> None:
-    assert loads(dumps("x" * 900, max_bytes=1000), max_bytes=1000) == "x" * 900
-    with pytest.raises(CodecError, match="1,000 bytes"):
-        dumps(["x" * 600] * 2, max_bytes=1000)
-    with pytest.raises(CodecError, match="1,000 bytes"):
-        loads(dumps("x" * 1000), max_bytes=1000)
+    assert loads(dumps("x" * 995, max_bytes=1000), max_bytes=1000) == "x" * 995
+    for value in ("x" * 996, ["x" * 600] * 2):
+        with pytest.raises(CodecError, match="1,000 bytes"):
+            dumps(value, max_bytes=1000)
+        with pytest.raises(CodecError, match="1,000 bytes"):
+            loads(dumps(value), max_bytes=1000)
+
+
+LIMITS: dict[str, tuple[Any, Any]] = {
+    "levels": (nested(100), nested(101)),
+    "parts": ([None] * 1_000_000, [None] * 1_000_001),
+    "bits": ((1 << 14_280) - 1, 1 << 14_280),
+    "digits": (Decimal("1" * 10_000), Decimal("1" * 10_001)),
+    "exponent": (Decimal("1e999999"), Decimal("1e1000000")),
+}
+
+
+@pytest.mark.parametrize("what", LIMITS)
+def test_a_value_of_the_largest_size_crosses_and_a_larger_one_does_not(what: str) -> None:
+    most, beyond = LIMITS[what]
+    assert crossed(most) == most
+    with pytest.raises(CodecError):
+        dumps(beyond)
+
+
+def test_fifty_keys_may_have_one_hash() -> None:
+    assert len(loads(many(b"Z", *[long(n * PRIME) for n in range(50)]))) == 50
 
 
 def test_a_label_that_fails_itself_names_the_class() -> None:
@@ -345,89 +364,60 @@ NINE = [ONE] * 9
 HOSTILE_BYTES: dict[str, bytes] = {
     "nothing": b"",
     "an unknown tag": b"?",
-    "a tag of pickle": b"\x80\x04N.",
     "two values": b"NN",
-    "a number cut short": b"i\0",
     "a text longer than the message": b"s" + count(4_000_000_000) + b"x",
     "a text that is no UTF-8": b"s" + count(1) + b"\xff",
-    "a text of an overlong form": b"s" + count(2) + b"\xc0\x80",
-    "bytes longer than the message": b"b" + count(2) + b"x",
     "a number of too many digits": b"I" + count(1_000_000) + b"\1" * 1_000_000,
     "a list longer than the message": many(b"l", ONE, claimed=2),
     "a list of a billion": many(b"l", claimed=4_000_000_000),
-    "a tuple of a billion": many(b"t", claimed=4_000_000_000),
-    "a set of a billion": many(b"Z", claimed=4_000_000_000),
     "a dict of a billion": many(b"d", claimed=4_000_000_000),
-    "a list of two million": many(b"l", *[b"N"] * 2_000_000),
+    "a list of too many parts": many(b"l", *[b"N"] * 1_000_001),
     "many lists of numbers": many(b"l", *[b"y" + count(800_000) + bytes(800_000)] * 11),
     "many deques": many(b"l", *[parts("deque", many(b"l"), b"N")] * 44_000),
     "numbers of half a number": b"x" + count(7) + b"1234567",
-    "integers of half a number": b"y" + count(12) + b"123456781234",
     "numbers, two million": b"x" + count(16_000_000) + bytes(16_000_000),
     "101 levels of lists": many(b"l", claimed=1) * 101 + b"N",
     "a million levels of lists": many(b"l", claimed=1) * 1_000_000 + b"N",
-    "a million levels of tuples": many(b"t", claimed=1) * 1_000_000 + b"N",
-    "a million levels of frozen sets": many(b"z", claimed=1) * 1_000_000 + b"N",
     "a million levels of dicts": many(b"d", claimed=1) * 1_000_000 + b"N",
     "a million levels of parts": (b"P\4\1zone") * 1_000_000 + b"N",
     "a list in a set": many(b"Z", many(b"l")),
     "a list in a tuple in a set": many(b"z", many(b"t", many(b"l"))),
     "a dict as a key": many(b"d", many(b"d"), claimed=1) + b"N",
-    "a set as a key": many(b"d", many(b"Z"), claimed=1) + b"N",
     "an image as a key": many(b"d", picture("L", 1, 1, b"x"), claimed=1) + b"N",
-    "a deque as a key": many(b"d", parts("deque", many(b"l"), b"N"), claimed=1) + b"N",
     "a key that is there twice": many(b"d", text("a"), b"N", text("a"), b"N", claimed=2),
     "two keys that are equal": many(b"d", number(1), b"N", b"T", b"N", claimed=2),
     "an item that is there twice": many(b"Z", ONE, ONE),
-    "a thousand keys of one hash": many(b"Z", *[long(n * PRIME) for n in range(1000)]),
-    "ten thousand keys of one hash": many(b"d", *[long(n * PRIME) + b"N" for n in range(10_000)]),
-    "fractions of one hash": many(b"Z", *[parts("fraction", long(n * PRIME), ONE) for n in range(1, 1000)]),
+    "too many keys of one hash": many(b"Z", *[long(n * PRIME) for n in range(51)]),
     "tuples of one hash": many(b"Z", *[many(b"t", long(n * PRIME)) for n in range(1000)]),
     "an unknown kind": parts("os.system", text("true")),
-    "a kind without a name": parts(""),
     "a kind whose name is no text": b"P\1\0\xff",
     "a kind of too many parts": parts("date", ONE, ONE, ONE, ONE),
-    "a kind without parts": parts("date"),
     "a date of texts": parts("date", text("2020"), ONE, ONE),
-    "a date of bytes": parts("date", blob(b"\x07\xe4\1\1"), ONE, ONE),
     "a month 13": parts("date", number(2020), number(13), ONE),
-    "a year 0": parts("date", number(0), ONE, ONE),
     "a year of 4,000 digits": parts("date", long(1 << 14_000), ONE, ONE),
-    "an hour 25": parts("time", number(25), *[number(0)] * 4, b"N"),
     "a fold 2": parts("time", ONE, ONE, ONE, ONE, number(2), b"N"),
     "a moment of bytes": parts("datetime", blob(bytes(10)), *[ONE] * 7, b"N"),
     "a moment in a zone that is a text": parts("datetime", number(2020), *[ONE] * 7, text("UTC")),
     "a time span past all": parts("timedelta", long(1 << 100), ONE, ONE),
     "an offset of two days": parts("timezone", parts("timedelta", number(2), number(0), number(0)), b"N"),
     "a zone that is no name": parts("zone", text("../../etc/passwd")),
-    "a zone of an absolute path": parts("zone", text("/etc/passwd")),
-    "a zone that is none": parts("zone", text("No/Where")),
     "a zone that is a folder": parts("zone", text("Europe")),
-    "a zone with a NUL": parts("zone", text("Europe/Berlin\0")),
     "a decimal that is none": parts("decimal", text("x")),
     "a decimal past all": parts("decimal", text("1e999999999")),
-    "a decimal of a million digits": parts("decimal", text("1" * 1_000_000)),
     "a signalling decimal as a key": many(b"Z", parts("decimal", text("sNaN"))),
     "a fraction by zero": parts("fraction", ONE, number(0)),
-    "a fraction of floats": parts("fraction", b"f" + bytes(8), ONE),
     "an id of 129 bits": parts("uuid", long(1 << 128)),
-    "an id below zero": parts("uuid", number(-1)),
     "a range of no steps": parts("range", ONE, ONE, number(0)),
     "a deque shorter than nothing": parts("deque", many(b"l"), number(-1)),
-    "a deque of a text": parts("deque", text("abc"), b"N"),
     "a path that is bytes": parts("path", blob(b"x"), b"T", b"T"),
     "an image of an unknown mode": picture("XYZ", 1, 1, b"x"),
-    "an image with no pixels": picture("RGB", 100_000, 100_000, b""),
     "an image with too few pixels": picture("RGB", 2, 2, bytes(11)),
     "an image with too many pixels": picture("RGB", 2, 2, bytes(13)),
     "an image of bits that is a bomb": picture("1", 8_000, 8_000, bytes(8_000_000)),
-    "an image below zero": picture("L", -1, -1, b"x"),
     "an image wider than all": picture("L", 1 << 40, 0, b""),
-    "an image of a picture file": picture("L", 1, 1, b"\x89PNG\r\n\x1a\n"),
     "an image whose palette is too long": picture("P", 1, 1, b"x", text("RGB"), blob(bytes(10_000)), b"N"),
     "an image whose palette is no palette": picture("P", 1, 1, b"x", text("XYZ"), blob(b"abc"), b"N"),
     "a class that is not carried": parts("instance", text("builtins.object"), pairs()),
-    "a class of another module": parts("instance", text("subprocess.Popen"), pairs(args=text("true"))),
     "a class whose name is no text": parts("instance", ONE, pairs()),
     "fields that are no dict": parts("instance", text("tests.values.test_values.Point"), many(b"l")),
     "fields that have no name": parts("instance", text("tests.values.test_values.Old"), many(b"d", ONE + ONE)),
@@ -437,12 +427,9 @@ HOSTILE_BYTES: dict[str, bytes] = {
     "a field in place of a property": carried(Wary, computed=ONE),
     "a field in place of what is computed": carried(Old, name=text("x"), length=ONE),
     "a field in place of the class": carried(Old, __class__=text("x")),
-    "a field in place of the dict": carried(Old, __dict__=pairs()),
-    "a field with two underscores": carried(Old, __reduce__=text("x")),
     "an enum as an instance": carried(Colour, _name_=text("RED"), _value_=text("x")),
     "an unknown member": parts("member", text("tests.values.test_values.Colour"), text("GREEN")),
     "a member that is an attribute": parts("member", text("tests.values.test_values.Colour"), text("__class__")),
-    "a member of no enum": parts("member", text("tests.values.test_values.Old"), text("name")),
 }
 
 
@@ -488,21 +475,8 @@ def _read(data: bytes) -> Any:
 
 
 RICH = {
-    "all": [
-        None,
-        True,
-        -1,
-        1 << 99,
-        1.5,
-        2j,
-        "x\ud800\0é",
-        b"b",
-        bytearray(b"a"),
-        (1, [2]),
-        {3},
-        frozenset("a"),
-        range(3),
-    ],
+    "all": [None, True, -1, 1 << 99, 1.5, 2j, "x\ud800\0é", b"b"],
+    "more": [bytearray(b"a"), (1, [2]), {3}, frozenset("a"), range(3)],
     "times": [dt.datetime(2020, 1, 1, tzinfo=BERLIN), dt.date(2020, 1, 1), dt.time(1, tzinfo=dt.UTC), dt.timedelta(1)],
     "numbers": [Decimal("1.5"), Fraction(1, 3), uuid.UUID(int=3), [1.5] * 10, [7] * 10],
     ("a", 1): [Path("x"), deque([1], 3), PIL.Image.new("P", (2, 2)), Point(1, 2), Slim(1), Old("x"), Colour.RED],
@@ -516,9 +490,12 @@ def test_a_message_cut_short_anywhere_is_an_error() -> None:
             loads(data[:end], CARRIED)
 
 
+@repeated(8)
 @given(st.data())
-@settings(max_examples=1000, deadline=None)
-def test_a_message_with_other_bytes_in_it_is_read_or_an_error_and_nothing_else(source: st.DataObject) -> None:
+@settings(max_examples=150, deadline=None)
+def test_a_message_with_other_bytes_in_it_is_read_or_an_error_and_nothing_else(
+    _time: int, source: st.DataObject
+) -> None:
     data = bytearray(dumps(RICH, CARRIED))
     for _ in range(source.draw(st.integers(1, 4))):
         data[source.draw(st.integers(0, len(data) - 1))] = source.draw(st.integers(0, 255))
@@ -529,7 +506,7 @@ def test_a_message_with_other_bytes_in_it_is_read_or_an_error_and_nothing_else(s
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_bytes_are_read_or_an_error_and_nothing_else(data: bytes) -> None:
     _read(data)
 

@@ -1,0 +1,53 @@
+"""JSON forms: values that JSON keeps exactly, and texts that are cut with a mark."""
+
+from typing import Any
+
+import pytest
+
+from smolsessions.agents.values.json_forms import json_flaw, json_form, label_of, truncate_json, truncated
+from tests.support.json_values import nested
+
+KEPT: dict[str, tuple[Any, Any, str]] = {
+    "bits": ((1 << 8192) - 1, 1 << 8192, "is a number of too many digits"),
+    "levels": (nested(100), nested(101), "lies more than 100 levels deep"),
+    "parts": ([0] * 1_000_000, [0] * 1_000_001, "has too many parts"),
+    "finite": ([1e308], [float("inf")], "is no number of JSON"),
+    "key": ({"1": 1}, {1: 1}, "has a key that is no text"),
+    "text": ("\U0001f600", "\ud83d", "is a text with half a character"),
+    "kind": ([1], (1,), "is a tuple, which JSON does not have"),
+}
+
+
+@pytest.mark.parametrize("what", KEPT)
+def test_json_keeps_a_value_exactly_up_to_its_bounds(what: str) -> None:
+    kept, changed, reason = KEPT[what]
+    assert json_flaw(kept) is None
+    flaw = json_flaw(changed)
+    assert flaw
+    assert flaw.reason == reason
+
+
+def test_a_flaw_has_its_place_and_a_tree_holds_nothing_twice() -> None:
+    flaw = json_flaw({"a/b": [0, {"~": {1}}]})
+    assert flaw
+    assert flaw.pointer == "/a~1b/1/~0"
+    inner: list[Any] = []
+    assert json_flaw([inner, inner]) is None
+    assert json_flaw([inner, inner], is_tree=True)
+    assert json_flaw(["abc", "d"], max_chars=4) is None
+    assert json_flaw(["abc", "de"], max_chars=4)
+
+
+def test_a_cut_text_says_how_long_it_was() -> None:
+    cut = "x" * 2000 + "… (2001 characters)"
+    assert truncated("x" * 2000) == "x" * 2000
+    assert truncated("x" * 2001) == cut
+    assert truncate_json({"a": ["x" * 2001]}) == {"a": [cut]}
+    assert truncate_json([0] * 100) == [0] * 100
+    assert truncate_json([0] * 101) == str([0] * 101)
+    assert label_of(ValueError("x" * 2001)) == f"[builtins.ValueError] {cut}"
+
+
+def test_a_long_text_becomes_a_label() -> None:
+    assert json_form("x" * 1_000_000) == "x" * 1_000_000
+    assert json_form("x" * 1_000_001) == "[builtins.str] " + "x" * 2000 + "… (1000001 characters)"
