@@ -12,7 +12,7 @@ from tests.support.llm import LLM
 from tests.support.service import PLAIN, Service
 from tests.support.streaming import Event, place, posting
 from tests.support.streaming import spoken as pieces
-from tests.support.tiers import deep, mostly_deep
+from tests.support.tiers import deep
 from tests.support.turns import ECHO, ENDLESS, SHOWN, cancel, delegate
 from tests.support.waiting import wait_until
 
@@ -21,10 +21,12 @@ CODE: Event = {"code": "print(echo(text='ü'))"}
 ANSWER = "É o que sei: 你好."
 HALF = '{"answer": "It is 4'
 GARBLED: Event = {"stream": ["I answer. ", [0, '{"answer": "It', "final_answer"], [0, " is 4"]]}
-AGENTS = mostly_deep(
-    [("scripted", ECHO), ("streamed", ECHO), ("code", CODE), ("streamed-code", CODE)],
-    fast=[("scripted", ECHO), ("code", CODE)],
-)
+AGENTS = [
+    ("scripted", ECHO),
+    ("code", CODE),
+    pytest.param("streamed", ECHO, marks=deep),
+    pytest.param("streamed-code", CODE, marks=deep),
+]
 WORDS = ("Reached max", "retry", "Error", "kaputt")
 
 
