@@ -48,11 +48,11 @@ face = {{provider = "huggingface", id = "m", base = "{echo}/400/v1", api_key_env
 
 [agents]
 shop = {{kind = "tool_calling", model = "good", mcp = ["near", "far"], tools = ["tests.support.key_search:Careless"]}}
-echo = {{kind = "tool_calling", model = "echo", model_retries = 0, description = "Helps."}}
+echo = {{kind = "tool_calling", model = "echo", model_retries = 0}}
 limit = {{kind = "code", model = "limit", model_retries = 1, planning_interval = 1}}
 azure = {{kind = "tool_calling", model = "azure", model_retries = 0}}
 face = {{kind = "tool_calling", model = "face", model_retries = 0}}
-lead = {{kind = "tool_calling", model = "good", managed_agents = ["echo"]}}
+lead = {{factory = "tests.support.key_search:make_lead"}}
 coder = {{kind = "code", model = "good", authorized_imports = ["os"]}}
 sandbox = {{kind = "code", model = "good", executor = "e2b", executor_key_env = "TEAM_KEY"}}
 breaking = {{factory = "tests.support.key_search:make_breaking"}}
@@ -87,7 +87,7 @@ class Place:
         keys = write_private(folder / "owners", owner_line("ada", OWNER_KEY))
         self.settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file), "LOG_LEVEL": "debug"}
         self.settings |= store.settings | {"SEAL_KEYS": SEAL_KEY, "API_KEYS_FILE": str(keys)}
-        self.environment = {**KEYS, "E2B_API_URL": sandboxes, "TMPDIR": str(self.temporary)}
+        self.environment = {**KEYS, "LLM_URL": llm.base_url, "E2B_API_URL": sandboxes, "TMPDIR": str(self.temporary)}
         self.answers: list[tuple[str, bytes]] = []
 
     def play(self, service: Service, agent: str, **body: Any) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class Place:
         self.llm.answer(f"{MARK} done")
         shop = self.play(service, "shop")
         assert shop["reply"] == f"{MARK} done", shop
-        self.llm.call(("echo", {"task": "help"}))
+        self.llm.call(("helper", {"task": "help"}))
         self.llm.answer(f"{MARK} led")
         assert self.play(service, "lead")["reply"] == f"{MARK} led"
         self.llm.say("Thought: look.\n<code>\nimport os\nfinal_answer(str(dict(os.environ)))\n</code>")
@@ -217,7 +217,7 @@ def test_no_key_is_in_a_dump_of_an_agent(place: Place, monkeypatch: pytest.Monke
     text = Path(place.settings["AGENTS_FILE"]).read_text()
     file.write_text(text.partition("[mcp.")[0].replace('mcp = ["near", "far"],', ""))
     factories = dict(load_agents_file(file))
-    made: list[Any] = [make() for name, make in factories.items() if name != "breaking"]
+    made: list[Any] = [make() for name, make in factories.items() if name not in {"breaking", "lead"}]
     dumps = [repr([vars(part) for part in parts_of(agent)]) for agent in made]
     dumps += [json.dumps(agent.to_dict()) for agent in made]
     assert [found for dump in dumps if (found := found_in(dump.encode(), SEARCHED))] == []

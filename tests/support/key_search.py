@@ -94,6 +94,14 @@ def make_breaking() -> ToolCallingAgent:
     return ToolCallingAgent(tools=[], model=model, verbosity_level=LogLevel.OFF)
 
 
+def make_lead() -> ToolCallingAgent:
+    """Make an agent whose model reads the errors of a managed agent."""
+    model = OpenAIModel("gpt-4o", api_base=os.environ["LLM_URL"], api_key=os.environ["GOOD_KEY"])
+    helper = make_breaking()
+    helper.name, helper.description = "helper", "Helps."
+    return ToolCallingAgent(tools=[], model=model, managed_agents=[helper], verbosity_level=LogLevel.OFF)
+
+
 def make_nothing() -> ToolCallingAgent:
     raise RuntimeError(f"the provider refuses {os.environ['GOOD_KEY']}")
 
