@@ -1,6 +1,5 @@
 """Fixtures: a service with agents that talk, a browser, and pages whose errors are recorded."""
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from tests.support.waiting import PATIENCE_S
 
 __all__ = ["pytest_runtest_makereport", "pytest_runtest_setup"]
 
-WAIT_MS = 1000 * float(os.environ.get("TESTS_PATIENCE_S", PATIENCE_S))  # mutations need less
+WAIT_MS = 1000 * PATIENCE_S
 SETTINGS = {"LEASE_S": "10", "DRAIN_S": "1"}  # a loaded machine loses shorter leases
 WAITING = {"mailer", "code-reader", "office", "poster"}  # agents of the shared service whose turns wait for a person
 

@@ -18,13 +18,17 @@ import sys
 import tempfile
 import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 ROOT = Path(__file__).parent.parent
 LISTS = ROOT / "tools" / "mutations"
 PACKAGE = Path("app", "smolsessions")
 TIMEOUT_S = 300
+JOBS = 3  # a test waits more than it computes
 PASSED, FAILED = 0, 1  # statuses of pytest
 
 
@@ -43,15 +47,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("lists", nargs="*", help="names of lists in tools/mutations, without .toml; all by default")
     parser.add_argument("--only", default="", metavar="TEXT", help="only mutations whose name contains this text")
+    parser.add_argument("--trust", action="store_true", help="do not run the tests without a mutation first")
     asked = parser.parse_args()
     mutations = [each for each in read_mutations(asked.lists) if asked.only in each.name]
     with tempfile.TemporaryDirectory() as folder:
-        tree = copy_tree(Path(folder) / "tree")
+        trees: SimpleQueue[Path] = SimpleQueue()
+        for number in range(JOBS):
+            trees.put(copy_tree(Path(folder) / str(number)))
         tests = sorted({test for mutation in mutations for test in mutation.tests})
         print(f"{len(mutations)} mutations; first their {len(tests)} tests without any", flush=True)
-        if run_tests(tree, tests, "-n", "4", "--dist", "worksteal") != PASSED:
+        if not asked.trust and run_tests(Path(folder) / "0", tests, "-n", "4", "--dist", "worksteal") != PASSED:
             sys.exit("these tests fail without a mutation")
-        outcomes = [try_mutation(tree, mutation) for mutation in mutations]
+        with ThreadPoolExecutor(JOBS) as pool:
+            outcomes = list(pool.map(partial(try_mutation, trees), mutations))
     print(f"{outcomes.count('killed')} killed, {len(outcomes) - outcomes.count('killed')} not")
     sys.exit(outcomes.count("killed") < len(outcomes))
 
@@ -77,8 +85,9 @@ def copy_tree(tree: Path) -> Path:
     return tree
 
 
-def try_mutation(tree: Path, mutation: Mutation) -> str:
-    """Apply the mutation, run its tests, and print and return the outcome."""
+def try_mutation(trees: SimpleQueue[Path], mutation: Mutation) -> str:
+    """Apply the mutation to a free tree, run its tests, and print and return the outcome."""
+    tree = trees.get()
     path = tree / PACKAGE / mutation.file
     text = path.read_text()
     path.write_text(text.replace(mutation.old, mutation.new))
@@ -87,6 +96,7 @@ def try_mutation(tree: Path, mutation: Mutation) -> str:
         status = run_tests(tree, mutation.tests, "-x")
     finally:
         path.write_text(text)
+        trees.put(tree)
     outcome = {PASSED: "survived", FAILED: "killed"}.get(status, f"pytest ended with status {status}")
     print(f"{outcome:9} {time.monotonic() - began:5.1f} s  {mutation.name}", flush=True)
     return outcome
@@ -96,6 +106,8 @@ def run_tests(tree: Path, tests: list[str], *options: str) -> int:
     """Run tests in the tree, on its code. Tests that do not end count as failed. Return pytest's status."""
     code = os.pathsep.join([str(tree / "app"), str(tree)])
     environment = os.environ | {"PYTHONPATH": code, "PYTHONDONTWRITEBYTECODE": "1"}
+    if "-x" in options:
+        environment["TESTS_PATIENCE_S"] = "30"
     command = [sys.executable, "-m", "pytest", "-m", "not alone", "-p", "no:cacheprovider", *options, *tests]
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(command, cwd=tree, env=environment, start_new_session=True, **pipe) as process:  # type: ignore[call-overload]

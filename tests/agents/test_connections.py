@@ -62,7 +62,7 @@ def is_let_go(provider: Endpoint) -> bool:
     return provider.wait(lambda it: it.open_calls == 0, within_s=PATIENCE_S)
 
 
-@pytest.mark.parametrize(("agent", "mode"), mostly_deep(CASES, fast=FAST))
+@pytest.mark.parametrize(("agent", "mode"), mostly_deep(CASES, fast=FAST, several=True))
 def test_a_stop_ends_the_providers_work(hosted: Service, provider: Endpoint, agent: str, mode: str) -> None:
     turn = in_call(hosted, provider, agent, mode)
     cancel(hosted, turn)

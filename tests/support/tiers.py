@@ -8,9 +8,12 @@ import pytest
 deep = pytest.mark.deep
 
 
-def mostly_deep(cases: Iterable[Any], fast: Container[Any]) -> list[Any]:
-    """Return the cases of a matrix for `parametrize`. All except the fast ones are in the deep tier."""
-    return [case if case in fast else pytest.param(case, marks=deep) for case in cases]
+def mostly_deep(cases: Iterable[Any], fast: Container[Any], *, several: bool = False) -> list[Any]:
+    """Return the cases of a matrix for `parametrize`. All except the fast ones are in the deep tier.
+
+    `several` says that each case is a tuple for several parameters.
+    """
+    return [case if case in fast else pytest.param(*(case if several else [case]), marks=deep) for case in cases]
 
 
 def repeated(times: int) -> pytest.MarkDecorator:

@@ -1,12 +1,14 @@
 """Waiting for a condition, and a file that holds a tool call until a test opens it."""
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 120.0  # a loaded machine is slow, and a wait that succeeds costs no more
+PATIENCE_S = float(os.environ.get("TESTS_PATIENCE_S", "120"))
+"""A loaded machine is slow, and a wait that succeeds costs no more. A mutation's tests wait less."""
 
 
 @dataclass
