@@ -72,7 +72,6 @@ def test_images_of_costly_formats_may_have_half_the_pixels(
 
 
 def files() -> Iterator[tuple[str, bytes]]:
-    """Yield picture files of every kind, by name."""
     noise = PIL.Image.merge("RGBA", [PIL.Image.effect_noise((40, 30), 60) for _ in "RGBA"])
     frames = [PIL.Image.effect_noise((40, 30), 60) for _ in range(3)]
     exif = PIL.Image.Exif()

@@ -1,7 +1,6 @@
 """Memory policies through HTTP: they bound the prompt, while all steps stay on record."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from tests.support.service import Service
 from tests.support.tiers import mostly_deep
 from tests.support.transfer import export, import_document
 from tests.support.turns import DONE, PROMPT, SHOWN, submit_turn, wait_for_end
-from tests.support.waiting import Gate, wait_until
+from tests.support.waiting import wait_until
 
 Json = dict[str, Any]
 POLICIES: list[Any] = [
@@ -43,13 +42,6 @@ POLICIES: list[Any] = [
     f"{OWN}shout",
     [{"name": "prune_old_observations", "keep_last_n": 1}, {"name": "keep_last_n_steps", "n": 4}],
 ]
-
-
-@pytest.fixture(scope="module")
-def cold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a service that rebuilds every session."""
-    with Service(tmp_path_factory.mktemp("cold"), CODELESS | {"WARM_SESSIONS": "0"}) as running:
-        yield running
 
 
 def images_of(service: Service, turn: Json) -> int:
@@ -355,30 +347,6 @@ def test_a_code_agents_call_ids_stay_unique_after_a_prune(service: Service) -> N
 
 
 # Time at which a prompt is bounded
-
-
-def test_a_policy_patched_during_a_turn_applies_from_the_next_one(service: Service, gate: Gate) -> None:
-    turn = play_turns(service, 3)
-    running_turn = submit_turn(service, gate.script, DONE, agent="plain", conversation_id=turn["conversation_id"])
-    gate.reached()
-    patch_policy(service, turn, {"name": "keep_last_n_steps", "n": 1})
-    gate.open()
-    assert wait_for_end(service, running_turn)["left_out"] is None
-    assert service.follow_up(turn, DONE)["left_out"]["steps"] == 7
-
-
-@pytest.mark.parametrize("policy", POLICIES[1:5], ids=lambda policy: policy["name"])
-def test_cold_and_warm_sessions_have_the_same_prompts(service: Service, cold: Service, policy: Any) -> None:
-    """The estimate of a prompt with reported tokens is stored with its step."""
-    agent = "reporting" if policy["name"] == "token_budget" else "plain"
-    seen = []
-    for one in (cold, service):
-        turn = play_turns(one, agent=agent, policy=policy)
-        left_out = [one.follow_up(turn, echo_call(LONG), DONE)["left_out"] for _ in range(6)]
-        expected = predicted(one, turn, PROMPT)
-        assert one.follow_up(turn, PROMPT)["reply"] == expected
-        seen.append((left_out, expected))
-    assert seen[0] == seen[1]
 
 
 DOOMED: list[Any] = [

@@ -132,19 +132,6 @@ def test_rules_are_idempotent(_time: int, memory: list[MemoryStep], rule: Any) -
     assert apply_policy(shown, policy, box) == shown
 
 
-@repeated(8)
-@settings(max_examples=30, deadline=None)
-@given(MEMORIES, st.integers(1, 8))
-def test_the_last_n_steps_are_kept_with_all_tasks_and_notes(_time: int, memory: list[MemoryStep], n: int) -> None:
-    box = tools()
-    shown = apply_policy(memory, policy_of({"name": "keep_last_n_steps", "n": n}), box)
-    free = [step for step in memory if not isinstance(step, TaskStep | NoteStep)]
-    assert [step for step in shown if not isinstance(step, TaskStep | NoteStep)] == free[-n:]
-    assert [step for step in shown if isinstance(step, TaskStep)] == [
-        step for step in memory if isinstance(step, TaskStep)
-    ]
-
-
 @repeated(10)
 @settings(max_examples=30, deadline=None)
 @given(MEMORIES, st.integers(1, 3000))
@@ -169,25 +156,6 @@ def test_a_budget_holds_if_possible_and_shows_whole_turns(_time: int, memory: li
         turn_of = max([start for start in starts if start <= newest])
         more = {newest} if turn_of == last else set(range(turn_of, last)) - places
         assert weight + tokens_of([memory[place] for place in more], box) * factor > most - 1e-6
-
-
-@repeated(8)
-@settings(max_examples=30, deadline=None)
-@given(MEMORIES, st.integers(0, 5), st.integers(0, 100))
-def test_old_observations_are_cut_and_nothing_else(_time: int, memory: list[MemoryStep], last: int, most: int) -> None:
-    box = tools()
-    rule = {"name": "prune_old_observations", "keep_last_n": last, "max_length": most}
-    shown = apply_policy(memory, policy_of(rule), box)
-    assert len(shown) == len(memory)
-    acts = [place for place, step in enumerate(memory) if isinstance(step, ActionStep)]
-    before: Any
-    after: Any
-    for place, (before, after) in enumerate(zip(memory, shown, strict=True)):
-        if place in acts[: len(acts) - last]:
-            assert len(after.observations) <= most + 100
-            assert after.tool_calls == before.tool_calls
-        else:
-            assert after is before
 
 
 @repeated(5)

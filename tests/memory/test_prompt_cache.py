@@ -120,27 +120,6 @@ def test_a_replaced_list_of_steps_is_examined_from_its_start() -> None:
     assert expected
 
 
-@pytest.mark.parametrize("name", ["no_pruning", "cut twice"])
-def test_an_old_step_changed_by_a_callback_is_shown_changed(name: str) -> None:
-    agent = agent_of(step_callbacks=[lambda _: None])  # it might change any step
-    shown = patch_agent(agent, {})
-    assert shown
-    shown.policy = policy_of(POLICIES[name])
-    chance = random.Random(3)
-    agent.memory.steps = [some_step(number, chance) for number in range(60)]
-    old = next(step for step in agent.memory.steps if isinstance(step, ActionStep))
-    shown()
-    old.observations = "censored"
-    assert "censored" in str(shown())
-    afresh = agent_of()
-    afresh.memory.steps = list(agent.memory.steps)
-    other = patch_agent(afresh, {})
-    assert other
-    other.policy = shown.policy
-    other()
-    assert shown.left_out() == other.left_out()
-
-
 def test_an_old_step_changed_by_a_callback_that_was_registered_late_is_shown_changed() -> None:
     agent = agent_of()
     shown = patch_agent(agent, {})
@@ -155,20 +134,3 @@ def test_an_old_step_changed_by_a_callback_that_was_registered_late_is_shown_cha
     assert "censored" in str(shown())
     old.observations = "censored again"
     assert "censored again" in str(shown())
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_a_prune_archives_the_steps_that_the_policy_leaves_out(name: str) -> None:
-    agent, policy, chance = agent_of(), policy_of(POLICIES[name]), random.Random(name)
-    shown = patch_agent(agent, {})
-    assert shown
-    shown.begin_turn(policy)
-    while len(agent.memory.steps) < 120:
-        for _ in range(chance.randint(1, 9)):
-            agent.memory.steps.append(some_step(len(agent.memory.steps), chance))
-        shown()
-        found, pruned = shown.left_out(), shown.weigh(policy)
-        assert found
-        assert (found.steps, found.shortened) == (len(pruned.left_out), pruned.shortened)
-        gone = pruned.before.characters - pruned.after.characters
-        assert found.characters == gone if not found.shortened else found.characters > gone

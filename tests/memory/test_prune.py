@@ -11,7 +11,6 @@ from tests.support.pictures import png
 from tests.support.policies import (
     LAST_TWO,
     LONG,
-    OWN,
     echo_call,
     message_texts,
     patch_policy,
@@ -41,7 +40,6 @@ def record(service: Service, turn: Json, **query: Any) -> list[Json]:
 
 
 def stored(raw: Raw, turn: Json) -> dict[bytes, Any]:
-    """Return everything that the store holds of a conversation."""
     return {name: raw.dump(name) for name in raw.keys(f"*{turn['conversation_id']}*")}
 
 
@@ -132,16 +130,6 @@ def test_a_prune_after_a_prune_drops_the_rest(service: Service) -> None:
     assert service.follow_up(turn, DONE)["reply"] == "done"
 
 
-def test_shortened_steps_are_not_archived(service: Service) -> None:
-    turn = play_turns(service, 3)
-    for policy in ({"name": "prune_old_observations", "keep_last_n": 0, "max_length": 3}, f"{OWN}shout"):
-        found = prune(service, turn, policy)
-        assert (found["left_out"], found["archived"]) == (0, 0)
-        assert found["shortened"] > 0
-        assert found["before"] == found["after"]
-    assert service.get(path_of(turn))["archived_steps"] == 0
-
-
 def test_a_prune_ignores_replaced_notes(service: Service) -> None:
     turn = service.play({"call": [["note_write", {"text": "pears"}]]}, DONE, agent="plain")
     turn = service.follow_up(turn, {"call": [["note_write", {"text": "plums", "replaces": 1}]]}, DONE)
@@ -178,7 +166,6 @@ def test_destroyed_steps_leave_the_store_with_their_unshared_images(service: Ser
 
 
 def images_of(service: Service, turn: Json) -> dict[str, str]:
-    """Return the addresses of the first step's images, by name."""
     urls = [image["url"] for image in record(service, turn)[0]["images"]]
     return {url.rpartition("/")[2]: url for url in urls}
 

@@ -26,7 +26,6 @@ def writing(*texts: str, **more: Any) -> dict[str, Any]:
 
 
 def notes_of(service: Service, turn: dict[str, Any]) -> list[tuple[int, str, int | None]]:
-    """Return the notes on record."""
     where = f"/conversations/{turn['conversation_id']}"
     items = [step for step in service.steps(turn) if step["type"] == "note"]
     assert service.get(where)["step_counts"].get("note", 0) == len(items)
@@ -122,12 +121,6 @@ def test_an_existing_note_is_not_written_twice(service: Service) -> None:
     turn = service.play(writing("one"), writing("one "), writing("one", replaces=1), DONE, agent="noter")
     assert notes_of(service, turn) == [(1, "one", None)]
     assert {step["observations"] for step in service.steps(turn)[2:5]} == {"Written as note 1."}
-
-
-def test_a_replaced_note_is_hidden_and_stays_on_record(service: Service) -> None:
-    turn = service.play(writing("one"), writing("uno", replaces=1), SEEN, agent="noter")
-    assert notes_of(service, turn) == [(1, "one", None), (2, "uno", 1)]
-    assert turn["reply"] == service.follow_up(turn, SEEN)["reply"] == "Note 2:\nuno"
 
 
 def test_a_reset_hides_notes_and_their_numbers_continue(service: Service) -> None:

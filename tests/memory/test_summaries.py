@@ -82,17 +82,6 @@ def test_a_second_summary_includes_the_first(service: Service, folder: Path) -> 
     assert (counts["task"], counts["action"]) == (8, 16)
 
 
-def test_a_task_stays_in_the_prompt_if_its_turn_is_summarized(service: Service, folder: Path) -> None:
-    turn = service.play(echo_call("1"), DONE, agent="plain")
-    patch_policy(service, turn, AFTER_600)
-    turn = service.follow_up(turn, echo_call(f"2 {LONG}"), echo_call(f"3 {LONG}"), echo_call(f"4 {LONG}"), DONE)
-    assert turn["status"] == "finished"
-    assert requested(folder)
-    turn = service.follow_up(turn, DONE)
-    everything = "\n".join([*requested(folder), *message_texts(service, turn)])
-    assert f"2 {LONG}".rstrip() in everything
-
-
 def test_a_long_conversation_is_summarized_in_parts(service: Service, folder: Path) -> None:
     turn = talk(service, 8, more=LONG * 4)
     patch_policy(service, turn, AFTER_600)

@@ -15,7 +15,6 @@ TYPES = ("task", "planning", "action", "note", "summary")
 
 
 def pages(service: Service, turn: Json, limit: int = 7, **query: Any) -> list[list[Json]]:
-    """Return the steps on each page."""
     found: list[list[Json]] = []
     while True:
         page = service.get(path_of(turn, "/steps"), limit=limit, **query)

@@ -61,7 +61,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def all_of(service: Service) -> list[Any]:
-    """Return everything that a client can read."""
     pages = [service.get("/conversations", limit=100)]
     for conversation in pages[0]["items"]:
         path = f"/conversations/{conversation['id']}"

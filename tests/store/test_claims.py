@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from smolsessions.core.errors import OverloadedError
-from smolsessions.core.records import MAX_CRASHES, AgentName
+from smolsessions.core.records import AgentName
 from smolsessions.store.store import Store
 from smolsessions.store.turns.lease import HeldLease
 from tests.support.stores import (
@@ -73,17 +73,6 @@ async def test_an_owner_that_fills_one_agent_leaves_others_their_turn_at_another
     await submit(other, "few/0", blue)
     taken = [str(lease.turn.ref) for lease in await claim(other, red, blue, most=4)]
     assert taken == ["many/0", "few/0", "many/1", "many/2"]
-
-
-async def test_an_owner_is_passed_over_while_nothing_of_it_may_be_taken(stores: tuple[Store, Store], raw: Raw) -> None:
-    one, other = stores
-    for name in ("many/0", "few/0", "many/1"):
-        await submit(one, name)
-    raw.hset(key_of("run", "many/0", 1), "counted", MAX_CRASHES - 1)
-    taken = [
-        str(lease.turn.ref) for _ in range(2) for lease in await other.scheduler.claim({AGENT: KIND}, 9, idle=True)
-    ]
-    assert taken == ["many/0", "few/0", "many/1"]
 
 
 async def test_a_conversation_that_is_missing_in_the_ready_set_is_not_claimed(
@@ -164,8 +153,6 @@ async def test_ready_sets_are_restored_from_each_other(stores: tuple[Store, Stor
 
 
 class Seats:
-    """Intake with a number of free threads."""
-
     def __init__(self, store: Store, free: int = 1) -> None:
         self.free = free
         self.leases: list[HeldLease] = []

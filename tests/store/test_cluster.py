@@ -30,16 +30,7 @@ from tests.support.service import Service, write_private
 from tests.support.stopwatch import Stopwatch
 from tests.support.streaming import Event, posting, watching
 from tests.support.tiers import deep
-from tests.support.turns import (
-    DONE,
-    ECHO,
-    ENDLESS,
-    cancel,
-    held_turn,
-    submit_turn,
-    turn_counts,
-    wait_for_end,
-)
+from tests.support.turns import DONE, ECHO, ENDLESS, cancel, held_turn, submit_turn, turn_counts, wait_for_end
 from tests.support.waiting import wait_until
 from tests.topology.certificates import new_authority
 from tests.topology.cluster import ValkeyCluster
@@ -54,14 +45,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyCluster]
 
 @pytest.fixture(scope="module")
 def services(cluster: ValkeyCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Yield two services on the cluster."""
     with two_services(tmp_path_factory.mktemp("services"), cluster.settings | REPLICATED) as both:
         yield both
 
 
 @pytest.fixture
 def pair(cluster: ValkeyCluster, services: Pair) -> Pair:
-    """Return the services once the cluster is whole."""
     cluster.until_whole()
     until_all_answer(services)
     return services
@@ -76,7 +65,6 @@ def partition_of(cluster: ValkeyCluster, turn: Event) -> str:
 
 
 def spread(cluster: ValkeyCluster, turns: list[Event]) -> dict[Node, list[Event]]:
-    """Return the turns by the primary that stores their conversation."""
     owners: dict[Node, list[Event]] = {node: [] for node in cluster.primaries()}
     for turn in turns:
         owners[cluster.primary_of(partition_of(cluster, turn))].append(turn)
@@ -84,7 +72,6 @@ def spread(cluster: ValkeyCluster, turns: list[Event]) -> dict[Node, list[Event]
 
 
 def load_while(pair: Pair, do: Callable[[], None]) -> list[Patient]:
-    """Play turns until `do` has returned, and return them."""
     patients: list[Patient] = []
     with ThreadPoolExecutor(1) as pool:
         doing = pool.submit(do)
@@ -186,22 +173,6 @@ def test_a_primary_that_goes_amid_turns_costs_no_step_and_stops_no_other_partiti
     cluster.until_whole()
     check_all(pair, [*patients, *late])
     assert_all_go_on(pair, [turn for turns in owners.values() for turn in turns])
-
-
-@deep
-def test_a_partition_that_moves_amid_turns_loses_nothing(cluster: ValkeyCluster, pair: Pair) -> None:
-    turns = play_some(pair[0])
-    tags = {partition_of(cluster, turn) for turn in turns}
-
-    def move_all() -> None:
-        for tag in tags:
-            target = next(node for node in cluster.primaries() if node is not cluster.primary_of(tag))
-            cluster.move(tag, target)
-
-    patients = load_while(pair, move_all)
-    check_all(pair, patients)
-    assert {patient.result["attempts"] for patient in patients} == {1}
-    assert_all_go_on(pair, turns)
 
 
 @deep

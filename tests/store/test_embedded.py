@@ -66,7 +66,6 @@ def service(folder: Path) -> Iterator[tuple[subprocess.Popen[str], Redis]]:
 
 
 def refusal(folder: Path, *flags: str, silence_s: float = 120, **environment: str) -> str:
-    """Return the error of a service that cannot start."""
     ended = subprocess.run(
         [sys.executable, *flags, "-c", SERVICE, folder, str(silence_s)],
         env=os.environ | {"PYTHONPATH": str(ROOT / "app")} | environment,
@@ -87,7 +86,6 @@ def connect(socket_path: Path | str) -> Redis:
 
 
 def pid_of(client: Redis) -> int:
-    """Return the server's process id."""
     assert client.ping()  # unlike INFO, it waits for the data
     return int(client.info("server")["process_id"])
 
@@ -107,7 +105,6 @@ def alive(pid: int) -> bool:
 
 
 def kill_server(client: Redis) -> None:
-    """Kill the server and wait for its successor."""
     pid = pid_of(client)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: successor_of(pid, client))

@@ -121,20 +121,6 @@ def test_a_turn_that_was_cancelled_after_a_rollback_is_after_it(narrow: Service,
         assert [step["turn"] for step in narrow.get(f"/conversations/{made['id']}/steps")["items"]] == [1, 1]
 
 
-def test_a_fork_of_a_conversation_that_was_rolled_back_is_as_that_one_is_now(service: Service) -> None:
-    turn = service.play({"say": "one"})
-    service.follow_up(turn, {"say": "two"})
-    roll_back(service, turn["conversation_id"], 1)
-    made = fork(service, turn["conversation_id"])
-    assert record_of(service, made["id"]) == record_of(service, turn["conversation_id"])
-    assert [each["rolled_back"] for each in service.get(f"/conversations/{made['id']}/turns")["items"]] == [False, True]
-    early = fork(service, turn["conversation_id"], turn=2)
-    turns = service.get(f"/conversations/{early['id']}/turns")["items"]
-    assert [each["rolled_back"] for each in turns] == [False, False]
-    assert step_counts(early) == {"task": 2, "action": 2}
-    assert step_counts(roll_back(service, made["id"], 2)) == {"task": 2, "action": 2}
-
-
 def test_what_its_origin_was_later_is_not_what_a_fork_was(service: Service, tmp_path: Path) -> None:
     past = History(
         "rememberer", tmp_path, [([DONE], {}, ""), ([DONE], {}, ""), ([DONE], {}, ""), ([DONE], {}, UNBEGUN)]
@@ -381,23 +367,6 @@ def test_the_head_of_another_turn_is_not_taken_for_that_of_this_one(service: Ser
     problem(service.post(f"/conversations/{name}/rollback", turn=1), 409, "history_gone")
 
 
-def test_variables_that_are_not_kept_any_more_are_not_guessed(service: Service, raw: Raw) -> None:
-    body = {"agent": "code"}
-    turn = service.play({"code": "x = 1"}, DONE, **body)
-    body["conversation_id"] = name = turn["conversation_id"]
-    service.play({"code": "x = 2"}, DONE, **body)
-    service.play({"code": "x = 3"}, DONE, **body)
-    made = fork(service, name)["id"]
-    raw.delete(f"{PARTITION}:old:local/{name}")
-    with nothing_stored(service):
-        for what in ("rollback", "fork"):
-            problem(service.post(f"/conversations/{name}/{what}", turn=1), 409, "history_gone")
-    assert variable_x(service, fork(service, made, turn=1)["id"]) == 1
-    assert variable_x(service, name) == 3
-    roll_back(service, made, 2)
-    assert variable_x(service, made) == 2
-
-
 def test_of_replaced_variables_the_newest_are_kept_up_to_a_bound(service: Service, raw: Raw) -> None:
     body = {"agent": "code"}
     turn = service.play({"code": "x = 1"}, DONE, **body)
@@ -443,7 +412,6 @@ def test_a_turn_that_is_not_there_and_another_owners_conversation_are_not_found(
 
 
 def tampered(service: Service, name: str) -> None:
-    """Check that a conversation can no longer be read, forked or rolled back."""
     where = f"/conversations/{name}"
     for path in (where, f"{where}/steps", f"{where}/export", f"{where}/messages"):
         problem(service.client.get(path), 500, "seal_broken")

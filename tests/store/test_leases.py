@@ -66,26 +66,6 @@ async def test_an_old_fence_never_writes(stores: tuple[Store, Store], raw: Raw) 
         await old.commit(DONE)
 
 
-async def test_a_commit_that_is_asked_twice_is_done_once(stores: tuple[Store, Store], raw: Raw) -> None:
-    one, other = stores
-    await submit(one, "c")
-    lease = await claim_one(one)
-    await emit(raw, lease, "step:1", packed_step())
-    await lease.commit(DONE)
-    assert await submit(other, "c") == 2
-    await lease.commit(DONE)
-    assert event_names_of(raw, "c") == ["turn.queued", "turn.started", "turn.finished"]
-    assert raw.lrange(key_of("queue", "c"), 0, -1) == ["2"]
-    assert step_count(raw, "c") == 1
-    second = await claim_one(other)
-    await lease.commit(DONE)
-    await emit(raw, second, "step:1", packed_step("second", 2))
-    await second.commit(DONE)
-    with pytest.raises(LeaseLostError):
-        await lease.commit(DONE)
-    assert await step_texts(one, "c") == ["step", "second"]
-
-
 @pytest.mark.parametrize("crashes", [False, True])
 async def test_a_task_that_no_step_followed_is_kept(stores: tuple[Store, Store], raw: Raw, *, crashes: bool) -> None:
     one, other = stores

@@ -12,7 +12,7 @@ from tests.support.histories import fork
 from tests.support.service import Service
 from tests.support.store_server import PARTITION, Raw, StoreServer, conversation_keys
 from tests.support.streaming import Event, log_of
-from tests.support.turns import DONE, ECHO, submit_turn, wait_for_end
+from tests.support.turns import DONE, ECHO, submit_turn
 from tests.support.waiting import Gate, wait_until
 
 HELPED = json.dumps([{"call": [["helper", {"task": json.dumps([ECHO, DONE])}]]}, DONE])
@@ -106,17 +106,6 @@ def test_a_delete_leaves_its_tombstone_alone_and_the_id_is_free_again(service: S
     assert conversation_keys(raw, turn) == {"conversation:C"}
     again = service.play(DONE, conversation_id="brief")
     assert (again["turn"], len(events_of(service, again)) > 1) == (1, True)
-
-
-def test_a_turn_that_was_cancelled_while_it_waited_keeps_its_log(service: Service, raw: Raw, gate: Gate) -> None:
-    turn = submit_turn(service, gate.script, DONE)
-    gate.reached()
-    waits = submit_turn(service, DONE, conversation_id=turn["conversation_id"], on_busy="enqueue")
-    service.post(f"/conversations/{turn['conversation_id']}/turns/2/cancel").raise_for_status()
-    gate.open()
-    wait_for_end(service, turn)
-    assert [event["type"] for event in events_of(service, waits)] == ["turn.queued", "turn.cancelled"]
-    assert (expiring(raw, turn), raw.smembers(f"{PARTITION}:longlogs:local/{turn['conversation_id']}")) == ([], {b"2"})
 
 
 def test_a_destroying_prune_deletes_the_logs_of_turns_that_lost_a_step(service: Service, raw: Raw) -> None:

@@ -41,7 +41,6 @@ def opened(outside: StoreServer, *, affinity_s: float = 0) -> AbstractAsyncConte
 
 
 def place_of(raw: Raw, conversation: str) -> str:
-    """Return the partition that holds a conversation."""
     (key,) = raw.keys(f"*:conversation:{ref_of(conversation)}")
     return str(key.partition(":")[0])
 
@@ -74,29 +73,6 @@ async def claim_soon(store: Store) -> list[HeldLease]:
     while not (leases := await claim(store)):
         await store.scheduler.wait_for_work(60)
     return leases
-
-
-async def test_what_comes_late_is_no_more_than_there_is_room_for(outside: StoreServer, raw: Raw) -> None:
-    assert raw.ping()
-    async with opened(outside) as store:
-        names = {str(number) for number in range(12)}
-        for name in names:
-            await submit(store, name)
-        outside.freeze()
-        try:
-            assert await claim(store, most=2) == []
-            assert await claim(store, most=1) == []
-        finally:
-            outside.thaw()
-        taken: list[str] = []
-        async with asyncio.timeout(PATIENCE_S):
-            while set(taken) != names:
-                leases = await claim(store, most=1)
-                assert len(leases) <= 1
-                taken += [lease.turn.ref.id for lease in leases]
-                if not leases:
-                    await store.scheduler.wait_for_work(0.1)
-        assert len(taken) == len(names)
 
 
 @pytest.mark.parametrize("it_came", [False, True], ids=["after it stopped", "before it stopped"])
@@ -263,24 +239,6 @@ def test_a_key_of_one_conversation_is_refused_for_another_wherever_both_lie(pair
         assert say(other, f"named-{number}", conversation_id=f"x{number}").json()["turn"] == 1
         assert problem(say(other, f"named-{number}", conversation_id=f"y{number}"), 422, "idempotency_key_reused")
         assert one.get(f"/conversations/y{number}")["turns"] == 0
-
-
-def test_forks_and_rollbacks_are_made_at_the_partition_of_their_origin(
-    pair: tuple[Service, Service], outside: StoreServer
-) -> None:
-    places = set()
-    with Redis(unix_socket_path=str(outside.socket_path), decode_responses=True) as raw:
-        for number in range(8):
-            name = say(pair[number % 2], f"forked-{number}").json()["conversation_id"]
-            say(pair[0], f"forked-again-{number}", conversation_id=name)
-            fork = pair[0].post(f"/conversations/{name}/fork", turn=1).json()
-            assert (fork["turns"], fork["forked_from"]) == (1, {"conversation_id": name, "turn": 1})
-            assert pair[1].post(f"/conversations/{name}/rollback", turn=1).json()["archived_steps"] > 0
-            assert say(pair[1], f"fork-{number}", conversation_id=fork["id"]).json()["turn"] == 2
-            found = {key.partition(":")[0] for each in (name, fork["id"]) for key in raw.keys(f"*{each}*")}
-            assert len(found) == 1
-            places |= found
-    assert len(places) > 1
 
 
 def test_the_number_of_partitions_is_the_stores(

@@ -45,14 +45,12 @@ def sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sentinels]:
 
 @pytest.fixture(scope="module")
 def services(sentinels: Sentinels, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Yield two services on the primary."""
     with two_services(tmp_path_factory.mktemp("services"), sentinels.settings | REPLICATED) as both:
         yield both
 
 
 @pytest.fixture
 def pair(sentinels: Sentinels, services: Pair) -> Pair:
-    """Return the services once every server follows the primary."""
     sentinels.until_whole()
     until_all_answer(services)
     return services
@@ -183,9 +181,7 @@ def test_a_user_with_the_least_rights_and_tls_do_for_all(
 
 
 @deep
-def test_a_start_is_refused_with_the_mend_and_without_a_secret(
-    guarded: tuple[Sentinels, dict[str, str], Path],
-) -> None:
+def test_a_start_is_refused_with_the_mend_and_without_a_secret(guarded: tuple[Sentinels, dict[str, str], Path]) -> None:
     sentinels, settings, folder = guarded
     theirs = settings | {"REDIS_CA_FILE": str(new_authority(folder / "theirs").ca_file)}
 

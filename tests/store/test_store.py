@@ -10,23 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from redis import Redis
 
 from smolsessions.store.seal import Sealer, parse_keys
 from tests.support import old_data
-from tests.support.metrics import is_playing
 from tests.support.old_data import TALKS
 from tests.support.old_data_checks import messages_of
 from tests.support.pictures import png
 from tests.support.problems import problem
 from tests.support.service import PLAIN, Service
-from tests.support.store_server import (
-    PARTITION,
-    SEAL_KEY,
-    Raw,
-    StoreServer,
-    conversation_keys,
-)
+from tests.support.store_server import PARTITION, SEAL_KEY, Raw, StoreServer
 from tests.support.tiers import mostly_deep
 from tests.support.turns import error_code, submit_turn, wait_for_end, wait_until_back
 from tests.support.waiting import PATIENCE_S, Gate, wait_until
@@ -37,7 +29,6 @@ Script = list[dict[str, Any]]
 
 @pytest.fixture
 def pair(server: StoreServer, tmp_path: Path) -> Iterator[tuple[Service, Service]]:
-    """Yield two services on one store."""
     settings = PLAIN | server.settings
     with Service(tmp_path / "a", settings) as one, Service(tmp_path / "b", settings) as other:
         yield one, other
@@ -92,28 +83,7 @@ def test_a_service_outlives_the_store_again_and_again(pair: tuple[Service, Servi
     assert all(service.process.poll() is None for service in pair)
 
 
-def test_a_store_that_stands_still_is_an_outage_and_takes_no_turn_away(
-    pair: tuple[Service, Service], server: StoreServer, gate: Gate
-) -> None:
-    first = pair[0].play({"say": "one"})
-    turn = submit_turn(pair[0], gate.script, {"say": "end"}, conversation_id=first["conversation_id"])
-    gate.reached()
-    server.freeze()
-    try:
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda service: assert_away(service, first), pair))
-    finally:
-        server.thaw()
-    for service in pair:
-        wait_until_back(service)
-    fresh = [service.play({"say": "two"})["reply"] for service in pair]
-    gate.open()
-    ended = wait_for_end(pair[1], turn)
-    assert (ended["status"], ended["reply"], ended["attempts"], fresh) == ("finished", "end", 1, ["two", "two"])
-    assert pair[1].follow_up(turn, {"say": "three"})["reply"] == "three"
-
-
-@pytest.mark.parametrize("how", mostly_deep(["killed", "frozen", "flushed"], fast=["killed", "flushed"]))
+@pytest.mark.parametrize("how", mostly_deep(["killed", "frozen", "flushed"], fast=["frozen", "flushed"]))
 def test_a_turn_that_runs_while_the_store_is_away_finishes(
     tmp_path: Path, server: StoreServer, gate: Gate, how: str
 ) -> None:
@@ -224,7 +194,6 @@ class Tampering:
         self.raw.lset(self.steps, other, first)
 
     def of_another(self) -> None:
-        """Put a step of another conversation in place of one of ours."""
         other = self.service.play({"call": [["echo", {"text": "a"}]]}, {"say": "one"})
         theirs = f"{PARTITION}:steps:local/{other['conversation_id']}:0"
         self.raw.lset(self.steps, 1, self.raw.lindex(theirs, 1))
@@ -270,16 +239,8 @@ TAMPERINGS: dict[str, Callable[[Tampering], object]] = {
 
 @pytest.fixture(scope="module")
 def cold(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a service that loads every conversation anew."""
     with Service(tmp_path_factory.mktemp("cold"), outside.settings | {"WARM_SESSIONS": "0", "WAIT_S": "5"}) as service:
         yield service
-
-
-@pytest.fixture(scope="module")
-def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a service that plays one turn at a time, with a store of its own."""
-    with Service(tmp_path_factory.mktemp("single"), PLAIN | {"THREADS": "1", "WAIT_S": "5"}) as running:
-        yield running
 
 
 def with_a_past(service: Service, raw: Raw) -> Tampering:
@@ -340,60 +301,6 @@ def test_a_turns_record_that_was_tampered_with_is_not_shown(cold: Service, outsi
     assert cold.follow_up(it.turn, {"say": "on"})["reply"] == "on"
 
 
-@pytest.mark.parametrize("what", ["record", "input", "no record", "no input", "head", "moved"])
-def test_a_waiting_turn_that_was_tampered_with_ends_and_the_others_are_played(
-    single: Service, gate: Gate, what: str
-) -> None:
-    first = single.play({"say": "one"})
-    blocking = submit_turn(single, gate.script, {"say": "end"})
-    gate.reached()
-    waiting = [
-        submit_turn(single, {"say": "before"}),
-        submit_turn(single, {"say": "never"}, conversation_id=first["conversation_id"]),
-        submit_turn(single, {"say": "after"}),
-    ]
-    with Redis(unix_socket_path=str(single.folder / "data" / "store.sock")) as raw:
-        tamper_with_waiting(raw, what, *waiting[:2])
-    gate.open()
-    replies = [wait_for_end(single, turn)["reply"] for turn in (blocking, waiting[0], waiting[2])]
-    assert replies == ["end", "before", "after"]
-    wait_until(lambda: not is_playing(single))
-    codes: list[str | None] = [None]
-
-    def is_told() -> bool:
-        codes[0] = error_code(single.client.get(f"/conversations/{first['conversation_id']}/turns/2"))
-        return codes[0] is not None
-
-    wait_until(is_told)
-    assert codes[0] in ({"turn_not_found", "seal_broken"} if what == "no record" else {"seal_broken"})
-    assert single.play({"say": "on"})["reply"] == "on"
-
-
-def tamper_with_waiting(raw: Raw, what: str, other: dict[str, Any], turn: dict[str, Any]) -> None:
-    ref, theirs = f"local/{turn['conversation_id']}", f"local/{other['conversation_id']}"
-    if what == "record":
-        raw.lset(f"{PARTITION}:turns:{ref}", 1, b"x" * 60)
-    elif what == "input":
-        raw.hset(f"{PARTITION}:run:{ref}:2", "input", b"x" * 60)
-    elif what == "no record":
-        raw.rpop(f"{PARTITION}:turns:{ref}")
-    elif what == "no input":
-        raw.delete(f"{PARTITION}:run:{ref}:2")
-    elif what == "head":
-        raw.hset(f"{PARTITION}:conversation:{ref}", "head", b"x" * 60)
-    else:
-        raw.lset(f"{PARTITION}:turns:{ref}", 1, raw.lindex(f"{PARTITION}:turns:{theirs}", 0))
-        raw.hset(f"{PARTITION}:run:{ref}:2", "input", raw.hget(f"{PARTITION}:run:{theirs}:1", "input"))
-
-
-def test_a_record_that_was_tampered_with_hides_no_other_conversation(cold: Service, outside: StoreServer) -> None:
-    it, other = with_a_past(cold, outside.client()), cold.play({"say": "one"})
-    it.raw.hset(it.conversation, "record", b"x" * 60)
-    problem(cold.client.get(f"/conversations/{it.turn['conversation_id']}"), 500, "seal_broken")
-    listed = [item["id"] for item in cold.get("/conversations", limit=100)["items"]]
-    assert (other["conversation_id"] in listed, it.turn["conversation_id"] in listed) == (True, False)
-
-
 def test_what_is_stored_grows_with_the_turns_and_no_faster(cold: Service, outside: StoreServer) -> None:
     raw, sizes = outside.client(), []
     turn: dict[str, Any] = {}
@@ -403,34 +310,6 @@ def test_what_is_stored_grows_with_the_turns_and_no_faster(cold: Service, outsid
         if number in {20, 40}:
             sizes.append(sum(len(raw.dump(key)) for key in raw.keys(f"*{turn['conversation_id']}*")))
     assert 1.8 < sizes[1] / sizes[0] < 2.2
-
-
-def test_an_image_that_many_steps_show_is_stored_once(cold: Service, outside: StoreServer) -> None:
-    echo = {"call": [["echo", {"text": "look"}]]}
-    turn = cold.play(echo, echo, {"say": "seen"}, images=[png("red")])
-    turn = cold.follow_up(turn, echo, {"say": "again"}, images=[png("red")])
-    assert len(cold.steps(turn)) == 7
-    assert outside.client().hlen(f"{PARTITION}:images:local/{turn['conversation_id']}") == 1
-
-
-def test_a_turn_that_is_over_leaves_no_working_keys(cold: Service, outside: StoreServer, gate: Gate) -> None:
-    raw = outside.client()
-    turn = cold.play({"call": [["echo", {"text": "a"}]]}, {"say": "one"})
-    turn = cold.follow_up(turn, {"raise": "model_error"})
-    assert turn["status"] == "failed"
-    assert conversation_keys(raw, turn) == {"conversation:C", "turns:C", "steps:C:0", "logs:C", "heads:C"}
-    assert raw.hkeys(f"{PARTITION}:logs:local/{turn['conversation_id']}") == [b"1", b"2"]
-    running_turn = submit_turn(
-        cold, gate.script, {"say": "x"}, conversation_id=turn["conversation_id"], images=[png("red")]
-    )
-    gate.reached()
-    working = {"run:C:3", "journal:C:3", "watch:C:3", "queue:C", "log:C:3"}
-    assert conversation_keys(raw, turn) >= working
-    gate.open()
-    wait_for_end(cold, running_turn)
-    assert conversation_keys(raw, turn).isdisjoint(working)
-    assert not raw.zrange(f"{PARTITION}:leases", 0, -1)
-    assert not raw.zrange(f"{PARTITION}:ready:scripted", 0, -1)
 
 
 def test_nothing_that_was_said_can_be_read_in_the_store(cold: Service, outside: StoreServer) -> None:

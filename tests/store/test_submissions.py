@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from smolsessions.core.errors import (
-    BusyError,
     ConversationExistsError,
     LeaseLostError,
     SealBrokenError,
@@ -24,8 +23,6 @@ from tests.support.stores import (
     KIND,
     LEASES,
     LOG_TTL_S,
-    PARTITION,
-    READY,
     SEALER,
     Raw,
     claim,
@@ -44,46 +41,6 @@ from tests.support.stores import (
     submit,
     submit_raw,
 )
-
-
-async def test_a_conversation_takes_one_turn_at_a_time(stores: tuple[Store, Store], raw: Raw) -> None:
-    one, other = stores
-    await submit(one, "c")
-    before = {name: raw.dump(name) for name in raw.keys("*local/c*")}
-    for store in (one, other):
-        with pytest.raises(BusyError) as caught:
-            await submit(store, "c")
-        assert caught.value.extensions == {"running_turn": 1, "waiting": False}
-    assert {name: raw.dump(name) for name in raw.keys("*local/c*")} == before
-
-
-async def test_turns_that_are_submitted_at_once_are_numbered_once(stores: tuple[Store, Store]) -> None:
-    for number in range(1, 6):
-        tries = [submit(store, "c") for _ in range(10) for store in stores]
-        results = await asyncio.gather(*tries, return_exceptions=True)
-        assert sorted(str(result) for result in results if isinstance(result, int)) == [str(number)]
-        assert sum(isinstance(result, BusyError) for result in results) == len(tries) - 1
-        lease = await claim_one(stores[number % 2])
-        assert lease.turn.number == number
-        await lease.commit(DONE)
-
-
-async def test_a_submission_that_is_asked_twice_is_one_turn(stores: tuple[Store, Store], raw: Raw) -> None:
-    one, _ = stores
-    for number in (1, 2):
-        assert submit_raw(raw, number, "sealed once") == ["ok", 1]
-        before = {name: raw.dump(name) for name in raw.keys("*local/c*")}
-        assert submit_raw(raw, number, "sealed once") == ["ok", 1]
-        assert {name: raw.dump(name) for name in raw.keys("*local/c*")} == before
-        assert submit_raw(raw, number + 1, "sealed again") == ["busy", str(number), 0]
-        assert raw.lrange(key_of("queue", "c"), 0, -1) == [str(number)]
-        assert raw.llen(key_of("turns", "c")) == number
-        assert event_names_of(raw, "c", number) == ["turn.queued"]
-        assert raw.zcard(f"{PARTITION}:ready:{AGENT}") == 1
-        lease = await claim_one(one)
-        assert submit_raw(raw, number, "sealed once") == ["ok", 1]
-        await lease.commit(DONE)
-        assert await claim(one) == []
 
 
 async def test_a_submission_that_is_asked_twice_is_one_turn_behind_others_too(
@@ -175,15 +132,6 @@ async def test_a_delete_finds_long_logs_whose_set_was_damaged(socket_path: Path,
             raw.hset(key_of("conversation", "c"), "turns", "junk")
         await store.conversations.delete(ref_of("c"))
     assert [name for name in raw.keys("*local/c*") if raw.ttl(name) == -1] == []
-
-
-async def test_a_conversation_without_its_time_accepts_no_turn(stores: tuple[Store, Store], raw: Raw) -> None:
-    one, _ = stores
-    await one.conversations.create(ref_of("c"), AGENT, ConversationFields({}))
-    raw.hdel(key_of("conversation", "c"), "created")
-    with pytest.raises(SealBrokenError):
-        await submit(one, "c", new=False, once=IdempotentRequest("key", b"digest"))
-    assert (raw.llen(key_of("turns", "c")), raw.zcard(READY)) == (0, 0)
 
 
 @pytest.mark.parametrize("heard", [True, False])

@@ -54,10 +54,7 @@ def exported(
 
 
 def export(
-    steps: Sequence[bytes],
-    attachments: dict[str, bytes],
-    variables: dict[str, bytes],
-    carries: tuple[type, ...] = (),
+    steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes], carries: tuple[type, ...] = ()
 ) -> Exported:
     portable = documents.export(steps, attachments, variables, carries, reader().read)
     return Exported(tuple(portable.steps), portable.images, portable.variables, portable.not_exported)
@@ -79,7 +76,6 @@ def document(steps: Sequence[MemoryStep], **more: Any) -> dict[str, Any]:
 
 
 def taken_in(document: Any, places: dict[str, ImportTarget] | None = None) -> ImportedMemory:
-    """Import a document from the bytes of its JSON."""
     return read_document(read_json(json.dumps(document, allow_nan=False).encode()), places)
 
 
@@ -93,7 +89,6 @@ def steps_of(imported: ImportedMemory) -> list[Step]:
 
 
 def again(portable: Exported) -> Exported:
-    """Import and export again."""
     imported = taken_in(document_of(portable))
     attachments = {name: data for step in imported.steps for name, data in step.attachments.items()}
     return export([step.data for step in imported.steps], attachments, imported.variables)

@@ -87,7 +87,6 @@ def shorten(_step: ActionStep, agent: MultiStepAgent) -> None:
 
 
 def put_in_place(step: ActionStep, agent: MultiStepAgent) -> None:
-    """Replace older steps by new ones."""
     for at, previous in enumerate(agent.memory.steps):
         if isinstance(previous, ActionStep) and previous.observations and "~" not in previous.observations:
             agent.memory.steps[at] = replace(previous, observations=f"~{previous.observations}{step.step_number}")
@@ -111,7 +110,6 @@ def turn_around(_step: ActionStep, agent: MultiStepAgent) -> None:
 
 
 def double(_step: ActionStep, agent: MultiStepAgent) -> None:
-    """Show one step twice."""
     if len(agent.memory.steps) > 2:
         agent.memory.steps.insert(0, agent.memory.steps[2])
 
@@ -135,7 +133,6 @@ def edit_newest(step: ActionStep, agent: MultiStepAgent) -> None:
 
 
 def mix(step: ActionStep, agent: MultiStepAgent) -> None:
-    """Do many things at once."""
     shorten(step, agent)
     put_in_place(step, agent)
     if step.step_number == 2:

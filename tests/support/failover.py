@@ -7,11 +7,7 @@ from typing import Any
 from tests.support.patient import Patient
 from tests.support.service import CODELESS, Service
 from tests.support.streaming import Event
-from tests.support.turns import (
-    DONE,
-    ECHO,
-    wait_until_back,
-)
+from tests.support.turns import DONE, ECHO, wait_until_back
 
 REPLICATED = CODELESS | {"DURABILITY": "replicated"}
 LOAD = 12
@@ -22,7 +18,6 @@ RIGHTS = "+@read +@write +@pubsub -@dangerous +evalsha +script|load +info +time 
 
 
 def play_some(service: Service, number: int = LOAD, agent: str = "scripted") -> list[Event]:
-    """Begin conversations."""
     with ThreadPoolExecutor(8) as pool:
         patients = [Patient([service], [{"say": "one"}], agent) for _ in range(number)]
         return [patient.result for patient in pool.map(Patient.play, patients)]
@@ -41,7 +36,6 @@ def slow_step() -> Event:
 
 
 def all_have_begun(patients: list[Patient]) -> bool:
-    """Return whether every client has seen a finished step."""
     return all(any(frame.event == "step.finished" for frame in patient.frames) for patient in patients)
 
 

@@ -69,7 +69,6 @@ class History:
 
 
 def history_of(kind: str, folder: Path) -> History:
-    """Return a history that has turns of all kinds."""
 
     def words(word: str) -> list[Event]:
         return [{"call": [["shelf", {"word": word}]]}, {"call": [["note_write", {"text": f"noted {word}"}]]}, DONE]
@@ -130,7 +129,6 @@ def step_counts(conversation: dict[str, Any]) -> dict[str, int]:
 
 
 def record_of(service: Service, conversation: str) -> tuple[Any, Any, Any]:
-    """Return the whole record of a conversation, except its name."""
     where = f"/conversations/{conversation}"
     found = service.get(where)
     steps = service.get(f"{where}/steps", limit=100, archived="true")["items"]

@@ -22,13 +22,11 @@ STEP = {"type": "step.finished", "parent_call_id": None, "kind": "action"}
 
 @contextmanager
 def two_services(folder: Path, settings: dict[str, str]) -> Iterator[tuple[Service, Service]]:
-    """Run two services on one store."""
     with Service(folder / "a", CODELESS | settings) as one, Service(folder / "b", CODELESS | settings) as other:
         yield one, other
 
 
 def until_all_answer(services: Sequence[Service]) -> None:
-    """Wait until each service answers from the store."""
     for service in services:
         wait_until(lambda service=service: service.client.get("/conversations").status_code == 200)  # type: ignore[misc]
 

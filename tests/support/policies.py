@@ -69,7 +69,6 @@ def prompt_of(service: Service, turn: Json, **query: Any) -> list[ChatMessage]:
 
 
 def predicted(service: Service, turn: Json, *script: Json) -> str:
-    """Digest the prompt of the next turn's first call."""
     task = TaskStep(json.dumps(script)).to_messages()
     return agents.digest([*prompt_of(service, turn), *task])
 

@@ -42,7 +42,6 @@ def running_store(folder: Path) -> Iterator[StoreServer]:
 
 
 def event_names(raw: Raw, turn: dict[str, Any]) -> list[str]:
-    """Return the names of a turn's events."""
     key = f"{PARTITION}:log:local/{turn['conversation_id']}:{turn['turn']}"
     return [entry.partition(b"\n")[0].decode() for entry in raw.lrange(key, 0, -1)]
 

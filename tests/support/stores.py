@@ -80,7 +80,6 @@ def sealer() -> Sealer:
 
 @pytest.fixture
 async def stores(socket_path: Path, raw: Raw, sealer: Sealer) -> AsyncIterator[tuple[Store, Store]]:
-    """Yield the stores of two replicas."""
     assert raw.ping()
     async with open_replica(socket_path, sealer) as one, open_replica(socket_path, sealer) as other:
         yield one, other

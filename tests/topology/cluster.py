@@ -45,7 +45,6 @@ class ValkeyCluster(Topology):
         return self.address("cluster", map(self.announced, nodes or self.nodes), user, password)
 
     def announced(self, node: Node) -> int:
-        """Return the port at which clients reach a node."""
         return self.lines[self.nodes.index(node)].port if self.lines else node.port
 
     def view(self, node: Node) -> list[Member]:
@@ -75,13 +74,11 @@ class ValkeyCluster(Topology):
         return [self._names[name] for name in names]
 
     def replica_of(self, primary: Node) -> Node:
-        """Return the living replica of a primary."""
         name = self._name_of(primary)
         replicas = [self._names[each.name] for each in self.view(primary) if each.primary == name]
         return next(node for node in replicas if node.lives)
 
     def primaries(self) -> list[Node]:
-        """Return the living primaries that own slots."""
         asked = self._living()[0]
         held = [self._names[each.name] for each in self.view(asked) if "master" in each.flags and each.slots]
         return [node for node in held if node.lives]
@@ -120,12 +117,10 @@ class ValkeyCluster(Topology):
         until(lambda: self.primary_of(slot) is to, MOVE_S, f"slot {slot} is moved")
 
     def begin_move(self, slot: int, source: Node, to: Node) -> None:
-        """Open a slot for a move key by key."""
         to.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", self._name_of(source))
         source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", self._name_of(to))
 
     def end_move(self, slot: int, source: Node, to: Node) -> None:
-        """Move the keys of the slot and close it."""
         secret = ["AUTH", self.password] if self.password else []
         while names := source.ask("CLUSTER", "GETKEYSINSLOT", slot, 10):
             source.ask("MIGRATE", HOST, to.port, "", 0, 5000, *secret, "KEYS", *names)

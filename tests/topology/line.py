@@ -46,7 +46,6 @@ class Line:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def open(self, target_port: int) -> None:
-        """Forward to this port from now on."""
         listening = socket.create_server((HOST, self.port), backlog=BACKLOG)
         listening.setblocking(False)
         self._listening, self._target = listening, target_port
@@ -131,7 +130,6 @@ class Line:
         return reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
 
     async def _first(self, near: socket.socket) -> bytes:
-        """Peek at the first byte."""
         readable = asyncio.Event()
         self._loop.add_reader(near, readable.set)
         try:

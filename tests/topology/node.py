@@ -80,7 +80,6 @@ class Node:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def start(self) -> None:
-        """Start the server and wait until it answers."""
         self.spawn()
         self.until_up()
 
@@ -121,7 +120,6 @@ class Node:
         return Redis(host=HOST, port=self.port, password=self.password or None, socket_timeout=ANSWER_S, **options)
 
     def ask(self, *command: str | int) -> Any:
-        """Send one command."""
         with self.client() as client:
             return client.execute_command(*command)
 

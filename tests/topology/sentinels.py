@@ -39,7 +39,6 @@ class Sentinels(Topology):
             line.close()
 
     def url(self, service: str = SERVICE, db: int = 0, user: str = "", password: str = "") -> str:
-        """Return the address for the service's settings."""
         ports = (each.port for each in (self.sentinel_lines or self.sentinels))
         return f"{self.address('sentinel', ports, user, password)}/{service}/{db}"
 

@@ -55,7 +55,6 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 def refused(service: Service, *faults: tuple[Any, str], **query: str) -> None:
-    """Check that each document is refused, with a pointer to its fault."""
     with nothing_stored(service):
         for document, pointer in faults:
             found = problem(post_import(service, document, **query), 422, "invalid_request")
@@ -63,7 +62,6 @@ def refused(service: Service, *faults: tuple[Any, str], **query: str) -> None:
 
 
 def lived(service: Service, kind: str, folder: Path) -> str:
-    """Return a conversation with all kinds of content."""
     past = history_of(kind, folder)
     name = new_conversation(service, kind)
     past.play(service, name, 1, 7)
