@@ -30,7 +30,7 @@ from tests.support.service import Service, write_private
 from tests.support.stopwatch import Stopwatch
 from tests.support.streaming import Event, posting, watching
 from tests.support.tiers import deep
-from tests.support.turns import DONE, ECHO, ENDLESS, cancel, held_turn, submit_turn, turn_counts, wait_for_end
+from tests.support.turns import DONE, ECHO, ENDLESS, cancel, held_turn, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
 from tests.topology.certificates import new_authority
 from tests.topology.cluster import ValkeyCluster
@@ -210,33 +210,6 @@ def test_services_follow_a_cluster_whose_nodes_all_move_away(
     settings = cluster.settings | REPLICATED | {"REDIS_URL": ",".join([*nowhere, living])}
     with Service(tmp_path, settings) as late:
         assert late.follow_up(first[0], {"say": "found"})["reply"] == "found"
-
-
-@deep
-def test_a_partition_without_a_replica_acknowledges_nothing_until_it_has_one(
-    cluster: ValkeyCluster, pair: Pair
-) -> None:
-    owners = play_on_each(cluster, pair[0])
-    primary = max(owners, key=lambda node: len(owners[node]))
-    alone, others = owners[primary], [turn for node in owners for turn in owners[node] if node is not primary]
-    replica = cluster.replica_of(primary)
-    replica.kill()
-    key, body = os.urandom(8).hex(), {"conversation_id": alone[0]["conversation_id"]}
-    refused = post_with_key(pair[0], key, {"say": "once"}, **body)
-    problem(refused, 503, "store_unavailable")
-    assert int(refused.headers["retry-after"]) > 0
-    for turn in others[:4]:
-        assert pair[1].follow_up(turn, {"say": "meanwhile"})["reply"] == "meanwhile"
-    cluster.restart(replica)
-    cluster.until_whole()
-
-    def is_taken() -> bool:
-        return bool(post_with_key(pair[1], key, {"say": "once"}, **body).status_code == 200)
-
-    wait_until(is_taken)
-    assert turn_of(post_with_key(pair[0], key, {"say": "once"}, **body))["turn"] == 2
-    assert turn_counts(pair[0], alone[0]) == (2, None, 0)
-    assert_all_go_on(pair, alone)
 
 
 @deep

@@ -15,7 +15,7 @@ from tests.support.pictures import png
 from tests.support.service import Service
 from tests.support.sounds import sent
 from tests.support.store_server import PARTITION, Raw, StoreServer
-from tests.support.tiers import deep
+from tests.support.tiers import mostly_deep
 from tests.support.turns import submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
 
@@ -171,22 +171,14 @@ def faults_at_rest(it: Victim, what: str) -> Iterator[str]:
     yield from (*faults_of_reads(it, what, gone=gone), *faults_of_writes(it, gone=gone), *faults_of_others(it))
 
 
-def test_a_conversation_at_rest_that_was_damaged_says_so_and_no_other_is_touched(victim: Victim) -> None:
+@pytest.mark.parametrize("kind", mostly_deep(["each", *AT_REST], fast=["each"]))
+def test_a_conversation_at_rest_that_was_damaged_says_so_and_no_other_is_touched(victim: Victim, kind: str) -> None:
     it = victim
     it.rest.put_back()
-    cases = one_of_each(case for kind in AT_REST for case in damages(it.rest, kind, it.id, it.like))
-    assert len(cases) > len(AT_REST)
-    assert_said(it.service, it.rest, cases, partial(faults_at_rest, it))
-
-
-@deep
-@pytest.mark.parametrize("kind", AT_REST)
-def test_every_key_of_a_conversation_at_rest_may_be_damaged(victim: Victim, kind: str) -> None:
-    it = victim
-    it.rest.put_back()
-    cases = list(damages(it.rest, kind, it.id, it.like))
+    kinds = AT_REST if kind == "each" else [kind]
+    cases = [case for one in kinds for case in damages(it.rest, one, it.id, it.like)]
     assert len(cases) > 5
-    assert_said(it.service, it.rest, cases, partial(faults_at_rest, it))
+    assert_said(it.service, it.rest, one_of_each(cases) if kind == "each" else cases, partial(faults_at_rest, it))
 
 
 def faults_of_open(it: Victim, _what: str) -> Iterator[str]:
@@ -194,21 +186,15 @@ def faults_of_open(it: Victim, _what: str) -> Iterator[str]:
     yield from (*faults_of_others(it), *faults_of_the_end(it))
 
 
-def test_a_turn_that_was_left_and_damaged_ends_and_no_other_is_touched(victim: Victim) -> None:
+@pytest.mark.parametrize("kind", mostly_deep(["each", *OPEN], fast=["each"]))
+def test_a_turn_that_was_left_and_damaged_ends_and_no_other_is_touched(victim: Victim, kind: str) -> None:
     it = victim
     it.left.put_back()
-    kinds = [list(damages(it.left, kind, it.id, it.like)) for kind in OPEN]
-    assert_said(it.service, it.left, one_of_each_kind(kinds), partial(faults_of_open, it))
-
-
-@deep
-@pytest.mark.parametrize("kind", OPEN)
-def test_every_key_of_a_turn_that_was_left_may_be_damaged(victim: Victim, kind: str) -> None:
-    it = victim
-    it.left.put_back()
-    cases = list(damages(it.left, kind, it.id, it.like))
-    assert len(cases) > 5
-    assert_said(it.service, it.left, cases, partial(faults_of_open, it))
+    kinds = [list(damages(it.left, one, it.id, it.like)) for one in (OPEN if kind == "each" else [kind])]
+    assert len(kinds[0]) > 5
+    assert_said(
+        it.service, it.left, one_of_each_kind(kinds) if kind == "each" else kinds[0], partial(faults_of_open, it)
+    )
 
 
 def faults_of_the_end(it: Victim) -> Iterator[str]:

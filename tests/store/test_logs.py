@@ -12,8 +12,8 @@ from tests.support.histories import fork
 from tests.support.service import Service
 from tests.support.store_server import PARTITION, Raw, StoreServer, conversation_keys
 from tests.support.streaming import Event, log_of
-from tests.support.turns import DONE, ECHO, submit_turn
-from tests.support.waiting import Gate, wait_until
+from tests.support.turns import DONE, ECHO
+from tests.support.waiting import wait_until
 
 HELPED = json.dumps([{"call": [["helper", {"task": json.dumps([ECHO, DONE])}]]}, DONE])
 LED = {"call": [["lead", {"task": HELPED}]]}
@@ -23,15 +23,10 @@ LAST = [{"name": "keep_last_n_steps", "n": 1}]
 
 @pytest.fixture(scope="module")
 def service(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a service with the default for logs, long messages, and ids that are soon free again."""
-    settings = outside.settings | {"ID_REUSE_S": "1", "MAX_MESSAGE_CHARS": "1000000"}
+    """Yield a service with the default for logs, and long messages."""
+    settings = outside.settings | {"MAX_MESSAGE_CHARS": "1000000"}
     with Service(tmp_path_factory.mktemp("service"), settings) as found:
         yield found
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Gate:
-    return Gate(tmp_path / "gate")
 
 
 @pytest.fixture
@@ -90,22 +85,6 @@ def test_a_log_that_is_too_long_to_pack_lasts_too_and_goes_with_its_conversation
         assert events_of(service, each, 2) == before
         assert service.client.delete(f"/conversations/{each['conversation_id']}").status_code == 204
         assert conversation_keys(raw, each) <= {"conversation:C"}
-
-
-def test_a_delete_leaves_its_tombstone_alone_and_the_id_is_free_again(service: Service, raw: Raw, gate: Gate) -> None:
-    turn = service.play(ECHO, DONE, conversation_id=service.post("/conversations", id="brief").json()["id"])
-    held = submit_turn(service, gate.script, DONE, conversation_id="brief")
-    gate.reached()
-    submit_turn(service, DONE, conversation_id="brief", on_busy="enqueue")
-    assert service.client.delete("/conversations/brief").status_code == 204
-    gate.open()
-    assert conversation_keys(raw, turn) <= {"conversation:C"}
-    assert raw.ttl(f"{PARTITION}:conversation:local/brief") <= 1
-    assert service.client.get(f"/conversations/brief/turns/{held['turn']}/events").status_code == 404
-    wait_until(lambda: service.post("/conversations", id="brief", agent="scripted").status_code == 201)
-    assert conversation_keys(raw, turn) == {"conversation:C"}
-    again = service.play(DONE, conversation_id="brief")
-    assert (again["turn"], len(events_of(service, again)) > 1) == (1, True)
 
 
 def test_a_destroying_prune_deletes_the_logs_of_turns_that_lost_a_step(service: Service, raw: Raw) -> None:

@@ -193,11 +193,6 @@ class Tampering:
         self.raw.lset(self.steps, one, second)
         self.raw.lset(self.steps, other, first)
 
-    def of_another(self) -> None:
-        other = self.service.play({"call": [["echo", {"text": "a"}]]}, {"say": "one"})
-        theirs = f"{PARTITION}:steps:local/{other['conversation_id']}:0"
-        self.raw.lset(self.steps, 1, self.raw.lindex(theirs, 1))
-
     def of_an_undone_past(self) -> None:
         """Roll the whole conversation back, play a turn, and put a step of the undone past in its place."""
         undone = self.raw.lindex(self.steps, 4)
@@ -206,20 +201,11 @@ class Tampering:
         self.service.follow_up(self.turn, {"say": "three"})
         self.raw.lset(self.steps, 4, undone)
 
-    def image_of_another(self) -> None:
-        name, *_ = self.raw.hkeys(self.key("images"))
-        other = self.service.play({"say": "one"}, images=[png("yellow")])
-        theirs = self.raw.hvals(f"{PARTITION}:images:local/{other['conversation_id']}")
-        self.raw.hset(self.key("images"), name, theirs[0])
-
 
 TAMPERINGS: dict[str, Callable[[Tampering], object]] = {
     "a bit of a step": lambda it: it.edit(1, -1),
-    "a step's version": lambda it: it.edit(1, 0),
-    "a step's nonce": lambda it: it.edit(2, 12),
     "steps swapped": lambda it: it.swap(1, 2),
     "a step twice": lambda it: it.raw.lset(it.steps, 2, it.raw.lindex(it.steps, 1)),
-    "a step of another conversation": Tampering.of_another,
     "a step of an undone past": Tampering.of_an_undone_past,
     "a step as the head": lambda it: it.raw.hset(it.conversation, "head", it.raw.lindex(it.steps, 1)),
     "the last step cut": lambda it: it.raw.ltrim(it.steps, 0, -2),
@@ -229,11 +215,8 @@ TAMPERINGS: dict[str, Callable[[Tampering], object]] = {
     "a step added": lambda it: it.raw.rpush(it.steps, it.raw.lindex(it.steps, 1)),
     "an older head": lambda it: it.raw.hset(it.conversation, "head", it.old_head),
     "no head": lambda it: it.raw.hdel(it.conversation, "head"),
-    "an empty head": lambda it: it.raw.hset(it.conversation, "head", ""),
     "another agent": lambda it: it.raw.hset(it.conversation, "agent", "code"),
     "another generation": lambda it: it.raw.hset(it.conversation, "generation", 1),
-    "an image of another": Tampering.image_of_another,
-    "no images": lambda it: it.raw.delete(it.key("images")),
 }
 
 

@@ -13,7 +13,7 @@ from smolsessions.core.errors import (
     SealBrokenError,
     StoreUnavailableError,
 )
-from smolsessions.core.records import AgentName, ConversationFields, IdempotentRequest, OnBusy, Outcome, Owner
+from smolsessions.core.records import AgentName, ConversationFields, IdempotentRequest, OnBusy, Owner
 from smolsessions.store.store import Store
 from smolsessions.store.turns.lease import HeldLease
 from tests.support.stores import (
@@ -37,7 +37,6 @@ from tests.support.stores import (
     ref_of,
     second_turn,
     step_count,
-    step_texts,
     submit,
     submit_raw,
 )
@@ -132,31 +131,6 @@ async def test_a_delete_finds_long_logs_whose_set_was_damaged(socket_path: Path,
             raw.hset(key_of("conversation", "c"), "turns", "junk")
         await store.conversations.delete(ref_of("c"))
     assert [name for name in raw.keys("*local/c*") if raw.ttl(name) == -1] == []
-
-
-@pytest.mark.parametrize("heard", [True, False])
-async def test_a_turn_that_ends_while_it_is_rolled_back_is_rolled_back(
-    stores: tuple[Store, Store], raw: Raw, heard: bool
-) -> None:
-    one, other = stores
-    lease = await second_turn(stores, raw)
-    assert await submit(other, "c", on_busy="rollback" if heard else "enqueue") == 3
-    if heard:
-        assert await lease.stop_reason == "rolled_back"
-    else:  # as if the message was lost: only the store holds the stop request
-        raw.hset(key_of("run", "c", 2), "cancel", "rollback:3")
-    assert lease.stop_reason.done() == heard
-    ended = await lease.commit(replace(DONE, steps=1, output="x", state="success", dropped_variables=("z",)))
-    assert (await lease.commit(DONE)).outcome == ended.outcome  # a second commit changes nothing
-    assert (ended.status, error_code_of(ended)) == ("cancelled", "rolled_back")
-    assert replace(ended.outcome or DONE, error=None) == Outcome("cancelled")
-    assert await step_texts(other, "c") == ["first"]
-    assert event_names_of(raw, "c", 2) == ["turn.queued", "turn.started", "turn.cancelled"]
-    third = await claim_one(one)
-    third.check_readable()
-    assert (third.turn.number, await third.variables()) == (3, {"x": b"1"})
-    assert raw.keys("*fresh*") == []
-    await third.commit(DONE)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.support.answering import APPROVE, answer, ask, asking_service, sent
 from tests.support.damages import Damage, Snapshot, assert_said, code_of, damages, one_of_each_kind
 from tests.support.service import Service
 from tests.support.store_server import PARTITION, Raw, StoreServer
-from tests.support.tiers import deep
+from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE
 
 KINDS = "conversation turns queue run journal log waiting".split()
@@ -96,19 +96,12 @@ def faults(it: Victim) -> Iterator[str]:
         yield "no metrics"
 
 
-def test_a_damaged_wait_runs_nothing_unasked_and_touches_no_other(victim: Victim) -> None:
+@pytest.mark.parametrize("kind", mostly_deep(["each", *KINDS], fast=["each"]))
+def test_a_damaged_wait_runs_nothing_unasked_and_touches_no_other(victim: Victim, kind: str) -> None:
     it = victim
     it.waits.put_back()
-    kinds = [list(damages_of(it, kind)) for kind in KINDS]
-    assert_said(it.service, it.waits, one_of_each_kind(kinds), lambda _: faults(it))
-
-
-@deep
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_key_of_a_wait_may_be_damaged(victim: Victim, kind: str) -> None:
-    it = victim
-    it.waits.put_back()
-    cases = list(damages_of(it, kind))[:: 1 if kind == "waiting" else EVERY]
+    kinds = [list(damages_of(it, one)) for one in (KINDS if kind == "each" else [kind])]
+    cases = one_of_each_kind(kinds) if kind == "each" else kinds[0][:: 1 if kind == "waiting" else EVERY]
     assert len(cases) > 5
     assert_said(it.service, it.waits, cases, lambda _: faults(it))
 

@@ -154,13 +154,6 @@ def action(**fields: Any) -> ActionStep:
     return ActionStep(1, Timing(1.0, 2.0), **({"observations": "seen"} | fields))
 
 
-@pytest.mark.parametrize("calls", [None, []])
-def test_no_calls_and_an_empty_list_of_them_are_told_apart(calls: list[ToolCall] | None) -> None:
-    (back,) = steps_of(taken_in(document([action(tool_calls=calls)])))
-    assert isinstance(back, ActionStep)
-    assert back.tool_calls == calls
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -283,14 +276,6 @@ def test_a_role_is_taken_in_any_of_its_forms(role: object) -> None:
     assert back.model_output_message.content == '{"a": 1}'  # smolagents reads texts that look like JSON
 
 
-@pytest.mark.parametrize("member", ["observations_images", "task_images"])
-def test_smolagents_images_are_refused_with_the_step_that_has_them(member: str) -> None:
-    of_task: dict[str, Any] = {"task": "Look.", "task_images": ["…"]}
-    of_action = action(observations_images=[PIL.Image.new("L", (2, 2))]).dict()
-    steps = [TaskStep("a").dict(), of_task if member == "task_images" else of_action]
-    assert pointer_of(lambda: from_smolagents(steps)) == f"/steps/1/{member}"
-
-
 TASK: dict[str, Any] = {"type": "task", "turn": 1, "task": "t"}
 EDIT: dict[str, Any] = {"type": "edit", "turn": 1}
 ACTION: dict[str, Any] = {"type": "action", "turn": 1, "step_number": 1, "timing": {"start_time": 1.0}}
@@ -380,6 +365,8 @@ def test_a_document_of_smolagents_has_steps_and_no_other_part(more: dict[str, An
         ([], ""),
         ({"task": 1}, "/task"),
         ({"task": "t", "plan": "p"}, "/plan"),
+        ({"task": "t", "task_images": ["…"]}, "/task_images"),
+        (action(observations_images=[PIL.Image.new("L", (2, 2))]).dict(), "/observations_images"),
         (action().dict() | {"error": {"type": "OSError", "message": "m"}}, "/error/type"),
         (action().dict() | {"action_output": nested(5000)}, "/action_output"),
         (action().dict() | {"tool_calls": [{"id": "a", "function": {"name": 1}}]}, "/tool_calls/0/function/name"),
