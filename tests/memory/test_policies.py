@@ -9,6 +9,7 @@ import pytest
 from smolsessions.agents.catalog import Catalog
 from smolsessions.core.errors import StartError
 from tests.support import agents, remembering
+from tests.support.documents import REFUSED
 from tests.support.killed_turns import KilledTurn, kill_when_blocked
 from tests.support.ledgers import Ledger
 from tests.support.pictures import png
@@ -178,22 +179,8 @@ def test_the_prompts_of_managed_agents_are_not_bounded(service: Service) -> None
 @pytest.mark.parametrize(
     ("policy", "pointer"),
     [
-        ({"name": "keep_last_n_steps"}, "/policy/0/n"),
-        ("keep_last_n_steps", "/policy/0/n"),
-        ({"name": "keep_last_n_steps", "n": 0}, "/policy/0/n"),
-        ({"name": "keep_last_n_steps", "n": "3"}, "/policy/0/n"),
-        ({"name": "keep_last_n_steps", "n": True}, "/policy/0/n"),
-        ({"name": "keep_last_n_steps", "n": 3, "m": 1}, "/policy/0/m"),
-        (["no_pruning", {"name": "token_budget", "max_tokens": -1}], "/policy/1/max_tokens"),
-        ({"name": "prune_old_observations", "keep_last_n": 1, "max_length": -1}, "/policy/0/max_length"),
-        ({"name": "summarize", "after_tokens": 1.5}, "/policy/0/after_tokens"),
-        ({"n": 3}, "/policy/0/name"),
+        *REFUSED["policies"],
         ({"name": None}, "/policy/0/name"),
-        ({"name": "forget"}, "/policy/0/name"),
-        ("os:system", "/policy/0/name"),
-        (["no_pruning", f"{OWN}unlisted"], "/policy/1/name"),
-        ([f"{OWN}shout", {"name": "../evil:x"}], "/policy/1/name"),
-        (5, "/policy/0"),
         (["no_pruning"] * 9, "/policy"),
     ],
     ids=lambda value: json.dumps(value)[:50],

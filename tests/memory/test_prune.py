@@ -118,18 +118,6 @@ def test_a_prune_without_a_policy_uses_the_conversations_own(service: Service) -
     assert service.client.post(path_of(last, "/prune")).json()["archived"] == 4
 
 
-def test_a_prune_after_a_prune_drops_the_rest(service: Service) -> None:
-    turn = play_turns(service, 4)
-    prune(service, turn)
-    assert prune(service, turn)["archived"] == 0
-    turn = service.follow_up(turn, echo_call("5"), DONE)
-    assert prune(service, turn, {"name": "keep_last_n_steps", "n": 1})["archived"] == 3
-    assert prune(service, turn, {"name": "token_budget", "max_tokens": 1})["archived"] == 4
-    assert service.get(path_of(turn))["archived_steps"] == 13
-    assert [step["type"] for step in record(service, turn)] == ["task", "action"]
-    assert service.follow_up(turn, DONE)["reply"] == "done"
-
-
 def test_a_prune_ignores_replaced_notes(service: Service) -> None:
     turn = service.play({"call": [["note_write", {"text": "pears"}]]}, DONE, agent="plain")
     turn = service.follow_up(turn, {"call": [["note_write", {"text": "plums", "replaces": 1}]]}, DONE)
@@ -168,22 +156,6 @@ def test_destroyed_steps_leave_the_store_with_their_unshared_images(service: Ser
 def images_of(service: Service, turn: Json) -> dict[str, str]:
     urls = [image["url"] for image in record(service, turn)[0]["images"]]
     return {url.rpartition("/")[2]: url for url in urls}
-
-
-def test_destroy_includes_archived_steps(service: Service, raw: Raw) -> None:
-    turn = play_turns(service, 4)
-    assert prune(service, turn)["archived"] == 6
-    done = prune(service, turn, "no_pruning", destroy=True)
-    assert (done["left_out"], done["destroyed"]) == (0, 6)
-    assert done["conversation"]["archived_steps"] == 0
-    assert sorted(map(len, blobs(raw, turn)))[5] == 16 < sorted(map(len, blobs(raw, turn)))[6]
-    assert prune(service, turn, "no_pruning", destroy=True)["destroyed"] == 0
-    page = service.get(path_of(turn, "/steps"), limit=2)
-    assert [step["index"] for step in page["items"]] == [0, 3]
-    assert [step["index"] for step in service.get(path_of(turn, "/steps"), cursor=page["next_cursor"])["items"]] == [
-        *(6, 9, 10, 11)
-    ]
-    assert service.follow_up(turn, DONE)["reply"] == "done"
 
 
 # While turns run

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from smolsessions.agents.memory.scratchpad import Scratchpad, add_scratchpad, scratchpad_of
-from smolsessions.agents.memory.step_types import NoteStep
+from smolsessions.agents.memory.scratchpad import Scratchpad
 from smolsessions.agents.run.effects import Effect
 from smolsessions.agents.values import dumps
 from tests.support import noters
@@ -150,19 +149,6 @@ def test_managed_agents_have_no_scratchpad_tools(service: Service) -> None:
     task = json.dumps([writing("helper's"), DONE])
     turn = service.play({"call": [["helper", {"task": task}]]}, writing("boss's"), SEEN, agent="boss")
     assert turn["reply"] == "Note 1:\nboss's"
-
-
-def test_notes_in_the_steps_count_even_if_the_tool_did_not_write_them() -> None:
-    """An import leads to such steps."""
-    agent = noters.make("noter")
-    add_scratchpad("noter", agent)
-    agent.memory.steps = [NoteStep(3, "three"), NoteStep(7, "drei", 3)]  # type: ignore[list-item]
-    pad = scratchpad_of(agent)
-    assert pad
-    pad.open(agent)
-    assert pad.read() == "Note 7:\ndrei"
-    assert pad.write("drei", None) == 7
-    assert pad.write("eight", None) == 8
 
 
 def test_a_repeated_call_finds_its_note_if_only_its_sibling_was_journaled() -> None:

@@ -28,7 +28,7 @@ from smolsessions.agents.values.images import image_from_bytes
 from smolsessions.agents.values.json_forms import json_form
 from smolsessions.core.errors import SealBrokenError
 from tests.support import agents, odd
-from tests.support.documents import shown
+from tests.support.documents import PROGRAMS, shown
 from tests.support.problems import strict_json
 from tests.support.service import PLAIN, Service
 from tests.support.tiers import mostly_deep, repeated
@@ -281,32 +281,7 @@ def test_data_comes_back_unchanged(_time: int, value: Any) -> None:
     assert again(step).tool_calls[0].arguments == value
 
 
-@given(st.text(), st.text(), st.text())
-@settings(max_examples=20, deadline=None)
-def test_texts_come_back_unchanged(said: str, seen: str, failed: str) -> None:
-    step = action(model_output=said, observations=seen, error=AgentError(failed, LOGGER))
-    back = again(step)
-    assert (back.model_output, back.observations, str(back.error)) == (said, seen, failed)
-
-
-CODE = [
-    "def twice(x):\n    return 2 * x\ntwice",
-    "def outer(n):\n    def inner(x):\n        return x + n\n    return inner\nouter(3)",
-    "class Box:\n    def __init__(self, n):\n        self.n = n\nBox(7)",
-    "Box",
-    "class Trap:\n    def __reduce__(self):\n        return print, ('loaded',)\nTrap()",
-    "class Odd:\n    def __repr__(self):\n        return 'odd'\n    def __hash__(self):\n        return 1\nOdd()",
-    "lambda x: x",
-    "(x for x in range(3))",
-    "import math\nmath",
-    "import datetime\ndatetime.datetime(2026, 1, 2)",
-    "from collections import namedtuple\nnamedtuple('Pair', 'a b')(1, 2)",
-    "make(what='nested')",
-    "make(what='image')",
-    "x = [1]\nx.append(x)\nx",
-    "this is no Python",
-    "print('shown')\nundefined_name",
-]
+CODE: list[str] = PROGRAMS["shown"]
 RUNS: list[tuple[Any, list[dict[str, Any]]]] = [
     (agents.make_scripted, [{"call": [["fail", {"reason": "no"}]]}, {"say": "ok"}]),
     (agents.make_scripted, [{"call": [["echo", {"wrong": 1}]]}, {"call": [["nothing", {}]]}, {"say": "ok"}]),
@@ -510,13 +485,7 @@ def test_a_step_that_is_too_large_fails_its_turn_and_the_conversation_goes_on(se
     assert service.follow_up(turn, {"say": "on"})["reply"] == "on"
 
 
-CROWDS = [
-    "x = []\nx.append(x)\nx.append(x)",
-    "x = {}\nx['a'] = x\nx['b'] = x",
-    "y = [1, 2]\nx = [y] * 1000000",
-    "y = {'a': [0]}\nx = [y] * 1000000",
-    "x = ['x' * 1000000] * 100",
-]
+CROWDS: list[str] = PROGRAMS["endless"]
 
 
 @pytest.mark.parametrize("code", mostly_deep(CROWDS, fast=[CROWDS[0], CROWDS[4]]))

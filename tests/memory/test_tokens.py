@@ -3,8 +3,6 @@
 import base64
 import json
 import random
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +23,6 @@ BOUNDS = {  # in percent of either tokenizer's count; if the two are far apart, 
 }
 
 
-@cache
-def _tokenizers() -> tuple[Callable[[str], list[int]], ...]:
-    return get_tokenizer("qwen3.6-27b").encode, ds_token.encode
-
-
 def text_of(kind: str) -> str:
     rng = random.Random(7)
     match kind:
@@ -48,11 +41,12 @@ def text_of(kind: str) -> str:
 
 def test_the_estimate_is_near_two_real_tokenizers_for_every_kind_of_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(BOUNDS) >= {path.stem for path in SAMPLES.iterdir()}
+    tokenizers = get_tokenizer("qwen3.6-27b").encode, ds_token.encode
     rows = [f"\n{'kind':10}{'characters':>11}{'real':>14}{'estimated':>10}{'error %':>15}"]
     beyond = []
     for kind, bound in BOUNDS.items():
         text = text_of(kind)
-        real = [len(encode(text)) for encode in _tokenizers()]
+        real = [len(encode(text)) for encode in tokenizers]
         estimated = estimate(text)
         errors = [100 * (estimated / count - 1) for count in real]
         counts, shown = "{:6} {:6}".format(*real), "{:+.1f} {:+.1f}".format(*errors)

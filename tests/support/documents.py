@@ -2,8 +2,10 @@
 
 import atexit
 import json
+import tomllib
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from smolagents.memory import MemoryStep
@@ -18,6 +20,8 @@ from smolsessions.core.json_data import read_json
 from smolsessions.core.memories import ImportedMemory
 
 MAX_PIXELS = 1_000_000
+DATA = Path(__file__).parents[1] / "data"
+REFUSED, PROGRAMS = (tomllib.loads((DATA / f"{name}.toml").read_text()) for name in ("refused", "programs"))
 CODE = {"": ImportTarget(4_000_000, frozenset({"notes"}))}
 
 

@@ -15,6 +15,7 @@ from redis import Redis
 
 from smolsessions.store.seal import new_key
 from tests.support import agents
+from tests.support.documents import REFUSED
 from tests.support.histories import (
     KINDS,
     SETTINGS,
@@ -241,40 +242,15 @@ def changed(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 HALF = "\ud83d"
 WRONG: list[tuple[str, Any, str]] = [
-    ("/format", "smolsessions/other", "/format"),
-    ("/version", 2, "/version"),
-    ("/version", True, "/version"),
+    *REFUSED["documents"],
     ("/version", ..., "/version"),
-    ("/surplus", 1, "/surplus"),
-    ("/agent", "x" * 65, "/agent"),
-    ("/metadata", [], "/metadata"),
     ("/metadata", {"a": HALF}, "/metadata"),
-    ("/policy", {"name": "keep_last_n_steps", "n": 0}, "/policy/0/n"),
-    ("/turns", {}, "/turns"),
     ("/turns/1", ..., "/turns"),
-    ("/turns/0/turn", 2, "/turns/0/turn"),
-    ("/turns/1/turn", 1, "/turns/1/turn"),
-    ("/turns/0/status", "running", "/turns/0/status"),
     ("/turns/0/message", HALF, "/turns"),
     ("/turns/0/message", None, "/turns/0/message"),
-    ("/turns/0/timing/submitted_at", 1e300, "/turns/0/timing/submitted_at"),
     ("/turns/0/tool_calls/0/arguments", ..., "/turns/0/tool_calls/0/arguments"),
     ("/turns/0/tool_calls/0/duration_ms", 10**400, "/turns/0/tool_calls/0/duration_ms"),
-    ("/turns/0/usage/input_tokens", "1", "/turns/0/usage/input_tokens"),
-    ("/turns/0/state", "fine", "/turns/0/state"),
-    ("/rollbacks", [[1]], "/rollbacks/0"),
-    ("/rollbacks", [[3, 1]], "/rollbacks/0/0"),
-    ("/rollbacks", [[-1, -1]], "/rollbacks/0/0"),
-    ("/rollbacks", [[1, 2]], "/rollbacks/0/1"),
-    ("/rollbacks", [[2, -1]], "/rollbacks/0/1"),
-    ("/rollbacks", [[2, 1], [1, 0]], "/rollbacks/1/0"),
-    ("/rollbacks", [[1, 0]] * 2, "/rollbacks/1/0"),
     ("/rollbacks", [[1, 0]] * 1001, "/rollbacks"),
-    ("/steps/5/turn", 3, "/turns"),
-    ("/steps/0/turn", 0, "/steps/0/turn"),
-    ("/steps", {}, "/steps"),
-    ("/variables", {"helper": {}}, "/variables/helper"),
-    ("/not_exported", [1], "/not_exported/0"),
 ]
 
 
@@ -304,7 +280,9 @@ VALUES = st.sampled_from([*NUMBERS, None, True, False, "", "x", "finished", HALF
 def test_a_document_with_any_part_replaced_is_refused_or_a_conversation(
     _time: int, service: Service, document: dict[str, Any], data: st.DataObject, value: Any
 ) -> None:
-    found = refusable(changed(document, "/rollbacks", [[1, 0]]), data, value)
+    found = changed(document, "/rollbacks", [[1, 0]])
+    part, key = data.draw(st.sampled_from(places_in(found)))
+    part[key] = value
     response = post_import(service, found)
     if response.status_code != 201:
         problem(response, response.status_code, response.json()["code"])
@@ -317,14 +295,6 @@ def test_a_document_with_any_part_replaced_is_refused_or_a_conversation(
     last = service.play(DONE, agent=agent, conversation_id=response.json()["id"])
     assert last["turn"] == len(found["turns"]) + 1
     assert service.client.delete(where).status_code == 204
-
-
-def refusable(document: dict[str, Any], data: st.DataObject, value: Any) -> dict[str, Any]:
-    """Return a copy with one value replaced, or one member added."""
-    copy: dict[str, Any] = json.loads(json.dumps(document))
-    part, key = data.draw(st.sampled_from(places_in(copy)))
-    part[key] = value
-    return copy
 
 
 @pytest.mark.parametrize("body", ["[]", "1", "null", '"text"', "{}", '{"format": ["smolsessions/conversation"]}'])

@@ -19,7 +19,7 @@ from smolsessions.agents.transfer import documents
 from smolsessions.agents.transfer.variables import ImportTarget, export_variables, import_targets
 from smolsessions.agents.values import dumps, loads
 from tests.support import agents, rememberers
-from tests.support.documents import CODE, MAX_PIXELS, again, document_of, exported, reader, taken_in
+from tests.support.documents import CODE, MAX_PIXELS, PROGRAMS, REFUSED, again, document_of, exported, reader, taken_in
 from tests.support.json_values import JSON, TEXTS, nested, pointer_of
 from tests.support.tiers import repeated
 
@@ -82,20 +82,7 @@ def test_values_with_exact_json_come_back(_time: int, values: dict[str, Any]) ->
 
 
 NOTHING: dict[str, Any] = {"code": {}, "state": {}, "tools": {}, "files": {}, "gone": [], "told": [], "reset": []}
-NOT_JSON = {
-    "(1, 2)": "a tuple",
-    "[(), 1]": "a tuple",
-    "{1, 2}": "a set",
-    "{1: 2}": "a key",
-    "{'a': {True: 1}}": "a key",
-    "float('nan')": "no number of JSON",
-    "b'x'": "a bytes",
-    "1 << 9000": "too many digits",
-    "'\\ud800'": "half a character",
-    "range(3)": "an object",
-    "collections.OrderedDict(a=1)": "an object",
-    "functools.partial(max, 1)": "an object",
-}
+NOT_JSON: dict[str, str] = PROGRAMS["not_json"]
 
 
 @pytest.mark.parametrize("expression", NOT_JSON)
@@ -282,21 +269,12 @@ def test_bytes_of_a_value_that_were_changed_are_a_value_of_json_or_refused(
 
 EMPTY: dict[str, Any] = {}
 WRONG: list[tuple[Any, str]] = [
-    ({"": []}, "/variables/"),
-    ({"nobody": EMPTY}, "/variables/nobody"),
-    ({"": {"more": 1}}, "/variables//more"),
-    ({"": {"code": {"not a name": 1}}}, "/variables//code/not a name"),
-    ({"": {"code": {"_print_outputs": 1}}}, "/variables//code/_print_outputs"),
+    *REFUSED["variables"],
     ({"": {"code": {"a": nested(200)}}}, "/variables//code/a"),
     ({"": {"code": dict.fromkeys("ab", "x" * 2_500_000)}}, "/variables//code"),
     ({"": {"code": {f"a{number}": 1 for number in range(10_001)}}}, "/variables//code"),
     ({"": {"state": {"a": float("nan")}}}, "/variables//state/a"),
     ({"": {"state": {"a": {str(number): 1 for number in range(600_000)}}}}, "/variables//state/a"),
-    ({"": {"tools": {"nothing": 1}}}, "/variables//tools/nothing"),
-    ({"": {"gone": ["a b"]}}, "/variables//gone/0"),
-    ({"": {"reset": [1]}}, "/variables//reset/0"),
-    ({"helper": {"told": ["a"]}}, "/variables/helper/told"),
-    ({"helper": {"code": {"a": 1}}}, "/variables/helper"),
 ]
 
 
