@@ -33,7 +33,7 @@ def overlay(request: pytest.FixtureRequest, rendered: Rendered) -> Overlay:
 
 
 def test_web_and_work_are_one_image_of_this_release_in_two_roles(overlay: Overlay, rendered: Rendered) -> None:
-    pods = [overlay.pod(f"smolsessions-{role}") for role in ROLES]
+    pods = overlay.roles()
     assert [(pod.command, pod.arguments) for pod in pods] == [([], [role]) for role in ROLES]
     (image,) = {pod.container["image"] for pod in pods}
     assert image.rpartition(":")[2] == ("dev" if overlay is rendered["dev"] else __version__)
@@ -116,8 +116,7 @@ def test_pods_are_restricted_and_know_nothing_of_the_cluster(overlay: Overlay) -
 
 def test_probes_ask_the_declared_port_and_the_process_alone(overlay: Overlay) -> None:
     default = Settings.model_fields["port"].default
-    for role in ROLES:
-        pod = overlay.pod(f"smolsessions-{role}")
+    for pod in overlay.roles():
         assert pod.ports == {"http": default}
         assert {kind: probe["httpGet"] for kind, probe in pod.probes.items()} == {
             "startup": {"path": "/livez", "port": "http"},
@@ -127,16 +126,14 @@ def test_probes_ask_the_declared_port_and_the_process_alone(overlay: Overlay) ->
 
 
 def test_the_grace_is_longer_than_all_that_ending_may_take(overlay: Overlay) -> None:
-    for role in ROLES:
-        pod = overlay.pod(f"smolsessions-{role}")
+    for pod in overlay.roles():
         drain_s = float(pod.environment.get(f"{PREFIX}DRAIN_S", Settings.model_fields["drain_s"].default))
         assert pod.grace_s >= pod.pre_stop_s + drain_s + CLOSE_S
     assert overlay.pod("smolsessions-web").pre_stop_s == 10
 
 
 def test_updates_and_drains_go_pod_by_pod_and_never_below_what_was_there(overlay: Overlay) -> None:
-    for role in ROLES:
-        pod = overlay.pod(f"smolsessions-{role}")
+    for pod in overlay.roles():
         assert pod.workload["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
         budget = overlay.one("PodDisruptionBudget", pod.name)["spec"]
         assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
@@ -180,7 +177,7 @@ def matches(selector: Manifest, pod: Pod) -> bool:
 def test_only_what_a_policy_names_is_let_in_and_out(overlay: Overlay) -> None:
     policies = [policy["spec"] for policy in overlay.all("NetworkPolicy")]
     assert {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]} in policies
-    web, work = (overlay.pod(f"smolsessions-{role}") for role in ROLES)
+    web, work = overlay.roles()
     assert {"http", 8000} & ports_of(policies, "ingress", web)
     for pod in (web, work):
         out = ports_of(policies, "egress", pod)
@@ -321,8 +318,7 @@ def test_what_the_docs_add_to_a_site_renders(tmp_path: Path) -> None:
     store = overlay.one("NetworkPolicy", "smolsessions-to-store")["spec"]["egress"][0]["ports"]
     assert [port["port"] for port in store] == [6379, 26379, 6380]
     assert overlay.one("PodMonitor", "smolsessions")["metadata"]["labels"]["release"]
-    for role in ROLES:
-        pod = overlay.pod(f"smolsessions-{role}")
+    for pod in overlay.roles():
         assert not {"runAsUser", "runAsGroup", "fsGroup"} & pod.spec["securityContext"].keys()
         assert pod.files()[pod.environment[f"{PREFIX}REDIS_CA_FILE"]] == b"a certificate"
         assert pod.files()[pod.environment[f"{PREFIX}AGENTS_FILE"]] == b"agents"

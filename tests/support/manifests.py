@@ -107,6 +107,10 @@ class Overlay:
         (workload,) = (each for each in self.all(*WORKLOADS) if each["metadata"]["name"] == name)
         return Pod(self, workload)
 
+    def roles(self) -> list["Pod"]:
+        """Return the pods of web and work."""
+        return [self.pod(f"smolsessions-{role}") for role in ROLES]
+
     def pods(self) -> list["Pod"]:
         return [Pod(self, workload) for workload in self.all(*WORKLOADS)]
 
@@ -123,18 +127,13 @@ class Pod:
         return str(self.workload["metadata"]["name"])
 
     @property
-    def template(self) -> Manifest:
-        template: Manifest = self.workload["spec"]["template"]
-        return template
-
-    @property
     def spec(self) -> Manifest:
-        spec: Manifest = self.template["spec"]
+        spec: Manifest = self.workload["spec"]["template"]["spec"]
         return spec
 
     @property
     def labels(self) -> dict[str, str]:
-        labels: dict[str, str] = self.template["metadata"]["labels"]
+        labels: dict[str, str] = self.workload["spec"]["template"]["metadata"]["labels"]
         return labels
 
     @property

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import yaml
 from redis import Redis
 from smolagents import AgentLogger, CodeAgent, LogLevel, MultiStepAgent, OpenAIModel, ToolCallingAgent, tool
 
@@ -21,7 +22,7 @@ import smolsessions
 from smolsessions.agents.config.schema import ModelTable
 from smolsessions.agents.models.providers import make_model
 from tests.support.llm import LLM, Request
-from tests.support.service import Service
+from tests.support.service import ROOT, Service
 from tests.support.store_server import StoreServer
 from tests.support.streaming import Event
 from tests.support.waiting import PATIENCE_S
@@ -30,11 +31,7 @@ NAMES = ("basic", "shop", "coder", "planner", "manager", "short", "patient", "sp
 AGENTS = ",".join(f"{name}=tests.support.pipelines:make_{name}" for name in NAMES)
 MODEL = "m"
 ORDER = "Order A17: two lamps, sent on Monday."
-REPLY = "It was sent on Monday."
-Answer = tuple[Any, ...]
-FIND: Answer = ("call", "find_order", {"number": "A17"})
-END: Answer = ("call", "final_answer", {"answer": REPLY})
-FAIL: Answer = ("fail", 500)
+FAILURE = "The words of the provider."
 
 
 class Entry(NamedTuple):
@@ -55,7 +52,7 @@ class Scenario:
     page: str
     title: str
     agent: str
-    answers: tuple[Answer, ...]
+    answers: tuple[tuple[Any, ...], ...]
     message: str = "Where is order A17?"
     data: dict[str, str] = field(default_factory=dict)
     whole: dict[str, str] = field(default_factory=dict)
@@ -73,115 +70,17 @@ class Played:
     steps: list[dict[str, Any]]
 
 
-LOOKED_UP = {"message": "Where is order A17?", "tool's result": ORDER, "answer": REPLY}
-CODE = """Thought: I look the order up.
-<code>
-order = find_order(number="A17")
-print(order)
-</code>"""
-LAST_CODE = f"""Thought: the order is known.
-<code>
-final_answer("{REPLY}")
-</code>"""
-FAILURE = "The words of the provider."
-PLAN = "1. Find the order.\n2. Answer."
-HELLO = Scenario(
-    "basic-run",
-    "A turn",
-    "basic",
-    (("call", "final_answer", {"answer": "Hello!"}),),
-    "Say hello.",
-    {"message": "Say hello.", "answer": "Hello!"},
-)
-SCENARIOS = (
-    HELLO,
-    Scenario(
-        "basic-run",
-        "The next turn",
-        "basic",
-        (("call", "final_answer", {"answer": "Bye!"}),),
-        "Say goodbye.",
-        {"message": "Say goodbye.", "answer": "Bye!", "earlier message": "Say hello.", "earlier answer": "Hello!"},
-        after=HELLO,
-    ),
-    Scenario(
-        "tool-calling-agent", "A turn with one tool call", "shop", (FIND, END), data=LOOKED_UP, whole={"system 1": ""}
-    ),
-    Scenario(
-        "code-agent",
-        "A turn with two blocks of code",
-        "coder",
-        (("say", CODE), ("say", LAST_CODE)),
-        data={**LOOKED_UP, "code": 'order = find_order(number="A17")'},
-        whole={"system 1": ""},
-    ),
-    Scenario(
-        "planning",
-        "A turn with two plans",
-        "planner",
-        (("say", PLAN), FIND, ("say", "1. Answer."), END),
-        data={**LOOKED_UP, "first plan": PLAN, "second plan": "1. Answer."},
-        whole={"user 1": "", "system 3": "", "user 3": ""},
-    ),
-    Scenario(
-        "managed-agents",
-        "A turn with a managed agent",
-        "manager",
-        (("call", "clerk", {"task": "Find order A17."}), FIND, ("call", "final_answer", {"answer": ORDER}), END),
-        data={**LOOKED_UP, "order to the clerk": "Find order A17."},
-        whole={"system 1": "You can also give tasks", "user 2": ""},
-    ),
-    Scenario(
-        "errors",
-        "A tool fails",
-        "shop",
-        (("call", "find_order", {"number": "unknown"}), END),
-        data={"text of the exception": "the shop has no order unknown"},
-    ),
-    Scenario(
-        "errors",
-        "The model calls no tool",
-        "shop",
-        (("say", "Well, let me think."), END),
-        data={"text of the model": "Well, let me think."},
-    ),
-    Scenario(
-        "errors",
-        "Code fails",
-        "coder",
-        (("say", "<code>\nprint(1 / 0)\n</code>"), ("say", LAST_CODE)),
-        data={"text of the exception": "division by zero"},
-    ),
-    Scenario(
-        "errors",
-        "A managed agent fails",
-        "manager",
-        (("call", "clerk", {"task": "Find order A17."}), FAIL, END),
-        data={"text of the provider's error": FAILURE},
-    ),
-    Scenario("errors", "No step is left", "short", (FIND, ("say", REPLY)), data={"answer": REPLY}),
-    Scenario(
-        "errors",
-        "The provider fails, and a retry helps",
-        "patient",
-        (FAIL, END),
-        data={"text of the provider's error": FAILURE},
-    ),
-    Scenario(
-        "errors",
-        "The provider fails, and a fallback answers",
-        "spared",
-        (FAIL, END),
-        data={"text of the provider's error": FAILURE},
-    ),
-    Scenario(
-        "errors",
-        "The provider refuses the key",
-        "shop",
-        (("fail", 401),),
-        data={"text of the provider's error": FAILURE, "message": LOOKED_UP["message"]},
-    ),
-)
+def _scenarios() -> tuple[Scenario, ...]:
+    """Read the scenarios. `after` is the title of an earlier one."""
+    found: dict[tuple[str, str], Scenario] = {}
+    for table in yaml.safe_load((ROOT / "tests" / "data" / "pipelines.yaml").read_text("utf-8")):
+        after = found.get((table["page"], table.pop("after", "")))
+        scenario = Scenario(**table | {"answers": tuple(map(tuple, table["answers"])), "after": after})
+        found[scenario.page, scenario.title] = scenario
+    return tuple(found.values())
+
+
+SCENARIOS = _scenarios()
 
 
 class Player:

@@ -215,7 +215,7 @@ class StreamedModel(agents.ScriptedModel):
                 agents.wait_for(piece["gate"])
                 continue
             time.sleep(entry.get("pace_s", 0))
-            yield _delta(piece, len(messages))
+            yield delta(piece, len(messages))
         yield ChatMessageStreamDelta(token_usage=TokenUsage(input_tokens=10, output_tokens=5))
 
 
@@ -252,7 +252,7 @@ def _in_threes(text: str) -> list[str]:
     return [text[start : start + 3] for start in range(0, len(text), 3)]
 
 
-def _delta(piece: str | list[Any] | Event, place: int) -> ChatMessageStreamDelta:
+def delta(piece: str | list[Any] | Event, place: int) -> ChatMessageStreamDelta:
     if isinstance(piece, dict):
         piece = "x" * int(piece["large"])
     if isinstance(piece, str):
