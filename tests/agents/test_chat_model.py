@@ -85,14 +85,6 @@ class TestTheFactory:
         assert len({id(model) for model in models}) == 1
         models[0].client.close()
 
-    def test_sends_the_key_that_the_variable_holds(
-        self, llm: LLM, agent: ToolCallingAgent, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("OPENAI_API_KEY", "sk-another")
-        llm.answer("42")
-        agent.run(QUESTION)
-        assert [request.key for request in llm.requests] == [KEY]
-
     def test_never_falls_back_to_the_keys_and_addresses_of_the_environment(
         self, llm: LLM, monkeypatch: pytest.MonkeyPatch
     ) -> None:

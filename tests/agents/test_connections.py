@@ -112,13 +112,6 @@ def test_a_connection_is_used_again(hosted: Service, provider: Endpoint, agent: 
     assert (provider.connections, provider.calls) == (connections, calls + 5)
 
 
-def test_a_conversation_goes_on_after_a_stop(hosted: Service, provider: Endpoint) -> None:
-    turn = in_call(hosted, provider, "openai", "endless")
-    cancel(hosted, turn)
-    wait_for_end(hosted, turn)
-    assert hosted.post("/turn", conversation_id=turn["conversation_id"], message="hello").json()["reply"] == "done"
-
-
 @pytest.mark.parametrize("agent", mostly_deep(["encrypted", "encrypted_httpx"], fast=["encrypted"]))
 def test_a_stop_ends_a_tls_handshake(tmp_path: Path, agent: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:

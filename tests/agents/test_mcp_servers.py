@@ -15,7 +15,6 @@ from smolsessions.agents.config.schema import McpTable
 from smolsessions.agents.tools import mcp
 from smolsessions.agents.tools.mcp_results import MAX_ERROR_CHARS, ToolServerError
 from smolsessions.agents.tools.mcp_secrets import Secrets
-from smolsessions.core.attachments import Audio
 from smolsessions.core.errors import AgentUnavailableError, StartError
 from tests.support.hostile_http import HEADERS, hostile_http
 from tests.support.tool_servers import HOSTILE, HttpServer, Tools, programs_of, stdio
@@ -65,13 +64,6 @@ def tools() -> Iterator[dict[str, Any]]:
 def test_a_result_is_a_plain_value(tools: dict[str, Any], case: str) -> None:
     name, arguments, result = RESULTS[case]
     assert tools[name](**arguments) == result
-
-
-def test_images_and_audio_are_carried(tools: dict[str, Any]) -> None:
-    assert tools["picture"](sanitize_inputs_outputs=False).size == (3, 2)
-    text, image = tools["picture"](with_text=True)
-    assert (text, image.size) == ("a red picture", (3, 2))
-    assert tools["sound"]() == Audio(b"RIFF....", "audio/wav")
 
 
 def test_schemas_have_no_references_and_say_what_is_optional(tools: dict[str, Any]) -> None:
@@ -125,14 +117,6 @@ def test_a_list_without_end_or_sense_is_none(kind: str) -> None:
         with pytest.raises(StartError, match=rf"\[mcp.one\] gives no list of tools .*{LISTS[kind]}"):
             opened.all()
     wait_until(lambda: not programs_of(os.getpid(), f"{HOSTILE} {kind}"))
-
-
-def test_a_silent_server_makes_the_agent_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp, "START_S", 0.5)
-    with Tools(one=stdio("silent", program=HOSTILE)) as opened, pytest.raises(AgentUnavailableError) as caught:
-        opened.all()
-    assert "MCP server 'one' gave no list of tools" in caught.value.message
-    wait_until(lambda: not programs_of(os.getpid(), f"{HOSTILE} silent"))
 
 
 def test_a_long_error_is_cut_and_shows_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
