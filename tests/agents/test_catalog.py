@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -347,37 +347,6 @@ def test_an_answer_that_was_cut_off_is_no_final_one(chatting: Service, llm: LLM)
     llm.answer("It is 42 indeed.")
     assert chatting.post("/turn", message="What is 6 * 7?").json()["reply"] == "It is 42 indeed."
     assert "the arguments of final_answer are no JSON" in llm.requests[1].text
-
-
-FAULTS: dict[str, tuple[Callable[[LLM], None], str, bool]] = {
-    "refuses the key": (lambda llm: llm.fail(401, message=f"Incorrect API key provided: {KEY}"), "model_auth", False),
-    "takes no more requests": (lambda llm: llm.fail(429), "rate_limited", True),
-    "has no quota left": (lambda llm: llm.fail(429, code="insufficient_quota"), "rate_limited", False),
-    "falls silent": (lambda llm: llm.fall_silent(), "model_timeout", True),
-    "can read no more": (lambda llm: llm.fail(400, code="context_length_exceeded"), "context_overflow", False),
-    "breaks down": (lambda llm: llm.fail(500, message=f"key {KEY}"), "model_error", True),
-    "goes away in its answer": (lambda llm: llm.cut_off(), "model_error", True),
-}
-
-
-@pytest.mark.parametrize("what", FAULTS)
-def test_a_turn_fails_with_a_code_after_one_request_and_the_conversation_goes_on_where_the_model(
-    what: str, chatting: Service, llm: LLM
-) -> None:
-    fault, code, retryable = FAULTS[what]
-    llm.answer("first")
-    first = chatting.post("/turn", message="One.").json()
-    fault(llm)
-    response = chatting.post("/turn", message="Two.", conversation_id=first["conversation_id"])
-    failed = response.json()
-    assert (response.status_code, failed["status"], failed["reply"]) == (200, "failed", None)
-    assert (failed["error"]["code"], failed["error"]["retryable"]) == (code, retryable)
-    assert len(llm.requests) == 2
-    llm.answer("third")
-    third = chatting.post("/turn", message="Three.", conversation_id=first["conversation_id"]).json()
-    assert (third["status"], third["reply"], third["turn"]) == ("finished", "third", 3)
-    assert "One." in llm.requests[2].text
-    assert [request.key for request in llm.requests] == [KEY] * 3
 
 
 def test_a_model_that_fails_after_a_tool_call_leaves_the_finished_step(chatting: Service, llm: LLM) -> None:
