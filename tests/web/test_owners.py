@@ -268,7 +268,7 @@ def test_many_turns_of_one_owner_keep_another_waiting_for_a_few(tmp_path: Path, 
         def post(key: str, *script: dict[str, Any]) -> str:
             body = {"agent": "scripted", "message": json.dumps(script)}
             response = request_as(service, key, "POST", "/turn", body, Prefer="respond-async")
-            assert response.status_code == 202, response.text
+            assert response.status_code in {200, 202}, response.text
             return str(response.headers["location"])
 
         def times(key: str, place: str) -> dict[str, Any]:

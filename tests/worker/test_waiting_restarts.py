@@ -164,7 +164,7 @@ def test_a_loop_over_five_approvals_takes_two_days_kills_and_two_processes(
         before = answers.get("/conversations", status="waiting", limit=100)["items"]
         assert turn["conversation_id"] in [each["id"] for each in before]
         assert receivers(service) == names[:number]
-        assert answering(answers, turn, APPROVE, Prefer="respond-async").status_code == 202
+        assert answering(answers, turn, APPROVE, Prefer="respond-async").status_code in {200, 202}
         if number == 2:  # the process that got the answer ends right after it, too
             answers.kill()
             asked.start()
