@@ -20,89 +20,7 @@ from tests.support.waiting import wait_until
 KEY = "sk-test-9b1f27c0d4"
 
 MODULES = {
-    "mine.py": """
-import sys
-from smolagents import CodeAgent
-import smolsessions
-from tests.support.agents import Money, make_code, make_scripted
-from tests.support.own_tools import counting
-
-shared = make_scripted()
-helper = make_scripted(name="helper", description="Helps.")
-
-def make():
-    return make_scripted()
-
-def make_same_memory():
-    agent = make_scripted()
-    agent.memory = shared.memory
-    return agent
-
-def make_same_helper():
-    return make_scripted(managed_agents=[helper])
-
-def make_same_deep_down():
-    middle = make_scripted(name="middle", description="Is between.", managed_agents=[helper])
-    return make_scripted(managed_agents=[middle])
-
-def make_same_tool():
-    agent = make_scripted()
-    agent.tools["counting"] = counting
-    return agent
-
-def make_for(caller, model):
-    return make_scripted()
-
-def make_noting():
-    agent = make_scripted()
-    smolsessions.options(agent, scratchpad=True)
-    agent.tools["note_read"] = agent.tools["echo"]
-    return agent
-
-def make_half_noting():
-    return smolsessions.options(make_scripted(), scratchpad="yes")
-
-def make_old():
-    agent = make_scripted()
-    agent.memory_policy = "no_pruning"
-    return agent
-
-class Threaded(CodeAgent):
-    executer = "thread"
-
-def make_misspelt_class():
-    return Threaded([], shared.model, verbosity_level=0)
-
-def make_old_helper():
-    old = make_scripted(name="old", description="Helps.")
-    old.unsafe_to_repeat = ["echo"]
-    return make_scripted(managed_agents=[old])
-
-def make_misspelt_option():
-    return smolsessions.options(make_scripted(), memory_polcy="no_pruning")
-
-@smolsessions.agent("Shop-1", scratchpad=True, model_retries=3)
-def make_shop(executor="thread"):
-    agent = make_code()
-    return smolsessions.options(agent, executor=executor, model_retries=1)
-
-async def make_later():
-    return make_scripted()
-
-def make_nested_class():
-    class Nested:
-        pass
-    return carrying((Nested,))
-
-def make_carrying_one():
-    return carrying(Money)
-
-def carrying(what):
-    return smolsessions.options(make_scripted(), carries=what)
-
-def leave():
-    sys.exit("mine leaves")
-""",
+    "mine.py": (Path(__file__).parents[1] / "data" / "workshop.txt").read_text(),
     "broken.py": "def make(:\n",
     "leaving.py": "import sys\nsys.exit('leaving leaves')\n",
     "package/smolsessions/__init__.py": "",
@@ -354,8 +272,10 @@ def test_a_model_that_fails_after_a_tool_call_leaves_the_finished_step(chatting:
     llm.fail(500)
     failed = chatting.post("/turn", message="What is 6 * 7?").json()
     assert (failed["error"]["code"], failed["tool_call_names"], failed["steps"]) == ("model_error", ["calculator"], 1)
+    assert (failed["status"], failed["reply"]) == ("failed", None)
     llm.answer("42, as was found.")
-    chatting.post("/turn", message="Well?", conversation_id=failed["conversation_id"])
+    after = chatting.post("/turn", message="Well?", conversation_id=failed["conversation_id"]).json()
+    assert (after["status"], after["reply"], after["turn"]) == ("finished", "42, as was found.", 2)
     assert "Observation:\\n42" in llm.requests[2].text
 
 

@@ -100,7 +100,7 @@ class Machine(RuleBasedStateMachine):
     async def submit(self, life: Life, on_busy: OnBusy = "reject", *, reset: bool = False) -> int:
         timing = Timing(time.time())
         turn = Turn(life.ref, 0, version_of(AGENT), "hello", TurnOptions(reset=reset, on_busy=on_busy), timing)
-        is_new = life.turns == 0 and life is self.lives[0]
+        is_new = life.turns == 0 and life is self.lives[0] and on_busy == "reject"
         submission = Submission(turn, TurnInput(), create={} if is_new else None, asked=True, version_of=version_of)
         accepted, _ = await self.store.turns.submit(submission)
         return accepted.number
@@ -170,7 +170,7 @@ class Machine(RuleBasedStateMachine):
         async def play() -> list[PackedStep]:
             await self.submit(life)
             lease = await claim_one(self.store)
-            behind = await self.submit_behind(life, "enqueue")
+            behind = await self.submit(life, "enqueue")
             await self.store.turns.cancel(life.ref, behind)
             steps = self.write(lease, wanted)
             await lease.commit(DONE)
@@ -188,7 +188,7 @@ class Machine(RuleBasedStateMachine):
             await self.submit(life)
             lease = await claim_one(self.store)
             self.write(lease, [("action", IMAGES[0], NAMES[0], False)] * 2)
-            await self.submit_behind(life, "rollback")
+            await self.submit(life, "rollback")
             await lease.commit(DONE)
             lease = await claim_one(self.store)
             steps = self.write(lease, wanted)
@@ -199,12 +199,6 @@ class Machine(RuleBasedStateMachine):
         life.note()
         self.keep(life, steps)
         life.note()
-
-    async def submit_behind(self, life: Life, on_busy: OnBusy) -> int:
-        turn = Turn(life.ref, 0, version_of(AGENT), "hello", TurnOptions(on_busy=on_busy), Timing(time.time()))
-        submission = Submission(turn, TurnInput(), create=None, asked=True, version_of=version_of)
-        accepted, _ = await self.store.turns.submit(submission)
-        return accepted.number
 
     @rule(number=lives_, data=st.data(), destroys=st.booleans())
     def prune(self, number: int, data: st.DataObject, *, destroys: bool) -> None:

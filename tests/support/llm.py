@@ -1,7 +1,7 @@
 """Model provider for tests: a real HTTP server that speaks OpenAI's protocol and returns scripted answers in order.
 
-`llmock` makes the answers, the streams and most of the faults. This module adds the others around it: silence, a body
-that is cut short, the received keys. The service, which is another process, receives `llm.base_url`.
+`llmock` makes the answers, the streams and most of the faults. This module adds silence, and records the received keys.
+The service, which is another process, receives `llm.base_url`.
 
 PYTEST_DONT_REWRITE: no asserts here, and pytest would complain where a test imports this before another one loads it.
 """
@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import pytest
-from llmock.middleware import StreamAborted
 from llmock.scenarios import Behavior, Fail, Reply, StreamFault, ToolCall, ToolFault
 from llmock.testing import LLMockServer
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _SILENCE = "silence"
-_CUT = "cut"
 
 
 @dataclass(frozen=True)
@@ -82,10 +80,6 @@ class LLM:
         """Accept the request and answer nothing until the client disconnects."""
         self.script(_SILENCE)
 
-    def cut_off(self) -> None:
-        """Announce a whole body, send half of it, drop the connection."""
-        self.script(Reply(text="never read to its end"), _CUT)
-
     def break_stream(self, kind: str = "disconnect", *, after_chunks: int = 2) -> None:
         """Begin a streamed `final_answer`. `kind` selects its fault: `disconnect`, `truncate` or `malformed`."""
         answer = Reply(tool_calls=(ToolCall("final_answer", {"answer": "never read to its end"}),))
@@ -145,7 +139,7 @@ class _Wire:
             while (await receive())["type"] != "http.disconnect":
                 pass
             return
-        await self._app(scope, _replay(body, receive), _cutting(send) if fault == _CUT else send)
+        await self._app(scope, _replay(body, receive), send)
 
 
 async def _body(receive: Receive) -> bytes:
@@ -165,17 +159,6 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return messages.popleft() if messages else await receive()
 
     return replay
-
-
-def _cutting(send: Send) -> Send:
-    async def cut(message: Message) -> None:
-        if message["type"] != "http.response.body":
-            await send(message)
-            return
-        await send({**message, "body": message["body"][: len(message["body"]) // 2], "more_body": True})
-        raise StreamAborted(_CUT)
-
-    return cut
 
 
 @pytest.fixture(scope="session")
