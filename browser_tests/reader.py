@@ -104,6 +104,11 @@ def at_end(page: Page) -> bool:
     return place
 
 
+def top(place: Locator) -> float:
+    """Return the distance from the top of the window."""
+    return float(place.evaluate("(at) => at.getBoundingClientRect().y"))
+
+
 def png(name: str, width: int) -> FilePayload:
     buffer = io.BytesIO()
     PIL.Image.new("RGB", (width, 30), (200, 80, 20)).save(buffer, "PNG")

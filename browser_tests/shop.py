@@ -7,17 +7,25 @@ from typing import Any
 
 import PIL.Image
 import PIL.ImageDraw
-from smolagents import CodeAgent, LogLevel, ToolCallingAgent, tool
+import yaml
+from smolagents import CodeAgent, ToolCallingAgent, tool
 from smolagents.models import ChatMessage, ChatMessageStreamDelta
 from smolagents.monitoring import TokenUsage
 
 import smolsessions
-from browser_tests.scenes import PLAN, SCRIPTS
-from browser_tests.talker import Talker, templates
+from browser_tests.talker import Talker, make_coder, make_talker
+from tests.support.service import ROOT
 from tests.support.sounds import sound
 
 AGENTS = ",".join(f"{name}=browser_tests.shop:make_{name}" for name in ("shop", "analyst", "buyer"))
 CHARS_PER_TOKEN = 4
+SCRIPTS: dict[str, list[dict[str, Any]]] = yaml.safe_load((ROOT / "tests" / "data" / "shop.yaml").read_text("utf-8"))
+PLAN = """\
+1. Count the cups in stock.
+2. Ask the scout for a price.
+3. Name the number of cups to order.
+
+<end_plan>"""
 
 
 class Player(Talker):
@@ -166,14 +174,10 @@ def make_shop() -> ToolCallingAgent:
 
 
 def make_analyst() -> CodeAgent:
-    return CodeAgent(
+    return make_coder(
         tools=[sales, draw_chart],
         model=Player(model_id="scripted"),
-        prompt_templates=templates("code_agent.yaml"),
         description="Counts and compares the sales, in Python.",
-        verbosity_level=LogLevel.OFF,
-        max_steps=6,
-        executor_kwargs={"timeout_seconds": None},
     )
 
 
@@ -185,11 +189,4 @@ def make_buyer() -> ToolCallingAgent:
 
 
 def _caller(tools: list[Any], **options: Any) -> ToolCallingAgent:
-    return ToolCallingAgent(
-        tools=tools,
-        model=Player(model_id="scripted"),
-        prompt_templates=templates("toolcalling_agent.yaml"),
-        verbosity_level=LogLevel.OFF,
-        max_steps=6,
-        **options,
-    )
+    return make_talker(tools=tools, model=Player(model_id="scripted"), **options)

@@ -7,12 +7,12 @@ from typing import Any
 
 from playwright.sync_api import FilePayload, Locator, Page, Route, expect
 
-from browser_tests.scenes import ARABIC
 from browser_tests.shop import photo
 from tests.support.service import Service
 from tests.support.sounds import sent
 
 ORDER = "Where is order 1042?"
+ARABIC = "أين طلبي رقم 1042؟"
 STOCK = "What do we have in stock?"
 LONG = "Write to every customer of October."
 REFUND = "Ann's cup is broken. Pay her 10 euros back and tell her."
@@ -102,20 +102,17 @@ def _played(*messages: str, agent: str = "shop", opened: tuple[int, ...] | None 
 
 
 def images(desk: Desk) -> None:
-    """Show an image of the message and one of the answer."""
     desk.open(desk.play("This cup came today. Draw what we sold.", images=[photo()]))
     expect(desk.page.locator(".answer-pictures img")).to_have_js_property("naturalWidth", 480)
     expect(desk.page.locator(".said img")).to_have_js_property("naturalWidth", 320)
 
 
 def viewer(desk: Desk) -> None:
-    """Show an image large."""
     images(desk)
     desk.page.locator(".answer-pictures button").click()
 
 
 def files(desk: Desk) -> None:
-    """Show files of the message and of answers, and a sound."""
     desk.open(
         desk.play(
             "Write the invoice of the order in this file.",
@@ -127,7 +124,6 @@ def files(desk: Desk) -> None:
 
 
 def running(desk: Desk) -> None:
-    """Show a running turn, a queued one, and the choice for the next message."""
     conversation = desk.play(ORDER)
     desk.begin(conversation, LONG)
     desk.begin(conversation, "And the ones of September.", on_busy="enqueue")
@@ -138,20 +134,17 @@ def running(desk: Desk) -> None:
 
 
 def approval(desk: Desk) -> None:
-    """Show calls that wait for a person's approval."""
     page = desk.open(desk.play(REFUND))
     expect(page.locator(".request")).to_have_count(2)
 
 
 def edited(desk: Desk) -> None:
-    """Show changed arguments of a call, before its approval."""
     approval(desk)
     desk.page.get_by_label("amount").fill("12.5")
     desk.page.get_by_role("textbox", name="reason", exact=True).fill("broken cup, and its postage")
 
 
 def refused(desk: Desk) -> None:
-    """Show the reason of a rejection."""
     approval(desk)
     card = desk.page.locator(".request").first
     card.get_by_role("button", name="Reject").click()
@@ -159,13 +152,11 @@ def refused(desk: Desk) -> None:
 
 
 def question(desk: Desk) -> None:
-    """Show a question of the agent, with choices."""
     page = desk.open(desk.play("Send Ann a new cup."))
     page.get_by_role("radio", name="blue").check()
 
 
 def stopped(desk: Desk) -> None:
-    """Show a turn that a person stopped."""
     conversation = desk.play(ORDER)
     desk.begin(conversation, LONG)
     page = desk.open(conversation)
@@ -182,7 +173,6 @@ def rolled_back(desk: Desk) -> None:
 
 
 def fork(desk: Desk) -> None:
-    """Show a fork with its origin."""
     conversation = desk.play(ORDER, STOCK)
     made = desk.keep(desk.service.post(f"/conversations/{conversation}/fork", turn=1).json()["id"])
     desk.service.client.patch(f"/conversations/{made}", json={"title": "Where is order 1042, and a samovar?"})
@@ -192,7 +182,6 @@ def fork(desk: Desk) -> None:
 
 
 def found(desk: Desk) -> None:
-    """Show the list, searched and filtered."""
     desk.play(ORDER)
     desk.play("Send Ann a new cup.")
     fork(desk)
@@ -204,7 +193,6 @@ def found(desk: Desk) -> None:
 
 
 def undo(desk: Desk) -> None:
-    """Show the undo of a deletion."""
     desk.open(desk.play(ORDER))
     first = desk.page.locator("#list .row").first
     first.hover()
@@ -213,7 +201,6 @@ def undo(desk: Desk) -> None:
 
 
 def compose(desk: Desk) -> None:
-    """Show a message with files and options, before it is sent."""
     page = desk.open()
     orders = FilePayload(name="orders.csv", mimeType="text/csv", buffer=b"order\n1042\n")
     page.locator("#file").set_input_files(orders)
@@ -224,19 +211,16 @@ def compose(desk: Desk) -> None:
 
 
 def details(desk: Desk) -> None:
-    """Show the details of an agent."""
     page = desk.open()
     page.get_by_role("button", name="Details of shop").click()
     expect(page.locator(".tool").first).to_be_visible()
 
 
 def keys(desk: Desk) -> None:
-    """Show the keys of the page."""
     desk.open().get_by_role("button", name="Keys").click()
 
 
 def locked(desk: Desk) -> None:
-    """Show the question for an API key."""
     problem = '{"status": 401, "code": "unauthorized", "detail": "This service needs an API key."}'
 
     def refuse(route: Route) -> None:
@@ -248,7 +232,6 @@ def locked(desk: Desk) -> None:
 
 
 def lost(desk: Desk) -> None:
-    """Show a lost connection."""
     conversation = desk.play(ORDER)
     desk.begin(conversation, LONG)
     desk.page.route("**/events", lambda route: route.abort())
@@ -263,7 +246,6 @@ def missing(desk: Desk) -> None:
 
 
 def rebuilt(desk: Desk) -> None:
-    """Show the prompt of a past turn, rebuilt from its steps."""
     page = desk.open(desk.play(ORDER, STOCK))
     page.locator(".turn").last.get_by_role("button", name="Prompt").click()
     expect(page.locator(".rebuilt")).to_be_visible()

@@ -12,38 +12,24 @@ PIECES is a list of texts and of {"wait": "path"}, which waits until that file e
 import json
 import time
 from collections.abc import Iterable, Iterator
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import PIL.Image
-import yaml
 from smolagents import CodeAgent, LogLevel, Model, ToolCallingAgent, tool
-from smolagents.models import (
-    ChatMessage,
-    ChatMessageStreamDelta,
-    ChatMessageToolCallFunction,
-    ChatMessageToolCallStreamDelta,
-    agglomerate_stream_deltas,
-)
+from smolagents.models import ChatMessage, ChatMessageStreamDelta, agglomerate_stream_deltas
 from smolagents.monitoring import TokenUsage
 
 import smolsessions
+from tests.support import agents
+from tests.support.streaming import delta
 
-AGENTS = ",".join(
-    f"{name}=browser_tests.talker:{factory}"
-    for name, factory in {
-        "talker": "make_talker",
-        "coder": "make_coder",
-        "leader": "make_leader",
-        "picky": "make_picky",
-    }.items()
-)
+NAMES = ("talker", "coder", "leader", "picky")
+AGENTS = ",".join(f"{name}=browser_tests.talker:make_{name}" for name in NAMES)
 WAIT_S = 120
 POLL_S = 0.005
-TASK = "New task:\n"
 ANSWERED = ("Observation:\n", "Error:\n", "Call id:")
+templates = agents._templates  # noqa: SLF001 - one set of templates
 
 
 class Talker(Model):
@@ -53,11 +39,11 @@ class Talker(Model):
         return agglomerate_stream_deltas([*self.generate_stream(messages, **options)])
 
     def generate_stream(self, messages: list[ChatMessage], **_options: Any) -> Iterator[ChatMessageStreamDelta]:
-        texts = [_text(message) for message in messages]
-        start = max(index for index, text in enumerate(texts) if text.startswith(TASK))
+        texts = [agents._text(message) for message in messages]  # noqa: SLF001 - one text for all models
+        start = max(index for index, text in enumerate(texts) if text.startswith(agents.TASK))
         script = self.script(texts[start])
         done = sum(text.startswith(ANSWERED) for text in texts[start + 1 :])
-        yield from _play(script[min(done, len(script) - 1)], f"call_{len(messages)}")
+        yield from _play(script[min(done, len(script) - 1)], len(messages))
         yield ChatMessageStreamDelta(token_usage=self.usage(texts))
 
     def script(self, task: str) -> list[dict[str, Any]]:
@@ -70,7 +56,7 @@ class Talker(Model):
         return TokenUsage(input_tokens=10, output_tokens=5)
 
 
-def _play(entry: dict[str, Any], prefix: str) -> Iterator[ChatMessageStreamDelta]:
+def _play(entry: dict[str, Any], place: int) -> Iterator[ChatMessageStreamDelta]:
     if "fail_until" in entry and not Path(entry["fail_until"]).exists():
         raise RuntimeError("not yet")
     if "raise" in entry:
@@ -78,12 +64,12 @@ def _play(entry: dict[str, Any], prefix: str) -> Iterator[ChatMessageStreamDelta
     for piece in _paced(entry.get("think") or entry.get("write") or ()):
         yield ChatMessageStreamDelta(content=piece)
     for index, (name, arguments) in enumerate(entry.get("call", ())):
-        yield _call(index, json.dumps(arguments), name, f"{prefix}_{index}")
+        yield delta([index, json.dumps(arguments), name], place)
     if "say" in entry:
-        yield _call(0, '{"answer": "', "final_answer", f"{prefix}_0")
+        yield delta([0, '{"answer": "', "final_answer"], place)
         for piece in _paced(entry["say"]):
-            yield _call(0, json.dumps(piece, ensure_ascii=False)[1:-1])
-        yield _call(0, '"}')
+            yield delta([0, json.dumps(piece, ensure_ascii=False)[1:-1]], place)
+        yield delta([0, '"}'], place)
 
 
 def _paced(pieces: Iterable[str | dict[str, str]]) -> Iterator[str]:
@@ -99,39 +85,6 @@ def _paced(pieces: Iterable[str | dict[str, str]]) -> Iterator[str]:
             time.sleep(POLL_S)
 
 
-def _call(index: int, arguments: str, name: str = "", call_id: str | None = None) -> ChatMessageStreamDelta:
-    function = ChatMessageToolCallFunction(name=name, arguments=arguments)
-    return ChatMessageStreamDelta(
-        tool_calls=[ChatMessageToolCallStreamDelta(index=index, id=call_id, type="function", function=function)]
-    )
-
-
-def _text(message: ChatMessage) -> str:
-    content = message.content
-    parts = [{"text": content}] if isinstance(content, str) else content or []
-    return "".join(str(part.get("text", "")) for part in parts)
-
-
-@tool
-def echo(text: str) -> str:
-    """Return the text.
-
-    Args:
-        text: any text.
-    """
-    return text
-
-
-@tool
-def fail(reason: str) -> str:
-    """Fail.
-
-    Args:
-        reason: what the error says.
-    """
-    raise ValueError(reason)
-
-
 @tool
 def picture(width: int) -> Any:
     """Draw a picture.
@@ -143,35 +96,21 @@ def picture(width: int) -> Any:
 
 
 picture.output_type = "image"
-
-
-@cache
-def templates(name: str) -> Any:
-    return yaml.safe_load(files("smolagents.prompts").joinpath(name).read_text())
+TOOLS = [agents.echo, agents.fail, picture]
+COMMON = {"tools": TOOLS, "verbosity_level": LogLevel.OFF, "max_steps": 6}
 
 
 def make_talker(**options: Any) -> ToolCallingAgent:
     """Return an agent that calls tools. A managed agent has a name and a description."""
-    return ToolCallingAgent(
-        tools=[echo, fail, picture],
-        model=Talker(),
-        prompt_templates=templates("toolcalling_agent.yaml"),
-        verbosity_level=LogLevel.OFF,
-        max_steps=6,
-        **({"description": "Says what the message says."} | options),
-    )
+    given: dict[str, Any] = {"model": Talker(), "description": "Says what the message says."} | COMMON | options
+    return ToolCallingAgent(prompt_templates=templates("toolcalling_agent.yaml"), **given)
 
 
-def make_coder() -> CodeAgent:
-    return CodeAgent(
-        tools=[echo, fail, picture],
-        model=Talker(),
-        prompt_templates=templates("code_agent.yaml"),
-        description="Writes the code that the message says.",
-        verbosity_level=LogLevel.OFF,
-        max_steps=6,
-        executor_kwargs={"timeout_seconds": None},
+def make_coder(**options: Any) -> CodeAgent:
+    given: dict[str, Any] = (
+        {"model": Talker(), "description": "Writes the code that the message says."} | COMMON | options
     )
+    return CodeAgent(prompt_templates=templates("code_agent.yaml"), executor_kwargs={"timeout_seconds": None}, **given)
 
 
 def make_picky() -> ToolCallingAgent:

@@ -5,10 +5,8 @@ from pathlib import Path
 
 from playwright.sync_api import Route, expect
 
-from browser_tests.reader import Open, answer, ended, forgive, say, turn, wait, whole
-from browser_tests.talker import AGENTS
+from browser_tests.reader import Open, answer, ended, forgive, say, wait, whole
 from tests.support.service import Service
-from tests.support.tiers import deep
 
 
 def test_a_reload_in_the_middle_of_a_turn_loses_and_doubles_no_character(
@@ -29,21 +27,6 @@ def test_a_reload_in_the_middle_of_a_turn_loses_and_doubles_no_character(
     assert whole(answer(page)) == "".join(pieces).strip() + "\n"
 
 
-def test_two_tabs_show_the_same(opened: Open, service: Service, gate: Path) -> None:
-    first = opened(service)
-    say(first, [{"say": ["One."]}])
-    expect(answer(first)).to_have_text("One.")
-    second = first.context.new_page()
-    second.goto(first.url)
-    expect(answer(second)).to_have_text("One.")
-    say(first, [{"say": ["Two, ", wait(gate), "three."]}])
-    expect(answer(second).last).to_have_text("Two,")
-    second.get_by_role("button", name="Stop", exact=True).click()
-    for page in (first, second):
-        ended(page, "cancelled")
-    assert turn(first).last.inner_text() == turn(second).last.inner_text()
-
-
 def test_a_lost_connection_is_shown_and_the_turn_resumes(
     opened: Open, service: Service, gate: Path, sins: list[str]
 ) -> None:
@@ -57,31 +40,6 @@ def test_a_lost_connection_is_shown_and_the_turn_resumes(
     expect(answer(page)).to_have_text("Before, after.")
     expect(page.locator("#connection")).to_be_hidden()
     forgive(sins, "ERR_INTERNET_DISCONNECTED", at_least=0)
-
-
-@deep
-def test_a_killed_service_is_waited_for_and_the_page_heals(
-    opened: Open, tmp_path: Path, gate: Path, sins: list[str]
-) -> None:
-    service = Service(tmp_path / "service", {"AGENTS": AGENTS, "DEMO_AGENTS": "0"})
-    service.start()
-    try:
-        page = opened(service, is_alone=True)
-        say(page, [{"say": ["Before, ", wait(gate), "after."]}])
-        expect(answer(page)).to_have_text("Before,")
-        service.settings["PORT"] = str(service.client.base_url.port)
-        service.kill()
-        expect(page.locator("#connection")).to_be_visible()
-        gate.touch()
-        service.start()
-        expect(turn(page)).not_to_have_attribute("data-status", "running")
-        expect(page.locator("#connection")).to_be_hidden()
-        say(page, [{"say": ["All is well."]}])
-        expect(answer(page).last).to_have_text("All is well.")
-        page.context.close()
-    finally:
-        service.stop()
-    forgive(sins, "ERR_", at_least=0)
 
 
 def test_a_broken_stream_is_taken_up_after_its_last_whole_event(opened: Open, service: Service) -> None:

@@ -6,11 +6,8 @@ from pathlib import Path
 from playwright.sync_api import expect
 
 from browser_tests.reader import Open, choose, conversation_of, ended, say, turn
-from tests.support import approvals
 from tests.support.service import Service
-from tests.support.tiers import deep
-from tests.support.turns import DONE, submit_turn, wait_for_gate
-from tests.support.waiting import wait_until
+from tests.support.turns import wait_for_gate
 
 
 def test_the_inspector_shows_and_changes_the_memory(opened: Open, service: Service) -> None:
@@ -70,33 +67,6 @@ def test_effects_of_a_waiting_turn_are_followed_to_its_end(opened: Open, service
     expect(panel.locator(".timeline text").filter(has_text="Waits for a person")).to_have_count(1)
     expect(panel.locator(".bar-replay")).to_have_count(1)
     expect(panel).to_contain_text("It was played in 2 attempts.")
-
-
-@deep
-def test_effects_tell_which_call_was_made_again_after_a_kill(opened: Open, tmp_path: Path, gate: Path) -> None:
-    agents = next(each for each in approvals.AGENTS.split(",") if each.startswith("mailer="))
-    settings = {"AGENTS": agents, "DEMO_AGENTS": "0"}
-    with Service(tmp_path / "service", settings, {approvals.OUTBOX: str(tmp_path / "outbox")}) as service:
-        echo = {"call": [["echo", {"text": "hi"}]]}
-        running = submit_turn(service, echo, wait_for_gate(gate), DONE, agent="mailer")
-        started = gate.with_name(f"{gate.name}.started")
-        wait_until(started.exists)
-        service.kill()
-        started.unlink()
-        service.start()
-        wait_until(started.exists)
-        page = opened(service, f"/#/c/{running['conversation_id']}")
-        page.get_by_role("button", name="Inspector", exact=True).click()
-        page.get_by_role("tab", name="Effects").click()
-        rows = page.locator(".effects li")
-        expect(rows.first).to_contain_text("wait_for")
-        expect(rows.first).to_contain_text("runs now, made again")
-        expect(rows.first).to_contain_text("attempt 2")
-        expect(rows.filter(has_text="echo")).to_contain_text("attempt 1")
-        gate.touch()
-        ended(page)
-        page.get_by_role("tab", name="Timeline").click()
-        expect(page.locator(".timeline text").filter(has_text="Attempt 2: replay")).to_have_count(1)
 
 
 def test_a_past_prompt_is_rebuilt_and_marked(opened: Open, service: Service) -> None:

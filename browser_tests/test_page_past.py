@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Route, expect
 
-from browser_tests.reader import A_LINE_PX, Open, answer, at_end, conversation_of, ended, forgive, say, turn, wait
+from browser_tests.reader import A_LINE_PX, Open, answer, at_end, conversation_of, ended, forgive, say, top, turn, wait
 from tests.support.service import Service
 from tests.support.tiers import mostly_deep
 from tests.support.waiting import wait_until
 
+TWO_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 LAID_OUT = """() => [...document.querySelectorAll(".turn .answer")].filter(
   (part) => part.checkVisibility({ contentVisibilityAuto: true })).length"""
 
@@ -134,18 +135,6 @@ def test_an_empty_and_a_deleted_conversation_have_a_note(opened: Open, service: 
     forgive(sins, "404")
 
 
-def test_the_steps_of_a_past_turn_are_loaded_when_they_are_asked_for(opened: Open, service: Service) -> None:
-    said = service.play({"call": [["echo", {"text": "long ago"}]]}, {"say": ["Past."]}, agent="talker")
-    page = opened(service, f"/#/c/{said['conversation_id']}")
-    expect(answer(page)).to_have_text("Past.")
-    expect(page.locator(".step")).to_have_count(0)
-    page.locator(".work > summary").click()
-    expect(page.locator(".step")).to_have_count(2)
-    expect(answer(page)).to_have_text("Past.")
-    page.locator(".step summary").first.click()
-    expect(page.locator(".call .result")).to_contain_text("long ago")
-
-
 def test_a_rolled_back_turn_and_a_shortened_prompt_have_a_note(opened: Open, service: Service) -> None:
     said = service.play({"say": ["One."]}, agent="talker")
     place = f"/conversations/{said['conversation_id']}"
@@ -179,6 +168,7 @@ def test_a_past_turn_without_its_events_shows_the_steps_on_record(opened: Open, 
 
     page.route("**/events", expired)
     expect(page.locator(".work > summary")).to_contain_text("1 error")
+    expect(page.locator(".step")).to_have_count(0)  # they are loaded when they are asked for
     page.locator(".work > summary").click()
     expect(page.locator(".work > .steps")).to_contain_text("From the record")
     steps = page.locator(".work > .steps > .step")
@@ -199,14 +189,22 @@ def test_a_long_conversation_is_shown_from_its_end_and_loads_earlier_turns_as_ne
     expect(answer(page).last).to_contain_text("Answer 50.")
     expect(page.locator(".turn-foot").last).to_be_in_viewport()
     assert page.locator(".turn").count() < 50
-    page.locator(".turn").first.scroll_into_view_if_needed()
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route(re.compile("cursor="), hold)
     first = page.get_by_role("article", name="Turn 31", exact=True)
-    place = first.bounding_box()
+    with page.expect_request(re.compile("cursor=")):
+        first.scroll_into_view_if_needed()
+    page.evaluate(TWO_FRAMES)
+    place = top(first)
+    held[0].continue_()
+    page.unroute(re.compile("cursor="))
     expect(page.get_by_role("article", name="Turn 11", exact=True)).to_be_attached()
-    now = first.bounding_box()
-    assert place
-    assert now
-    assert abs(place["y"] - now["y"]) < A_LINE_PX
+    page.evaluate(TWO_FRAMES)
+    assert abs(place - top(first)) < A_LINE_PX
     for number in (11, 1):
         page.locator("#scroll").evaluate("(at) => at.scrollTop = 0")
         expect(page.get_by_role("article", name=f"Turn {number}", exact=True)).to_be_attached()
@@ -252,12 +250,9 @@ def test_new_text_does_not_move_a_reader_that_scrolled_up(opened: Open, service:
     page.evaluate("document.getElementById('scroll').scrollTop -= 600")
     expect(page.get_by_role("button", name="Latest")).to_be_visible()
     read = page.locator(".answer p").nth(65)
-    place = read.bounding_box()
+    place = top(read)
     gate.touch()
     ended(page)
-    now = read.bounding_box()
-    assert place
-    assert now
-    assert abs(now["y"] - place["y"]) < A_LINE_PX
+    assert abs(place - top(read)) < A_LINE_PX
     page.get_by_role("button", name="Latest").click()
     expect(page.locator(".turn-foot")).to_be_in_viewport()
