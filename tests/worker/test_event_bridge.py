@@ -108,8 +108,9 @@ async def test_events_keep_their_order_and_only_deltas_of_one_message_become_one
     lease, bridge = await begun(one)
 
     def say() -> None:
-        for call_id, channel, text in (("1.m1", "thought", "a"), ("1.m1", "thought", "b"), ("1.m1", "code", "c")):
-            bridge.emit(MessageDelta(HERE, call_id, channel, text))
+        bridge.emit(MessageDelta(HERE, "1.m1", "thought", "a"))
+        bridge.emit(MessageDelta(HERE, "1.m1", "thought", "b"))
+        bridge.emit(MessageDelta(HERE, "1.m1", "code", "c"))
         bridge.emit(RESTARTED)
         bridge.emit(MessageDelta(HERE, "1.m1", "code", "d"))
 
@@ -126,7 +127,12 @@ async def test_a_thread_that_emits_faster_than_the_loop_writes_waits_for_it(stor
     one, _ = stores
     lease, bridge = await begun(one)
     count = 3 * MAX_QUEUED
-    thread = threading.Thread(target=lambda: [bridge.emit(RESTARTED) for _ in range(count)])
+
+    def emit_all() -> None:
+        for _ in range(count):
+            bridge.emit(RESTARTED)
+
+    thread = threading.Thread(target=emit_all)
     thread.start()
     thread.join(0.3)  # the loop stands still meanwhile
     assert thread.is_alive()

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -153,7 +153,7 @@ def test_a_pattern_that_is_no_use_is_refused(tmp_path: Path, kind: str) -> None:
     useless: list[Any] = ["!a", "#a", "", " ", "../a", "a/../b", "./a", "a//b", "a\\*", "[z-a]", "/", 5, "a\n"]
     for pattern in useless:
         with pytest.raises(ValueError, match=f"{kind}, entry 1: it "):
-            Workspace(tmp_path, **{kind: [pattern]})
+            Workspace(tmp_path, **cast("dict[str, Any]", {kind: [pattern]}))
 
 
 def test_an_edit_replaces_exactly_one_match(files: Workspace) -> None:
