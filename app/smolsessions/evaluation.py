@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
+from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from smolsessions.client import AsyncClient, ClientError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from smolsessions.wire.turns import Turn
 
@@ -70,15 +71,14 @@ class SmolagentsAdapter:
     def _run(self, history: History, message: str, is_new: bool) -> tuple[str, list[str]]:
         agent, lock = self._begun() if is_new else self._open.of(history)
         with lock:
-            if is_new:
-                self._open.add(history, (agent, lock))
-            else:
+            if not is_new:
                 self._open.of(history)  # it may have been closed during the wait
+            self._open.add(history, (agent, lock))
             before = list(agent.memory.steps)  # by identity: callbacks may remove steps
             reply = agent.run(message, reset=is_new)
             new = [step for step in agent.memory.steps if not any(step is each for each in before)]
-        calls = [call for step in new for call in getattr(step, "tool_calls", None) or ()]
-        names: list[str] = [ToolCall(call.name, _arguments(call.arguments)) for call in calls]
+        self._open.answered(history, str(reply))
+        names: list[str] = [call for step in new for call in _calls_of(step)]
         if not self._include_internal_tools:
             names = [name for name in names if name not in INTERNAL_TOOLS]
         return str(reply), names
@@ -106,35 +106,75 @@ class ServiceAdapter:
         async with AsyncClient(self._url, api_key=self._api_key) as client:  # each test may have a loop of its own
             turn = await client.turn(message, include_internal_tools=self._internal, **place)
         self._open.add(history, turn.conversation_id)
+        self._open.answered(history, turn.reply or "")
         if turn.status != "finished":
             raise _failure_of(turn)
         return turn.reply or "", [ToolCall(call.name, _arguments(call.arguments)) for call in turn.tool_calls]
 
 
+@dataclass
+class _OpenHistory(Generic[T]):
+    history: History
+    """The object that was passed last, kept so that no other object takes its id."""
+    value: T
+    known: History
+    """Copy of its messages, with the reply of the last call."""
+
+
 class _OpenHistories(Generic[T]):
-    """Values by history object. The last `limit` histories are kept, so that no other object takes the id of one."""
+    """Values by history. A history goes on as the same list object, or as a copy that repeats all messages so far."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._entries: OrderedDict[int, tuple[History, T]] = OrderedDict()
+        self._entries: OrderedDict[int, _OpenHistory[T]] = OrderedDict()
         self._lock = Lock()
 
     def add(self, history: History, value: T) -> None:
         with self._lock:
-            self._entries[id(history)] = (history, value)
+            self._entries[id(history)] = _OpenHistory(history, value, list(history))
             self._entries.move_to_end(id(history))
             if len(self._entries) > self._limit:
                 self._entries.popitem(last=False)
 
-    def of(self, history: History) -> T:
+    def answered(self, history: History, reply: str) -> None:
+        """Note the reply to the last message, by which a copy of the history is recognised."""
         with self._lock:
-            if id(history) in self._entries:
-                self._entries.move_to_end(id(history))
-                return self._entries[id(history)][1]
+            if entry := self._entries.get(id(history)):
+                entry.known = [*entry.known, {"role": "assistant", "content": reply}]
+
+    def of(self, history: History) -> T:
+        """Return the value of a history. A copy takes the place of its original. Raises `UnknownHistoryError`."""
+        with self._lock:
+            entry = self._entries.pop(id(history), None) or self._original_of(history)
+            if entry:
+                entry.history = history
+                self._entries[id(history)] = entry
+                return entry.value
         raise UnknownHistoryError(
             "this history goes on, but it was not begun here or another one has closed it; begin it with one user "
-            "message, pass the same list each time, and give SmolagentsAdapter a factory for several histories at once"
+            "message, repeat all its messages each time, and give SmolagentsAdapter a factory for several histories "
+            "at once"
         )
+
+    def _original_of(self, copy: History) -> _OpenHistory[T] | None:
+        for key, entry in self._entries.items():
+            if len(copy) > len(entry.known) and _texts(copy[: len(entry.known)]) == _texts(entry.known):
+                return self._entries.pop(key)
+        return None
+
+
+def _texts(history: History) -> list[tuple[str, str]]:
+    return [(message["role"], str(message.get("content"))) for message in history]
+
+
+def _calls_of(step: Any) -> Iterator[ToolCall]:
+    """Yield the tool calls of a step. smolagents leaves those of a failed step in its model's message alone."""
+    for call in getattr(step, "tool_calls", None) or ():
+        yield ToolCall(call.name, _arguments(getattr(call, "arguments", None)))
+    if not getattr(step, "tool_calls", None):
+        message = getattr(step, "model_output_message", None)
+        for requested in getattr(message, "tool_calls", None) or ():
+            yield ToolCall(requested.function.name, _arguments(requested.function.arguments))
 
 
 def _message_of(history: History) -> str:

@@ -5,7 +5,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,9 +84,36 @@ async def test_a_longer_history_must_have_been_begun(adapter: Adapter) -> None:
     history: History = []
     await say(adapter, history, DONE)
     with pytest.raises(UnknownHistoryError, match="begin it with one user message"):
-        await say(adapter, list(history), DONE)
+        await say(adapter, [{"role": "user", "content": "another"}, *history[1:]], DONE)
     with pytest.raises(ValueError, match="the last message"):
         await adapter(history)
+
+
+async def test_a_copy_of_a_history_goes_on(adapter: Adapter) -> None:
+    history: History = []
+    await say(adapter, history, ECHO, DONE)
+    copy = deepcopy(history)
+    assert (await say(adapter, copy, SEEN))[0].count("Observation") == 2
+    with pytest.raises(UnknownHistoryError):  # the copy has taken its place
+        await say(adapter, history, DONE)
+    assert (await say(adapter, deepcopy(copy), DONE))[0] == "done"
+
+
+async def test_a_failed_call_is_named(adapter: Adapter) -> None:
+    failing = {"call": [["fail", {"reason": "no luck"}]]}
+    assert (await say(adapter, [], failing, DONE))[1] == ["fail"]
+
+
+async def test_an_agent_of_any_class_needs_only_names_of_its_calls() -> None:
+    class Agent:
+        def __init__(self) -> None:
+            self.memory = SimpleNamespace(steps=[])
+
+        def run(self, message: str, *, reset: bool) -> str:
+            self.memory.steps.append(SimpleNamespace(tool_calls=[SimpleNamespace(name="look")]))
+            return f"{message} {reset}"
+
+    assert await SmolagentsAdapter(Agent)([{"role": "user", "content": "hi"}]) == ("hi True", ["look"])
 
 
 async def test_a_second_history_closes_the_first_of_a_single_agent() -> None:

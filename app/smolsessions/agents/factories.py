@@ -105,7 +105,7 @@ def load_factories(spec: str) -> list[tuple[str, Factory]]:
     The working directory is searched for modules, too.
     """
     if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+        sys.path.append(str(Path.cwd()))
     return [_load(entry.strip()) for entry in spec.split(",") if entry.strip()]
 
 
@@ -215,7 +215,7 @@ def _module_of(file: Path) -> str:
     if not file.is_file() or not file.stem.isidentifier():
         raise StartError(f"{file} is no Python file that can be imported; check the path, and name it as a module")
     if folder not in sys.path:
-        sys.path.insert(0, folder)
+        sys.path.append(folder)
     return file.stem
 
 

@@ -241,7 +241,7 @@ def list_turns(
     """List the turns of a conversation."""
     columns = {
         "turn": lambda each: each.turn,
-        "status": lambda each: each.status,
+        "status": lambda each: "out of steps" if each.state == "max_steps_error" else each.status,
         "steps": lambda each: each.steps,
         "tools": lambda each: ", ".join(each.tool_call_names),
         "message": lambda each: each.message,

@@ -324,7 +324,7 @@ def _search_for_modules(folder: Path) -> None:
     """Let Python find modules in the working directory and beside the file."""
     for each in (folder, Path.cwd()):
         if str(each) not in sys.path:
-            sys.path.insert(0, str(each))
+            sys.path.append(str(each))
 
 
 @functools.cache

@@ -23,9 +23,8 @@ class IncompleteAnswerError(ConnectionError):
 
 
 def timeouts_of(table: ModelTable) -> tuple[float, float]:
-    """Return the timeouts of connecting and of reading. `check_streams` shortens the latter after the first event."""
-    first_byte_s = max(table.first_byte_s, table.timeout_s)
-    return min(first_byte_s, _CONNECT_S), first_byte_s
+    """Return the timeouts of connecting and of reading. `check_streams` replaces the latter after the first event."""
+    return min(table.first_byte_s, _CONNECT_S), table.first_byte_s
 
 
 def check_streams(model: ApiModel, timeout_s: float, is_complete: Callable[[Any], bool] = bool) -> None:

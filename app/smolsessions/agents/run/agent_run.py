@@ -58,7 +58,7 @@ class AgentRun:
         """Writes finished steps: smolagents yields a plan before it is in the memory."""
         self._lock = threading.Lock()  # a ToolCallingAgent's parallel calls
         self._inside: dict[int, list[Any]] = {}
-        """Place and number of model calls of each thread that runs a tool call or a check."""
+        """Of each thread that runs a tool call or a check: its place, and the numbers of model and tool calls in it."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ class AgentRun:
         self.check_waits()
         where = self.where or self._open(kind)
         inside = self._inside.get(threading.get_ident())
-        if inside:  # a replay may skip the tool or check that asks, so its calls have numbers of their own
+        if inside:
             inside[1] += 1
             return where, f"{inside[0]}.m{inside[1]}"
         self._models += 1
@@ -91,16 +91,23 @@ class AgentRun:
         raise TurnWaiting
 
     def run_inside(self, place: str, act: Callable[[], T]) -> T:
-        """Run a tool call or a check. The model calls of this thread are numbered within it."""
+        """Run a tool call or a check. Calls that this thread makes meanwhile are numbered within it.
+
+        A replay takes the outer call from the journal and then makes none of them.
+        """
         thread = threading.get_ident()
-        self._inside[thread] = [place, 0]
+        outer = self._inside.get(thread)  # a tool may call another tool of its agent
+        self._inside[thread] = [place, 0, 0]
         token, recorder_token = CALLER.set(self.recorder.caller), RECORDER.set(self.recorder)
         try:
             return act()
         finally:
             RECORDER.reset(recorder_token)
             CALLER.reset(token)
-            self._inside.pop(thread, None)
+            if outer:
+                self._inside[thread] = outer
+            else:
+                del self._inside[thread]
 
     def expect_calls(self, calls: Collection[tuple[str, Any]]) -> None:
         """Number the tool calls of a message, so that parallel ones keep the order of the model."""
@@ -143,11 +150,15 @@ class AgentRun:
         """Begin a call. An effect of this kind, `tool` or `code`, is looked up in the journal."""
         self.recorder.check()
         where = self.where or self._open("action")  # an agent with its own loop has no step yet
-        with self._lock:
-            number = self._number_of(name, arguments)
+        if inside := self._inside.get(threading.get_ident()):
+            inside[2] += 1
+            call_id = f"{inside[0]}/0.{inside[2]}"  # the steps of an agent begin with 1
+        else:
+            with self._lock:
+                call_id = f"{where.step_id}.{self._number_of(name, arguments)}"
         flat = flat_form(arguments)
         record = ToolCall(
-            call_id=f"{where.step_id}.{number}",
+            call_id=call_id,
             name=utf8_text(name),
             arguments=json_form(arguments) if flat is None else flat,
             agent=self.path,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -94,6 +95,7 @@ class Approvals:
         self._root = root
         self._ttl_s = ttl_s
         self._open_bytes = 0
+        self._lock = threading.Lock()
         self._asked: dict[str, list[_Asked]] = {}
         self._effects = replay.effects if replay else {}
         asked = [key for key in self._effects if key.startswith(_ASKED)]
@@ -117,12 +119,13 @@ class Approvals:
             parts, media = shown_media(arguments)
         except ValueError as error:
             return _unshown(call, f"its arguments hold {error}")
-        answer, request = self._answer(node, call, arguments, parts)
-        if answer is None:
-            parameters = _parameters(tool)
-            self._open_bytes += size + len(to_json(parameters))
-            self.media |= media
-            self._ask(node, changed(request, arguments=shown, parameters=parameters, media=parts))
+        with self._lock:  # parallel calls: a request is counted before the next one asks whether it fits
+            answer, request = self._answer(node, call, arguments, parts)
+            if answer is None:
+                parameters = _parameters(tool)
+                self._open_bytes += size + len(to_json(parameters))
+                self.media |= media
+                self._ask(node, changed(request, arguments=shown, parameters=parameters, media=parts))
         return _noted(call, self._decided(node, call, answer, shown))
 
     def question(
@@ -130,9 +133,10 @@ class Approvals:
     ) -> Decision:
         """Return the answer to a question. Raises `TurnWaiting` to wait for it."""
         arguments = {"question": question, "choices": choices}
-        answer, request = self._answer(node, call, arguments)
-        if answer is None:
-            self._ask(node, changed(request, kind="question", question=question, choices=choices))
+        with self._lock:
+            answer, request = self._answer(node, call, arguments)
+            if answer is None:
+                self._ask(node, changed(request, kind="question", question=question, choices=choices))
         if answer.decision == "approve":
             return Decision(text=answer.text)
         approval, why = _refused(answer)
@@ -149,7 +153,13 @@ class Approvals:
         if not predicates or name in INTERNAL_TOOLS or name == ASK_USER:
             return False
         key = f"asks:{call.record.call_id}:{call.digest(arguments, node.carries)}"
-        return self._recorder.journal.once(key, partial(self._wanted, predicates, name, arguments)) == b"1"
+        ask = partial(self._wanted, predicates, name, arguments)
+        place, journal = f"{call.record.call_id}.a", self._recorder.journal
+        if node.agent_run:  # a predicate may call the agent's model and tools
+            ask = partial(node.agent_run.run_inside, place, ask)
+        if journal.chosen(key):
+            journal.skip_within(place)
+        return journal.once(key, ask) == b"1"
 
     def _rules(self, node: AgentNode) -> list[Any]:
         """Return the rules of an agent and of those that manage it. One that several have is there once."""

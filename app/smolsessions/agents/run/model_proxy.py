@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FALLBACK = {"action": "model.fallback"}
+_BEGINS_JSON = ("{", "[", '"')
 
 
 class GarbledAnswerError(ValueError):
@@ -211,19 +212,21 @@ class ModelProxy(Proxy):
 
 
 def _make_ids_unique(message: ChatMessage, taken: Collection[str]) -> None:
-    """Make the ids of a message's calls unique: smolagents drops calls that share an id.
+    """Make the ids of a message's calls unique texts: smolagents drops calls that share an id, and sorts the ids.
 
     `taken` holds the ids of calls that a memory policy hides: a model that counts the visible ones repeats them.
     """
     seen: set[str] = set()
     for number, call in enumerate(message.tool_calls or (), 1):
+        if call.id is None:
+            call.id = f"call_{number:04}"
         while call.id in seen or call.id in taken:
             call.id = f"{call.id}_{number}"
         seen.add(call.id)
 
 
 def _refuse_garbled_answers(message: ChatMessage) -> None:
-    """Remove all calls of a message if one is an answer that cannot be parsed, and store the error in `raw`.
+    """Remove all calls of a message if one is an answer of incomplete JSON, and store the error in `raw`.
 
     smolagents then parses the text for calls. `parse_tool_calls` raises the error there, and the model reads it.
     """
@@ -234,6 +237,8 @@ def _refuse_garbled_answers(message: ChatMessage) -> None:
         try:
             json.loads(arguments)
         except (ValueError, RecursionError) as error:
+            if not arguments.lstrip().startswith(_BEGINS_JSON):
+                continue  # a plain text is an answer, as in smolagents
             message.tool_calls = None
             message.raw = GarbledAnswerError(
                 f"the arguments of final_answer are no JSON ({error}), so they were not taken as the answer, and no "

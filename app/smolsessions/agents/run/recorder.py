@@ -177,7 +177,14 @@ class Journal:
                 self.diverged = True
                 raise ReplayDivergedError
             self._done.discard(call_of(key))
-            return None if written is None else Effect.from_bytes(written)
+            if written is None:
+                return None
+            self.skip_within(call_of(key))
+            return Effect.from_bytes(written)
+
+    def skip_within(self, place: str) -> None:
+        """Forget the calls that a tool, check or predicate made: a replay that knows its result does not call it."""
+        self._done = {call_id for call_id in self._done if not call_id.startswith(f"{place}/")}
 
     @property
     def holds_more(self) -> bool:
@@ -222,14 +229,15 @@ class Journal:
         self._bridge.emit(None, None, (key, data))
 
     def once(self, name: str, make: Callable[[], bytes]) -> bytes:
-        """Return the choice under this name. The first attempt makes it."""
+        """Return the choice under this name. The first attempt makes it, without the lock: an author's code may run."""
         key = f"once:{name}"
-        with self._lock:
-            chosen = self._effects.get(key)
-            if chosen is None:
-                chosen = self._effects[key] = make()
-                self._bridge.emit(None, None, (key, chosen))
-            return chosen
+        if key not in self._effects:
+            made = make()
+            with self._lock:
+                if key not in self._effects:
+                    self._effects[key] = made
+                    self._bridge.emit(None, None, (key, made))
+        return self._effects[key]
 
     def chosen(self, name: str) -> bytes | None:
         """Return the choice of an earlier attempt. It writes no effect: that would hide a crash from the count."""
