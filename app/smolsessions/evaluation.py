@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["ServiceAdapter", "SmolagentsAdapter", "ToolCall", "TurnFailedError", "UnknownHistoryError"]
 T = TypeVar("T")
 History = list[dict[str, Any]]
-"""Messages with `role` and `content`. The last one is the user's. The same list object grows from call to call."""
+"""Messages with `role` and `content`. The last one is the user's. The list grows from call to call."""
 INTERNAL_TOOLS = frozenset({"python_interpreter", "final_answer"})
 MAX_HISTORIES = 1000
 

@@ -1,0 +1,121 @@
+"""Calls that authors' tools and predicates make themselves, over a crash; models that give no ids to calls."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.service import Service
+from tests.support.turns import DONE, wait_for_end
+from tests.support.waiting import wait_until
+
+AUTHORS = '''
+import json, os, signal
+from pathlib import Path
+
+import smolsessions
+from smolagents import CodeAgent, Tool, ToolCallingAgent
+from smolagents.models import ChatMessage, MessageRole
+from tests.support.agents import TASK, ScriptedModel, echo
+
+FOLDER = Path(os.environ["FOLDER"])
+
+
+class Consult(Tool):
+    name = "consult"
+    description = "Ask the model of its agent."
+    inputs = {"text": {"type": "string", "description": "a question"}}
+    output_type = "string"
+
+    def forward(self, text):
+        heard = self.agent.tools["echo"](text=text)
+        with (FOLDER / "asked").open("a") as asked:
+            asked.write(text + "\\n")
+        message = ChatMessage(MessageRole.USER, TASK + json.dumps([{"text": f"heard {heard}"}]))
+        said = self.agent.model.generate([message], stop_sequences=[]).content
+        if text.startswith("crash") and not (FOLDER / text).exists():
+            (FOLDER / text).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return said
+
+
+class Nameless(ScriptedModel):
+    def generate(self, *args, **options):
+        message = super().generate(*args, **options)
+        for call in message.tool_calls or ():
+            call.id = None
+        return message
+
+
+def make(kind):
+    consult = Consult()
+    consult.agent = kind(tools=[consult, echo], model=ScriptedModel())
+    return consult.agent
+
+
+def make_coder():
+    return make(CodeAgent)
+
+
+def make_judged():
+    agent = make(ToolCallingAgent)
+
+    def is_doubtful(name, arguments, caller):
+        return name == "consult" and agent.tools["echo"](text=arguments["text"]) != arguments["text"]
+
+    return smolsessions.options(agent, approve=is_doubtful)
+
+
+def make_nameless():
+    return ToolCallingAgent(tools=[echo], model=Nameless())
+'''
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the agents' file, in which another file has the name of a standard module."""
+    folder = tmp_path_factory.mktemp("authors")
+    (folder / "authors.py").write_text(AUTHORS)
+    (folder / "json.py").write_text("raise RuntimeError('this is not the json of Python')\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[Service]:
+    agents = ",".join(f"{name}={folder / 'authors.py'}:make_{name}" for name in ("coder", "judged", "nameless"))
+    with Service(folder / "service", {"AGENTS": agents, "DEMO_AGENTS": "0"}, {"FOLDER": str(folder)}) as running:
+        yield running
+
+
+def consult(text: str) -> dict[str, Any]:
+    return {"call": [["consult", {"text": text}]]}
+
+
+@pytest.mark.parametrize(
+    ("agent", "crash", "script"),
+    [
+        ("coder", "crash1", [{"code": "final_answer(consult('first') + ', ' + consult('crash1'))"}]),
+        ("judged", "crash2", [consult("first"), consult("crash2"), {"say": "heard first, heard crash2"}]),
+    ],
+)
+def test_inner_calls_are_replayed_with_the_outer_one(
+    service: Service, folder: Path, agent: str, crash: str, script: list[dict[str, Any]]
+) -> None:
+    (folder / "asked").write_text("")
+    body = {"agent": agent, "message": json.dumps(script)}
+    turn = service.client.post("/turn", json=body, headers={"Prefer": "respond-async"}).json()
+    wait_until(lambda: (folder / crash).exists() and service.process.poll() is not None)
+    service.stop()
+    service.start()
+    ended = wait_for_end(service, turn)
+    assert (ended["status"], ended["reply"]) == ("finished", f"heard first, heard {crash}"), ended["error"]
+    assert (folder / "asked").read_text().split() == ["first", crash, crash]
+
+
+def test_parallel_calls_without_ids_are_made(service: Service) -> None:
+    calls = {"call": [["echo", {"text": "one"}], ["echo", {"text": "two"}]]}
+    turn = service.play(calls, DONE, agent="nameless")
+    assert (turn["status"], turn["tool_call_names"]) == ("finished", ["echo", "echo"]), turn["error"]
+    assert service.steps(turn)[1]["observations"] == "one\ntwo"
