@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from smolsessions.agents.config.schema import ModelTable
 from smolsessions.agents.factories import check_factory
+from smolsessions.agents.models.streams import timeouts_of
 from smolsessions.core.errors import StartError
 from tests.support import endpoint as agents
 from tests.support.endpoint import Endpoint, endpoint
@@ -184,3 +186,8 @@ def test_retries_that_are_no_number_are_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("ENDPOINT_URL", "http://127.0.0.1:1/v1")
     with pytest.raises(StartError, match="the agent 'eager' has model_retries = 'often'; make it 0 to 10"):
         check_factory("eager", agents.make_eager)
+
+
+def test_the_wait_for_the_first_byte_may_be_shorter_than_silence_later() -> None:
+    table = ModelTable(provider="openai", id="gpt-4o", first_byte_s=2, timeout_s=60)
+    assert timeouts_of(table) == (2, 2)

@@ -88,6 +88,8 @@ def test_a_conversation_and_its_turns_are_shown(service: Service, ask: Callable[
     _, table, _ = ask("turns", "list", name)
     assert table.splitlines()[1].split()[:4] == ["1", "finished", "2", "echo"]
     assert json.loads(ask("turns", "list", name, "--json")[1])["reply"] == "done"
+    _, table, _ = ask("turns", "list", service.play(ECHO, max_steps=1)["conversation_id"])
+    assert "out of steps" in table.splitlines()[1]
     events = [json.loads(line) for line in ask("turns", "events", name, "1")[1].splitlines()]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert events[-1]["type"] == "turn.finished"

@@ -367,12 +367,13 @@ def test_metadata_is_bounded_wherever_it_comes_from(service: Service, kept: str)
         return {"a": "x" * (size - len('{"a": ""}'))}
 
     document = service.get(f"/conversations/{kept}/export")
-    for size, statuses in ((65536, [200, 201, 200, 201]), (65537, [413] * 4)):
+    for size, statuses in ((65536, [200, 201, 200, 201, 201]), (65537, [413] * 5)):
         answers = [
             service.post("/turn", message=SAY, agent="scripted", metadata=metadata(size)),
             service.post("/conversations", metadata=metadata(size)),
             service.client.patch(f"/conversations/{kept}", json={"metadata": metadata(size)}),
             service.post("/conversations/import", **document | {"metadata": metadata(size)}),
+            service.post(f"/conversations/{kept}/fork", metadata=metadata(size)),
         ]
         assert [answer.status_code for answer in answers] == statuses
     merged = service.client.patch(f"/conversations/{kept}", json={"metadata": {"b": 1}})

@@ -80,6 +80,14 @@ def test_a_partial_answer_keeps_the_turn_waiting_for_the_rest(service: Service) 
     assert [mail for mail in sent(service) if mail.startswith("q")] == ["q1: hi"]
 
 
+def test_parallel_calls_open_a_hundred_requests_at_most(service: Service) -> None:
+    turn = ask(service, {"call": [mail(f"many{number}") for number in range(110)]}, DONE)
+    assert len(turn["requests"]) == 100
+    rest = answer(service, turn, *[REJECT] * 100, status=202)
+    assert len(rest["requests"]) == 10
+    assert answer(service, rest, *[REJECT] * 10)["status"] == "finished"
+
+
 def test_calls_with_large_schemas_are_asked_in_parts(service: Service) -> None:
     calls = [["wordy", {"text": str(number)}] for number in range(40)]
     turn = ask(service, {"call": calls}, DONE, agent="wordy")

@@ -189,7 +189,7 @@ def test_an_answer_whose_arguments_are_no_json_is_no_answer(service: Service) ->
 
 UNREADABLE = [
     ("scripted", {"call": [["final_answer", HALF]]}),
-    ("streamed", {"stream": [[0, "It is 4", "final_answer"]]}),
+    ("streamed", {"stream": [[0, '["It is 4', "final_answer"]]}),
     ("careful", {"stream": [[0, '{"answer": "a line\nbreak"}', "final_answer"]]}),
     ("planner", {"call": [["final_answer", '{"answer": 1}}']]}),
     ("family", {"stream": [[0, HALF, "final_answer"]]}),
@@ -221,6 +221,7 @@ def test_what_can_be_read_is_an_answer(service: Service) -> None:
         ({"call": [["final_answer", json.dumps({"answer": HALF})]]}, HALF),
         ({"call": [["final_answer", json.dumps("{just} a text")]]}, "{just} a text"),
         ({"call": [["final_answer", "42"]]}, "42"),
+        ({"call": [["final_answer", "The cat."]]}, "The cat."),
         ({"call": [["final_answer", '{"answer": NaN}']]}, "nan"),
         ({"text": '{"name": "final_answer", "arguments": {"answer": "from a text"}}'}, "from a text"),
         ({"text": '{"name": "final_answer", "arguments": "words alone"}'}, "words alone"),

@@ -11,7 +11,7 @@ from tests.support.service import Service
 from tests.support.turns import DONE, wait_for_end
 from tests.support.waiting import wait_until
 
-AUTHORS = '''
+AUTHORS = """
 import json, os, signal
 from pathlib import Path
 
@@ -70,7 +70,7 @@ def make_judged():
 
 def make_nameless():
     return ToolCallingAgent(tools=[echo], model=Nameless())
-'''
+"""
 
 
 @pytest.fixture(scope="module")

@@ -122,7 +122,7 @@ class Conversations:
 
     async def fork(self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None) -> Conversation:
         """Create a conversation from the state of this one after a turn, with the files as they are now."""
-        made = await self.history.fork(ref, turn, metadata)
+        made = await self.history.fork(ref, turn, metadata and bounded(metadata))
         if self._folders:
             files = await asyncio.to_thread(self._folders.files, *ref)
             await self._add_files(made.ref, files)
