@@ -1,4 +1,4 @@
-"""Calls that authors' tools and predicates make themselves, over a crash; models that give no ids to calls."""
+"""Calls that authors' tools and predicates make themselves, over a crash. Models that give no ids to calls."""
 
 import json
 from collections.abc import Iterator

@@ -218,7 +218,7 @@ def _make_ids_unique(message: ChatMessage, taken: Collection[str]) -> None:
     """
     seen: set[str] = set()
     for number, call in enumerate(message.tool_calls or (), 1):
-        if call.id is None:
+        if not call.id:
             call.id = f"call_{number:04}"
         while call.id in seen or call.id in taken:
             call.id = f"{call.id}_{number}"
