@@ -206,7 +206,7 @@ def test_edited_prompts_are_the_same_after_a_killed_process(tmp_path: Path, temp
             service.start()
         ended = {name: wait_for_end(service, turns[name]) for name in names}
         assert {name: turn["reply"] for name, turn in ended.items()} == expected
-    assert sum(amid.values()) > len(names) / 2
+    assert sum(amid.values()) > len(names) / 3  # some callbacks end the turn before its second call
     for name in names:
         assert len(actions(service, turns[name])) == taken[name]
     service.stop()
