@@ -1,4 +1,4 @@
-"""How the tests start Chromium, and the options of its profiles."""
+"""Options of Chromium and of its profiles in the tests."""
 
 from typing import Any
 
