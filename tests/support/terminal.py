@@ -1,5 +1,6 @@
 """The command line in a pseudo-terminal, as a person has it."""
 
+import codecs
 import os
 import pty
 import re
@@ -33,6 +34,7 @@ class Terminal:
         self._descriptor = descriptor
         self.process = process
         self.seen = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
 
     def type(self, keys: bytes) -> None:
         os.write(self._descriptor, keys)
@@ -44,7 +46,7 @@ class Terminal:
             assert time.monotonic() < deadline, self.seen
             if select.select([self._descriptor], [], [], 0.1)[0]:
                 with suppress(OSError):  # the end of the program
-                    self.seen += os.read(self._descriptor, 65536).decode()
+                    self.seen += self._decoder.decode(os.read(self._descriptor, 65536))
         self.seen = self.seen[match.end() :]
         return match[match.lastindex or 0]
 

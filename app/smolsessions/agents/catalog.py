@@ -126,11 +126,12 @@ class Catalog:
             self._started = True
 
     def close(self) -> None:
-        """End the clients of MCP servers, and wait for the clean-ups of closed sessions.
+        """End the clients of MCP servers and the processes for code, and wait for the clean-ups of closed sessions.
 
         Otherwise their remote executors would go on.
         """
         self._tool_servers.close()
+        self._fork_client.close()
         wait_for_clean_ups(CLEAN_UP_S)
 
     def check_confinement(self) -> None:

@@ -75,6 +75,7 @@ class ForkClient:
         self._spare = queue.Queue["Future[ChildProcess]"](1)
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._is_closed = False
 
     def start(self) -> None:
         """Start the server and return at once. A thread logs its level of confinement later."""
@@ -119,7 +120,8 @@ class ForkClient:
                 _discard(spare)
 
     def close(self) -> None:
-        """End the server and with it every process."""
+        """End the server and with it every process. No other is started."""
+        self._is_closed = True
         self._early.shutdown(wait=False, cancel_futures=True)
         with contextlib.suppress(queue.Empty):
             _discard(self._spare.get_nowait())
@@ -135,6 +137,8 @@ class ForkClient:
         except RefusedError:
             raise
         except OSError:
+            if self._is_closed:
+                raise
             log.warning("the fork server has ended; starting another", extra={"action": "fork_server.lost"})
             self._stop()
             return self._fork(theirs)
@@ -166,6 +170,8 @@ class ForkClient:
             raise RefusedError("no process for code may be forked without confinement")
 
     def _start(self) -> None:
+        if self._is_closed:
+            raise RefusedError("the service is ending")
         if self._server and self._server.poll() is None:
             return
         self._stop()
@@ -187,17 +193,17 @@ class ForkClient:
             )
 
     def _stop(self) -> None:
-        self._level = None
         if self._control:
             self._control.close()  # the server then kills its processes and exits
             self._control = None
         if self._server:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._server.wait(1)
+                self._server.wait(1 if self._level else 0)  # one that is starting does not listen yet
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._server.pid, signal.SIGKILL)  # its processes die with it
             self._server.wait()
             self._server = None
+        self._level = None
 
 
 def _log_level(level: Level) -> None:

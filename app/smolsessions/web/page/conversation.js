@@ -20,6 +20,7 @@ export class Conversation {
   #cards = new Map(); // number → TurnCard
   #running = new Set(); // the cards that follow a stream, the oldest first
   #looking = false;
+  #sending = false;
   #turn = Promise.resolve(); // ends with the last turn that is followed
   #past = null;
   #record = null;
@@ -84,7 +85,8 @@ export class Conversation {
     const { signal } = this.#stop;
     const leaving = new AbortController();
     const before = this.#last;
-    composer.state("sending");
+    this.#sending = true;
+    this.#told();
     try {
       const parts = await members(files);
       // Turns are followed one after another: a browser opens only a few connections.
@@ -92,10 +94,12 @@ export class Conversation {
       const response = await api.post("/turn", this.#body(message, { ...parts, ...options }), { headers, signal: leaving.signal });
       signal.addEventListener("abort", () => leaving.abort());
       const { id, number } = turnOf(response);
+      if (!signal.aborted) this.#sending = false;
       if (signal.aborted || this.#cards.has(number)) this.#known(id, message, leaving);
       else this.#accepted(response, id, number, message, files);
     } catch (problem) {
       if (signal.aborted) return;
+      this.#sending = false;
       this.#told();
       composer.complain(problem.message);
       await this.look();
@@ -128,8 +132,7 @@ export class Conversation {
   async edit(turn) {
     await this.#attempted(async () => {
       const files = await this.#parts.pictures.filesOf(turn);
-      await this.#fork(turn.turn - 1);
-      this.#parts.composer.put(turn.message, files, optionsOf(turn));
+      await this.#fork(turn.turn - 1, () => this.#parts.composer.put(turn.message, files, optionsOf(turn)));
     });
   }
 
@@ -156,12 +159,14 @@ export class Conversation {
     for (const card of later) card.finish(await this.#ask(`/conversations/${this.id}/turns/${card.number}`, signal));
   }
 
-  async #fork(turn) {
+  /** Open a fork. `begun` is called before its turns are loaded: the user may type from then on. */
+  async #fork(turn, begun = () => {}) {
     const { api, began, changed } = this.#parts;
     const made = await (await api.post(`/conversations/${this.id}/fork`, { turn })).json();
     changed(made.id);
     const opened = this.open(made.id);
     began(made.id);
+    begun();
     await opened;
   }
 
@@ -312,7 +317,8 @@ export class Conversation {
   }
 
   #told() {
-    this.#parts.composer.state(this.#running.size ? "running" : "idle");
+    const state = this.#running.size ? "running" : "idle";
+    this.#parts.composer.state(this.#sending ? "sending" : state);
   }
 
   #events(number, signal, response = null) {
@@ -329,7 +335,7 @@ export class Conversation {
     this.#stop.abort();
     this.#stop = new AbortController();
     this.#running = new Set();
-    this.#looking = false;
+    this.#looking = this.#sending = false;
     this.#turn = Promise.resolve();
     this.#past?.leave();
     this.#past = this.#record = this.#view = null;
