@@ -128,6 +128,20 @@ def test_a_prune_archives_edited_steps(services: dict[str, Service], *, destroy:
     assert play(service, MESSAGES[4], turn, name)["status"] == "finished"
 
 
+def test_an_export_closes_the_gaps_of_destroyed_steps(services: dict[str, Service]) -> None:
+    service, name, turn = services["cold"], "insert_first", None
+    for message in MESSAGES[:3]:
+        turn = play(service, message, turn, name)
+    assert turn
+    at = f"/conversations/{turn['conversation_id']}"
+    pruned = service.post(f"{at}/prune", policy=[{"name": "keep_last_n_steps", "n": 2}], destroy=True).json()
+    assert pruned["destroyed"]
+    play(service, MESSAGES[3], turn, name)
+    made = service.post("/conversations/import", **service.get(f"{at}/export") | {"id": None}).json()
+    shown = [service.get(f"{path}/messages")["messages"] for path in (at, f"/conversations/{made['id']}")]
+    assert shown[0] == shown[1]
+
+
 @of_both(editors.RUINS)
 def test_a_callback_that_breaks_the_memory_fails_its_turn_and_loses_no_step(
     services: dict[str, Service], name: str, temperature: str
@@ -180,36 +194,34 @@ def test_edited_prompts_are_the_same_after_a_killed_process(tmp_path: Path, temp
     bare, folder = {name: editors.FACTORIES[name]() for name in names}, tmp_path / "calls"
     folder.mkdir()
     settings = {"AGENTS": editors.AGENTS, "WARM_SESSIONS": "100" if temperature == "warm" else "0", "THREADS": "64"}
-    service = Service(tmp_path / "service", settings, {editors.FOLDER: str(folder)})
-    service.start()
-    turns: dict[str, Event] = {}
-    amid: Counter[str] = Counter()
-    taken: Counter[str] = Counter()
-    for message in MESSAGES:
-        expected = {name: str(bare[name].run(message, reset=False)) for name in names}
-        taken.update({name: bare[name].step_number - 1 for name in names})
-        stops = {name: folder / f"{name}.{calls(folder, name) + 2}" for name in names}
-        for name, stop in stops.items():
-            stop.touch()
-            body: Event = {"conversation_id": turns[name]["conversation_id"]} if name in turns else {}
-            turns[name] = service.client.post(
-                "/turn", json={"message": message, "agent": name} | body, headers=ASYNC
-            ).json()
-        for name, stop in stops.items():
-            wait_until(partial(stands, service, turns[name], stop))
-        if temperature == "cold" or message == MESSAGES[2]:
-            amid.update(name for name in names if not is_over(service, turns[name]))
-            service.kill()
-        for stop in stops.values():
-            stop.unlink()
-        if service.process.poll() is not None:
-            service.start()
-        ended = {name: wait_for_end(service, turns[name]) for name in names}
-        assert {name: turn["reply"] for name, turn in ended.items()} == expected
-    assert sum(amid.values()) > len(names) / 3  # some callbacks end the turn before its second call
-    for name in names:
-        assert len(actions(service, turns[name])) == taken[name]
-    service.stop()
+    with Service(tmp_path / "service", settings, {editors.FOLDER: str(folder)}) as service:
+        turns: dict[str, Event] = {}
+        amid: Counter[str] = Counter()
+        taken: Counter[str] = Counter()
+        for message in MESSAGES:
+            expected = {name: str(bare[name].run(message, reset=False)) for name in names}
+            taken.update({name: bare[name].step_number - 1 for name in names})
+            stops = {name: folder / f"{name}.{calls(folder, name) + 2}" for name in names}
+            for name, stop in stops.items():
+                stop.touch()
+                body: Event = {"conversation_id": turns[name]["conversation_id"]} if name in turns else {}
+                turns[name] = service.client.post(
+                    "/turn", json={"message": message, "agent": name} | body, headers=ASYNC
+                ).json()
+            for name, stop in stops.items():
+                wait_until(partial(stands, service, turns[name], stop))
+            if temperature == "cold" or message == MESSAGES[2]:
+                amid.update(name for name in names if not is_over(service, turns[name]))
+                service.kill()
+            for stop in stops.values():
+                stop.unlink()
+            if service.process.poll() is not None:
+                service.start()
+            ended = {name: wait_for_end(service, turns[name]) for name in names}
+            assert {name: turn["reply"] for name, turn in ended.items()} == expected
+        assert sum(amid.values()) > len(names) / 3  # some callbacks end the turn before its second call
+        for name in names:
+            assert len(actions(service, turns[name])) == taken[name]
 
 
 def calls(folder: Path, name: str) -> int:

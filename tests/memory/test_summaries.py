@@ -50,6 +50,8 @@ def test_a_summary_is_made_once_and_replaces_the_steps_it_covers(service: Servic
     assert len(requested(folder)) == 1
     assert service.get(path_of(turn))["step_counts"]["summary"] == 1
     assert summaries(service, turn)[0]["text"] == f"Summary 1 of {len(given)} characters."
+    (exported,) = [step for step in service.get(path_of(turn, "/export"))["steps"] if step["type"] == "summary"]
+    assert (exported["input_tokens"], exported["output_tokens"]) == (1000, 100)
 
 
 def test_events_do_not_show_the_making_of_a_summary(service: Service) -> None:

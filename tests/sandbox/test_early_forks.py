@@ -10,6 +10,7 @@ from smolagents.local_python_executor import ExecutionTimeoutError, InterpreterE
 from smolsessions.agents.sandbox.fork_client import ChildProcess, ForkClient
 from smolsessions.agents.sandbox.interpreter import DIED, NOT_STARTED, ChildInterpreter
 from smolsessions.agents.sandbox.limits import CodeLimits
+from smolsessions.agents.values import dumps
 from tests.support.waiting import PATIENCE_S, wait_until
 
 AT_ONCE = 2
@@ -128,7 +129,7 @@ def test_each_limit_of_time_ends_a_block_alone(limits: CodeLimits, code: str) ->
 
 
 FORGED = [
-    "'inputs': {'unknown': b''}",
+    f"'inputs': {{'unknown': {dumps(1)!r}}}",
     "'changed': {'../x': b''}",
     "'changed': {'0123456789abcdef': b'x' * 1_500_000}",
     "'changed': {'0123456789abcdef': 'no bytes'}",

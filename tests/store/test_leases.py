@@ -40,6 +40,7 @@ from tests.support.stores import (
     submit,
     wait_until_async,
 )
+from tests.support.waiting import PATIENCE_S
 
 
 async def test_an_old_fence_never_writes(stores: tuple[Store, Store], raw: Raw) -> None:
@@ -287,6 +288,7 @@ async def test_writes_survive_a_server_while(stores: tuple[Store, Store], raw: R
         await asyncio.sleep(0)
         if how == "its connections break" and number % 10 == 5:
             raw.client_kill_filter(_type="normal", skipme=True)
+    await asyncio.wait_for(lease.flush(), PATIENCE_S)
     raw.config_resetstat()
     raw.config_set("maxmemory", 1 if how == "it refuses" else 0)
     ending = asyncio.create_task(lease.commit(DONE))

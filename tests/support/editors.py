@@ -121,7 +121,7 @@ def edit_in_place(step: ActionStep, agent: MultiStepAgent) -> None:
         if isinstance(previous, ActionStep):
             for call in previous.tool_calls or ():
                 if isinstance(call.arguments, dict):
-                    call.arguments["seen"] = True
+                    call.arguments["seen"] = step.step_number
             if len(previous.observations_images or ()) > 1:
                 assert previous.observations_images
                 previous.observations_images[0] = PIL.Image.new("RGB", (2, 2), "green")

@@ -176,6 +176,7 @@ FORGED = {
     "a shape of texts": array("<f8", many(b"t", text("1")), bytes(8)),
     "a shape that is a list": array("<f8", many(b"l", ONE), bytes(8)),
     "half an array": array("<f8", shape(2), bytes(8)),
+    "an array without bytes": array("<i8", shape(2), b""),
     "two arrays": array("<f8", shape(1), bytes(16)),
     "a character that does not exist": array("<U1", shape(1), b"\xff" * 4),
     "a truth that is neither": array("|b1", shape(1), b"\2"),
