@@ -66,7 +66,7 @@ def test_a_message_is_sent_again_with_its_approvals_and_options(opened: Open, se
     ended(page, "failed")
     page.get_by_role("button", name="Edit").last.click()
     expect(page.locator("#origin")).to_be_visible()
-    expect(message(page)).to_have_value(body["message"])
+    expect(message(page)).to_have_value(str(body["message"]))
     say(page, [{"call": [["echo", {"text": "asked"}]]}])
     expect(page.locator(".request")).to_have_count(1)
     for path in (f"/conversations/{sent['conversation_id']}", conversation_of(page)):

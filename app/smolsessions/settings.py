@@ -147,6 +147,13 @@ class Settings(BaseSettings):
         None, description="System prompt of chat, a Jinja template, in place of smolagents' long one."
     )
     threads: int = Field(32, ge=1, le=512, description="Turns that a process runs at the same time.")
+    owner_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Part of these threads that one owner gets. While no other owner has asked for a minute, it gets "
+        "half of the rest, too. 1 lets one owner take them all, as `local` may without API keys.",
+    )
     wait_s: float = Field(
         55,
         gt=0,

@@ -140,7 +140,7 @@ async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None 
     catalog, default = make_catalog(settings, slot)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(asyncio.to_thread, catalog.close)
-        threads = Threads(settings.threads if role.runs_turns else 0)
+        threads = Threads(settings.threads if role.runs_turns else 0, settings.owner_share)
         sessions = SessionPool(settings.warm_sessions, settings.warm_idle_s, settings.warm_mb)
         metrics = Metrics(threads, lambda: len(sessions))
         metrics.tool_servers = catalog.tool_servers

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from smolsessions.core.errors import OverloadedError
-from smolsessions.core.records import AgentName
+from smolsessions.core.records import AgentName, Owner
 from smolsessions.store.store import Store
 from smolsessions.store.turns.lease import HeldLease
 from tests.support.stores import (
@@ -158,13 +158,13 @@ class Seats:
         self.leases: list[HeldLease] = []
         store.scheduler.intake = self
 
-    def reserve(self, agent: AgentName) -> Mapping[AgentName, str] | None:
+    def reserve(self, agent: AgentName, _owner: Owner) -> Mapping[AgentName, str] | None:
         if self.free == 0:
             return None
         self.free -= 1
         return {agent: KIND}
 
-    def start(self, lease: HeldLease | None) -> None:
+    def start(self, lease: HeldLease | None, _owner: Owner) -> None:
         if lease:
             self.leases.append(lease)
         else:

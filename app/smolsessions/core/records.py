@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Owner = NewType("Owner", str)
+LOCAL = Owner("local")  # every client of a service without API keys
 AgentName = NewType("AgentName", str)
 TurnStatus = Literal["queued", "running", "waiting", "finished", "failed", "cancelled"]
 OnBusy = Literal["reject", "enqueue", "interrupt", "rollback"]

@@ -357,11 +357,11 @@ M_contra = TypeVar("M_contra", bound=Lease, contravariant=True)
 class Intake(Protocol[M_contra]):
     """Worker of this process, which begins the turns that this process submits if a thread is free for them."""
 
-    def reserve(self, agent: AgentName) -> Mapping[AgentName, str] | None:
+    def reserve(self, agent: AgentName, owner: Owner) -> Mapping[AgentName, str] | None:
         """Reserve a thread for a turn of this agent. Return all agents with their fingerprints, or None."""
 
-    def start(self, lease: M_contra | None) -> None:
-        """Begin a turn in the reserved thread. None: free the thread."""
+    def start(self, lease: M_contra | None, owner: Owner) -> None:
+        """Begin a turn in the thread that was reserved for the owner. None: free the thread."""
 
 
 class Scheduler(Protocol[L]):
@@ -372,8 +372,18 @@ class Scheduler(Protocol[L]):
     @property
     def lease_s(self) -> float: ...
 
-    async def claim(self, agents: Mapping[AgentName, str], most: int, *, idle: bool) -> Sequence[L]:
+    async def claim(
+        self,
+        agents: Mapping[AgentName, str],
+        most: int,
+        *,
+        idle: bool,
+        most_each: int,
+        rooms: Mapping[Owner, int],
+    ) -> Sequence[L]:
         """Claim up to `most` ready conversations of these agents (with their fingerprints), oldest first.
+
+        Of an owner at most its number in `rooms`, else `most_each`, are claimed.
 
         An idle worker's turns have all progressed. Only such a worker gets a turn with a crash, alone. A turn that an
         agent with another fingerprint began waits a while for a worker with that agent. A store that is away or slow

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from smolsessions.core.callers import parse_claims
 from smolsessions.core.errors import StartError, UnauthorizedError
 from smolsessions.core.files import check_private, open_to_all
-from smolsessions.core.records import Owner
+from smolsessions.core.records import LOCAL, Owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 
 KEY_DIGITS = 12
 CHECK_INTERVAL_S = 2.0
-LOCAL = Owner("local")
 _KEY_LINE = re.compile(r"([A-Za-z0-9._@-]{1,64})\s+([0-9a-fA-F]{64})(?:\s+(\S.*))?")
 _READABLE_BY_ALL = "all users of this machine may read %s: run `chmod o-rwx %s`; the next start refuses it"
 _BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)

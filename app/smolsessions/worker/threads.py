@@ -1,26 +1,39 @@
-"""Daemon threads of the service's own, in which agents run."""
+"""Daemon threads of the service's own, in which agents run, and the share of them that each owner gets."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
+import time
+from collections import Counter
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from smolsessions.core.records import LOCAL
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from smolsessions.core.records import Owner
+
 T = TypeVar("T")
+
+SHARED_S = 60.0  # how long an owner counts as one of several
 
 
 class Threads:
     """A fixed number of threads. They are daemons: a stuck one does not keep the process from ending."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, owner_share: float = 1.0) -> None:
+        """`owner_share` is the part of the threads that one owner gets, except `LOCAL`, who has the service alone."""
         self.count = count
         self.busy = 0
+        self._owner_share = owner_share
+        self._held: Counter[Owner] = Counter()
+        self._last_owner: Owner | None = None
+        self._shared_until = 0.0
         self.stuck = 0
         self._jobs: SimpleQueue[Callable[[], bool]] = SimpleQueue()
         self._given_up: dict[asyncio.Future[Any], Callable[[Any], object]] = {}
@@ -32,6 +45,34 @@ class Threads:
     @property
     def free(self) -> int:
         return self.count - self.busy
+
+    def take(self, owner: Owner) -> None:
+        """Count a thread as busy for an owner."""
+        if self._last_owner not in {owner, None}:
+            self._shared_until = time.monotonic() + SHARED_S
+        self._last_owner = owner
+        self.busy += 1
+        self._held[owner] += 1
+
+    def give_back(self, owner: Owner) -> None:
+        self.busy -= 1
+        self._held[owner] -= 1
+        if not self._held[owner]:
+            del self._held[owner]
+
+    @property
+    def most_each(self) -> int:
+        """Threads of one owner: its share. One that was alone for a minute gets half of the others', too."""
+        share = self._owner_share if time.monotonic() < self._shared_until else (1 + self._owner_share) / 2
+        return max(1, int(self.count * share))
+
+    def room(self, owner: Owner) -> int:
+        """Return how many more threads an owner may take."""
+        return (self.count if owner == LOCAL else self.most_each) - self._held[owner]
+
+    def rooms(self) -> dict[Owner, int]:
+        """Return the room of each owner that is not `most_each`."""
+        return {owner: self.room(owner) for owner in (*self._held, LOCAL)}
 
     def run(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """Run a job in a free thread. The future gets its result or exception."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from smolsessions.core.agent_ports import AgentCatalog, Session
     from smolsessions.core.events import ReplayState
-    from smolsessions.core.records import AgentName, Turn
+    from smolsessions.core.records import AgentName, Owner, Turn
     from smolsessions.core.store_ports import Lease, Scheduler
     from smolsessions.worker.session_pool import SessionPool
     from smolsessions.worker.threads import Threads
@@ -113,18 +113,20 @@ class Worker:
         for run in self._running:
             run.bridge.request_stop("drained")
 
-    def reserve(self, agent: AgentName) -> Mapping[AgentName, str] | None:
+    def reserve(self, agent: AgentName, owner: Owner) -> Mapping[AgentName, str] | None:
+        if self._threads.room(owner) <= 0:
+            return None
         if self._draining.is_set() or self._threads.free <= 0 or self._runs_suspect or agent not in self._fingerprints:
             return None
         if 2 * self._reserved >= self._threads.count:  # the store may be silent: others go on with the other half
             return None
-        self._threads.busy += 1
+        self._threads.take(owner)
         self._reserved += 1
         return self._fingerprints
 
-    def start(self, lease: Lease | None) -> None:
+    def start(self, lease: Lease | None, owner: Owner) -> None:
         self._reserved -= 1
-        self._threads.busy -= 1
+        self._threads.give_back(owner)
         self._slot_free.set()
         if not (lease and self._turns):
             return  # a lease that comes after the end of `run` expires
@@ -134,7 +136,7 @@ class Worker:
             self._begin(self._turns, lease)
 
     def _begin(self, turns: asyncio.TaskGroup, lease: Lease) -> None:
-        self._threads.busy += 1
+        self._threads.take(lease.turn.ref.owner)
         run = _Run(lease, LoopEventBridge(lease))
         self._running.add(run)
         turns.create_task(self._run_turn(run))
@@ -159,7 +161,8 @@ class Worker:
             most = min(free, MOST_AT_ONCE)
             # A crash counts against turns without a new effect. A suspect may only run beside turns that have one.
             idle = not self._reserved and all(run.lease.has_progressed for run in self._running)
-            leases = await self._scheduler.claim(self._fingerprints, most, idle=idle)
+            most_each, rooms = self._threads.most_each, self._threads.rooms()
+            leases = await self._scheduler.claim(self._fingerprints, most, idle=idle, most_each=most_each, rooms=rooms)
             if self._draining.is_set():
                 await asyncio.gather(*map(self._hand_back, leases))
                 return
@@ -209,7 +212,9 @@ class Worker:
             _log_turn(logging.ERROR, turn, "left", f"is left: {error}")
         finally:
             self._running.discard(run)
-            self._threads.busy -= 1
+            if self._threads.room(turn.ref.owner) <= 0:
+                self._scheduler.nudge()  # claims left the owner's other turns where they are
+            self._threads.give_back(turn.ref.owner)
             self._slot_free.set()
             if run.session:
                 run.session.close()

@@ -6,6 +6,8 @@
 -- - A conversation is reserved for its last worker for `affinity_us` while that one is connected, as it has the agent in memory.
 -- - A suspect turn, whose next counted attempt would fail it, goes to an idle worker, alone: no turn fails for its neighbour.
 --   A busy worker reserves it, and claims nothing until it is idle. After `longest_us` any worker may take it.
+-- - `rooms` are lines: an owner, and how many more conversations this worker may claim of it. It may claim `most_each` of another
+--   owner. What lies beyond stays ready, and hides no conversation of another owner.
 -- - A damaged conversation is claimed with a `flaw` if its turn can still be ended. Otherwise it is removed from the ready set.
 -- Returns:
 --   1. 1 if no more conversations must be claimed in any partition, because of a suspect turn
@@ -14,13 +16,19 @@
 --   4. the claims
 --   5. the owner that is next (or empty)
 --   6. names of conversations and keys that were removed as damaged
--- ARGV: worker lease_us most idle patience_us longest_us most_counted affinity_us ...agents
+-- ARGV: worker lease_us most idle patience_us longest_us most_counted affinity_us most_each rooms ...agents
 local claims, skipped, exhausted, first_place, removed, passed, at, is_enough, is_soon = {}, {}, {}, {}, {}, 0, now(), 0, 0
 local alone = partition .. ':alone'
 local places = {}  -- of the agents with ready conversations
 most = tonumber(most)
+local room_of = {}
+for owner, room in string.gmatch(rooms, '([^\n]+)\n(-?%d+)\n') do room_of[owner] = tonumber(room) end
 
--- Return the owner that has waited longest, except exhausted owners, which stay at the front of each set.
+local function is_passed(owner)
+  return owner and (exhausted[owner] or (room_of[owner] or tonumber(most_each)) <= 0)
+end
+
+-- Return the owner that has waited longest, except those that are passed, which stay at the front of each set.
 local function next_owner()
   local owner, since
   for _, i in ipairs(places) do
@@ -28,8 +36,8 @@ local function next_owner()
     repeat
       local place = first_place[i] or 0
       first = redis.call('ZRANGE', line, place, place, 'WITHSCORES')
-      if exhausted[first[1]] then first_place[i] = place + 1 end
-    until not exhausted[first[1]]
+      if is_passed(first[1]) then first_place[i] = place + 1 end
+    until not is_passed(first[1])
     if first[1] and (not owner or tonumber(first[2]) < since) then owner, since = first[1], tonumber(first[2]) end
   end
   return owner
@@ -70,7 +78,9 @@ end
 -- Remove a conversation, and move its owner to the end. Owners of one claim keep their order there.
 local function take(ref, place)
   remove_ready(agents[place], ref)
-  for _, i in ipairs(places) do redis.call('ZADD', key('owners', agents[i]), 'XX', at + #claims, owner_of(ref)) end
+  local owner = owner_of(ref)
+  room_of[owner] = (room_of[owner] or tonumber(most_each)) - 1
+  for _, i in ipairs(places) do redis.call('ZADD', key('owners', agents[i]), 'XX', at + #claims, owner) end
 end
 
 local function oldest_since()

@@ -25,7 +25,7 @@ from smolsessions.store.turns.partition_order import FIRST, PartitionOrder
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
-    from smolsessions.core.records import AgentName
+    from smolsessions.core.records import AgentName, Owner
     from smolsessions.core.store_ports import Intake
     from smolsessions.store.connection.commands import Reply
     from smolsessions.store.partition import Options, Partition, Partitions
@@ -39,6 +39,7 @@ _STOP = re.compile(rb"([^\n]+)\n(\d+)\n([^\n]+)")  # conversation, turn, stop fl
 LONGEST_ALONE_S = 60.0  # limit for the wait of a suspect turn for an idle worker
 LATE_S = 0.5  # limit for the delay that one partition causes to the others
 QUEUES_S = 1.0
+MOST_EACH = 512  # threads that a process may have
 
 
 class Offer(NamedTuple):
@@ -63,6 +64,8 @@ class Scheduler:
         self._late: dict[Partition, Reply] = {}
         self._pause_s = math.inf  # until a postponed partition can be asked again
         self._room = 0
+        self._most_each = MOST_EACH
+        self._rooms: defaultdict[Owner, int] = defaultdict(int)
         self._stopped = self._is_claiming = False
         self._offers = 0
         self.intake: Intake[HeldLease] | None = None
@@ -102,7 +105,7 @@ class Scheduler:
         self._pause_s = math.inf
         self._has_work.clear()
 
-    def offer(self, partition: Partition, agent: AgentName) -> Offer | None:
+    def offer(self, partition: Partition, agent: AgentName, owner: Owner) -> Offer | None:
         """Offer a free thread to a turn that is about to be submitted, unless other turns may wait for it.
 
         The caller must call `settle` once.
@@ -110,19 +113,19 @@ class Scheduler:
         may_wait = self._stopped or self._is_claiming or self._late or not self._order.is_empty
         if may_wait or not (self.intake and partition.is_up):
             return None
-        fingerprints = self.intake.reserve(agent)
+        fingerprints = self.intake.reserve(agent, owner)
         if fingerprints is None:
             return None
         self._offers += 1
         return Offer(self._worker, self._lease_us, fingerprints[agent], list(fingerprints))
 
-    def settle(self, lease: HeldLease | None) -> None:
+    def settle(self, lease: HeldLease | None, owner: Owner) -> None:
         """Begin the turn that took the offer. None: it was not taken."""
         self._offers -= 1
         if lease:
-            self._order.served(lease.turn.ref.owner)
+            self._order.served(owner)
         if self.intake:  # otherwise the worker has ended, and the lease expires
-            self.intake.start(lease)
+            self.intake.start(lease, owner)
 
     def holds(self, name: str, number: int) -> bool:
         """True if this process holds the lease of a turn, by its conversation's name."""
@@ -137,8 +140,17 @@ class Scheduler:
             lease.cancel(self._early_stops[name])
         return lease
 
-    async def claim(self, agents: Mapping[AgentName, str], most: int, *, idle: bool = True) -> list[HeldLease]:
+    async def claim(
+        self,
+        agents: Mapping[AgentName, str],
+        most: int,
+        *,
+        idle: bool = True,
+        most_each: int = MOST_EACH,
+        rooms: Mapping[Owner, int] | None = None,
+    ) -> list[HeldLease]:
         """Ask the due partitions until `most` leases are held."""
+        self._most_each, self._rooms = most_each, defaultdict(lambda: most_each, rooms or {})
         self._room = 0 if self._stopped else most - len(self._claimed)
         self._is_claiming = True  # a suspect turn may be among the claims, which must be alone
         try:
@@ -177,6 +189,8 @@ class Scheduler:
             longest_us=int(LONGEST_ALONE_S * 1_000_000),
             most_counted=MAX_CRASHES,
             affinity_us=int(self._options.affinity_s * 1_000_000),
+            most_each=self._most_each,
+            rooms="".join(f"{owner}\n{room}\n" for owner, room in self._rooms.items()),
         )
         if len(self._partitions) > 1:  # do not delay the other partitions
             await asyncio.wait((reply,), timeout=LATE_S)
@@ -197,6 +211,7 @@ class Scheduler:
         leases = [lease for fields in claims if (lease := self._opened(partition, fields, at))]
         for lease in leases:
             self._order.served(lease.turn.ref.owner)
+            self._rooms[lease.turn.ref.owner] -= 1
         room = max(0, self._room)  # another partition may have filled it meanwhile
         self._claimed += leases[:room]
         self._room -= len(leases[:room])

@@ -245,14 +245,14 @@ class TurnStore:
         if new.asked and agent != wanted:
             raise OtherAgentError(f"The conversation belongs to the agent {agent!r}; leave agent out, or name it.")
         turn = changed(new.turn, number=number, agent=new.version_of(agent))
-        offer, lease = self._scheduler.offer(self._partitions.of(ref), agent), None
+        offer, lease = self._scheduler.offer(self._partitions.of(ref), agent, ref.owner), None
         try:
             state, *rest = await self._send(turn, new, offer)
             if state == b"ok":
                 lease = self._accepted(turn, new.turn_input, offer, rest)
         finally:
             if offer:
-                self._scheduler.settle(lease)
+                self._scheduler.settle(lease, ref.owner)
         if state == b"ok":
             return turn, True
         if state == b"attached":
