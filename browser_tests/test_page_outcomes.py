@@ -56,6 +56,18 @@ def test_an_edited_message_goes_to_a_fork(opened: Open, service: Service) -> Non
     expect(answer(page)).to_have_text(["One.", "Two."])
 
 
+def test_a_message_that_is_too_long_is_forgotten(opened: Open, service: Service) -> None:
+    page = opened(service)
+    say(page, [{"raise": "beyond the context length"}], title="Large")
+    ended(page, "failed")
+    page.get_by_role("button", name="Forget").click()
+    expect(page.locator(".outcome").first).to_contain_text("Rolled back. Not in the memory")
+    expect(page.get_by_role("button", name="Forget")).to_have_count(0)
+    say(page, [{"say": ["It fits."]}])
+    expect(answer(page).last).to_have_text("It fits.")
+    assert "Large" not in messages(service, page)
+
+
 def test_a_message_is_sent_again_with_its_approvals_and_options(opened: Open, service: Service) -> None:
     options = {"approve": ["echo"], "max_steps": 3, "deadline_s": 50, "additional_args": {"city": "Bonn"}}
     body = {"agent": "talker", "message": json.dumps([{"raise": "once"}]), **options}

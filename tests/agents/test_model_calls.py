@@ -72,7 +72,10 @@ def test_usage_that_was_reported_counts_though_the_call_fails(hasty: Service) ->
 
 
 def test_a_stream_that_breaks_at_the_end_of_the_window_is_an_overflow(hasty: Service) -> None:
-    assert hasty.post("/turn", message="overflow").json()["error"]["code"] == "context_overflow"
+    turn = hasty.post("/turn", message="overflow").json()
+    assert turn["error"]["code"] == "context_overflow"
+    assert "token_budget" in turn["error"]["message"]
+    assert "Roll it back" in turn["error"]["message"]
 
 
 @pytest.mark.parametrize("mode", ["null", "empty"])

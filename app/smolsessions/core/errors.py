@@ -204,7 +204,8 @@ FAILURES = {
     "Finished steps are kept.",
     "agent_error": "The agent's own code failed: its factory, a callback, a check or a policy.",
     "agent_unavailable": "No process that runs turns has the conversation's agent.",
-    "context_overflow": "The conversation is longer than the model can read; prune it or start another one.",
+    "context_overflow": "The conversation is longer than the model can read. Roll it back to the turn before a long "
+    "message (`POST …/rollback`), or set a memory policy such as `token_budget` (`PATCH`).",
     "conversation_deleted": "The conversation was deleted while the turn ran or waited.",
     "crashed_repeatedly": "The process that ran the turn ended several times before the turn got any further.",
     "deadline_exceeded": "The turn took longer than its `deadline_s`. Finished steps are kept.",

@@ -258,6 +258,7 @@ export class Conversation {
     const ways = {
       retry: (turn) => this.retry(turn),
       edit: (turn) => this.edit(turn),
+      forget: (turn) => this.#attempted(() => this.rollBack(turn.turn - 1)),
       cancel: (queued) => this.#cancel(queued),
       inspect: (past) => this.#parts.inspect(past),
       answer: (answer) => api.post(`/conversations/${id}/turns/${number}/answers`, { answers: [answer] }, { headers: { Prefer: "respond-async" }, signal }),

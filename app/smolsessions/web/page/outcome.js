@@ -25,12 +25,14 @@ function memoryOf({ steps }, isBroken) {
   return `In the memory: ${kept}. Not in it: ${isBroken ? "the text above and " : ""}the step that was not finished.`;
 }
 
-/** Buttons of a turn that is over. `retry(turn)` and `edit(turn)` begin again before it. `inspect(number)` shows its prompt. */
-export function waysOn(turn, { retry, edit, inspect }) {
+/** Buttons of a turn that is over. `retry(turn)` and `edit(turn)` begin again before it. `forget(turn)` takes it out of the memory. `inspect(number)` shows its prompt. */
+export function waysOn(turn, { retry, edit, forget, inspect }) {
   const failed = turn.status === "failed" || turn.status === "cancelled";
   const again = failed && action("Retry", "retry", "Sends the message again, without this turn in the memory", () => retry(turn));
   if (again && turn.error?.retryable !== false) again.classList.add("near");
-  return [again || null, action("Edit", "edit", "Changes the message in a fork that begins before this turn", () => edit(turn)),
+  const isTooLong = turn.error?.code === "context_overflow" && !turn.rolled_back;
+  return [again || null, isTooLong ? action("Forget", "delete", "Takes this turn out of the memory, so that the next message fits", () => forget(turn)) : null,
+    action("Edit", "edit", "Changes the message in a fork that begins before this turn", () => edit(turn)),
     action("Prompt", "inspect", "Shows the prompt of this turn in the inspector", () => inspect(turn.turn))];
 }
 

@@ -43,7 +43,7 @@ export class TurnCard {
 
   /**
    * `replay()` returns all events of a turn that is over, and `record(turn)` its steps on record as events. Both throw a
-   * `Problem`. `ways` are `retry(turn)`, `edit(turn)`, `cancel(number)` and those of its requests.
+   * `Problem`. `ways` are `retry(turn)`, `edit(turn)`, `forget(turn)`, `cancel(number)` and those of its requests.
    */
   constructor({ number, message, files = [], pictures, replay, record, ways }) {
     this.#number = number;
