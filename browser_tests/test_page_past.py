@@ -85,6 +85,8 @@ def test_conversations_are_searched_filtered_and_renamed(opened: Open, service: 
     page.get_by_role("searchbox").fill("needle")
     expect(rows).to_have_count(1)
     page.get_by_role("link", name="Needle in hay").click()
+    changes: list[str | None] = []
+    page.on("request", lambda request: changes.append(request.post_data) if request.method == "PATCH" else None)
     page.get_by_role("button", name="Rename").click()
     page.get_by_role("textbox", name="Title").fill("Left")
     page.keyboard.press("Escape")
@@ -96,6 +98,7 @@ def test_conversations_are_searched_filtered_and_renamed(opened: Open, service: 
     expect(rows.locator(".row-title")).to_have_text("Found")
     page.reload()
     expect(page.locator("#title")).to_have_text("Found")
+    assert changes == ['{"title":"Found"}']
 
 
 def test_conversations_and_turns_from_elsewhere_appear(opened: Open, service: Service) -> None:

@@ -15,6 +15,7 @@ WIDE = {
     "properties": {"x": {"$ref": "#/$defs/L0"}},
     "$defs": {f"L{n}": {"anyOf": [{"$ref": f"#/$defs/L{n + 1}"}] * 10} for n in range(30)},
 }
+FAT_PAGES = 9
 PLAIN = {"type": "object", "properties": {}}
 NAMES = [
     "",
@@ -55,7 +56,10 @@ def page(kind: str, number: int) -> Any:
         "names": {"tools": [tool(name) for name in NAMES]},
         "schemas": {"tools": [tool("good"), *(tool(name, schema) for name, schema in SCHEMAS.items())]},
         "huge": {"tools": [tool("t", None, title="x" * (20_000_000 if kind == "huge" else 1))]},
-        "fat": {"tools": [tool(f"t{number}", None, title="x" * (4_000_000 if kind == "fat" else 1))], **more},
+        "fat": {
+            "tools": [tool(f"t{number}", None, title="x" * (4_000_000 if kind == "fat" else 1))],
+            **(more if number < FAT_PAGES else {}),
+        },
         "odd": {"tools": "all of them"},
         "verbose": {"tools": [tool("fail")]},
     }

@@ -64,8 +64,8 @@ _KINDS = {
     ),
     "overflow": _Kind(
         "context_overflow",
-        "The conversation is longer than the model can read ({name}). Roll it back to the turn before a long message, or "
-        "set a memory policy such as token_budget.",
+        "The conversation is longer than the model can read ({name}). Roll it back to the turn before a long message, "
+        "or set a memory policy such as token_budget.",
     ),
     "agent_error": _Kind("agent_error", "The agent's own code failed ({name})."),
 }

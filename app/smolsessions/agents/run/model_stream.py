@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from smolagents import TransformersModel
 from smolagents.models import ChatMessage, MessageRole, agglomerate_stream_deltas, remove_content_after_stop_sequences
+from smolagents.monitoring import TokenUsage
 
+from smolsessions.agents.memory.tokens import estimate, estimate_messages
 from smolsessions.agents.run.partial_texts import PartialJson
 from smolsessions.agents.values.json_forms import json_form, json_text, utf8_text
 from smolsessions.core.events import MessageDelta
@@ -144,13 +146,23 @@ def _stream(
             deltas.append(delta)
             emitter.add_delta(delta)
     except BaseException:
-        emitter.recorder.note_usage(next((delta.token_usage for delta in reversed(deltas) if delta.token_usage), None))
+        reported = next((delta.token_usage for delta in reversed(deltas) if delta.token_usage), None)
+        emitter.recorder.note_usage(reported or _estimated(messages, deltas))  # a provider reports at the end
         raise
     finally:
         if close := getattr(stream, "close", None):  # the provider stops generating
             close()
     emitter.flush()
     return deltas
+
+
+def _estimated(messages: list[ChatMessage], deltas: list[ChatMessageStreamDelta]) -> TokenUsage | None:
+    """Estimate the tokens of a stream that broke off. None if the model had not begun to answer."""
+    if not deltas:
+        return None
+    calls = [call.function.arguments for delta in deltas for call in delta.tool_calls or () if call.function]
+    text = "".join([str(part) for part in (*(delta.content for delta in deltas), *calls) if part])
+    return TokenUsage(estimate_messages(messages), estimate(text))
 
 
 def _has_stream(model: Model) -> bool:
