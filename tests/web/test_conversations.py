@@ -505,3 +505,31 @@ def test_a_cursor_belongs_to_one_list(shelf: Service, planned: dict[str, Any], s
     cursor = cursors["{}"]
     for damaged in (cursor[:-1], cursor + "A", "A" + cursor[1:], cursor[:-2] + "AA", cursor + "=", "é" + cursor):
         problem(shelf.client.get("/conversations", params={"cursor": damaged}), 422, "invalid_request")
+
+
+def test_a_turn_begins_the_conversation_that_it_names(service: Service) -> None:
+    body: dict[str, Any] = {
+        "conversation_id": "of-a-ticket-7",
+        "message": '[{"say": "one"}]',
+        "metadata": {"ticket": 7},
+    }
+    assert problem(service.post("/turn", **body), 404, "conversation_not_found")
+    first = service.client.post("/turn", json=body | {"create": True}, headers={"Idempotency-Key": "ticket"}).json()
+    again = service.client.post("/turn", json=body | {"create": True}, headers={"Idempotency-Key": "ticket"}).json()
+    second = service.post("/turn", **body | {"create": True, "metadata": {}}).json()
+    assert [(turn["conversation_id"], turn["turn"], turn["status"]) for turn in (first, again, second)] == [
+        ("of-a-ticket-7", number, "finished") for number in (1, 1, 2)
+    ]
+    assert service.get("/conversations/of-a-ticket-7")["metadata"] == {"ticket": 7}
+
+
+def test_turns_that_begin_one_conversation_at_once_are_all_taken(service: Service) -> None:
+    def post(number: int) -> httpx2.Response:
+        body = {"conversation_id": "raced", "create": True, "message": json.dumps([DONE]), "on_busy": "enqueue"}
+        key = {"Idempotency-Key": f"raced-{number}"} if number % 2 else {}
+        return service.client.post("/turn", json=body, headers=key)
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(post, range(8)))
+    assert [answer.status_code for answer in answers] == [200] * 8
+    assert sorted(answer.json()["turn"] for answer in answers) == list(range(1, 9))

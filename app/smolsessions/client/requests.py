@@ -44,6 +44,7 @@ class TurnOptions(TypedDict, total=False):
     """Options of a turn (POST /turn). `idempotency_key` is a new one for each call, if it is not set."""
 
     conversation_id: str
+    create: bool
     agent: str
     images: Sequence[Image]
     files: Sequence[FileContent]

@@ -415,7 +415,7 @@ class Submission:
     """Turn for the store, which sets its number and agent.
 
     `create` is the metadata of a new conversation, or None if it must exist. `asked`: the caller named the agent, so
-    another one is an error.
+    another one is an error. `is_named`: the caller named the new conversation.
     """
 
     turn: Turn
@@ -425,6 +425,7 @@ class Submission:
     version_of: Callable[[AgentName], AgentVersion]
     """Returns the version of the conversation's agent."""
     once: IdempotentRequest | None = None
+    is_named: bool = False
 
 
 @record

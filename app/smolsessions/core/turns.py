@@ -6,14 +6,20 @@ import asyncio
 import json
 import secrets
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.core.answers import new_answers
 from smolsessions.core.effects import MAX_PAGE_BYTES, EffectEntry, EffectPage, Journal, effect_keys
-from smolsessions.core.errors import AgentUnavailableError, StoreUnavailableError, UnknownAgentError
+from smolsessions.core.errors import (
+    AgentUnavailableError,
+    ConversationExistsError,
+    ConversationNotFoundError,
+    StoreUnavailableError,
+    UnknownAgentError,
+)
 from smolsessions.core.frozen import record
 from smolsessions.core.json_data import bounded
 from smolsessions.core.records import (
@@ -44,10 +50,11 @@ MOST_AT_ONCE = 500  # sorting more keys at once delays the event loop noticeably
 
 @record
 class NewTurn:
-    """Turn as a caller sends it. Without `conversation_id` a conversation is created, with `metadata`."""
+    """Turn as a caller sends it. `metadata` is that of a new conversation: without an id, or with `create`."""
 
     message: str
     conversation_id: str | None = None
+    create: bool = False
     agent: AgentName | None = None
     options: TurnOptions = field(default_factory=TurnOptions)
     turn_input: TurnInput = field(default_factory=TurnInput)
@@ -94,11 +101,9 @@ class Turns:
         )
         subscription = self._subscribe(turn, is_new=True, for_end=for_end)
         try:
-            create = None if new.conversation_id else bounded(new.metadata)
-            asked = new.agent is not None
             version_of = partial(self._version_of, approve=new.options.approve)
-            submission = Submission(turn, new.turn_input, create, asked, version_of, once)
-            subscription.turn, is_new = await self.store.submit(submission)
+            submission = Submission(turn, new.turn_input, None, new.agent is not None, version_of, once)
+            subscription.turn, is_new = await self._submit(new, submission)
         except BaseException:
             subscription.close()
             raise
@@ -106,6 +111,17 @@ class Turns:
             return subscription
         subscription.close()  # it has another conversation, or has missed the first events
         return await self._prepared(subscription.turn, for_end=for_end)
+
+    async def _submit(self, new: NewTurn, submission: Submission) -> tuple[Turn, bool]:
+        if new.conversation_id is None:
+            return await self.store.submit(replace(submission, create=bounded(new.metadata)))
+        if not new.create:
+            return await self.store.submit(submission)
+        with suppress(ConversationNotFoundError):
+            return await self.store.submit(submission)
+        with suppress(ConversationExistsError):  # another request has just created it
+            return await self.store.submit(replace(submission, create=bounded(new.metadata), is_named=True))
+        return await self.store.submit(submission)
 
     async def submit_and_wait(self, owner: Owner, new: NewTurn, wait_s: float) -> Turn:
         """Submit a turn and wait for its end. It has no outcome if it did not end in time, or waits for a person."""

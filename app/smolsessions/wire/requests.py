@@ -67,6 +67,7 @@ class TurnRequest(Body):
 
     message: str = Field(description="The user's message. White space alone is refused. At most 100,000 characters.")
     conversation_id: ConversationId | None = Field(None, description="Conversation to continue. Null: a new one.")
+    create: bool = Field(False, description="Create the conversation `conversation_id` if there is none, not a 404.")
     agent: Agent | None = Field(None, description="Agent of a new conversation. An existing one keeps its own.")
     images: list[str] = Field(
         default_factory=list,

@@ -108,7 +108,8 @@ class TurnStore:
     async def submit(self, new: Submission) -> tuple[Turn, bool]:
         if new.once is None:
             return await self._submit_next(new)
-        accepted = await (self._submit_next(new) if new.create is None else self._begin(new, new.once))
+        is_ours = new.create is not None and not new.is_named
+        accepted = await (self._begin(new, new.once) if is_ours else self._submit_next(new))
         home = self._home(new.turn.ref.owner, new.once)
         if home is not self._partitions.of(accepted[0].ref):  # so that another request with the key is refused
             with suppress(StoreUnavailableError):  # the turn is accepted, and a retry finds it

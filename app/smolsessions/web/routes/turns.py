@@ -350,6 +350,7 @@ async def _new_turn(body: TurnRequest, claims: dict[str, Any], idempotency_key: 
     return NewTurn(
         message=body.message,
         conversation_id=body.conversation_id,
+        create=body.create,
         agent=body.agent,
         options=TurnOptions(body.max_steps, body.reset, body.deadline_s, body.on_busy, tuple(body.approve)),
         turn_input=TurnInput(data, claims, stored),
