@@ -224,6 +224,11 @@ def test_an_agent_with_tool_servers_alone_needs_their_extra(tmp_path: Path, monk
         Catalog([with_servers])
     sentence = "[agents.other] mcp: needs a package that is missing; pip install 'smolsessions[mcp]'"
     assert caught.value.message == f"{file}: {sentence}"
+    (tmp_path / "mcp-1.26.0.dist-info").mkdir()
+    (tmp_path / "mcp-1.26.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mcp\nVersion: 1.26.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(StartError, match=r"needs mcp 2, and 1\.26\.0 is here, which smolagents' own MCPClient needs"):
+        Catalog([load_agents_file(file)[1]])
 
 
 def test_base_tools_without_their_packages_are_named_as_the_file_does(

@@ -129,7 +129,7 @@ def test_a_prune_archives_edited_steps(services: dict[str, Service], *, destroy:
 
 
 def test_an_export_closes_the_gaps_of_destroyed_steps(services: dict[str, Service]) -> None:
-    service, name, turn = services["cold"], "insert_first", None
+    service, name, turn = services["cold"], "turn_around", None
     for message in MESSAGES[:3]:
         turn = play(service, message, turn, name)
     assert turn

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.agents.tools.mcp_schemas import MAX_NAME_CHARS, python_name
@@ -14,6 +16,14 @@ if TYPE_CHECKING:
     from smolsessions.agents.config.schema import McpTable
     from smolsessions.agents.tools.mcp import McpServers
     from smolsessions.core.agent_ports import ToolServer
+
+
+def _why_missing() -> str:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        version = importlib.metadata.version("mcp")
+        if version.startswith(("0.", "1.")):
+            return f"mcp 2, and {version} is here, which smolagents' own MCPClient needs: use one of the two"
+    return "a package that is missing"
 
 
 class ToolServers:
@@ -48,7 +58,7 @@ class ToolServers:
         Raises `AgentUnavailableError` if a server has given no list.
         """
         if names and self._is_missing:
-            raise StartError("needs a package that is missing; pip install 'smolsessions[mcp]'")
+            raise StartError(f"needs {_why_missing()}; pip install 'smolsessions[mcp]'")
         if not names or self._servers is None:
             return []
         from smolsessions.agents.tools.mcp_tools import McpTool  # noqa: PLC0415
