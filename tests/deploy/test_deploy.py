@@ -364,8 +364,9 @@ def test_compose_fits_the_service_and_the_secrets(rendered: Rendered, tmp_path: 
     make_secrets(tmp_path / "secrets")
     for secret in compose["secrets"].values():
         assert (tmp_path / secret["file"]).exists()
-    for config in compose["configs"].values():
-        assert (DEPLOY / config["file"]).exists()
+    mounted = [volume.partition(":")[0] for volume in services["store"]["volumes"] if volume.startswith(".")]
+    assert mounted == ["./dev/valkey.conf"]
+    assert (DEPLOY / mounted[0]).is_file()
     assert {services[role]["image"] for role in ROLES} == {rendered["dev"].pod("smolsessions-web").container["image"]}
     assert services["store"]["image"] == rendered["dev"].pod("smolsessions-store").container["image"]
     assert services["store"]["command"] == rendered["dev"].pod("smolsessions-store").command
