@@ -458,7 +458,6 @@ def test_prompts_are_the_same_after_every_kind_of_step(service: Service, name: s
     turn: Any = None
     for script in [*TALKS[name], [{"prompt": True}]]:
         expected = bare.run(json.dumps(script), reset=False)
-        agents.show_forced(bare)
         turn = service.follow_up(turn, *script) if turn else service.play(*script, agent=name)
     assert turn["reply"] == expected
 

@@ -8,7 +8,6 @@ import pytest
 from smolagents import tool
 
 from tests.support import coders
-from tests.support.agents import show_forced
 from tests.support.code_turns import code_script, play_code, variable_chunks
 from tests.support.killed_turns import SETTINGS, KilledTurn, kill_and_resume
 from tests.support.ledgers import Ledger
@@ -72,7 +71,6 @@ def test_prompts_equal_those_of_one_agent(either: Service, script: list[list[Eve
     bare = coders.make_whole()
     turn: Event | None = None
     for number, entries in enumerate(script):
-        show_forced(bare)
         expected = str(bare.run(json.dumps(entries), reset=False, max_steps=5))
         turn = (
             either.follow_up(turn, *entries, max_steps=5) if turn else either.play(*entries, agent="whole", max_steps=5)

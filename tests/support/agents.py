@@ -23,7 +23,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,8 @@ from typing import Any
 import PIL.Image
 import yaml
 from smolagents import CodeAgent, LogLevel, Model, MultiStepAgent, Tool, ToolCallingAgent, tool
-from smolagents.memory import ActionStep
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 from smolagents.monitoring import TokenUsage
-from smolagents.utils import AgentMaxStepsError
 
 import smolsessions
 from tests.support.waiting import PATIENCE_S
@@ -128,17 +126,6 @@ def _parts(message: ChatMessage) -> list[dict[str, Any]]:
 
 def _text(message: ChatMessage) -> str:
     return "".join(str(part.get("text", "")) for part in _parts(message))
-
-
-def show_forced(agent: MultiStepAgent) -> None:
-    """Show a bare agent's model the forced answers, as the service does, and no demand to retry."""
-    for step in agent.memory.steps:
-        if isinstance(step, ActionStep) and isinstance(step.error, AgentMaxStepsError):
-            vars(step)["to_messages"] = partial(_answered, step.action_output)
-
-
-def _answered(text: str, **_: bool) -> list[ChatMessage]:
-    return [ChatMessage(role=MessageRole.ASSISTANT, content=[{"type": "text", "text": text}])]
 
 
 @dataclass

@@ -235,7 +235,6 @@ def test_a_conversation_with_errors_has_the_prompt_of_an_uninterrupted_agent(ser
     expected: Any = None
     for script, limit in scripts:
         expected = bare.run(json.dumps(script), reset=False, max_steps=limit)
-        agents.show_forced(bare)
     turn: dict[str, Any] = {}
     for script, limit in scripts:
         body = {"max_steps": limit} if limit else {}

@@ -15,7 +15,7 @@ import PIL.Image
 import pytest
 from redis import Redis
 
-from tests.support import agents, ledgers
+from tests.support import ledgers
 from tests.support.killed_turns import SETTINGS, KilledTurn, Script, kill_when_blocked, note_call
 from tests.support.ledgers import Ledger
 from tests.support.pictures import png
@@ -131,7 +131,6 @@ class Resumed:
         most = it.body.get("max_steps")
         written = {path: path.read_bytes() for path in (it.ledger.path / "calls", it.ledger.path / "ends")}
         bare.run(json.dumps(it.script), reset=False, images=[*images] or None, additional_args=given, max_steps=most)
-        agents.show_forced(bare)
         for path, before_that in written.items():  # calls of the bare agent do not belong to the turn
             path.write_bytes(before_that)
         shown = self.service.follow_up(it.turn, {"prompt": True})["reply"]

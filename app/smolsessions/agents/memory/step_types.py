@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 from smolagents.memory import ActionStep, MemoryStep
 from smolagents.models import ChatMessage, MessageRole
-from smolagents.utils import AgentMaxStepsError
 
-from smolsessions.agents.run.effects import as_text
-from smolsessions.agents.values.json_forms import joined_text, utf8_text
+from smolsessions.agents.values.json_forms import joined_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -70,15 +68,7 @@ def replaced_notes(notes: Collection[NoteStep]) -> set[int]:
 
 
 def messages_of(step: MemoryStep, *, summary_mode: bool = False) -> list[ChatMessage]:
-    """Return a step's messages for the next model call.
-
-    They differ from smolagents' in two cases. A final answer forced by the step limit is shown as the user saw it,
-    not as "Reached max steps. Now let's retry". Model output in parts, on which smolagents fails, is joined_text.
-    """
-    if isinstance(step, ActionStep) and isinstance(step.error, AgentMaxStepsError):
-        output = step.action_output
-        text = "" if output is None else utf8_text(joined_text(output) or as_text(output)).strip()
-        return [text_message(MessageRole.ASSISTANT, text)] if text else []
+    """Return a step's messages for the next model call: smolagents', which fails on model output in parts."""
     if isinstance(step, ActionStep) and isinstance(step.model_output, list):
         step = replace(step, model_output=joined_text(step.model_output))
     return step.to_messages(summary_mode=summary_mode)
