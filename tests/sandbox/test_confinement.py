@@ -369,6 +369,29 @@ def test_no_hidden_path_is_readable_through_a_readable_folder(tmp_path: Path) ->
     assert {str(path.relative_to(folder)) for path in readable.listed if path.is_relative_to(folder)} == {".", "a"}
 
 
+def test_of_an_import_folder_only_modules_that_all_may_read_are_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A project folder holds keys and data beside its modules, and an environment that is a link."""
+    folder, venv = tmp_path / "project", tmp_path / "venv"
+    venv.mkdir()
+    names = (
+        "seal.key credentials.json .env data/big.csv own.py tools/__init__.py tools/cache.json tools/token open/a.py"
+    )
+    for name in (*names.split(), "space/inner/part.py", "own-1.0.dist-info/METADATA"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch(mode=0o644)
+    for name in ("seal.key", "tools/token"):
+        (folder / name).chmod(0o600)
+    (folder / "venv").symlink_to(venv)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(sys, "prefix", str(folder / "venv"))
+    readable = ReadablePaths.excluding([])
+    shown = {str(path.relative_to(folder)) for path in readable.whole if path.is_relative_to(folder)}
+    assert shown == {"venv", "own.py", "open", "space", "own-1.0.dist-info", "tools/__init__.py", "tools/cache.json"}
+    assert {str(path.relative_to(folder)) for path in readable.listed if path.is_relative_to(folder)} == {".", "tools"}
+
+
 def test_a_ruleset_has_only_rights_that_its_version_of_landlock_knows() -> None:
     """Sizes and rights equal those of the kernel's header."""
     for seen in range(1, 10):

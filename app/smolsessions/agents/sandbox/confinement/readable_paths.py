@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.machinery import all_suffixes
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 DEVICES = ("/dev/full", "/dev/null", "/dev/random", "/dev/urandom", "/dev/zero")
 _SYSTEM = (
@@ -31,7 +34,7 @@ class ReadablePaths:
 
     @classmethod
     def excluding(cls, hidden: Iterable[Path], folders: Iterable[Path] = ()) -> ReadablePaths:
-        """Include Python, its packages, the agents' folders, `folders`, and parts of the system."""
+        """Include Python, its packages, the modules of the import path, `folders`, and parts of the system."""
         imported = [Path(entry) for entry in import_path()]
         libraries = map(Path, filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)))
         installed = [Path(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)]
@@ -40,7 +43,7 @@ class ReadablePaths:
         for path in wanted:
             walk.add(path)
         for path in imported:
-            walk.add(path, names_with_dot=False)  # .env, .git and .ssh are no modules
+            walk.add_modules(path)
         return cls(sorted(walk.whole), sorted(walk.listed))
 
 
@@ -56,22 +59,65 @@ class _Walk:
         self._hidden = hidden
         self._expanded: set[Path] = set()
 
-    def add(self, path: Path, *, names_with_dot: bool = True) -> None:
+    def add(self, path: Path) -> None:
         """Add a path, or its entries if one below it is hidden."""
         real = path.resolve()
-        if real == _ROOT or real in self._expanded or not self.whole.isdisjoint((path, *path.parents)):
+        if not self._may_add(path, real):
             return
-        if not os.access(real, os.R_OK) or not self._hidden.isdisjoint((real, *real.parents)):
-            return
-        entries = sorted(os.listdir(real)) if real.is_dir() else []  # noqa: PTH208 - names
-        kept = [name for name in entries if names_with_dot or not name.startswith(".")]
-        if len(kept) == len(entries) and not any(real in hidden.parents for hidden in self._hidden):
+        if any(real in hidden.parents for hidden in self._hidden):
+            self._expand(path, real, self.add)
+        else:
             self.whole.add(path)
+
+    def add_modules(self, path: Path) -> None:
+        """Add the modules and packages of an import folder. A project keeps keys and data beside them."""
+        real = path.resolve()
+        if self._may_add(path, real):
+            self._expand(path, real, lambda entry: _is_importable(entry) and self._add_public(entry))
+
+    def _add_public(self, path: Path) -> None:
+        """Add a path without what only its owner may read."""
+        real = path.resolve()
+        if not self._may_add(path, real) or not _is_public(real):
             return
+        below = (Path(folder, name) for folder, *names in os.walk(real) for name in (*names[0], *names[1]))
+        if any(real in hidden.parents for hidden in self._hidden) or not all(map(_is_public, below)):
+            self._expand(path, real, self._add_public)
+        else:
+            self.whole.add(path)
+
+    def _may_add(self, path: Path, real: Path) -> bool:
+        if real == _ROOT or real in self._expanded or not self.whole.isdisjoint((path, *path.parents)):
+            return False
+        return os.access(real, os.R_OK) and self._hidden.isdisjoint((real, *real.parents))
+
+    def _expand(self, path: Path, real: Path, add: Callable[[Path], object]) -> None:
         self._expanded.add(real)
         self.listed.add(path)
-        for name in kept:
-            self.add(path / name)
+        for name in sorted(os.listdir(real)):  # noqa: PTH208 - names
+            add(path / name)
+
+
+def _is_importable(path: Path, depth: int = 3) -> bool:
+    """True for a module, a folder with modules in it or a little below, and the metadata of an installed package."""
+    if path.suffix in {".dist-info", ".egg-info"}:
+        return True
+    if not path.is_dir():
+        return path.name.endswith(tuple(all_suffixes()))
+    if not depth or not path.name.isidentifier():
+        return False
+    with suppress(OSError):
+        return any(_is_importable(entry, depth - 1) for entry in path.iterdir())
+    return False
+
+
+def _is_public(path: Path) -> bool:
+    """True if every user may read it. A link is as public as what it leads to."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # a dangling link shows nothing
+        return True
+    return bool(mode & stat.S_IROTH) and (not stat.S_ISDIR(mode) or bool(mode & stat.S_IXOTH))
 
 
 def _hidden_folders(hidden: Iterable[Path], wanted: set[Path]) -> set[Path]:
