@@ -65,7 +65,7 @@ class _Walk:
         if not self._may_add(path, real):
             return
         if any(real in hidden.parents for hidden in self._hidden):
-            self._expand(path, real, self.add)
+            self._expand(path, real, self.add, _entries(path))
         else:
             self.whole.add(path)
 
@@ -73,7 +73,7 @@ class _Walk:
         """Add the modules and packages of an import folder. A project keeps keys and data beside them."""
         real = path.resolve()
         if self._may_add(path, real):
-            self._expand(path, real, lambda entry: _is_importable(entry) and self._add_public(entry))
+            self._expand(path, real, self._add_public, filter(_is_importable, _entries(path)))
 
     def _add_public(self, path: Path) -> None:
         """Add a path without what only its owner may read."""
@@ -82,7 +82,7 @@ class _Walk:
             return
         below = (Path(folder, name) for folder, *names in os.walk(real) for name in (*names[0], *names[1]))
         if any(real in hidden.parents for hidden in self._hidden) or not all(map(_is_public, below)):
-            self._expand(path, real, self._add_public)
+            self._expand(path, real, self._add_public, _entries(path))
         else:
             self.whole.add(path)
 
@@ -91,11 +91,15 @@ class _Walk:
             return False
         return os.access(real, os.R_OK) and self._hidden.isdisjoint((real, *real.parents))
 
-    def _expand(self, path: Path, real: Path, add: Callable[[Path], object]) -> None:
+    def _expand(self, path: Path, real: Path, add: Callable[[Path], object], entries: Iterable[Path]) -> None:
         self._expanded.add(real)
         self.listed.add(path)
-        for name in sorted(os.listdir(real)):  # noqa: PTH208 - names
-            add(path / name)
+        for entry in entries:
+            add(entry)
+
+
+def _entries(path: Path) -> list[Path]:
+    return sorted(path.iterdir())
 
 
 def _is_importable(path: Path, depth: int = 3) -> bool:
