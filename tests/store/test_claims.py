@@ -152,6 +152,18 @@ async def test_ready_sets_are_restored_from_each_other(stores: tuple[Store, Stor
     assert raw.keys(f"{PARTITION}:*:{AGENT}*") == []
 
 
+async def test_of_an_owner_no_more_is_claimed_than_there_is_room_for(stores: tuple[Store, Store]) -> None:
+    one, _ = stores
+    for name in ("a/1", "a/2", "a/3", "a/4", "b/1", "b/2", "c/1"):
+        await submit(one, name)
+    rooms = {Owner("b"): 1, Owner("c"): 0}
+    for expected in (["a/1", "b/1", "a/2"], ["b/2", "a/3", "a/4"], []):
+        leases = await one.scheduler.claim({AGENT: KIND}, 10, most_each=2, rooms=rooms)
+        assert [str(lease.turn.ref) for lease in leases] == expected
+        one.scheduler.nudge()
+    assert [str(lease.turn.ref) for lease in await claim(one)] == ["c/1"]
+
+
 class Seats:
     def __init__(self, store: Store, free: int = 1) -> None:
         self.free = free
