@@ -44,6 +44,9 @@ REFUSED = {
     "the same memory twice": _agents("x=mine:make_same_memory", "same memory twice", MIX),
     "the same managed agent twice": _agents("x=mine:make_same_helper", "same agent twice", MIX),
     "the same managed agent of a managed agent": _agents("x=mine:make_same_deep_down", "same agent twice", MIX),
+    "a managed agent of another kind": _agents(
+        "x=mine:make_managing_a_function", "'x'", "'plain'", "Plain and no MultiStepAgent", "as a tool"
+    ),
     "the same tool with a state twice": _agents(
         "x=mine:make_same_tool", "same tool 'counting' twice, which has a state of its own", MIX
     ),

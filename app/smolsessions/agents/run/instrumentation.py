@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from smolagents import CodeAgent
+from smolagents import CodeAgent, MultiStepAgent
 from smolagents.local_python_executor import MAX_EXECUTION_TIME_SECONDS, LocalPythonExecutor
 from smolagents.memory import ActionStep, PlanningStep
 
@@ -27,12 +27,12 @@ from smolsessions.agents.run.tool_proxy import (
 from smolsessions.agents.sandbox import guard
 from smolsessions.agents.sandbox.interpreter import ChildInterpreter
 from smolsessions.agents.sandbox.limits import limits_of
+from smolsessions.core.errors import StartError
 from smolsessions.options import options_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from smolagents import MultiStepAgent
     from smolagents.memory import MemoryStep
 
     from smolsessions.agents.run.agent_run import AgentRun
@@ -112,7 +112,12 @@ def code_runs_in(agent: MultiStepAgent) -> CodePlace | None:
 
 
 def with_managed(agent: MultiStepAgent) -> Iterator[MultiStepAgent]:
-    """Yield an agent and the agents that it manages, at all levels."""
+    """Yield an agent and the agents that it manages, at all levels. Raises `StartError` for one of another kind."""
+    if not isinstance(agent, MultiStepAgent):
+        raise StartError(
+            f"{getattr(agent, 'name', agent)!r} among the managed agents is a {type(agent).__name__} and no "
+            "MultiStepAgent of smolagents; give it to the agent as a tool"
+        )
     yield agent
     for managed in agent.managed_agents.values():
         yield from with_managed(unproxied(managed))
