@@ -14,6 +14,7 @@ from smolsessions.core.records import Suspension, Turn
 from smolsessions.core.requests import Answer, InputRequest
 from smolsessions.store.scripts.loader import as_service_error
 from smolsessions.store.store import Store
+from smolsessions.store.turns import turn_log
 from smolsessions.store.turns.lease import HeldLease
 from tests.support.stores import (
     AGENT,
@@ -40,6 +41,7 @@ from tests.support.stores import (
     submit,
     wait_until_async,
 )
+from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import PATIENCE_S
 
 
@@ -320,3 +322,20 @@ def test_a_defect_of_a_script_is_not_taken_for_damaged_data(raw: Raw) -> None:
             raw.eval(source, 0)
         errors[source] = type(as_service_error("read", raised.value))
     assert [*errors.values()] == [StoreUnavailableError] * 2 + [SealBrokenError] * 8, errors
+
+
+async def test_a_silent_log_gives_a_sign_of_life_in_time(
+    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The waits grow: the sign must come before a wait that would be too long. Times are a tenth of the real ones."""
+    for name, seconds in {"REREAD_S": 0.15, "LONGEST_REREAD_S": 1.2, "SILENCE_S": 1.4}.items():
+        monkeypatch.setattr(turn_log, name, seconds)
+    one, _ = stores
+    await submit(one, "c")
+    with one.turns.reader(ref_of("c"), looks=True, wants_all=True) as reader:
+        events = reader.follow(1)
+        assert (await anext(events)).seq == 1
+        with Stopwatch() as watch:
+            assert await anext(events) is None
+        assert watch.s < 1.6
+        await events.aclose()

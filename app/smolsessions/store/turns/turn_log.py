@@ -204,7 +204,7 @@ class LogReader:
                     yield logged
                 if isinstance(logged.event, TurnEnded):
                     return
-            if clock() - yielded_at > SILENCE_S:
+            if clock() + self._patience_s - yielded_at > SILENCE_S:  # the next wait would be too long
                 yielded_at = clock()
                 yield None
 
