@@ -333,7 +333,9 @@ async def test_a_silent_log_gives_a_sign_of_life_in_time(
     await submit(one, "c")
     with one.turns.reader(ref_of("c"), looks=True, wants_all=True) as reader:
         events = reader.follow(1)
-        assert (await anext(events)).seq == 1
+        first = await anext(events)
+        assert first
+        assert first.seq == 1
         too_late = asyncio.create_task(asyncio.sleep(1.6))
         assert await anext(events) is None
         assert not too_late.done()

@@ -7,6 +7,8 @@ import functools
 import io
 import json
 import math
+import re
+import signal
 import struct
 import subprocess
 import sys
@@ -14,11 +16,12 @@ import time
 import tracemalloc
 import uuid
 import zoneinfo
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
+from http import HTTPStatus
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple, Self
 
@@ -245,11 +248,36 @@ def test_a_value_that_smolagents_wraps_is_encoded_without_the_wrapper() -> None:
     assert type(crossed(str.__new__(AgentAudio, "sound.wav"))) is str
 
 
-def test_dicts_of_other_kinds_become_dicts_in_their_own_order() -> None:
+def test_collections_patterns_and_enums_of_python_keep_their_class() -> None:
     ordered = OrderedDict(a=1, b=2)
     ordered.move_to_end("a")
-    assert same(crossed(ordered), {"b": 2, "a": 1})
-    assert same(crossed(collections.Counter("aab")), {"a": 2, "b": 1})
+    assert list(crossed(ordered).items()) == [("b", 2), ("a", 1)]
+    for value in (
+        *(ordered, collections.Counter("aab"), defaultdict(list, a=[1]), defaultdict(None, a=1)),
+        *(re.compile("a+", re.IGNORECASE), re.compile(b"a"), HTTPStatus.OK, signal.SIGTERM, re.RegexFlag.ASCII),
+    ):
+        copy = crossed([value])[0]
+        assert (type(copy), copy) == (type(value), value)
+    assert crossed({HTTPStatus.OK: 1}) == {HTTPStatus.OK: 1}
+    assert crossed(defaultdict(list))["new"] == []
+    assert same(crossed(defaultdict(lambda: 1, a=2)), {"a": 2})
+    assert same(crossed(re.RegexFlag.ASCII | re.RegexFlag.DOTALL), int(re.ASCII | re.DOTALL))
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        parts("pattern", text("("), number(0)),
+        parts("pattern", text("a" * 1001), number(0)),
+        parts("enum", text("os"), text("environ"), text("HOME")),
+        parts("enum", text("http"), text("HTTPStatus"), text("NO")),
+        parts("enum", text("http"), text("__builtins__"), text("eval")),
+        parts("default dict", text("eval"), pairs()),
+    ],
+)
+def test_forged_collections_patterns_and_enums_are_errors(forged: bytes) -> None:
+    with pytest.raises(CodecError):
+        loads(forged)
 
 
 def test_instances_of_carried_classes_come_back_without_their_methods() -> None:

@@ -7,12 +7,14 @@ An image is its pixels: the decoder never opens an image file of the other side.
 from __future__ import annotations
 
 import datetime as dt
+import enum
+import importlib
 import os
 import re
 import sys
 import uuid
 import zoneinfo
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path, PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
@@ -48,6 +50,12 @@ _MODES = {
     "P": 1,
     "1": 1,
 }  # bytes per pixel; a bit is a byte
+_FACTORIES: dict[str, Any] = {
+    kind.__name__: kind for kind in (bool, bytes, complex, dict, float, frozenset, int, list, set, str, tuple)
+}
+_PLAIN_KEYS = frozenset({_NONE, bool, int, float, str, bytes})
+_MAX_PATTERN = 1000  # characters: the other side's expression is compiled here
+_ENUM_MODULES = frozenset("calendar enum http inspect plistlib pstats re signal socket ssl uuid".split())
 _IMAGE_METHODS = frozenset(name for name in dir(PIL.Image.Image) if callable(getattr(PIL.Image.Image, name)))
 
 
@@ -59,6 +67,8 @@ def parts_of(value: Any) -> Parts | None:
         take = _image_parts
     if take is None:
         take = next((_BASES[id(base)] for base in mro_of(kind) if id(base) in _BASES), None)
+    if take is None and class_name(kind).partition(".")[0] in _ENUM_MODULES:
+        take = _enum_parts
     return take(value) if take else None
 
 
@@ -195,6 +205,60 @@ def _of_pixels(mode: str, size: tuple[int, int], pixels: bytes) -> PIL.Image.Ima
     return PIL.Image.frombytes(mode, size, pixels)
 
 
+def _has_plain_keys(value: dict[Any, Any]) -> bool:
+    """False if a copy might call methods of the keys. Such a dict is read as a plain one."""
+    return all(type(key) in _PLAIN_KEYS for key in dict.keys(value))
+
+
+def _counter_parts(value: Counter[Any]) -> Parts | None:
+    return Parts("counter", (dict(dict.items(value)),)) if _has_plain_keys(value) else None
+
+
+def _ordered_parts(value: OrderedDict[Any, Any]) -> Parts | None:
+    return Parts("ordered dict", (dict(OrderedDict.items(value)),)) if _has_plain_keys(value) else None
+
+
+def _default_parts(value: defaultdict[Any, Any]) -> Parts | None:
+    factory = vars(defaultdict)["default_factory"].__get__(value)
+    name = next((name for name, kind in _FACTORIES.items() if kind is factory), None)
+    is_known = _has_plain_keys(value) and (name or factory is None)
+    return Parts("default dict", (name, dict(dict.items(value)))) if is_known else None
+
+
+def _default_dict(factory: str | None, content: dict[Any, Any]) -> defaultdict[Any, Any]:
+    return defaultdict(_FACTORIES[factory] if factory else None, content)
+
+
+def _pattern_parts(value: re.Pattern[Any]) -> Parts:
+    if len(value.pattern) > _MAX_PATTERN:
+        raise ValueError(f"an expression of more than {_MAX_PATTERN:,} characters")
+    return Parts("pattern", (value.pattern, value.flags))
+
+
+def _pattern(text: str | bytes, flags: int) -> re.Pattern[Any]:
+    if len(text) > _MAX_PATTERN:
+        raise ValueError("an expression that is too long")
+    try:
+        return re.compile(text, flags & ~re.DEBUG)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError("no expression") from error
+
+
+def _enum_parts(value: Any) -> Parts | None:
+    """Return the parts of a member of one of the standard library's enums. None: it is read as its base."""
+    kind = type(value)
+    if not isinstance(kind, enum.EnumMeta) or kind.__members__.get(value.name) is not value:
+        return None
+    return Parts("enum", (kind.__module__, kind.__qualname__, value.name))
+
+
+def _enum(module: str, name: str, member: str) -> Any:
+    found = getattr(importlib.import_module(module), name, None) if module in _ENUM_MODULES else None
+    if not isinstance(found, enum.EnumMeta) or member not in found.__members__:
+        raise ValueError(f"no member of an enum of the standard library: {name!r:.40}")
+    return found[member]
+
+
 def _path_parts(value: Any) -> Parts:
     return Parts("path", (str(value), isinstance(value, PureWindowsPath), isinstance(value, Path)))
 
@@ -210,7 +274,7 @@ _CLOCK = "hour minute second microsecond fold tzinfo"
 _OF_FILE = (File, "data media_type name")
 _take_datetime = _reader("datetime", _DATE, (dt.datetime, _CLOCK))
 # Subclasses of these are read as the class itself.
-_BASES: dict[int, Callable[[Any], Parts]] = {
+_BASES: dict[int, Callable[[Any], Parts | None]] = {
     id(dt.datetime): _take_datetime,
     id(dt.date): _reader("date", _DATE),
     id(dt.time): _reader("time", (dt.time, _CLOCK)),
@@ -222,10 +286,14 @@ _BASES: dict[int, Callable[[Any], Parts]] = {
     id(uuid.UUID): _reader("uuid", (uuid.UUID, "int")),
     id(deque): lambda value: Parts("deque", (list(deque.__iter__(value)), vars(deque)["maxlen"].__get__(value))),
 }
-_TAKERS: dict[int, Callable[[Any], Parts]] = {
+_TAKERS: dict[int, Callable[[Any], Parts | None]] = {
     **_BASES,
     id(dt.timezone): _timezone_parts,
     id(zoneinfo.ZoneInfo): _reader("zone", (zoneinfo.ZoneInfo, "key")),
+    id(Counter): _counter_parts,
+    id(OrderedDict): _ordered_parts,
+    id(defaultdict): _default_parts,
+    id(re.Pattern): _pattern_parts,
     id(range): _reader("range", (range, "start stop step")),
     **{id(kind): _path_parts for kind in (PosixPath, PurePosixPath, WindowsPath, PureWindowsPath)},
     id(PIL.Image.Image): _image_parts,
@@ -246,6 +314,11 @@ _KINDS: dict[str, Kind] = {
     "range": Kind((_INT,) * 3, range),
     "path": Kind((_STR, (bool,), (bool,)), _path),
     "deque": Kind(((list,), (int, _NONE)), deque, weight=20, hashable=False),
+    "counter": Kind(((dict,),), Counter, weight=20, hashable=False),
+    "ordered dict": Kind(((dict,),), OrderedDict, weight=20, hashable=False),
+    "default dict": Kind(((str, _NONE), (dict,)), _default_dict, weight=20, hashable=False),
+    "pattern": Kind(((str, bytes), _INT), _pattern, weight=1000),
+    "enum": Kind((_STR,) * 3, _enum),
     "file": Kind(_FILE, File),
     "audio": Kind((*_FILE, (int, _NONE)), Audio),
     "image": Kind(_IMAGE, _image, weight=30, hashable=False),

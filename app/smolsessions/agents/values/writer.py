@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.agents.values.classes import Carried, class_name, is_in, member_name, mro_of, state_of
@@ -233,16 +232,6 @@ class Writer:
         ordered = sorted(chunks.items()) if self._in_order else chunks.items()
         self._out[start:] = b"d" + _COUNT.pack(len(chunks)) + b"".join(map(b"".join, ordered))
 
-    def ordered_(self, value: OrderedDict[Any, Any]) -> None:
-        # Reading its order calls the hashes of the keys, so keys of foreign classes use the dict's order.
-        safe = all(id(type(key)) in _SHOWN for key in dict.keys(value))
-        if not safe:
-            self.dict_(value)
-            return
-        self._enter(value, 0)
-        self.dict_(dict(OrderedDict.items(value)))
-        self._above.pop()
-
 
 def _reason(error: Exception) -> str:
     return str(error) if type(error) is ValueError else f"reading it failed with {class_name(type(error))}"
@@ -270,7 +259,6 @@ _WRITERS: dict[int, Callable[[Writer, Any], None]] = {
     id(tuple): Writer.tuple_,
     id(Parts): Writer.parts_,
     id(dict): Writer.dict_,
-    id(OrderedDict): Writer.ordered_,
 }
 _SHOWN = frozenset(map(id, (type(None), bool, int, float, str, bytes)))
 _READ_AS_THEY_ARE = frozenset(map(id, (set, frozenset, dict)))  # by the methods of their base in any case
