@@ -456,21 +456,6 @@ def _store_of(service: Service) -> int:
     return 0
 
 
-def test_the_image_checks_its_health_by_what_the_service_answers(service: Service) -> None:
-    instructions = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
-    found = re.search(r"^HEALTHCHECK .*CMD (\[.*\])$", instructions, re.MULTILINE)
-    assert found
-    _, *check = json.loads(found[1])
-    with socket.create_server(("127.0.0.1", 0)) as closing:
-        unused = closing.getsockname()[1]
-    for port, healthy in ((service.client.base_url.port, True), (unused, False)):
-        environment = {"SMOLSESSIONS_PORT": str(port), "http_proxy": "http://127.0.0.1:1"}
-        ended = subprocess.run(
-            [sys.executable, *check], env=environment, capture_output=True, check=False, timeout=PATIENCE_S
-        )
-        assert (ended.returncode == 0) is healthy, ended.stderr
-
-
 def test_the_lock_file_holds_all_that_the_image_installs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     locked = dict(re.findall(r"^([\w.-]+)==([^ ;]+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
