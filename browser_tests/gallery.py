@@ -10,7 +10,7 @@ import io
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import PIL.Image
@@ -36,24 +36,6 @@ ALSO = {
     "list": ["phone-light"],
 }
 FRONT = "plan"  # the picture of the README
-
-
-@dataclass
-class Shot:
-    """Picture of one state at one width in one theme."""
-
-    state: str
-    size: str
-    theme: str
-    png: bytes
-
-    @property
-    def name(self) -> str:
-        return f"{self.state}-{self.size}-{self.theme}"
-
-    @property
-    def is_of_docs(self) -> bool:
-        return f"{self.size}-{self.theme}" in ["laptop-light", *ALSO.get(self.state, ())]
 
 
 @contextmanager
@@ -92,21 +74,6 @@ def resize(page: Page, name: str, width: int, theme: str) -> None:
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
-def shots(context: BrowserContext, running: Service, name: str) -> Iterator[Shot]:
-    with state(context, running, name) as page:
-        for size, width in WIDTHS.items():
-            for theme in THEMES:
-                resize(page, name, width, theme)
-                yield Shot(name, size, theme, page.screenshot(animations="disabled", caret="hide"))
-
-
-def write_for_docs(shot: Shot) -> None:
-    image = PIL.Image.open(io.BytesIO(shot.png)).convert("RGB").quantize(method=PIL.Image.Quantize.FASTOCTREE)
-    image.save(DOCS / "gallery" / f"{shot.name}.png", optimize=True)
-    if (shot.state, shot.size, shot.theme) == (FRONT, "laptop", "light"):
-        image.save(DOCS / "page.png", optimize=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
@@ -120,10 +87,17 @@ def main() -> None:
         expect.set_options(timeout=30_000)
         context = browser.new_context(viewport={"width": WIDTHS["laptop"], "height": HEIGHT_PX})
         for name in given.only.split(","):
-            for shot in shots(context, running, name):
-                (given.folder / f"{shot.name}.png").write_bytes(shot.png)
-                if given.docs and shot.is_of_docs:
-                    write_for_docs(shot)
+            with state(context, running, name) as page:
+                for size, theme in product(WIDTHS, THEMES):
+                    resize(page, name, WIDTHS[size], theme)
+                    png = page.screenshot(animations="disabled", caret="hide")
+                    (given.folder / f"{name}-{size}-{theme}.png").write_bytes(png)
+                    if given.docs and f"{size}-{theme}" in ["laptop-light", *ALSO.get(name, ())]:
+                        image = PIL.Image.open(io.BytesIO(png)).convert("RGB")
+                        image = image.quantize(method=PIL.Image.Quantize.FASTOCTREE)
+                        image.save(DOCS / "gallery" / f"{name}-{size}-{theme}.png", optimize=True)
+                        if (name, size, theme) == (FRONT, "laptop", "light"):
+                            image.save(DOCS / "page.png", optimize=True)
         browser.close()
 
 

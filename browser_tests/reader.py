@@ -3,9 +3,7 @@
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,28 +136,20 @@ def forgive(sins: list[str], text: str, at_least: int = 1) -> None:
         sins.remove(sin)
 
 
-@dataclass
-class Computing:
-    """Processor time of a page, in seconds."""
-
-    s: float = 0
-
-
-@contextmanager
-def computing(page: Page) -> Iterator[Computing]:
-    """Measure the processor time that the page takes. A loaded machine does not change it."""
-    spent = Computing()
+def computed(page: Page, program: str, argument: object = None) -> tuple[Any, float]:
+    """Run a program on the page. Return its result and its processor time, which a loaded machine does not change."""
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
 
-    def taken() -> float:
+    def taken_s() -> float:
         metrics = session.send("Performance.getMetrics")["metrics"]
         return float(next(each["value"] for each in metrics if each["name"] == "TaskDuration"))
 
-    before = taken()
-    yield spent
-    spent.s = taken() - before
+    before_s = taken_s()
+    result = page.evaluate(program, argument)
+    spent_s = taken_s() - before_s
     session.detach()
+    return result, spent_s
 
 
 def try_liveness(page: Page) -> Locator:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from browser_tests.reader import Open, answer, computing, ended, say, wait
+from browser_tests.reader import Open, answer, computed, ended, say, wait
 from tests.support.service import Service
 from tests.support.tiers import deep, mostly_deep
 from tools.vendor import changed
@@ -127,19 +127,19 @@ def test_a_block_that_is_complete_is_not_rendered_again(opened: Open, service: S
 
 @deep
 def test_a_long_text_costs_no_more_with_its_length(opened_once: Page) -> None:
-    with computing(opened_once) as spent:
-        opened_once.evaluate(
-            """async () => {
-              const { Text } = await import("/page/text.js");
-              const drawing = new Text(document.createElement("div"));
-              for (let number = 0; number < 20_000; number += 1) {
-                drawing.push(number % 40 ? "a *word*, " : "ends.\\n\\n");
-                if (number % 1000 === 0) await new Promise(requestAnimationFrame);
-              }
-              drawing.finish();
-            }"""
-        )
-    assert 0 < spent.s < MOST_S
+    _, spent_s = computed(
+        opened_once,
+        """async () => {
+          const { Text } = await import("/page/text.js");
+          const drawing = new Text(document.createElement("div"));
+          for (let number = 0; number < 20_000; number += 1) {
+            drawing.push(number % 40 ? "a *word*, " : "ends.\\n\\n");
+            if (number % 1000 === 0) await new Promise(requestAnimationFrame);
+          }
+          drawing.finish();
+        }""",
+    )
+    assert 0 < spent_s < MOST_S
 
 
 def test_markup_stays_text_wherever_it_comes_from(opened: Open, service: Service) -> None:
@@ -194,15 +194,15 @@ HOSTILE = {
 
 @pytest.mark.parametrize("form", mostly_deep(HOSTILE, fast=["quotes", "brackets", "long"]))
 def test_hostile_nesting_is_shown_within_a_bounded_time(opened_once: Page, form: str) -> None:
-    with computing(opened_once) as spent:
-        shown = opened_once.evaluate(
-            """async (text) => {
-              const { Text } = await import("/page/text.js");
-              const target = document.createElement("div");
-              new Text(target).replace(text);
-              return target.textContent;
-            }""",
-            HOSTILE[form],
-        )
-    assert 0 < spent.s < MOST_S
+    shown, spent_s = computed(
+        opened_once,
+        """async (text) => {
+          const { Text } = await import("/page/text.js");
+          const target = document.createElement("div");
+          new Text(target).replace(text);
+          return target.textContent;
+        }""",
+        HOSTILE[form],
+    )
+    assert 0 < spent_s < MOST_S
     assert "deep" in shown

@@ -26,23 +26,16 @@ def main() -> int:
     parser.add_argument("--harm", nargs="*", choices=SHARES | SHARES_OF_CLUSTER, help="what is done; nothing: no harm")
     parser.add_argument("--agents", nargs="*", choices=plans.SHARES, default=[*plans.SHARES])
     parser.add_argument("--keep", action="store_true", help="keep the folder with logs, ledger and data")
-    options = parser.parse_args()
-    scale = Scale(
-        options.turns,
-        options.seed,
-        options.processes,
-        options.at_once,
-        tuple(options.agents),
-        None if options.harm is None else tuple(options.harm),
-        options.store,
-    )
+    options = vars(parser.parse_args())
+    keep = options.pop("keep")
+    scale = Scale(**options)
     title = f"chaos: {scale.turns} turns, {scale.processes} processes, a {scale.store} store, seed {scale.seed}"
     sys.stdout.write(f"{title} …\n")
     sys.stdout.flush()
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     text, holds = report(*asyncio.run(_run(scale, folder)), title)
     sys.stdout.write(f"{text}\n")
-    if holds and not options.keep:
+    if holds and not keep:
         shutil.rmtree(folder, ignore_errors=True)
     else:
         sys.stdout.write(f"logs, ledger and data are in {folder}\n")

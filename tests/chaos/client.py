@@ -190,21 +190,17 @@ class Clients:
 
     async def _follow(self, said: Said) -> None:
         """Read a turn's events up to the final one, from one process after the other."""
+        timeout = httpx2.Timeout(ANSWER_S, read=SILENCE_S)
         async with asyncio.timeout(TURN_S):
-            await self._follow_patiently(said)
-
-    async def _follow_patiently(self, said: Said) -> None:
-        while not said.over:
-            headers = STREAM | ({"Last-Event-ID": str(said.last_seq)} if said.seen else {})
-            timeout = httpx2.Timeout(ANSWER_S, read=SILENCE_S)
-            with suppress(httpx2.TransportError):
-                async with self.http.stream(
-                    "GET", f"{self._url()}{said.place}/events", headers=headers, timeout=timeout
-                ) as response:
-                    if response.status_code != 503:
-                        await self._read(response, said)
-            self.counts["connections of readers"] += 1
-            await asyncio.sleep(PAUSE_S)
+            while not said.over:
+                headers = STREAM | ({"Last-Event-ID": str(said.last_seq)} if said.seen else {})
+                url = f"{self._url()}{said.place}/events"
+                with suppress(httpx2.TransportError):
+                    async with self.http.stream("GET", url, headers=headers, timeout=timeout) as response:
+                        if response.status_code != 503:
+                            await self._read(response, said)
+                self.counts["connections of readers"] += 1
+                await asyncio.sleep(PAUSE_S)
 
     async def _read(self, response: httpx2.Response, said: Said) -> None:
         if response.status_code != 200:

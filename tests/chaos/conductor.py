@@ -4,12 +4,11 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from tests.chaos.fleet import Fleet
-from tests.chaos.harm import Harm as StoreHarm
+from tests.chaos.harm import Way
+from tests.chaos.store import ClusterStore, LoneStore, astray
 
 PROCESSES: dict[str, float] = {"kill": 38, "stop": 18, "term": 12}
 SHARES = PROCESSES | {"blackout": 0.4, "restart": 2, "freeze": 2, "cut": 8, "stall": 3, "delay": 3}
@@ -21,24 +20,14 @@ ALSO_OF_FEW = 0.04
 IMPATIENT, GRACE_S = 0.3, (0.05, 0.6)  # probability that a terminating process is killed, and the delay
 
 
-class Looked(Protocol):
-    """Store that can be inspected."""
-
-    frozen: bool
-
-    async def astray(self) -> list[str]: ...
-
-    async def left_over(self) -> list[str]: ...
-
-
 @dataclass
 class Conductor:
     """Schedules the harm. `done` counts it by kind, and `astray` counts the findings of inspections."""
 
     draw: random.Random
     fleet: Fleet
-    store: Looked
-    to_store: StoreHarm
+    store: LoneStore | ClusterStore
+    to_store: dict[str, Way]
     shares: dict[str, float]
     done: Counter[str] = field(default_factory=Counter)
     astray: Counter[str] = field(default_factory=Counter)
@@ -46,12 +35,7 @@ class Conductor:
 
     async def harm(self, over: asyncio.Event) -> None:
         """Do harm until `over` is set. Each harm that has begun runs to its end."""
-        ways: dict[str, Callable[[], Awaitable[None]]] = {
-            "kill": self._kill,
-            "stop": self._stop,
-            "term": self._term,
-            **self.to_store.ways(self._did),
-        }
+        ways = {"kill": self._kill, "stop": self._stop, "term": self._term} | self.to_store
         async with asyncio.TaskGroup() as tasks:
             while not over.is_set():
                 await asyncio.sleep(self.draw.uniform(*PAUSE_S))
@@ -60,40 +44,45 @@ class Conductor:
                     if member is None:
                         tasks.create_task(self.fleet.start(place))
                 (kind,) = self.draw.choices([*self.shares], [*self.shares.values()])
-                tasks.create_task(_run(ways[kind]))
+                tasks.create_task(self._do(kind, ways[kind]))
 
     async def look(self, over: asyncio.Event) -> None:
         """Inspect the store repeatedly. A finding that is seen twice in a row is not transient."""
         while not over.is_set():
             if not self.store.frozen:
-                self.astray.update(await self.store.astray())
+                self.astray.update(await asyncio.to_thread(lambda: astray(self.store.places())))
             await asyncio.sleep(LOOK_S)
 
-    async def _kill(self) -> None:
-        if (place := self._place("kill")) is not None:
-            await self.fleet.kill(place)
+    async def _do(self, kind: str, way: Way) -> None:
+        began = time.time()
+        what = await way()
+        if what is not None:
+            self.done[kind] += 1
+            self.chronicle.append(f"{began:.3f} to {time.time():.3f} {kind} {what}")
 
-    async def _stop(self) -> None:
-        if (place := self._place("stop", spare=False)) is not None:
-            await self.fleet.stop(place, self.draw.uniform(*STOPPED_S))
+    async def _kill(self) -> str | None:
+        if (place := self._place()) is None:
+            return None
+        pid = self.fleet.pid(place)
+        await self.fleet.kill(place)
+        return f"process {pid}"
 
-    async def _term(self) -> None:
-        if (place := self._place("term")) is not None:
-            await self.fleet.term(place, self.draw.uniform(*GRACE_S) if self.draw.random() < IMPATIENT else None)
-
-    def _place(self, kind: str, *, spare: bool = True) -> int | None:
-        """Choose a serving process. While several others start, mostly choose none, since little is in flight then."""
-        few = spare and len(self.fleet.up) < max(2, len(self.fleet.members) - 1)
-        if not self.fleet.up or (few and self.draw.random() > ALSO_OF_FEW):
+    async def _stop(self) -> str | None:
+        if not self.fleet.up:
             return None
         place = self.draw.choice(self.fleet.up)
-        self._did(kind, f"process {self.fleet.pid(place)}")
-        return place
+        await self.fleet.stop(place, self.draw.uniform(*STOPPED_S))
+        return f"place {place}"
 
-    def _did(self, kind: str, what: str = "") -> None:
-        self.done[kind] += 1
-        self.chronicle.append(f"{time.time():.3f} {kind} {what}")
+    async def _term(self) -> str | None:
+        if (place := self._place()) is None:
+            return None
+        pid = self.fleet.pid(place)
+        await self.fleet.term(place, self.draw.uniform(*GRACE_S) if self.draw.random() < IMPATIENT else None)
+        return f"process {pid}"
 
-
-async def _run(way: Callable[[], Awaitable[None]]) -> None:
-    await way()
+    def _place(self) -> int | None:
+        """Choose a serving process. While several others start, mostly choose none, since little is in flight then."""
+        up = self.fleet.up
+        few = len(up) < max(2, len(self.fleet.members) - 1)
+        return None if not up or (few and self.draw.random() > ALSO_OF_FEW) else self.draw.choice(up)

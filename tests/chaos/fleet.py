@@ -4,8 +4,8 @@ import asyncio
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,13 +49,10 @@ class Member:
 
 @dataclass
 class Fleet:
-    """Places that each hold a process, running or starting. `stores` has a store address for each place."""
+    """Places that each hold a process, running or starting. `settings` has the settings of each place."""
 
     folder: Path
-    seal_key: str
-    stores: list[str]
-    ledger_folder: Path
-    settings: dict[str, str] = field(default_factory=dict)
+    settings: list[dict[str, str]]
     members: list[Member | None] = field(init=False)
     harms: list[Harm] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
@@ -64,7 +61,7 @@ class Fleet:
     _children: list[psutil.Process] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.members = [None] * len(self.stores)
+        self.members = [None] * len(self.settings)
 
     @property
     def up(self) -> list[int]:
@@ -86,17 +83,16 @@ class Fleet:
         self.starts += 1
         folder = self.folder / f"process-{self.starts}"
         settings = {
-            "REDIS_URL": self.stores[place],
-            "SEAL_KEYS": self.seal_key,
             "AGENTS": agents.SETTING,
             "DEMO_AGENTS": "0",
             "LEASE_S": f"{LEASE_S}",
             "DRAIN_S": f"{DRAIN_S}",
-            **self.settings,
+            **self.settings[place],
         }
-        member = Member(folder, spawn(folder, settings, {ledger.FOLDER: str(self.ledger_folder), **UNMEASURED}))
-        self.members[place] = member
-        first = await asyncio.to_thread(_first_line, member.process)
+        environment = {ledger.FOLDER: str(self.folder / "ledger"), **UNMEASURED}
+        member = self.members[place] = Member(folder, spawn(folder, settings, environment))
+        assert member.process.stdout
+        first = await asyncio.to_thread(member.process.stdout.readline)
         if "serves on" in first:
             member.url = f"http://{first.split()[-1]}"
         elif not member.condemned:  # the store may be away: try again
@@ -145,7 +141,8 @@ class Fleet:
         for member in self.members:
             if member and member.url and not member.condemned and member.process.poll() is not None:
                 member.condemned, member.url = True, ""
-                self.complaints.append(f"process {member.pid} ended by itself: {_last_words(member)}")
+                last = "\n".join((member.folder / "service.log").read_text().splitlines()[-5:])
+                self.complaints.append(f"process {member.pid} ended by itself: {last}")
 
     def tracebacks(self) -> list[str]:
         """Return a complaint for each traceback in the processes' logs."""
@@ -222,11 +219,6 @@ class Fleet:
             _close(member)
 
 
-def _first_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout
-    return process.stdout.readline()
-
-
 def _wait(process: subprocess.Popen[str], timeout_s: float) -> int | None:
     """Wait in steps, so that the thread of an abandoned wait ends soon."""
     end = time.monotonic() + timeout_s
@@ -238,16 +230,3 @@ def _wait(process: subprocess.Popen[str], timeout_s: float) -> int | None:
 def _close(member: Member) -> None:
     if member.process.stdout:
         member.process.stdout.close()
-
-
-def _last_words(member: Member) -> str:
-    return "\n".join((member.folder / "service.log").read_text().splitlines()[-5:])
-
-
-@asynccontextmanager
-async def running_fleet(fleet: Fleet) -> AsyncIterator[Fleet]:
-    try:
-        await fleet.start_all()
-        yield fleet
-    finally:
-        await fleet.close()

@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +12,13 @@ from typing import Literal
 
 from tests.chaos import ledger, plans
 from tests.chaos.client import Clients, Talk, clients_of
-from tests.chaos.cluster import running_cluster
 from tests.chaos.conductor import SHARES, SHARES_OF_CLUSTER, Conductor
-from tests.chaos.fleet import Fleet, running_fleet
+from tests.chaos.fleet import Fleet
 from tests.chaos.harm import ClusterHarm, LoneHarm
 from tests.chaos.plans import Plan
 from tests.chaos.proxy import proxy_to
 from tests.chaos.rounds import Round
-from tests.chaos.store import running_store
+from tests.chaos.store import SYNCED, ClusterStore, LoneStore, left_over
 
 CALM_PACE = 0.1  # factor of the latencies of models and tools in the calm round
 SURVEYED_AT_ONCE = 8
@@ -39,8 +39,9 @@ class Scale:
     store: Literal["lone", "cluster"] = "lone"
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        return tuple(SHARES_OF[self.store]) if self.harm is None else self.harm
+    def shares(self) -> dict[str, float]:
+        of_store = SHARES_OF[self.store]
+        return of_store if self.harm is None else {kind: of_store[kind] for kind in self.harm}
 
 
 async def run(scale: Scale, folder: Path) -> tuple[Round, Round]:
@@ -49,32 +50,38 @@ async def run(scale: Scale, folder: Path) -> tuple[Round, Round]:
     ledger.begin_round(folder / "ledger", "calm", CALM_PACE)
     async with AsyncExitStack() as stack:
         begin = _cluster if scale.store == "cluster" else _lone
-        fleet, harm = await begin(stack, scale, folder)
-        clients = await stack.enter_async_context(clients_of(fleet, random.Random(scale.seed)))
-        shares = {kind: SHARES_OF[scale.store][kind] for kind in scale.kinds}
-        conductor = Conductor(random.Random(scale.seed), fleet, harm.store, harm, shares)
+        conductor = await begin(stack, scale, folder)
+        clients = await stack.enter_async_context(clients_of(conductor.fleet, random.Random(scale.seed)))
         rounds = _Rounds(folder, drawn, scale, clients, conductor)
-        return await rounds.play("calm", harm=False), await rounds.play("wild", harm=bool(scale.kinds))
+        return await rounds.play("calm", harm=False), await rounds.play("wild", harm=bool(scale.shares))
 
 
-async def _lone(stack: AsyncExitStack, scale: Scale, folder: Path) -> tuple[Fleet, LoneHarm]:
+async def _lone(stack: AsyncExitStack, scale: Scale, folder: Path) -> Conductor:
     """Start one server. Half of the processes reach it over a line that can be disturbed."""
-    store = await stack.enter_async_context(running_store(folder / "store"))
+    store = LoneStore(folder / "store")
+    stack.callback(store.kill)
+    store.start()
     proxy = await stack.enter_async_context(proxy_to(store.socket_path))
-    ways = [proxy.url, f"unix://{store.socket_path}"]
-    stores = [ways[place % 2] for place in range(scale.processes)]
-    fleet = await stack.enter_async_context(running_fleet(Fleet(folder, store.key, stores, folder / "ledger")))
-    return fleet, LoneHarm(random.Random(scale.seed), fleet, store, proxy)
+    ways = [store.settings | {"REDIS_URL": proxy.url}, store.settings]
+    fleet = await _fleet(stack, folder, [ways[place % 2] for place in range(scale.processes)])
+    harm = LoneHarm(random.Random(scale.seed), fleet, store, proxy)
+    return Conductor(random.Random(scale.seed), fleet, store, harm.ways(), scale.shares)
 
 
-async def _cluster(stack: AsyncExitStack, scale: Scale, folder: Path) -> tuple[Fleet, ClusterHarm]:
+async def _cluster(stack: AsyncExitStack, scale: Scale, folder: Path) -> Conductor:
     """Start six nodes. A replica has every write that they acknowledge."""
-    store = await stack.enter_async_context(running_cluster(folder / "store"))
-    stores = [store.cluster.url()] * scale.processes
-    replicated = {"DURABILITY": "replicated"}
-    fleet = Fleet(folder, store.key, stores, folder / "ledger", replicated)
-    await stack.enter_async_context(running_fleet(fleet))
-    return fleet, ClusterHarm(random.Random(scale.seed), store)
+    # Without a sync of each write, a primary that returns before its replacement has less data than its replica had.
+    store = stack.enter_context(ClusterStore(folder / "store", options=SYNCED))
+    fleet = await _fleet(stack, folder, [store.settings | {"DURABILITY": "replicated"}] * scale.processes)
+    harm = ClusterHarm(random.Random(scale.seed), store)
+    return Conductor(random.Random(scale.seed), fleet, store, harm.ways(), scale.shares)
+
+
+async def _fleet(stack: AsyncExitStack, folder: Path, settings: list[dict[str, str]]) -> Fleet:
+    fleet = Fleet(folder, settings)
+    stack.push_async_callback(fleet.close)
+    await fleet.start_all()
+    return fleet
 
 
 @dataclass
@@ -95,30 +102,13 @@ class _Rounds:
             if harm:
                 tasks.create_task(self.conductor.harm(over))
             try:
-                await self._hold(talks)
+                await _each(talks, self.clients.hold, self.scale.at_once)
             finally:
                 over.set()
         took_s = time.monotonic() - start
-        await self.conductor.fleet.settle()
-        free = asyncio.Semaphore(SURVEYED_AT_ONCE)
-        await asyncio.gather(*(self._survey(talk, free) for talk in talks))
-        return await self._round(name, talks, took_s)
-
-    async def _hold(self, talks: list[Talk]) -> None:
-        waiting = list(reversed(talks))
-
-        async def hold_some() -> None:
-            while waiting:
-                await self.clients.hold(waiting.pop())
-
-        await asyncio.gather(*(hold_some() for _ in range(self.scale.at_once)))
-
-    async def _survey(self, talk: Talk, free: asyncio.Semaphore) -> None:
-        async with free:
-            await self.clients.survey(talk)
-
-    async def _round(self, name: str, talks: list[Talk], took_s: float) -> Round:
-        fleet = self.conductor.fleet
+        fleet, store = self.conductor.fleet, self.conductor.store
+        await fleet.settle()
+        await _each(talks, self.clients.survey, SURVEYED_AT_ONCE)
         fleet.look()
         (self.folder / f"{name}.log").write_text("\n".join(self.conductor.chronicle))
         return Round(
@@ -129,6 +119,16 @@ class _Rounds:
             list(fleet.harms),
             self.conductor.done + self.clients.counts,
             Counter(self.conductor.astray),
-            await self.conductor.store.left_over(),
+            left_over(store.places()),
             [*fleet.complaints, *fleet.tracebacks(), *await fleet.orphans()],
         )
+
+
+async def _each(talks: list[Talk], work: Callable[[Talk], Awaitable[None]], at_once: int) -> None:
+    free = asyncio.Semaphore(at_once)
+
+    async def one(talk: Talk) -> None:
+        async with free:
+            await work(talk)
+
+    await asyncio.gather(*(one(talk) for talk in talks))

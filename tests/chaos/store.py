@@ -1,19 +1,21 @@
-"""Store of a run: a Valkey server that can be ended and frozen, and an inspection that bypasses the proxy."""
+"""Stores of a run, one server or a cluster, and an inspection of their keys that bypasses the proxy."""
 
-import asyncio
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from tests.support.store_server import SEAL_KEY, StoreServer
+from tests.support.store_server import StoreServer
 from tests.support.waiting import PATIENCE_S
+from tests.topology.cluster import ValkeyCluster
+from tests.topology.node import Node
 
 P = "{p000}"
-AWAY = (RedisError, OSError, TimeoutError)
+PARTITIONS = [f"{{p{number:03d}}}" for number in range(16)]
+SYNCED = {"appendfsync": "always"}  # a killed server may otherwise lose acknowledged writes
+AWAY = (RedisError, OSError)
 # Conversations with work that no worker would find or that two could find, and leases without a holder.
 ASTRAY = f"""
 local astray, queues = {{}}, '{P}:queue:'
@@ -37,56 +39,56 @@ return astray
 WORKING = ("ready", "owned", "owners", "leases", "waiting", "run", "journal", "queue", "pending", "watch")
 
 
-class Store(StoreServer):
-    """A Valkey server on disk. Its folder and its socket outlive its processes."""
-
-    key = SEAL_KEY
+class LoneStore(StoreServer):
+    """Valkey server on disk. Its folder and its socket outlive its processes."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.options["appendfsync"] = "always"  # a killed server may otherwise lose acknowledged writes
+        self.options |= SYNCED
 
-    async def begin(self) -> None:
-        """Start the server and wait until it has loaded its data."""
-        await asyncio.to_thread(self.start)
-
-    async def end(self, number: signal.Signals) -> None:
+    def end(self, number: signal.Signals) -> None:
         """End the server by a signal, even while it is frozen."""
         assert self.process
         self.process.send_signal(number)
         self.thaw()
-        await asyncio.to_thread(self.process.wait, PATIENCE_S)
+        self.process.wait(PATIENCE_S)
 
-    @asynccontextmanager
-    async def looking(self) -> AsyncIterator[Redis]:
-        """Yield a connection with short timeouts."""
-        path = str(self.socket_path)
-        client = Redis(unix_socket_path=path, socket_timeout=1, socket_connect_timeout=1, decode_responses=True)
-        try:
-            yield client
-        finally:
-            await client.aclose()
+    def places(self) -> dict[str, Node]:
+        return {P: self}
 
-    async def astray(self) -> list[str]:
-        """Look once for lost conversations. Find none while the store is away."""
+
+class ClusterStore(ValkeyCluster):
+    """Cluster of six nodes."""
+
+    @property
+    def frozen(self) -> bool:
+        """True while a node is stopped, because an inspection would then take long."""
+        return any(node.frozen for node in self.nodes)
+
+    def places(self) -> dict[str, Node]:
+        """Return the primary of each partition that has one."""
+        found: dict[str, Node] = {}
         with suppress(*AWAY):
-            async with self.looking() as client:
-                found: list[str] = await client.eval(ASTRAY, 0)
-                return found
-        return []
-
-    async def left_over(self) -> list[str]:
-        """Return the names of keys that only turns in progress have."""
-        async with self.looking() as client:
-            names = [str(name) for name in await client.keys(f"{P}:*")]
-        return sorted(name for name in names if name.split(":")[1] in WORKING)
+            for place in PARTITIONS:
+                owners = self.owners(place)
+                if len(owners) == 1:
+                    found[place] = owners[0]
+        return found
 
 
-@asynccontextmanager
-async def running_store(folder: Path) -> AsyncIterator[Store]:
-    store = Store(folder)
-    await store.begin()
-    try:
-        yield store
-    finally:
-        store.kill()
+def astray(places: Mapping[str, Node]) -> list[str]:
+    """Look once for lost conversations. An unreachable partition is skipped."""
+    found: list[str] = []
+    for place, node in places.items():
+        with suppress(*AWAY), node.client(decode_responses=True) as client:
+            found += client.eval(ASTRAY.replace(P, place), 0)
+    return found
+
+
+def left_over(places: Mapping[str, Node]) -> list[str]:
+    """Return the names of keys that only turns in progress have."""
+    names: list[str] = []
+    for place, node in places.items():
+        with node.client(decode_responses=True) as client:
+            names += client.keys(f"{place}:*")
+    return sorted(name for name in names if name.split(":")[1] in WORKING)

@@ -7,10 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -32,7 +31,7 @@ from smolsessions.store.embedded.server import RESTARTS, embedded_server
 from tests.support.refusals import Refused, assert_refused, sentence_of
 from tests.support.service import AGENTS, PLAIN, ROOT, Service, run, spawn, write_private
 from tests.support.tiers import mostly_deep
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.waiting import PATIENCE_S, Gate, wait_until
 from tests.topology.certificates import new_authority
 from tests.topology.node import DURABLE, HOST, Node
 
@@ -389,10 +388,15 @@ def test_version_is_the_packages(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", mostly_deep([signal.SIGTERM, signal.SIGINT], fast=[signal.SIGTERM]))
-def test_a_signal_lets_the_step_that_runs_end_and_takes_nothing_new(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_lets_the_step_that_runs_end_and_takes_nothing_new(
+    number: signal.Signals, tmp_path: Path, gate: Gate
+) -> None:
     service = Service(tmp_path, PLAIN)
-    with service:
-        waiting = _Waiting(service, tmp_path / "gate")
+    calls = [gate.script["call"][0], ["echo", {"text": "in a thread of smolagents' own"}]]
+    body = {"agent": "scripted", "message": json.dumps([{"call": calls}, {"say": "it went on"}])}
+    with service, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(service.client.post, "/turn", json=body, headers={"Prefer": "wait=50"})
+        gate.reached()
         store = psutil.Process(_store_of(service))
         assert store.ppid() == service.process.pid
         service.process.send_signal(number)
@@ -401,8 +405,8 @@ def test_a_signal_lets_the_step_that_runs_end_and_takes_nothing_new(number: sign
         assert (refused.status_code, refused.json()["code"]) == (503, "shutting_down")
         assert refused.headers["retry-after"]
         assert service.client.get("/livez").status_code == 200
-        waiting.gate.touch()
-        answer = waiting.answer()
+        gate.open()
+        answer = waiting.result()
         assert (answer.status_code, answer.json()["status"]) == (202, "running"), answer.text
         assert service.process.wait(PATIENCE_S) == 0
         assert not store.is_running()
@@ -413,28 +417,6 @@ def test_a_signal_lets_the_step_that_runs_end_and_takes_nothing_new(number: sign
         assert (turn["status"], turn["reply"], turn["attempts"]) == ("finished", "it went on", 2)
         assert [call["repeated"] for call in turn["tool_calls"]] == [False, False]
         assert len(service.get("/conversations")["items"]) == 1
-
-
-def test_a_turn_that_is_stuck_keeps_the_process_no_longer_than_the_drain_and_goes_on_later(tmp_path: Path) -> None:
-    service = Service(tmp_path, PLAIN | {"DRAIN_S": "0.3"})
-    with service:
-        waiting = _Waiting(service, tmp_path / "gate")
-        store = psutil.Process(_store_of(service))
-        began = time.monotonic()
-        service.process.send_signal(signal.SIGTERM)
-        answer = waiting.answer()
-        assert service.process.wait(PATIENCE_S) == 0
-        assert time.monotonic() - began >= 0.3
-        assert not store.is_running()
-        assert "Traceback" not in service.log()
-    assert (answer.status_code, answer.json()["status"]) == (202, "running"), answer.text
-    where = answer.headers["location"]
-    assert where == f"/conversations/{answer.json()['conversation_id']}/turns/1"
-    waiting.gate.touch()
-    with service:
-        wait_until(lambda: service.get(where)["status"] not in {"queued", "running"})
-        found = service.get(where)
-        assert (found["status"], found["reply"], found["attempts"]) == ("finished", "it went on", 2)
 
 
 def test_a_signal_while_it_starts_ends_it_as_soon_as_it_can(tmp_path: Path) -> None:
@@ -464,29 +446,6 @@ def test_a_store_that_dies_again_and_again_ends_the_service_with_the_mend(tmp_pa
     assert "Traceback" not in service.log()
 
 
-class _Waiting:
-    """A POST in a thread of its own that waits for a turn with two tools, one of which waits for the gate."""
-
-    def __init__(self, service: Service, gate: Path) -> None:
-        self.gate = gate
-        self._service = service
-        self._answers: list[httpx2.Response] = []
-        self._thread = threading.Thread(target=self._ask, daemon=True)
-        self._thread.start()
-        wait_until(Path(f"{gate}.started").exists)
-
-    def answer(self) -> httpx2.Response:
-        self._thread.join(PATIENCE_S)
-        assert self._answers, "there is no answer" + self._service.log()
-        return self._answers[0]
-
-    def _ask(self) -> None:
-        calls = [["wait_for", {"path": str(self.gate)}], ["echo", {"text": "in a thread of smolagents' own"}]]
-        script = [{"call": calls}, {"say": "it went on"}]
-        body = {"agent": "scripted", "message": json.dumps(script)}
-        self._answers.append(self._service.client.post("/turn", json=body, headers={"Prefer": "wait=50"}))
-
-
 def _store_of(service: Service) -> int:
     """Return the pid of the embedded store, or zero while it does not answer."""
     with (
@@ -495,21 +454,6 @@ def _store_of(service: Service) -> int:
     ):
         return int(client.info("server")["process_id"])
     return 0
-
-
-def test_the_image_checks_its_health_by_what_the_service_answers(service: Service) -> None:
-    instructions = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
-    found = re.search(r"^HEALTHCHECK .*CMD (\[.*\])$", instructions, re.MULTILINE)
-    assert found
-    _, *check = json.loads(found[1])
-    with socket.create_server(("127.0.0.1", 0)) as closing:
-        unused = closing.getsockname()[1]
-    for port, healthy in ((service.client.base_url.port, True), (unused, False)):
-        environment = {"SMOLSESSIONS_PORT": str(port), "http_proxy": "http://127.0.0.1:1"}
-        ended = subprocess.run(
-            [sys.executable, *check], env=environment, capture_output=True, check=False, timeout=PATIENCE_S
-        )
-        assert (ended.returncode == 0) is healthy, ended.stderr
 
 
 def test_the_lock_file_holds_all_that_the_image_installs() -> None:

@@ -88,11 +88,6 @@ def test_each_owner_sees_their_own_conversations_alone(locked: Service) -> None:
         problem(request_as(locked, BOB, "GET", f"{path}?cursor={cursor}"), 422, "invalid_request")
 
 
-def test_all_keys_of_an_owner_open_the_same(locked: Service) -> None:
-    made = create_as(locked, ADA, metadata={"by": "laptop"})
-    assert request_as(locked, SECOND, "GET", f"/conversations/{made['id']}").json() == made
-
-
 def test_another_owners_conversation_answers_as_one_that_never_existed(locked: Service) -> None:
     conversation_id = create_as(locked, ADA)["id"]
     say_as(locked, ADA, "private", conversation_id)

@@ -63,6 +63,7 @@ def ended_by(service: Service, turn: Event, how: str, by: int) -> Event:
     assert (ended["status"], ended["error"]["code"], ended["error"]["retryable"]) == ("cancelled", CODES[how], False)
     assert f"Turn {by} " in ended["error"]["message"]
     assert (ended["reply"], ended["output"], ended["state"]) == (None, None, None)
+    assert ended["rolled_back"] == (how == "rollback")
     return ended
 
 
@@ -74,12 +75,6 @@ def test_a_turn_that_meets_another_is_refused_and_told_which(service: Service, t
             assert found["running_turn"] == 1
             assert "on_busy" in found["detail"]
     assert wait_for_end(service, turn)["reply"] == "done"
-
-
-def test_what_is_no_way_to_meet_is_refused(service: Service) -> None:
-    for on_busy in ("Enqueue", "wait", None, ["enqueue"]):
-        found = problem(service.post("/turn", message="hi", on_busy=on_busy), 422, "invalid_request")
-        assert found["errors"][0]["pointer"] == "/on_busy"
 
 
 def test_a_turn_that_meets_nobody_is_played(service: Service) -> None:
@@ -131,7 +126,7 @@ def test_an_interrupted_turn_keeps_its_finished_steps_and_the_new_one_sees_them(
         assert stream.rest()[-1].event == "turn.cancelled"
     ended = ended_by(service, first, "interrupt", 2)
     assert stream.seen[-1].data["result"] == ended
-    assert (ended["steps"], ended["tool_call_names"]) == (1, ["echo"])
+    assert (ended["steps"], ended["tool_call_names"], ended["usage"]["output_tokens"]) == (1, ["echo"], 5)
     assert_steps_stored(service, ended, stream)
     assert (second["turn"], second["reply"], in_order([ended, second])) == (2, "done", True)
     assert [step["turn"] for step in service.steps(first)] == [1, 1, 2, 2]

@@ -158,8 +158,10 @@ def test_policies_take_it_for_a_turn(service: Service) -> None:
 def test_an_agent_that_cannot_be_made_loses_no_message(tmp_path: Path) -> None:
     with Service(tmp_path, {"AGENTS": "fickle=tests.support.agents:make_fickle", "DEMO_AGENTS": "0"}) as service:
         turn = service.play({"say": "never"}, agent="fickle", images=[pixel()], additional_args={"a": [1, "x"]})
-        assert (turn["status"], turn["steps"]) == ("failed", 0)
+        assert (turn["status"], turn["error"]["code"], turn["steps"]) == ("failed", "agent_error", 0)
+        assert "hunter2" not in json.dumps(turn), "the error of the factory"
         (step,) = service.steps(turn)
+        assert service.follow_up(turn, {"say": "second"})["reply"] == "second"
     bare = agents.make_scripted()
     bare_run(bare, {"say": "never"}, additional_args={"a": [1, "x"]})
     assert step["task"] == bare.memory.steps[0].task  # type: ignore[union-attr]

@@ -102,20 +102,13 @@ def test_a_new_turn_ends_the_wait(service: Service, on_busy: str) -> None:
 
 def test_turns_behind_a_waiting_one_wait_for_its_end(service: Service) -> None:
     turn = ask(service, {"call": [mail("ahead")]}, DONE)
-    behind = submit_next(service, turn, {"say": "behind"})
+    behind = submit_next(service, turn, {"call": [mail("behind")]}, {"say": "behind"})
     assert turn_counts(service, turn) == (2, 1, 1)
     assert statuses(service, turn) == ["waiting", "queued"]
     answer(service, turn, APPROVE)
-    assert wait_for_end(service, behind)["reply"] == "behind"
-
-
-def test_two_turns_of_a_conversation_wait_one_after_the_other(service: Service) -> None:
-    turn = ask(service, {"call": [mail("one")]}, DONE)
-    behind = submit_next(service, turn, {"call": [mail("two")]}, DONE)
-    answer(service, turn, APPROVE)
     behind = wait_for_requests(service, behind)
     assert behind["requests"][0]["request_id"].endswith(":2:1.1")
-    assert answer(service, behind, REJECT)["status"] == "finished"
+    assert answer(service, behind, REJECT)["reply"] == "behind"
 
 
 def test_edits_of_the_memory_are_refused_as_while_it_runs(service: Service) -> None:
