@@ -4,7 +4,7 @@ import datetime as dt
 import decimal
 from typing import Any
 
-import pandas
+import pandas as pd
 import PIL.Image
 import pytest
 
@@ -58,8 +58,8 @@ def test_a_long_text_becomes_a_label() -> None:
 
 
 UNSHOWN: dict[str, Any] = {
-    "a data frame of ten rows": pandas.DataFrame({"n": range(10)}),
-    "a data frame of 200 rows": {"rows": [pandas.DataFrame({"n": range(200)})]},
+    "a data frame of ten rows": pd.DataFrame({"n": range(10)}),
+    "a data frame of 200 rows": {"rows": [pd.DataFrame({"n": range(200)})]},
     "digits": [10**2500],
     "a zone": dt.timezone(dt.timedelta(hours=1), "x" * 2001),
     "a function": {"f": len},
