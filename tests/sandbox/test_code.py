@@ -274,6 +274,12 @@ def test_the_prints_of_a_block_beyond_its_time_are_shown(service: Service) -> No
     assert printed(texts[-1]) == "later"
 
 
+def test_code_cannot_raise_the_steps_of_a_managed_agent(service: Service) -> None:
+    _, texts = play_code(service, "helper('x', max_steps=100)", "helper(task='x', stream=True)", agent="whole")
+    assert "helper takes a task and additional_args, and no max_steps" in texts[0]
+    assert "and no stream" in texts[1]
+
+
 def test_the_time_of_a_block_excludes_its_tools(service: Service) -> None:
     _, (first, second) = play_code(service, "print(compute(seconds=1.2))", "print(compute(seconds=0.6))", agent="hasty")
     assert [printed(first), printed(second)] == ["computed", "computed"]
