@@ -123,6 +123,11 @@ class Settings(BaseSettings):
         description="Folders that model-written code may read besides Python, its packages and the agents' own, with "
         "commas between.",
     )
+    allow_code_in_service: bool = Field(
+        False,
+        description="With API_KEYS_FILE, serve agents whose code runs in the service itself (`executor='thread'`). One "
+        "owner's code could read what others wrote.",
+    )
     model_id: str | None = Field(
         None, description="Model of the built-in agent chat, at an OpenAI-compatible endpoint. Without it, no chat."
     )

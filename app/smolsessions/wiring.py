@@ -127,6 +127,7 @@ def catalog_of(settings: Settings, agents: LoadedAgents, slot: ProcessSlot | Non
         [path for path in secrets if path],
         folders,
         must_confine=settings.code_confinement == "required",
+        allow_code_in_service=settings.allow_code_in_service or not settings.api_keys_file,
         tool_servers=agents.tool_servers,
         workspaces=workspace_folders(settings, slot),
         answer_ttl_s=settings.answer_ttl_s,
@@ -140,6 +141,7 @@ async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None 
     catalog, default = make_catalog(settings, slot)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(asyncio.to_thread, catalog.close)
+        catalog.check_executors()
         threads = Threads(settings.threads if role.runs_turns else 0, settings.owner_share)
         sessions = SessionPool(settings.warm_sessions, settings.warm_idle_s, settings.warm_mb)
         metrics = Metrics(threads, lambda: len(sessions))

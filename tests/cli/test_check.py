@@ -19,6 +19,12 @@ MENDS: dict[str, tuple[str, dict[str, str], str, str]] = {
         "runs its code in the service itself",
         "leave out its option",
     ),
+    "code in the service of several owners": (
+        "confinement",
+        {"API_KEYS_FILE": "{owners}", "ALLOW_CODE_IN_SERVICE": "0", "AGENTS": "a=tests.support.coders:make_threaded"},
+        "one owner's code could read",
+        "SMOLSESSIONS_ALLOW_CODE_IN_SERVICE=1",
+    ),
     "no server": ("store", {"REDIS_URL": "redis://127.0.0.1:1"}, "does not answer", "start it, or unset the variable"),
     "wrong password": ("store", {"REDIS_URL": "unix://:wrong@{store}"}, "refuses the login", "put its user into"),
     "no rights": ("store", {"REDIS_URL": "unix://poor:secret@{store}"}, "no permission", "the rights that it needs"),
@@ -28,7 +34,15 @@ MENDS: dict[str, tuple[str, dict[str, str], str, str]] = {
     "no model's key": ("agents", {"MODEL_ID": "m"}, "wants a key", "SMOLSESSIONS_MODEL_API_KEY_ENV"),
     "an agent that fails": ("agents", {"AGENTS": "a={file}:make"}, "NameError: name 'boom'", "mend the module"),
 }
-FAST = ("a setting", "a readable file", "code in the service", "wrong password", "no API keys", "an agent that fails")
+FAST = (
+    "a setting",
+    "a readable file",
+    "code in the service",
+    "code in the service of several owners",
+    "wrong password",
+    "no API keys",
+    "an agent that fails",
+)
 
 
 def lines(output: str) -> dict[str, str]:
@@ -57,7 +71,8 @@ def test_a_bad_situation_is_a_line_with_cause_and_mend(case: str, guarded: Store
     file.write_text("boom")
     keys = write_private(tmp_path / "keys", f"ada {'0' * 64}")
     keys.chmod(0o604)
-    places = {"store": guarded.socket_path, "file": file, "keys": keys}
+    owners = write_private(tmp_path / "owners", f"ada {'0' * 64}")
+    places = {"store": guarded.socket_path, "file": file, "keys": keys, "owners": owners}
     settings = {name: value.format(**places) for name, value in settings.items()}
     status, output, errors = run(tmp_path, PLAIN | {"SEAL_KEYS": SEAL_KEY} | settings, "check")
     assert (status, errors) == (1, "")

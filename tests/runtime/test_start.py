@@ -472,3 +472,15 @@ def test_hadolint_finds_nothing_in_the_dockerfiles() -> None:
     hadolint = [Path(sys.executable).with_name("hadolint"), ROOT / "Dockerfile", template]
     ended = subprocess.run(hadolint, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert (ended.returncode, ended.stdout + ended.stderr) == (0, "")
+
+
+def test_code_of_several_owners_runs_in_the_service_only_if_that_is_allowed(tmp_path: Path) -> None:
+    keys = write_private(tmp_path / "keys", f"ada {'0' * 64}")
+    settings = {"API_KEYS_FILE": str(keys), "AGENTS": "own=tests.support.coders:make_threaded", "DEMO_AGENTS": "0"}
+    for role in ("serve", "web"):
+        store = {"REDIS_URL": NOWHERE, "SEAL_KEYS": KEY_A} if role == "web" else {}
+        status, _, said = run(tmp_path / role, settings | store | {"ALLOW_CODE_IN_SERVICE": "0"}, role)
+        assert status == 2, said
+        assert "SMOLSESSIONS_ALLOW_CODE_IN_SERVICE=1" in said
+    with Service(tmp_path / "allowed", settings | {"ALLOW_CODE_IN_SERVICE": "1"}):
+        pass

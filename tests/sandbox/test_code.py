@@ -261,6 +261,25 @@ def test_a_block_beyond_its_time_is_an_error_in_smolagents_words_and_the_turn_go
     assert turn["status"] == "finished"
 
 
+def test_the_prints_of_a_block_beyond_its_time_are_shown(service: Service) -> None:
+    many = "for n in range(1000):\n    print(n, '\\ud83d')\n"
+    beyond = f"print('so')\nprint('far')\n{BUSY}", f"{many}{BUSY}", f"print('x' * 60_000)\n{BUSY}"
+    blocks = [each for block in beyond for each in (block, "'the model counts an error and an output as two steps'")]
+    turn, texts = play_code(service, *blocks, "print('later')", agent="hasty")
+    few, lines, long, _ = [step["observations"] for step in service.steps(turn) if step["type"] == "action"][:4]
+    assert few == "Execution logs:\nso\nfar\n"
+    assert lines.startswith("Execution logs:\n0 \ufffd\n1 \ufffd\n")
+    assert len(lines.splitlines()) > 800
+    assert 50_000 <= len(long) < 51_000
+    assert printed(texts[-1]) == "later"
+
+
+def test_code_cannot_raise_the_steps_of_a_managed_agent(service: Service) -> None:
+    _, texts = play_code(service, "helper('x', max_steps=100)", "helper(task='x', stream=True)", agent="whole")
+    assert "helper takes a task and additional_args, and no max_steps" in texts[0]
+    assert "and no stream" in texts[1]
+
+
 def test_the_time_of_a_block_excludes_its_tools(service: Service) -> None:
     _, (first, second) = play_code(service, "print(compute(seconds=1.2))", "print(compute(seconds=0.6))", agent="hasty")
     assert [printed(first), printed(second)] == ["computed", "computed"]

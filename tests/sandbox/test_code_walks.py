@@ -51,7 +51,25 @@ column = frame['a']
 groups = frame.groupby('b')
 """
 WALK = "from tests.support.walks import walk\nprint(walk())"
+REFLECTED = "class E:\n    def __radd__(*a):\n        return list(map(dict.get, map(list.pop, [list(a)]), ['ast']))\n"
 ESCAPES = {
+    "a function's globals in an augmented assignment": f"{REFLECTED}f = lambda: 0\nf.__globals__ += E()",
+    "a generator's frame in an augmented assignment": f"{REFLECTED}(n for n in [1]).gi_frame += E()",
+    "a tool's closure in an augmented assignment": f"{REFLECTED}lose.__closure__ += E()",
+    "all classes": f"{REFLECTED}int.__subclasses__ += E()",
+    "a traceback in an augmented assignment": (
+        f"{REFLECTED}class Catch:\n    def __enter__(self):\n        return self\n"
+        "    def __exit__(self, *seen):\n        seen = list(seen)\n        seen[3] += E()\n"
+        "with Catch():\n    1 / 0"
+    ),
+    "a traceback among unpacked arguments": (
+        "class Catch:\n    def __enter__(self):\n        return self\n"
+        "    def __exit__(self, *seen):\n        print(*seen)\n        return True\n"
+        "with Catch():\n    1 / 0"
+    ),
+    "a UserString's format": "from collections import UserString\nUserString('{0.__globals__}').format(lambda: 0)",
+    "a class that others use": "import queue\nqueue.Queue.get = len",
+    "a function that others call": "import statistics\nstatistics.mean.__defaults__ = (1,)",
     "a tool's attribute": "lose._runner._executor.authorized_imports.append('*')",
     "a generator's frame": "(n for n in [1]).gi_frame.f_locals['authorized_imports'].append('*')",
     "a generator's frame in a call": "(n for n in [1]).gi_frame.f_globals.get('ast')",

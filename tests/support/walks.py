@@ -18,6 +18,16 @@ FRAMES = (types.FrameType, types.TracebackType, types.CodeType)
 INNER = "__globals__ __closure__ __code__ __self__ __func__ __dict__ __class__ __wrapped__ __traceback__ __loader__"
 
 
+class Operand:
+    """Keeps the other operand of an augmented assignment, which the interpreter hands to it."""
+
+    def __init__(self) -> None:
+        self.other: Any = None
+
+    def __radd__(self, other: Any) -> None:
+        self.other = other
+
+
 class Name(str):  # noqa: SLOT000 - as code writes one
     """A name that denies its underscores."""
 
@@ -52,7 +62,7 @@ class _Walker:
         self._inside = inside
         self.seen: dict[int, Any] = {}
 
-    def evaluate(self, expression: ast.expr, names: dict[str, Any]) -> Any:
+    def evaluate(self, expression: ast.AST, names: dict[str, Any]) -> Any:
         """Evaluate as the interpreter does. Return None for a refused expression."""
         try:
             return evaluate_ast(expression, names, *self._rest)
@@ -81,7 +91,12 @@ class _Walker:
         for name in names:
             if not name.startswith("__"):
                 yield f".{name}", self.evaluate(ast.Attribute(ast.Name("it"), name), {"it": value})
-        for name in (*INNER.split(), *(name for name in names if name.startswith("tb_"))):
+        for name in (*INNER.split(), *(name for name in names if name.startswith(("tb_", "gi_", "__sub")))):
+            operand = Operand()
+            target = ast.Attribute(ast.Name("it"), str(name))
+            self.evaluate(ast.AugAssign(target, ast.Add(), ast.Name("e")), {"it": value, "e": operand})
+            if operand.other is not None:
+                yield f".{name} +=", operand.other
             call = ast.Call(ast.Name("getattr"), [ast.Name("it"), ast.Name("name")], [])
             yield f".{name}", self.evaluate(call, {"it": value, "name": Name(name)})
         if isinstance(value, dict):
@@ -90,6 +105,10 @@ class _Walker:
             items = list(enumerate(islice(value, MOST_ITEMS)))
         else:
             return
+        if not isinstance(value, dict):
+            call = ast.Call(ast.Name("take"), [ast.Starred(ast.Name("it"))], [])
+            taken = self.evaluate(call, {"it": value, "take": lambda *taken: [list, taken]})
+            yield from [(f"[*][{key}]", item) for key, item in enumerate(taken[1][:MOST_ITEMS] if taken else ())]
         for key, item in items:
             yield f"[{key!r:.40}]", self.evaluate(ast.Name("it"), {"it": item})
 
@@ -102,7 +121,7 @@ class _Walker:
         if (
             kind.__module__.startswith("smolsessions.")
             and not issubclass(kind, Exception)
-            and kind.__name__ != "CheckedFormat"
+            and kind.__name__ not in {"CheckedFormat", "CheckedMethod"}
         ):
             return f"the service's own {kind.__name__}"
         if issubclass(kind, types.ModuleType):

@@ -1,10 +1,14 @@
 """JSON forms: values that JSON keeps exactly, and texts that are cut with a mark."""
 
+import datetime as dt
+import decimal
 from typing import Any
 
+import pandas as pd
+import PIL.Image
 import pytest
 
-from smolsessions.agents.values.json_forms import json_flaw, json_form, label_of, truncate_json, truncated
+from smolsessions.agents.values.json_forms import json_flaw, json_form, label_of, shown_form, truncate_json, truncated
 from tests.support.json_values import nested
 
 KEPT: dict[str, tuple[Any, Any, str]] = {
@@ -51,3 +55,25 @@ def test_a_cut_text_says_how_long_it_was() -> None:
 def test_a_long_text_becomes_a_label() -> None:
     assert json_form("x" * 1_000_000) == "x" * 1_000_000
     assert json_form("x" * 1_000_001) == "[builtins.str] " + "x" * 2000 + "… (1000001 characters)"
+
+
+UNSHOWN: dict[str, Any] = {
+    "a data frame of ten rows": pd.DataFrame({"n": range(10)}),
+    "a data frame of 200 rows": {"rows": [pd.DataFrame({"n": range(200)})]},
+    "digits": [10**2500],
+    "a zone": dt.timezone(dt.timedelta(hours=1), "x" * 2001),
+    "a function": {"f": len},
+    "a key": {10**2500: 1},
+    "a long text": "x" * 1_000_001,
+}
+
+
+@pytest.mark.parametrize("what", UNSHOWN)
+def test_a_label_of_no_image_or_file_shows_a_person_less_than_the_value(what: str) -> None:
+    assert not shown_form(UNSHOWN[what]).is_whole
+
+
+def test_plain_values_and_media_are_shown_whole() -> None:
+    day = dt.datetime(2026, 11, 28, tzinfo=dt.UTC)
+    assert shown_form([1, 1.5, None, "é", b"\x00", day, {1: (2,)}, decimal.Decimal("0.1"), {3}]) == (True, 0)
+    assert shown_form([PIL.Image.new("RGB", (1, 1))]) == (True, 1)

@@ -113,6 +113,7 @@ def test_a_change_cannot_move_an_image_or_leave_open_which_one_stays(service: Se
         "deque([picture()])",
         "{1: 'benign', '1': 'evil'}",
         "[0] * 100_001 + ['evil']",
+        "10**2500 + 1",
     ],
 )
 def test_what_the_person_could_not_see_is_not_asked(service: Service, media: str) -> None:

@@ -70,6 +70,7 @@ class Catalog:
         code_folders: Sequence[Path] = (),
         *,
         must_confine: bool = False,
+        allow_code_in_service: bool = True,
         tool_servers: ToolServers | None = None,
         workspaces: ConversationFolders | None = None,
         answer_ttl_s: float = ANSWER_TTL_S,
@@ -104,6 +105,7 @@ class Catalog:
                 self.infos[AgentName(name)] = checked.info
         preload = {module for agent in self._agents.values() for module in agent.preload}
         self._must_confine = must_confine
+        self._allow_code_in_service = allow_code_in_service
         self._workspaces = workspaces
         secrets = [*hidden, *([workspaces.base] if workspaces else [])]
         for name, checked in self._agents.items():
@@ -133,6 +135,15 @@ class Catalog:
         self._tool_servers.close()
         self._fork_client.close()
         wait_for_clean_ups(CLEAN_UP_S)
+
+    def check_executors(self) -> None:
+        """Raise `StartError` for an agent whose code would run in the service, unless that is allowed."""
+        for name, agent in self._agents.items():
+            if "thread" in agent.executors and not self._allow_code_in_service:
+                raise StartError(
+                    f"the agent {name!r} runs its code in the service itself, where one owner's code could read what "
+                    "others wrote: leave out its option executor='thread', or set SMOLSESSIONS_ALLOW_CODE_IN_SERVICE=1"
+                )
 
     def check_confinement(self) -> None:
         """Raise `StartError` if code must be confined and cannot be. Waits for the server of processes.

@@ -97,6 +97,7 @@ def _agents_sentence(catalog: Catalog) -> str:
 
 
 def _check_confinement(catalog: Catalog) -> str:
+    catalog.check_executors()
     catalog.start()
     catalog.check_confinement()
     levels = {name: level for name, level in catalog.confinement().items() if level}

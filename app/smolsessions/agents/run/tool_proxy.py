@@ -169,6 +169,9 @@ class ToolProxy(Proxy):
         return (effect if type(again) is type(value) else Effect()), value  # code in this process needs the live object
 
 
+_RUN_OPTIONS = {"max_steps", "stream"}  # of `MultiStepAgent.run`: a stream would run after the call
+
+
 class AgentProxy(Proxy):
     """Proxy of a managed agent, whose own node is `inner`. It has one run at a time: two would corrupt it."""
 
@@ -180,6 +183,9 @@ class AgentProxy(Proxy):
         object.__setattr__(self, "_inner", inner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the agent for a call of the model, which may not change its limits."""
+        if refused := sorted(_RUN_OPTIONS & kwargs.keys()):
+            raise TypeError(f"{self._real.name} takes a task and additional_args, and no {refused[0]}: leave it out.")
         return self._run(self._real, *args, **kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:

@@ -7,9 +7,11 @@ import importlib
 import select
 import socket
 import sys
+import threading
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+from smolagents import local_python_executor as interpreter
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor, PrintContainer
 from smolagents.utils import truncate_content
 
@@ -23,7 +25,7 @@ from smolsessions.agents.sandbox.seeding import RANDOM_CHUNK, RandomGenerators
 from smolsessions.agents.sandbox.variable_chunks import pack_chunks, unpack_chunks
 from smolsessions.agents.sandbox.variables import Variables, use_state
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
-from smolsessions.agents.values.json_forms import json_form
+from smolsessions.agents.values.json_forms import json_form, utf8_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from smolsessions.agents.sandbox.confinement.levels import Confinement
 
 _EXECUTOR = LocalPythonExecutor([], timeout_seconds=None)  # made once, since it looks for all modules of its imports
+EAGER_PRINTS, PRINTED_CHARS = 200, 1000  # prints of a block that are sent at once, and how many characters later
 MAX_TEXT_CHARS = 100_000  # of an output's text; the model reads fewer
 
 
@@ -73,6 +76,27 @@ def warm_up(times: int) -> None:
                 runner.send_result(code)
 
 
+class _Prints(PrintContainer):
+    """Prints of a block. They are sent as they come, since the process is killed if the block exceeds its time."""
+
+    def __init__(self, channel: Channel, max_chars: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._channel, self._room = channel, max_chars
+        self._unsent = ""
+        self._prints = 0
+
+    def __iadd__(self, other: object) -> Self:
+        super().__iadd__(other)  # type: ignore[no-untyped-call]
+        self._unsent = utf8_text(self._unsent + str(other))[: self._room]
+        self._prints += 1
+        is_due = self._unsent and (self._prints <= EAGER_PRINTS or len(self._unsent) >= PRINTED_CHARS)
+        if is_due and threading.current_thread() is threading.main_thread():  # others would break into its messages
+            self._channel.send({"printed": self._unsent})
+            self._room -= len(self._unsent)
+            self._unsent = ""
+        return self
+
+
 class _CodeRunner:
     def __init__(self, channel: Channel, setup: dict[str, Any], limits: CodeLimits) -> None:
         self._channel = channel
@@ -84,6 +108,7 @@ class _CodeRunner:
         self._executor.additional_authorized_imports = setup["imports"]
         self._executor.authorized_imports = setup["authorized"]  # in the parent's order, which error sentences show
         self._state = use_state(self._executor)
+        interpreter.PrintContainer = lambda: _Prints(channel, setup["max_print"])  # type: ignore[assignment, misc]
         tools: dict[str, Any] = {name: self._stub(name, description) for name, description in setup["tools"]}
         self._executor.send_tools(tools)
         self._max_bytes = limits.output_bytes

@@ -8,7 +8,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
-from smolagents.local_python_executor import CodeOutput, ExecutionTimeoutError, InterpreterError, PythonExecutor
+from smolagents.local_python_executor import (
+    DEFAULT_MAX_LEN_OUTPUT,
+    CodeOutput,
+    ExecutionTimeoutError,
+    InterpreterError,
+    PythonExecutor,
+)
+from smolagents.utils import truncate_content
 
 from smolsessions.agents.run.effects import ValueWithText, encode_raised, without_text
 from smolsessions.agents.sandbox.channel import Channel, ClosedError, MisbehavedError
@@ -122,6 +129,7 @@ class ChildInterpreter(PythonExecutor):
         self._changes: dict[str, bytes | None] = {}
         self.variables_bytes = 0
         self.dropped: frozenset[str] = frozenset()
+        self._printed = ""
         self.logs = ""
         """Output that the last block printed."""
 
@@ -148,6 +156,7 @@ class ChildInterpreter(PythonExecutor):
     def __call__(self, code_action: str) -> CodeOutput:
         """Run a block. Raises the interpreter's own errors."""
         self.state, self.effect, self._calls, self._called_bytes = {"_print_outputs": ""}, b"", [], 0
+        self._printed = ""
         try:
             message = self._run(code_action)
             result, output = self._accept(message)
@@ -172,13 +181,13 @@ class ChildInterpreter(PythonExecutor):
         """Apply a recorded block without running it. Its tools are called again and replay their own effects."""
         self.state = {"_print_outputs": ""}
         self._has_new_inputs = False
-        message, error, calls = loads(effect, max_bytes=2 * MAX_CALLS_BYTES)
+        message, error, calls, *printed = loads(effect, max_bytes=2 * MAX_CALLS_BYTES)
         for name, arguments in calls:
             args, kwargs = loads(arguments, self.carries)
             with contextlib.suppress(Exception):
                 self._tools[name](*args, **kwargs)
         if message is None:
-            self.logs = ""
+            self._show("".join(printed))
             raise InterpreterError(error)
         return self._code_output(*self._accept(message))
 
@@ -192,13 +201,19 @@ class ChildInterpreter(PythonExecutor):
 
     def _abort(self, error: str) -> None:
         self.stop()
-        self.logs = ""
+        self._show(truncate_content(self._printed, self._max_print_chars()))
         self._record_effect(None, error)
+
+    def _show(self, printed: str) -> None:
+        """Let smolagents show what an aborted block had printed."""
+        self.logs = printed
+        self.state = {"_print_outputs": printed}
 
     def _record_effect(self, message: dict[str, Any] | None, error: str = "") -> None:
         """Record the block for a replay. A block with a larger effect runs again after a crash."""
         with contextlib.suppress(CodecError):
-            self.effect = dumps([message, error, [list(call) for call in self._calls]], max_bytes=2 * MAX_CALLS_BYTES)
+            effect = [message, error, [list(call) for call in self._calls]]
+            self.effect = dumps(effect if message else [*effect, self.logs], max_bytes=2 * MAX_CALLS_BYTES)
 
     def _record_call(self, name: str, arguments: bytes) -> None:
         if name in self.original.additional_functions:
@@ -234,9 +249,19 @@ class ChildInterpreter(PythonExecutor):
         self._has_new_inputs = False
         stopwatch.begin(self.timeout_s)
         channel.send(request, check)
-        while "call" in (message := channel.receive(check)):
-            channel.send(self._call_tool(message, stopwatch), check)
-        return message
+        while True:
+            message = channel.receive(check)
+            if "printed" in message:
+                self._take_print(message["printed"])
+            elif "call" in message:
+                channel.send(self._call_tool(message, stopwatch), check)
+            else:
+                return message
+
+    def _take_print(self, text: Any) -> None:
+        if type(text) is not str or len(self._printed) + len(text) > self._max_print_chars():
+            raise MisbehavedError("the code printed no text, or too much")
+        self._printed += utf8_text(text)
 
     def _fork(self) -> ChildProcess:
         early, self._early = self._early, None
@@ -245,6 +270,9 @@ class ChildInterpreter(PythonExecutor):
         except CancelledError as error:
             raise OSError("the fork client is closed") from error
 
+    def _max_print_chars(self) -> int:
+        return self.original.max_print_outputs_length or DEFAULT_MAX_LEN_OUTPUT
+
     def _start(self, child: ChildProcess, check: Callable[[], None]) -> Channel:
         limits, original = self.limits, self.original
         self._channel = channel = Channel(child.sock, limits.output_bytes + 2 * limits.variables_bytes + MB)
@@ -252,7 +280,7 @@ class ChildInterpreter(PythonExecutor):
             {
                 "imports": list(original.additional_authorized_imports),
                 "authorized": list(original.authorized_imports),
-                "max_print": original.max_print_outputs_length,
+                "max_print": self._max_print_chars(),
                 "tools": [[name, str(getattr(tool, "description", ""))] for name, tool in self._tools.items()],
                 "carries": [[kind.__module__, kind.__qualname__] for kind in self.carries],
                 "inputs": self._encoded_inputs(),

@@ -68,7 +68,7 @@ class ShownForm(NamedTuple):
 
 
 def shown_form(value: Any) -> ShownForm:
-    """Find out whether the JSON form of a value leaves parts of it out: beyond the bounds, or by keys of one text."""
+    """Find out whether the JSON form of a value leaves parts of it out: by labels, bounds, or keys of one text."""
     walk = _Walk()
     walk.form(value, MAX_DEPTH)
     return ShownForm(walk.is_whole, walk.media)
@@ -242,10 +242,11 @@ class _Walk:
         return label
 
     def _note(self, kind: type) -> None:
-        """Note a label for a value of this class."""
+        """Note a label for a value of this class. Any text may leave parts of a value out, but media are shown too."""
         try:
-            self.is_whole &= self._left >= 0 and not issubclass(kind, _COLLECTIONS)
-            self.media += issubclass(kind, MEDIA)
+            is_medium = issubclass(kind, MEDIA)
+            self.is_whole &= self._left >= 0 and is_medium
+            self.media += is_medium
         except BaseException:  # noqa: BLE001 - see label_of
             self.is_whole = False
 

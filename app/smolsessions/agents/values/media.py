@@ -51,7 +51,9 @@ def shown_media(arguments: Any) -> tuple[tuple[ShownPart, ...], dict[str, bytes]
     """
     form, shown, stored = shown_form(arguments), [], {}
     if not form.is_whole:
-        raise ValueError("parts that cannot be shown: too many, too deep, or with two keys of one text")
+        raise ValueError(
+            "parts that cannot be shown whole: without a JSON form, too many, too deep, or with two keys of one text"
+        )
     for path, part in _placed(arguments, MAX_NODES, _LISTED):
         try:
             about, data, content = _encoded(part)

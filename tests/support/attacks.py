@@ -1,0 +1,167 @@
+"""Attacks on the interpreter: ways to name a hidden thing, to read it, and to pass it on natively.
+
+PYTEST_DONT_REWRITE: the process that runs them imports this too.
+"""
+
+import types
+from itertools import product
+from typing import Any
+
+from smolagents.local_python_executor import LocalPythonExecutor, PythonExecutor
+
+from smolsessions.agents.sandbox import guard
+
+IMPORTS = ["functools", "string"]
+BEGIN = """
+import collections, functools, itertools, queue, random, re, statistics, string
+class Name(str):
+    def startswith(self, *_):
+        return False
+class Keeper:
+    def method(self):
+        return 1
+    def __getattr__(self, name):
+        return take
+k = Keeper()
+f = lambda: 0
+g = (n for n in [1])
+try:
+    1 / 0
+except Exception as raised:
+    error = raised
+"""
+HIDDEN = """
+    f.__globals__ f.__closure__ f.__code__ f.__builtins__ f.__class__ g.gi_frame g.gi_code stub.__closure__
+    stub.__globals__ int.__subclasses__ type(k).__dict__ k.__dict__ k.method.__func__ k.method.__self__
+    error.__traceback__ error.with_traceback random._os random.__builtins__ random._urandom re.enum queue.threading
+    statistics.sys collections._sys functools.__loader__ functools.update_wrapper string.Formatter().get_field
+    string.Formatter().format collections.UserString('x').format [].append.__self__ take.__wrapped__ print.__globals__
+    getattr.__closure__ setattr.__globals__
+""".split()
+OPERATORS = "+ - * / // % ** & | ^ << >>".split()
+REFLECTED = "radd rsub rmul rtruediv rfloordiv rmod rpow rand ror rxor rlshift rrshift".split()
+PASSED = [
+    "take(*a)",
+    "take(**{{'x': a[-1]}})",
+    "list(map(take, a))",
+    "list(map(take, map(dict.get, a[1:], ['ast'])))",
+    "list(map(take, map(getattr(dict, 'get'), a[1:], ['ast'])))",
+    "list(map(take, map(*[dict.get, a[1:], ['__builtins__']])))",
+    "list(map(take, map(dict.pop, a[1:], ['nosuch'], a[1:])))",
+    "list(filter(take, a))",
+    "sorted(a, key=take)",
+    "max(a, key=take)",
+    "min(a, key=take)",
+    "next(iter(functools.partial(take, a[-1]), 1))",
+    "functools.reduce(take, a)",
+    "list(itertools.starmap(take, [a]))",
+    "list(itertools.accumulate(a, take))",
+    "list(itertools.chain(*[map(take, a)]))",
+    "[take(x) for x in a]",
+    "take(a[-1])",
+    "a[-1](take)",
+    "collections.defaultdict(take, x=a[-1])['y']",
+]
+READS = [
+    "take({o}.{a})",
+    "take({o}.{a}())",
+    "take(getattr({o}, '{a}'))",
+    "take(getattr({o}, Name('{a}')))",
+    "take(*[{o}.{a}])",
+    "take(*map(getattr, [{o}], ['{a}']))",
+    "take(**dict(map(getattr, [{o}], ['{a}'])))",
+    "list(map(take, map(getattr, [{o}], ['{a}'])))",
+    "list(map(take, map(functools.partial(getattr, {o}), ['{a}'])))",
+    "take(functools.reduce(getattr, ['{a}'], {o}))",
+    "list(map(take, itertools.starmap(getattr, [({o}, '{a}')])))",
+    "list(map(take, itertools.accumulate([{o}, '{a}'], getattr)))",
+    "sorted([{o}], key=lambda x: take(x.{a}))",
+    "max([{o}, {o}], key=lambda x: take(x.{a}))",
+    "next(iter(functools.partial(getattr, {o}, '{a}'), 0))",
+    "take('{{0.{a}}}'.format({o}))",
+    "take(str.format('{{0.{a}}}', {o}))",
+    "list(map(take, map('{{0.{a}}}'.format, [{o}])))",
+    "take('{{x.{a}}}'.format_map({{'x': {o}}}))",
+    "take(collections.UserString('{{0.{a}}}').format({o}))",
+    "take(string.Formatter().format('{{0.{a}}}', {o}))",
+    "take(string.Formatter().vformat('{{0.{a}}}', [{o}], {{}}))",
+    "take(string.Formatter().get_field('0.{a}', [{o}], {{}}))",
+    "take(f'{{{o}.{a}}}')",
+    "[take(x.{a}) for x in [{o}]]",
+    "list(map(take, (x.{a} for x in [{o}])))",
+    "class C:\n    x = {o}.{a}\ntake(C.x)",
+    "class C(Keeper):\n    x: int = {o}.{a}\ntake(C().x)",
+    "class C:\n    __init_subclass__ = take\nclass D(C):\n    x = {o}.{a}",
+    "for x in [{o}]:\n    take(x.{a})",
+    "try:\n    {o}.{a}.nosuch\nexcept Exception as e:\n    take(e.obj)",
+    "try:\n    raise {o}.{a}\nexcept Exception as e:\n    take(*e.args)",
+    "k.{a} = 1\nfunctools.update_wrapper(k, {o}, ['{a}'], [])\ntake(k.{a})",
+    "functools.wraps({o}, ['{a}'], [])(k)\ntake(k.{a})",
+    "@take\ndef h(x={o}.{a}):\n    take(x)\nh()",
+    "match {o}:\n    case x:\n        take(x.{a})",
+    "with {o}.{a} as x:\n    take(x)",
+    "{o}.{a} = take",
+    "setattr({o}, '{a}', take)\ntake({o}.{a})",
+]
+_FORBIDDEN = (types.FrameType, types.CodeType, types.CellType, types.MappingProxyType, PythonExecutor)
+
+
+def attacks() -> list[str]:
+    """Return all blocks of the grammar."""
+    found = []
+    for hidden in HIDDEN:
+        owner, _, name = hidden.rpartition(".")
+        found += [read.format(o=owner, a=name) for read in READS]
+        for (operator, method), way in product(zip(OPERATORS, REFLECTED, strict=True), PASSED):
+            passed = way.format()
+            found.append(f"class E:\n    def __{method}__(*a):\n        {passed}\n{owner}.{name} {operator}= E()")
+    return found
+
+
+def reached(blocks: list[str], *, is_guarded: bool = True) -> list[str]:
+    """Run blocks in this process. Return those in which native code or a tool got a hidden thing."""
+    if is_guarded:
+        guard.install()
+    executor, found = _Executor(), []
+    for block in blocks:
+        executor.run(block)
+        if executor.got:
+            found.append(f"{block}\n-> {executor.got[0]:.100}")
+    return found
+
+
+class _Executor:
+    def __init__(self) -> None:
+        self.got: list[str] = []
+        self._executor = LocalPythonExecutor(IMPORTS, timeout_seconds=None)
+        stub = guard.tool_stub("stub", print, {"description": "Does nothing."})
+        self._executor.send_tools({"take": self._take, "stub": stub})  # type: ignore[dict-item]  # plain functions
+
+    def run(self, block: str) -> None:
+        self.got.clear()
+        self._executor.state, self._executor.custom_tools = {"__name__": "__main__"}, {}
+        self._executor(BEGIN)
+        try:
+            self._executor(block)
+        except Exception:  # noqa: BLE001 - most are refused
+            return
+
+    def _take(self, *things: Any, **named: Any) -> int:
+        for thing in (*things, *named.values()):
+            inner = thing if type(thing) in {list, tuple} else ()
+            self.got += [repr(type(each)) + repr(each) for each in (thing, *inner) if self._is_hidden(each)]
+        return 1
+
+    def _is_hidden(self, thing: Any) -> bool:
+        kind = type(thing)
+        if kind is dict:
+            return "__spec__" in thing or "__builtins__" in thing or "eval" in thing
+        if kind is str:
+            return thing.startswith(("<frame ", "<code ", "<cell ", "(<cell ")) or "'__spec__'" in thing
+        if kind is types.ModuleType:
+            return thing.__name__ not in self._executor.authorized_imports
+        if kind is types.BuiltinFunctionType:
+            return thing.__name__ == "__subclasses__" or thing.__module__ in {"posix", "sys"}
+        if kind is types.FunctionType:
+            return bool(thing.__name__ == "update_wrapper")
+        return issubclass(kind, _FORBIDDEN)
