@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import stat
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -357,6 +358,19 @@ def test_the_numbers_of_system_calls_are_those_of_libseccomp() -> None:
                 known |= seccomp.numbers(value, machine)
         found = {name: resolve(architecture, name.encode()) for name in names}
         assert known == {name: number for name, number in found.items() if number >= 0}
+
+
+def test_a_process_keeps_its_uid_if_another_could_not_import(tmp_path: Path) -> None:
+    if os.getuid():
+        skip("this takes root's rights")
+    closed = tmp_path / "closed"
+    (closed / "modules").mkdir(parents=True)
+    closed.chmod(0o700)
+    code = "from smolsessions.agents.sandbox.confinement.levels import Confinement\nprint(Confinement([])._own_uids)"
+    own = {**os.environ, "PYTHONPATH": f"{closed / 'modules'}{os.pathsep}{PYTHONPATH}"}
+    command = [*wrapper(0, BOTH), sys.executable, "-c", code]
+    done = subprocess.run(command, check=False, env=own, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("False\n", 0), done.stderr
 
 
 def test_no_hidden_path_is_readable_through_a_readable_folder(tmp_path: Path) -> None:

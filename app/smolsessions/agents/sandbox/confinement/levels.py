@@ -49,7 +49,8 @@ class Confinement:
             if self._filters and not _works(self._filters[False].install):
                 self._filters = None
         keep_memory_private()
-        self._own_uids = os.getuid() == 0 and _works(_become_stranger)
+        imported = import_path()  # as this user sees them: to a stranger, a folder in a closed one does not exist
+        self._own_uids = os.getuid() == 0 and _works(lambda: _become_stranger(imported))
 
     @property
     def level(self) -> Level:
@@ -101,10 +102,10 @@ def keep_memory_private() -> None:
         ctypes.CDLL(None).prctl(SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def _become_stranger() -> None:
-    """Take a uid that owns nothing. Raises `OSError` if it cannot import the service's modules."""
+def _become_stranger(folders: Iterable[str]) -> None:
+    """Take a uid that owns nothing. Raises `OSError` if it cannot import modules from these folders."""
     _take_uid(FIRST_UID)
-    for folder in import_path():
+    for folder in folders:
         os.listdir(folder)  # noqa: PTH208 - shorter
 
 
