@@ -121,7 +121,7 @@ class _Walker:
         if (
             kind.__module__.startswith("smolsessions.")
             and not issubclass(kind, Exception)
-            and kind.__name__ not in {"CheckedFormat", "CheckedMethod"}
+            and kind.__name__ not in {"CheckedFormat", "CheckedMethod", "_Prints"}
         ):
             return f"the service's own {kind.__name__}"
         if issubclass(kind, types.ModuleType):
