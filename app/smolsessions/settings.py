@@ -64,6 +64,11 @@ class Settings(BaseSettings):
         description="Number of partitions of a new store, each on one server. It cannot change later: choose as many "
         "as a cluster may ever need. Else 16 for a cluster, 1 for others.",
     )
+    expect_store: bool = Field(
+        False,
+        description="Refuse to start on an empty store. Set it once the store is in use: a lost or misplaced store is "
+        "then noticed before new data hides it.",
+    )
     durability: Literal["primary", "replicated"] = Field(
         "primary",
         description="Servers that must have a write before it is acknowledged: the store's `primary`, or a replica, "
