@@ -195,7 +195,7 @@ async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None 
 
 @contextlib.asynccontextmanager
 async def connected_store(
-    settings: Settings, slot: ProcessSlot | None = None, on_lost: Callable[[], None] = lambda: None
+    settings: Settings, slot: ProcessSlot | None = None, on_lost: Callable[[str], None] = lambda _: None
 ) -> AsyncIterator[tuple[Store, str, list[asyncio.Future[None]]]]:
     """Connect to the store, or start the embedded one. Yield it, its name and place, and tasks that must not end."""
     is_embedded = slot.embedded if slot else not settings.redis_url

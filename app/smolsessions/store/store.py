@@ -54,7 +54,7 @@ class Store:
 
 @contextlib.asynccontextmanager
 async def open_store(
-    address: Address, sealer: Sealer, options: Options, on_loss: Callable[[], None]
+    address: Address, sealer: Sealer, options: Options, on_loss: Callable[[str], None]
 ) -> AsyncIterator[Store]:
     """Connect, check the store, and serve until the block ends. Raises `StartError` if the store is not usable."""
     servers, process_id = servers_at(address), secrets.token_hex(8)
@@ -96,7 +96,7 @@ def _pipeline(
     servers: Servers,
     name: str,
     options: Options,
-    on_loss: Callable[[], None],
+    on_loss: Callable[[str], None],
     openings: Mapping[Redis, asyncio.Semaphore],
 ) -> Pipeline:
     outage = script("outage").command(name, (), {"lease_us": int(options.lease_s * 1_000_000)})
