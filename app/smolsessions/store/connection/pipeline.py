@@ -159,8 +159,10 @@ class Pipeline:
                 tasks.create_task(self._keep_alive(messages))
                 if self._ack and acks:
                     tasks.create_task(self._ack.run(acks))
-        except* (RedisError, OSError, TimeoutError) as group:
-            raise _first(group) from None
+        except BaseExceptionGroup as group:  # before Python 3.11.4, `raise` in an `except*` stays wrapped
+            _take_back_cancellations()
+            _, defects = group.split((RedisError, OSError, TimeoutError))
+            raise defects or _first(group) from None
         finally:
             self._commands = None
             for connection in opened:
@@ -306,6 +308,17 @@ class Pipeline:
             self._logged_at = 0.0
             self._logged.clear()
             log.info("partition %s is back", self.partition, extra={"action": "store.back"})
+
+
+def _take_back_cancellations() -> None:
+    """Undo the cancellation that a task group leaves in its task when it ends by the failure of a child.
+
+    Before Python 3.11.3 `asyncio.timeout` takes it for one of the whole task. The next timeout, here or in redis-py,
+    then ends the process with a CancelledError.
+    """
+    task = asyncio.current_task()
+    while task and task.cancelling():
+        task.uncancel()
 
 
 def _address(connection: AbstractConnection) -> tuple[object, object]:
