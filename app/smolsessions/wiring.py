@@ -105,7 +105,7 @@ def load_agents(settings: Settings) -> LoadedAgents:
         factories.append(("chat", chat))
     elif settings.model_api_base or settings.model_api_key_env:
         raise StartError("SMOLSESSIONS_MODEL_API_BASE and _KEY_ENV are the chat agent's: set SMOLSESSIONS_MODEL_ID too")
-    if settings.demo_agents:
+    if settings.demo_agents or (settings.demo_agents is None and not factories):
         factories += [("demo", make_demo), ("demo-code", make_demo_code)]
     if not factories:
         raise StartError(
