@@ -64,6 +64,11 @@ class Settings(BaseSettings):
         description="Number of partitions of a new store, each on one server. It cannot change later: choose as many "
         "as a cluster may ever need. Else 16 for a cluster, 1 for others.",
     )
+    expect_store: bool = Field(
+        False,
+        description="Refuse to start on an empty store. Set it once the store is in use: a lost or misplaced store is "
+        "then noticed before new data hides it.",
+    )
     durability: Literal["primary", "replicated"] = Field(
         "primary",
         description="Servers that must have a write before it is acknowledged: the store's `primary`, or a replica, "
@@ -112,7 +117,11 @@ class Settings(BaseSettings):
         description="Directory of the files that agents with a workspace keep for each conversation, shared by all "
         "processes of a store. Else a folder of DATA_DIR. With REDIS_URL such agents need it.",
     )
-    demo_agents: bool = Field(True, description="Offer the built-in agents demo and demo-code.")
+    demo_agents: bool | None = Field(
+        None,
+        description="1 offers the built-in agents demo and demo-code beside others, 0 never. Else they are there if no "
+        "other agent is configured.",
+    )
     code_confinement: Literal["auto", "required"] = Field(
         "auto",
         description="`required` refuses to start if neither namespaces nor Landlock can confine model-written code. "

@@ -24,10 +24,11 @@ from smolsessions.core.turns import Turns
 from smolsessions.settings import words_in
 from smolsessions.store.connection.servers import Address
 from smolsessions.store.connection.startup_check import ABOUT
-from smolsessions.store.embedded.server import embedded_server
+from smolsessions.store.embedded.data_folder import FolderInUseError, check_place
+from smolsessions.store.embedded.server import embedded_server, find_binary
 from smolsessions.store.partition import Options
 from smolsessions.store.seal import Sealer, keys_in, parse_keys
-from smolsessions.store.store import Store, open_store
+from smolsessions.store.store import Store, open_store, risks_of_store
 from smolsessions.web.app import create_app, create_health_app
 from smolsessions.web.auth import Authenticator
 from smolsessions.web.http_connection import limited_connections
@@ -41,7 +42,7 @@ from smolsessions.worker.worker import Worker
 from smolsessions.workspace.folders import ConversationFolders
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from fastapi import FastAPI
 
@@ -104,7 +105,7 @@ def load_agents(settings: Settings) -> LoadedAgents:
         factories.append(("chat", chat))
     elif settings.model_api_base or settings.model_api_key_env:
         raise StartError("SMOLSESSIONS_MODEL_API_BASE and _KEY_ENV are the chat agent's: set SMOLSESSIONS_MODEL_ID too")
-    if settings.demo_agents:
+    if settings.demo_agents or (settings.demo_agents is None and not factories):
         factories += [("demo", make_demo), ("demo-code", make_demo_code)]
     if not factories:
         raise StartError(
@@ -196,29 +197,48 @@ async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None 
 
 @contextlib.asynccontextmanager
 async def connected_store(
-    settings: Settings, slot: ProcessSlot | None = None, on_lost: Callable[[], None] = lambda: None
+    settings: Settings, slot: ProcessSlot | None = None, on_lost: Callable[[str], None] = lambda _: None
 ) -> AsyncIterator[tuple[Store, str, list[asyncio.Future[None]]]]:
     """Connect to the store, or start the embedded one. Yield it, its name and place, and tasks that must not end."""
-    running: list[asyncio.Future[None]] = []
-    async with AsyncExitStack() as stack:
-        if settings.redis_url:
-            url, where = settings.redis_url.get_secret_value(), "at SMOLSESSIONS_REDIS_URL"
-        else:
-            server = stack.enter_context(embedded_server(settings.data_dir))
-            url = f"unix://{server.socket_path}"
-            running.append(asyncio.wrap_future(server.ended))
-        is_embedded = slot.embedded if slot else not settings.redis_url
-        if is_embedded:
-            where = f"embedded, in {settings.data_dir}"
-        store = await stack.enter_async_context(
-            open_store(
-                Address(url) if is_embedded else Address(url, settings.redis_password_file, settings.redis_ca_file),
-                make_sealer(settings),
-                _options(settings, is_embedded=is_embedded, alone=slot.has_store_alone if slot else is_embedded),
-                on_lost,
-            )
-        )
-        yield store, f"{store.server}, {where}", [*running, *store.running]
+    is_embedded = slot.embedded if slot else not settings.redis_url
+    with _store_address(settings, is_embedded=is_embedded) as (address, where, running):
+        sealer = make_sealer(settings)
+        options = _options(settings, is_embedded=is_embedded, alone=slot.has_store_alone if slot else is_embedded)
+        async with open_store(address, sealer, options, on_lost) as store:
+            yield store, f"{store.server}, {where}", [*running, *store.running]
+
+
+@contextlib.contextmanager
+def _store_address(
+    settings: Settings, *, is_embedded: bool
+) -> Iterator[tuple[Address, str, list[asyncio.Future[None]]]]:
+    """Yield the store's address and place, and the task of an embedded server that is started here."""
+    place = f"embedded, in {settings.data_dir}" if is_embedded else "at SMOLSESSIONS_REDIS_URL"
+    if settings.redis_url:
+        url = settings.redis_url.get_secret_value()
+        secrets = () if is_embedded else (settings.redis_password_file, settings.redis_ca_file)
+        yield Address(url, *secrets), place, []
+        return
+    with embedded_server(settings.data_dir) as server:
+        yield Address(f"unix://{server.socket_path}"), place, [asyncio.wrap_future(server.ended)]
+
+
+async def inspected_store(settings: Settings) -> tuple[str, list[str]]:
+    """Check the store without a write. Returns its name and place, and sentences about data that it may lose."""
+    is_embedded = not settings.redis_url
+    options = _options(settings, is_embedded=is_embedded, alone=False)
+    if is_embedded and not (settings.data_dir / "appendonlydir").exists():
+        find_binary()
+        check_place(settings.data_dir.absolute())
+        if settings.expect_store:
+            raise StartError(f"SMOLSESSIONS_EXPECT_STORE is set, and {settings.data_dir} holds no store")
+        return f"embedded, in {settings.data_dir}, where the first start makes it", []
+    try:
+        with _store_address(settings, is_embedded=is_embedded) as (address, where, _):
+            server, risks = await risks_of_store(address, make_sealer(settings, may_create=False), options)
+            return f"{server}, {where}", risks
+    except FolderInUseError as error:
+        return f"embedded: {error.message.partition(';')[0]}, which serves it", []
 
 
 def workspace_folders(settings: Settings, slot: ProcessSlot | None) -> ConversationFolders | None:
@@ -276,11 +296,12 @@ def _options(settings: Settings, *, is_embedded: bool, alone: bool) -> Options:
         replicated=settings.durability == "replicated",
         patience_s=0 if is_embedded else settings.drain_s,
         affinity_s=AFFINITY_S,
+        expects_data=settings.expect_store,
         ours_alone=alone,
     )
 
 
-def make_sealer(settings: Settings) -> Sealer:
+def make_sealer(settings: Settings, *, may_create: bool = True) -> Sealer:
     if settings.seal_keys:
         return Sealer(parse_keys(settings.seal_keys.get_secret_value()))
     if settings.seal_keys_file:
@@ -290,4 +311,4 @@ def make_sealer(settings: Settings) -> Sealer:
             "a store outside this service needs keys of its own: put what `smolsessions keys seal` prints into "
             "SMOLSESSIONS_SEAL_KEYS or SMOLSESSIONS_SEAL_KEYS_FILE, the same for all processes"
         )
-    return Sealer(keys_in(settings.data_dir / "seal.key", create=True))
+    return Sealer(keys_in(settings.data_dir / "seal.key", create=may_create))

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.service import PLAIN, run, write_private
+from smolsessions.store.seal import new_key
+from tests.support.refusals import sentence_of
+from tests.support.service import PLAIN, Service, run, write_private
 from tests.support.store_server import SEAL_KEY, StoreServer
 from tests.support.tiers import mostly_deep
 
@@ -80,3 +82,50 @@ def test_a_bad_situation_is_a_line_with_cause_and_mend(case: str, guarded: Store
     assert (cause in line, mend in line) == (True, True), line
     if part != "settings":
         assert lines(output).keys() >= {"settings", "rights", "keys", "agents", "store"}, "one defect hides no other"
+
+
+def test_a_check_writes_nothing(server: StoreServer, tmp_path: Path) -> None:
+    status, output, errors = run(tmp_path, PLAIN | server.settings, "check")
+    assert status == 0, output + errors
+    with server.client() as client:
+        assert client.dbsize() == 0
+    with_other_key = PLAIN | server.settings | {"SEAL_KEYS": new_key()}
+    with Service(tmp_path, with_other_key):
+        pass
+    run(tmp_path / "embedded", PLAIN, "check")
+    assert not (tmp_path / "embedded" / "data").exists()
+
+
+def test_a_store_that_may_lose_data_is_named_by_check_and_at_start(server: StoreServer, tmp_path: Path) -> None:
+    with server.client() as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        client.config_set("appendonly", "no")
+    status, output, errors = run(tmp_path, PLAIN | server.settings, "check")
+    assert (status, errors) == (0, "")
+    risks = re.findall("^store +WARN +Valkey [^:]*: (.*)", output, re.MULTILINE)
+    assert [risk.partition(":")[0] for risk in risks] == [
+        "the store may throw data away when it is full",
+        "the store writes no append-only file",
+    ]
+    with Service(tmp_path / "service", PLAIN | server.settings) as service:
+        assert [risk for risk in risks if risk not in service.log()] == []
+
+
+def test_a_running_service_is_no_fault(tmp_path: Path) -> None:
+    with Service(tmp_path, PLAIN):
+        status, output, _ = run(tmp_path, PLAIN, "check")
+    assert status == 0, output
+    assert re.search(r"^store +ok +embedded: .* in use by process \d+, which serves it$", output, re.MULTILINE)
+    status, output, _ = run(tmp_path, PLAIN, "check")
+    assert (status, lines(output)) == (0, dict.fromkeys(PARTS, "ok")), output
+
+
+def test_an_expected_store_must_not_be_empty(server: StoreServer, tmp_path: Path) -> None:
+    settings = PLAIN | server.settings
+    expecting = settings | {"EXPECT_STORE": "1"}
+    assert "the store is empty" in sentence_of(run(tmp_path, expecting))
+    assert run(tmp_path / "checked", expecting, "check")[0] == 1
+    with Service(tmp_path / "first", settings):
+        pass
+    with Service(tmp_path / "second", expecting):
+        pass

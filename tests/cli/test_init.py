@@ -1,12 +1,17 @@
 """Command `init`: its folder can be served and tested as it is."""
 
+import importlib
+import os
 import re
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 
+import pytest
+
 from tests.support.refusals import sentence_of
-from tests.support.service import Service, run
+from tests.support.service import ROOT, Service, run
 from tests.support.waiting import PATIENCE_S
 
 FILES = {"agents.toml", "my_agents.py", "test_my_agents.py", "smolsessions.toml", "requirements.txt", "Dockerfile"}
@@ -33,6 +38,47 @@ def test_a_new_folder_can_be_served_and_tested(tmp_path: Path) -> None:
         turn = service.post("/turn", message="What is 12 * 7?").json()
     assert (turn["agent"]["name"], turn["tool_call_names"]) == ("helper", ["calculator"])
     assert "84" in turn["reply"]
+
+
+@pytest.mark.parametrize("expression", ["12*7", "12 * 7", " 12* 7 ", "-12*-7"])
+def test_the_calculator_of_the_template_reads(expression: str, tmp_path: Path) -> None:
+    template = files("smolsessions.cli").joinpath("template", "my_agents.py.txt").read_text()
+    (tmp_path / "my_agents.py").write_text(template)
+    sys.path.insert(0, str(tmp_path))
+    try:
+        calculator = importlib.import_module("my_agents").calculator
+    finally:
+        sys.path.remove(str(tmp_path))
+        del sys.modules["my_agents"]
+    assert calculator(expression) == 84
+
+
+def test_the_files_of_the_template_obey_the_rules_of_this_project(tmp_path: Path) -> None:
+    run(tmp_path, {}, "init", str(folder := tmp_path / "new"))
+    (folder / "ruff.toml").write_text(f'extend = "{ROOT}/pyproject.toml"\nsrc = ["."]\n')
+    for command in (
+        ("ruff", "check", "."),
+        ("ruff", "format", "--check", "."),
+        (
+            "mypy",
+            "--cache-dir",
+            f"{ROOT}/.mypy_cache",
+            "--config-file",
+            f"{ROOT}/pyproject.toml",
+            "my_agents.py",
+            "test_my_agents.py",
+        ),
+    ):
+        checked = subprocess.run(
+            [Path(sys.executable).with_name(command[0]), *command[1:]],
+            cwd=folder,
+            env=os.environ | {"MYPYPATH": f"{ROOT}/app"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_S,
+        )
+        assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def test_the_next_command_can_be_copied_into_a_shell(tmp_path: Path) -> None:

@@ -179,3 +179,9 @@ def test_a_refusal_of_the_service_is_one_sentence(ask: Callable[..., Ending]) ->
     assert (status, output) == (1, "")
     assert errors.startswith("smolsessions: 404 conversation_not_found: ")
     assert errors.count("\n") == 1
+
+
+def test_the_port_of_the_folders_settings_finds_its_service(service: Service, tmp_path: Path) -> None:
+    (tmp_path / "smolsessions.toml").write_text(f"port = {service.client.base_url.port}\n")
+    status, _, errors = run(tmp_path, {"PORT": ""}, "conversations", "list", cwd=tmp_path)
+    assert status == 0, errors

@@ -74,6 +74,13 @@ def test_a_file_with_a_mistake_does_not_stop_commands_that_need_none(command: st
     assert output
 
 
+@pytest.mark.parametrize(("others", "demo", "served"), [(True, "", 1), (True, "1", 3), (False, "", 2)])
+def test_demo_agents_are_served_if_asked_for_or_alone(others: bool, demo: str, served: int, tmp_path: Path) -> None:
+    settings = {"AGENTS": "one=tests.support.agents:make_scripted" if others else "", "DEMO_AGENTS": demo}
+    with Service(tmp_path, settings) as service:
+        assert len(service.get("/agents")["items"]) == served
+
+
 def test_an_agent_without_a_factory_is_refused_with_the_mend(tmp_path: Path) -> None:
     assert "my_agents:make_shop" in sentence_of(run(tmp_path, WITHOUT, "serve", "mine"))
 

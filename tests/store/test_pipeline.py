@@ -19,12 +19,14 @@ from smolsessions.store.partition import Options
 from smolsessions.store.seal import Sealer, parse_keys
 from smolsessions.store.store import open_store
 from tests.support.failover import REPLICATED
+from tests.support.metrics import totals
 from tests.support.problems import problem
 from tests.support.service import CODELESS, Service
 from tests.support.stopwatch import Stopwatch
 from tests.support.store_server import SEAL_KEY
 from tests.support.tiers import deep, mostly_deep
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.turns import submit_turn
+from tests.support.waiting import PATIENCE_S, Gate, wait_until
 from tests.topology.exchange import Exchange
 from tests.topology.node import DURABLE, HOST, Node
 
@@ -120,9 +122,11 @@ def test_a_process_that_changes_the_durability_of_the_store_warns_at_start(whole
             assert (warning in service.log()) is differs, name
 
 
-def test_a_full_store_is_read_and_deleted_from(whole: Lines) -> None:
+def test_a_full_store_is_read_and_deleted_from_and_named(whole: Lines, gate: Gate) -> None:
     service = whole.service
     turns = [service.play(*SAY) for _ in range(6)]
+    turns.append(submit_turn(service, gate.script))
+    gate.reached()
     said = len(service.log())
     for node in whole.servers:
         node.ask("CONFIG", "SET", "maxmemory", 1)
@@ -133,13 +137,16 @@ def test_a_full_store_is_read_and_deleted_from(whole: Lines) -> None:
                 assert service.client.get(path).status_code == 200, path
             assert service.client.delete(where).status_code == 204
             assert service.client.get(where).status_code in {404, 410}
-        problem(service.post("/turn", **NOTHING), 503, "store_unavailable")
+        problem(service.post("/turn", **NOTHING), 503, "store_full")
+        assert totals(service)['smolsessions_store_errors_total{cause="full"}'] > 0
     finally:
+        gate.open()
         for node in whole.servers:
             node.ask("CONFIG", "SET", "maxmemory", 0)
     wait_until(lambda: service.post("/turn", **NOTHING).status_code == 200)
     new = service.log()[said:]
     assert new.count("is away") == 0, new
+    assert "as the store's memory is full" in new
     assert "Traceback" not in new
 
 
@@ -149,7 +156,7 @@ async def test_an_idle_line_needs_no_more_rights_than_are_asked_for(lines: Lines
     options = Options(lease_s=60, log_ttl_s=60, max_behind=9, max_queued=9, replicated=True, keepalive_s=0.02)
     lost: list[int] = []
     address = Address(f"redis://least:pass@{HOST}:{primary.port}")
-    async with open_store(address, Sealer(parse_keys(SEAL_KEY)), options, lambda: lost.append(1)):
+    async with open_store(address, Sealer(parse_keys(SEAL_KEY)), options, lambda _: lost.append(1)):
         enough = _subscriptions(primary) + 20 * PARTITIONS
         await asyncio.to_thread(wait_until, lambda: _subscriptions(primary) > enough)
     assert lost == []
@@ -161,7 +168,7 @@ async def test_an_idle_line_needs_no_more_rights_than_are_asked_for(lines: Lines
 async def test_a_silent_line_is_found_where_nobody_asks_anything(lines: Lines) -> None:
     options = Options(lease_s=60, log_ttl_s=60, max_behind=9, max_queued=9, keepalive_s=0.2, reply_timeout_s=2)
     with Exchange(lines.servers[0].port) as exchange:
-        async with open_store(Address(exchange.url), Sealer(parse_keys(SEAL_KEY)), options, lambda: None) as store:
+        async with open_store(Address(exchange.url), Sealer(parse_keys(SEAL_KEY)), options, lambda _: None) as store:
 
             def is_open() -> bool:
                 return exchange.answered("commands") == PARTITIONS

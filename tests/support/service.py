@@ -259,7 +259,7 @@ def _log(folder: Path) -> TextIO:
 
 def _variables(folder: Path, settings: dict[str, str], environment: dict[str, str]) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SMOLSESSIONS_")}
-    defaults = {"PORT": "0", "DATA_DIR": str(folder / "data"), "AGENTS": AGENTS, "LEASE_S": "1"}
+    defaults = {"PORT": "0", "DATA_DIR": str(folder / "data"), "AGENTS": AGENTS, "DEMO_AGENTS": "1", "LEASE_S": "1"}
     defaults["ALLOW_CODE_IN_SERVICE"] = "1"  # most tests with API keys serve all agents
     named = {f"SMOLSESSIONS_{name}": value for name, value in (defaults | settings).items()}
     return inherited | {"PYTHONPATH": PYTHONPATH} | named | environment

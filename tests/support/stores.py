@@ -104,7 +104,7 @@ async def open_replica(
         max_queued=max_queued,
         **more,
     )
-    async with open_store(Address(f"unix://{socket_path}"), sealer, options, lambda: None) as store:
+    async with open_store(Address(f"unix://{socket_path}"), sealer, options, lambda _: None) as store:
         yield store
 
 

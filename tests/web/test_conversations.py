@@ -373,7 +373,7 @@ def test_figures_count_turns_by_how_they_ended(brief: Service) -> None:
         "smolsessions_turn_queued_seconds_count": 3,
     }
     wait_until(lambda: {name: totals(brief).get(name, 0) - before.get(name, 0) for name in grown} == grown)
-    assert totals(brief)["smolsessions_store_errors_total"] == 0
+    assert totals(brief)['smolsessions_store_errors_total{cause="lost"}'] == 0
 
 
 def test_figures_show_threads_and_warm_sessions(brief: Service, gate: Gate) -> None:

@@ -104,7 +104,7 @@ STATUSES = {
     429: "too_many_turns",
     431: "head_too_large",
     500: "agent_error internal cannot_start seal_broken lease_lost",
-    503: "too_many_connections overloaded store_unavailable shutting_down",
+    503: "too_many_connections overloaded store_unavailable store_full shutting_down",
 }
 BODIES: list[tuple[str, str]] = [
     ("POST", "/turn"),

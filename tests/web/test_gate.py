@@ -92,6 +92,12 @@ def test_a_foreign_origin_is_refused_without_a_word_about_the_site(service: Serv
                 problem(each.client.get("/", headers=headers | {"Origin": "null"}), 403, "foreign_origin")
 
 
+def test_a_refused_origin_is_one_line_of_the_log(service: Service) -> None:
+    service.client.get("/agents", headers={"Origin": "https://told.example"})
+    (line,) = [line for line in service.log().splitlines() if "told.example" in line]
+    assert "WARNING" in line
+
+
 def test_the_services_own_pages_and_allowed_ones_are_let_in(service: Service, network: Service) -> None:
     for headers in OWN_PAGES:
         assert network.client.post("/conversations", json={}, headers=headers).status_code == 201, headers

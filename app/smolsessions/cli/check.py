@@ -35,7 +35,7 @@ def check(*, places: dict[str, str]) -> None:
         report.line("keys", lambda: _check_keys(settings), str)
         if catalog := report.line("agents", lambda: _catalog(settings), _agents_sentence):
             report.line("confinement", lambda: _check_confinement(catalog), str)
-        report.line("store", lambda: asyncio.run(_check_store(settings)), str)
+        report.line("store", lambda: _check_store(settings), lambda found: found[0], lambda found: found[1])
     raise typer.Exit(int(report.has_failed))
 
 
@@ -44,8 +44,14 @@ class _Report:
 
     has_failed = False
 
-    def line(self, name: str, check_it: Callable[[], T], sentence: Callable[[T], str]) -> T | None:
-        """Print the result of a check, and return it. None if it failed."""
+    def line(
+        self,
+        name: str,
+        check_it: Callable[[], T],
+        sentence: Callable[[T], str],
+        risks: Callable[[T], list[str]] = lambda _: [],
+    ) -> T | None:
+        """Print the result of a check with its risks, which a start logs, and return it. None if it failed."""
         try:
             with err.status(f"checking {name} …"):
                 found = check_it()
@@ -55,7 +61,10 @@ class _Report:
             defect = error.message if isinstance(error, StartError) else f"{error.filename}: {error.strerror}"
             out.print(f"{name:<11} MEND  {defect}", style="red", markup=False)
             return None
-        out.print(f"{name:<11} ok    {text}", markup=False)
+        for risk in risks(found):
+            out.print(f"{name:<11} WARN  {text}: {risk}", style="yellow", markup=False)
+        if not risks(found):
+            out.print(f"{name:<11} ok    {text}", markup=False)
         return found
 
 
@@ -104,8 +113,7 @@ def _check_confinement(catalog: Catalog) -> str:
     return ", ".join(f"{name}: {level}" for name, level in levels.items()) or "no agent writes code"
 
 
-async def _check_store(settings: Settings) -> str:
-    from smolsessions.wiring import connected_store  # noqa: PLC0415 - as above
+def _check_store(settings: Settings) -> tuple[str, list[str]]:
+    from smolsessions.wiring import inspected_store  # noqa: PLC0415 - as above
 
-    async with connected_store(settings) as (_, name, _):
-        return name
+    return asyncio.run(inspected_store(settings))

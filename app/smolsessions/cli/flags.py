@@ -144,7 +144,7 @@ def _set_variable(variable: str, value: str, place: str) -> None:
 
 
 def _flag(name: str, field: Any) -> Any:
-    kind = bool if field.annotation is bool else str
+    kind = bool if field.annotation in {bool, bool | None} else str
     flags = [_long(name), *_SHORTER.get(name, ())]
     if kind is bool:
         flags = [f"{flags[0]}/--no-{flags[0][2:]}"]

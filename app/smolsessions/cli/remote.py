@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from rich.highlighter import JSONHighlighter
 from smolsessions.cli.flags import places_of
 from smolsessions.client import Client, ClientError, requests
 from smolsessions.core.errors import StartError
+from smolsessions.settings import PREFIX
 
 _DELETE, _CONTROLS = 0x7F, range(0x80, 0xA0)  # which JSON does not escape
 _SIGNS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t\r"} | {_DELETE: 0x2421}
@@ -31,6 +33,8 @@ def check_url(context: typer.Context, url: str | None) -> str | None:
     if context.resilient_parsing:  # a shell completes the line
         return url
     places_of(context)
+    if url == LOCAL and (port := os.environ.get(f"{PREFIX}PORT", "")) not in {"", "0"}:
+        url = f"http://127.0.0.1:{port}"  # the service of this folder
     try:
         if url is not None:
             requests.check_address(url)

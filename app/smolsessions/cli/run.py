@@ -147,6 +147,8 @@ def _log_to_stderr(settings: Settings, slot: ProcessSlot | None) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_RedactingFormatter(_keys_of_providers(settings), slot))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
+    for library in ("httpx", "httpx2"):  # they log each request at info, beside the service's line of a model call
+        logging.getLogger(library).setLevel(max(logging.WARNING, logging.root.level))
 
 
 def _keys_of_providers(settings: Settings) -> list[str]:

@@ -179,6 +179,10 @@ class StoreUnavailableError(ServiceError, retry_after_s=2):
     """The store does not answer. The write may have arrived: check before you send it again."""
 
 
+class StoreFullError(StoreUnavailableError, retry_after_s=30):
+    """The store's memory is full, so it took no write; delete conversations, or let its operator raise `maxmemory`."""
+
+
 class ShuttingDownError(ServiceError, retry_after_s=2):
     """This process is shutting down; try again when another one answers."""
 

@@ -41,7 +41,8 @@ class Options:
     `max_behind` bounds the turns behind a conversation's first, `max_queued` the conversations of an agent that wait
     for a thread. `partitions` is the number that the store must have, if any. `replicated`: no write is acknowledged
     before a replica has it. `patience_s` reserves a begun turn for workers with its agent's fingerprint, `affinity_s` a
-    conversation for its last worker. `keepalive_s` is the pause between two probes of an idle connection.
+    conversation for its last worker. `expects_data` refuses an empty store.
+    `keepalive_s` is the pause between two probes of an idle connection.
     `ours_alone`: no other process uses the store, so all leases of an earlier process end at once.
     """
 
@@ -54,6 +55,7 @@ class Options:
     replicated: bool = False
     patience_s: float = 0.0
     affinity_s: float = 0.0
+    expects_data: bool = False
     keepalive_s: float = KEEPALIVE_S
     reply_timeout_s: float = REPLY_TIMEOUT_S
     ours_alone: bool = False

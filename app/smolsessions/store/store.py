@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from smolsessions.store.connection.pipeline import MOST_OPENING, Pipeline
 from smolsessions.store.connection.servers import Address, servers_at
-from smolsessions.store.connection.startup_check import ABOUT, IdentityCheck, check_store
+from smolsessions.store.connection.startup_check import ABOUT, IdentityCheck, bind_store, inspect_store
 from smolsessions.store.conversations.conversation_store import ConversationStore
 from smolsessions.store.conversations.history_store import HistoryStore
 from smolsessions.store.partition import Partition, Partitions
@@ -54,14 +54,12 @@ class Store:
 
 @contextlib.asynccontextmanager
 async def open_store(
-    address: Address, sealer: Sealer, options: Options, on_loss: Callable[[], None]
+    address: Address, sealer: Sealer, options: Options, on_loss: Callable[[str], None]
 ) -> AsyncIterator[Store]:
     """Connect, check the store, and serve until the block ends. Raises `StartError` if the store is not usable."""
     servers, process_id = servers_at(address), secrets.token_hex(8)
     try:
-        server, identity = await check_store(
-            servers, address, sealer, options.partitions, replicated=options.replicated
-        )
+        server, identity = await bind_store(servers, address, sealer, options)
         names = [f"{{p{number:03}}}" for number in range(identity.partitions)]
         openings: defaultdict[Redis, asyncio.Semaphore] = defaultdict(partial(asyncio.Semaphore, MOST_OPENING))
         pipelines = [_pipeline(servers, name, options, on_loss, openings) for name in names]
@@ -85,11 +83,20 @@ async def open_store(
         await servers.aclose()
 
 
+async def risks_of_store(address: Address, sealer: Sealer, options: Options) -> tuple[str, list[str]]:
+    """Check a store without a write. Returns the server's name and the risks. Raises `StartError` as `open_store`."""
+    servers = servers_at(address)
+    try:
+        return await inspect_store(servers, address, sealer, options)
+    finally:
+        await servers.aclose()
+
+
 def _pipeline(
     servers: Servers,
     name: str,
     options: Options,
-    on_loss: Callable[[], None],
+    on_loss: Callable[[str], None],
     openings: Mapping[Redis, asyncio.Semaphore],
 ) -> Pipeline:
     outage = script("outage").command(name, (), {"lease_us": int(options.lease_s * 1_000_000)})

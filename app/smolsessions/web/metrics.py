@@ -76,11 +76,13 @@ class Metrics:
         )
         self._silent = self._add(Gauge, "partitions_silent", text)
         self._registry.register(_ToolServers(self))
-        self._store_errors = self._add(Counter, "store_errors", "Lost connections and refused operations.")
+        self._store_errors = self._add(Counter, "store_errors", "Lost connections and refused operations.", "cause")
+        for cause in ("lost", "refused", "full"):
+            self._store_errors.labels(cause)
 
-    def store_lost(self) -> None:
-        """Count a lost connection to the store, or a refused operation."""
-        self._store_errors.inc()
+    def store_lost(self, cause: str) -> None:
+        """Count a lost connection to the store, a refused operation, or a write that found the store full."""
+        self._store_errors.labels(cause).inc()
 
     def turn_ended(self, turn: Turn) -> None:
         outcome, timing = turn.outcome, turn.timing

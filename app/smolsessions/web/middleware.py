@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+LOGGED_CHARS = 100
+
 _HOST = re.compile(rb"((?:[a-z0-9_](?:[a-z0-9_.-]{0,253}[a-z0-9_.])?)?|\[[0-9a-f:.]{2,45}\])(?::([0-9]{1,5}))?")
 _ORIGIN = re.compile(rb"(https?)://(.+)")
 _PORTS = {b"http": 80, b"https": 443}
@@ -100,6 +102,9 @@ class RequestChecks:
             if not isinstance(error, ServiceError):
                 log.exception("a request met a defect of this service")
                 error = ServiceError()
+            if isinstance(error, ForeignOriginError):
+                origin = ascii(headers.get(b"origin", b"").decode("latin-1"))[:LOGGED_CHARS]
+                log.warning("refused a page of the origin %s", origin, extra={"action": "origin.refused"})
             await response_to(error)(scope, receive, send_noted)
 
     async def _answer(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:

@@ -24,7 +24,7 @@ from redis.exceptions import (
     ConnectionError as ServerError,
 )
 
-from smolsessions.core.errors import StoreUnavailableError
+from smolsessions.core.errors import StoreFullError, StoreUnavailableError
 from smolsessions.store.connection.commands import ask, pack, refuse
 from smolsessions.store.connection.replica_ack import ReplicaAck
 from smolsessions.store.connection.reply_protocol import ReplyProtocol
@@ -51,7 +51,7 @@ LOG_AGAIN_S = 30.0
 MOST_OPENING = 3
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 _WRONG_SERVER = (NoScriptError, ReadOnlyError, MasterDownError, MovedError, ClusterDownError, ServerError)
-_TEMPORARY = (*_WRONG_SERVER, OutOfMemoryError, AskError, TryAgainError)
+_TEMPORARY = (*_WRONG_SERVER, AskError, TryAgainError)
 
 
 class Pipeline:
@@ -69,7 +69,7 @@ class Pipeline:
         *,
         on_connect: Iterable[Command],
         on_reconnect: Iterable[Command],
-        on_loss: Callable[[], None],
+        on_loss: Callable[[str], None],
         openings: Mapping[Redis, asyncio.Semaphore],
         replicated: bool,
         keepalive_s: float,
@@ -78,6 +78,7 @@ class Pipeline:
         """`on_connect` opens every connection. `on_reconnect` is sent after a loss, and may fail.
 
         `openings` admits `MOST_OPENING` pipelines to each server at the start of the process.
+        `on_loss` is called with the cause: `lost`, `refused` or `full`.
         `replicated`: replies and messages wait until a replica has the writes before them.
         """
         self._servers, self._openings = servers, openings
@@ -95,7 +96,7 @@ class Pipeline:
         self._queue: deque[tuple[bytes, Reply, bool]] = deque()
         self._sent: deque[tuple[float, Reply, bool]] = deque()
         self._is_subscribed = asyncio.Event()
-        self._received_at = self._logged_at = 0.0
+        self._received_at = self._logged_at = self._full_at = 0.0
         self._logged: set[str] = set()
 
     def listen(self, handlers: Mapping[str, Handler], on_gap: Callable[[], None]) -> None:
@@ -131,7 +132,7 @@ class Pipeline:
                     log.exception(
                         "partition %s: its connection met a defect", self.partition, extra={"action": "store.lost"}
                     )
-                self._on_loss()
+                self._on_loss("lost")
                 self._fail(StoreUnavailableError())
                 pause_s = FIRST_PAUSE_S if self._is_open else min(2 * pause_s, LONGEST_PAUSE_S)
                 self._is_open = False
@@ -158,8 +159,10 @@ class Pipeline:
                 tasks.create_task(self._keep_alive(messages))
                 if self._ack and acks:
                     tasks.create_task(self._ack.run(acks))
-        except* (RedisError, OSError, TimeoutError) as group:
-            raise _first(group) from None
+        except BaseExceptionGroup as group:  # before Python 3.11.4, `raise` in an `except*` stays wrapped
+            _take_back_cancellations()
+            _, defects = group.split((RedisError, OSError, TimeoutError))
+            raise defects or _first(group) from None
         finally:
             self._commands = None
             for connection in opened:
@@ -248,8 +251,12 @@ class Pipeline:
     def _on_reply(self, value: Any) -> None:
         self._received_at = self._loop.time()
         _, reply, acknowledged = self._sent.popleft()
-        if isinstance(value, RedisError):
-            self._on_loss()
+        if isinstance(value, OutOfMemoryError):
+            self._on_loss("full")
+            self._log_full()
+            refuse(reply, StoreFullError())
+        elif isinstance(value, RedisError):
+            self._on_loss("refused")
             refuse(reply, StoreUnavailableError() if _is_temporary(value) else value)
             if isinstance(value, _WRONG_SERVER):
                 raise value  # the server was demoted, lost the scripts or loads its data: connect again
@@ -285,11 +292,33 @@ class Pipeline:
             self._logged.add(why)
             log.warning("partition %s is away: %s", self.partition, why, extra={"action": "store.lost"})
 
+    def _log_full(self) -> None:
+        now = self._loop.time()
+        if not self._full_at or now - self._full_at > LOG_AGAIN_S:
+            self._full_at = now
+            log.error(
+                "partition %s takes no writes, as the store's memory is full: raise its maxmemory, or delete "
+                "conversations",
+                self.partition,
+                extra={"action": "store.full"},
+            )
+
     def _log_back(self, ack: Reply) -> None:
         if self._logged_at and not ack.exception():
             self._logged_at = 0.0
             self._logged.clear()
             log.info("partition %s is back", self.partition, extra={"action": "store.back"})
+
+
+def _take_back_cancellations() -> None:
+    """Undo the cancellation that a task group leaves in its task when it ends by the failure of a child.
+
+    Before Python 3.11.3 `asyncio.timeout` takes it for one of the whole task. The next timeout, here or in redis-py,
+    then ends the process with a CancelledError.
+    """
+    task = asyncio.current_task()
+    while task and task.cancelling():
+        task.uncancel()
 
 
 def _address(connection: AbstractConnection) -> tuple[object, object]:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import re
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -22,10 +23,13 @@ from smolsessions.store.connection.server_errors import NODE_SENTENCE, start_err
 from smolsessions.store.scripts.loader import NAMES, script
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from redis.asyncio import Redis
 
     from smolsessions.store.connection.pipeline import Pipeline
     from smolsessions.store.connection.servers import Address, Servers
+    from smolsessions.store.partition import Options
     from smolsessions.store.seal import Sealer
 
 log = logging.getLogger(__name__)
@@ -65,22 +69,56 @@ class Identity:
     pepper: bytes
 
 
-async def check_store(
-    servers: Servers, address: Address, sealer: Sealer, partitions: int | None, *, replicated: bool
-) -> tuple[str, Identity]:
-    """Return the server's name and the store's identity, which a new store gets. Raises `StartError`."""
+async def bind_store(servers: Servers, address: Address, sealer: Sealer, options: Options) -> tuple[str, Identity]:
+    """Check the store, log its risks, and return the server's name and the store's identity, which a new store gets.
+
+    Raises `StartError`.
+    """
+    async with _connected(servers, address) as client:
+        name, risks = await _inspect(servers, client, sealer, options)
+        for risk in risks:
+            log.warning(risk, extra={"action": "store.risk"})
+        identity = await _bind(client, sealer, options.partitions, is_cluster=servers.is_cluster)
+        await client.hset(ABOUT, "durability", _durability(options))
+        return name, identity
+
+
+async def inspect_store(servers: Servers, address: Address, sealer: Sealer, options: Options) -> tuple[str, list[str]]:
+    """Check the store as `bind_store` does, and write nothing. Returns the server's name and the risks."""
+    async with _connected(servers, address) as client:
+        return await _inspect(servers, client, sealer, options)
+
+
+@asynccontextmanager
+async def _connected(servers: Servers, address: Address) -> AsyncIterator[Redis]:
     with start_errors(address):
         async with asyncio.timeout(REPLY_TIMEOUT_S):
             found = await servers.client(FIRST_PARTITION)
             async with found.client() as client:
-                name, version = await _check_server(client, is_cluster=servers.is_cluster)
-                await _check_subscription(found)
-                await _check_permissions(client)
-                await _check_append_only(client, name, version)
-                identity = await _identify(client, sealer, partitions, is_cluster=servers.is_cluster)
-                await _check_durability(client, replicated=replicated)
+                yield client
             await found.connection_pool.disconnect()  # pipelines make connections of their own
-    return f"{name} {version}{', a cluster' if servers.is_cluster else ''}", identity
+
+
+async def _inspect(servers: Servers, client: Redis, sealer: Sealer, options: Options) -> tuple[str, list[str]]:
+    """Return the server's name, and a sentence for each way in which the store may lose data."""
+    name, version = await _check_server(client, is_cluster=servers.is_cluster)
+    await _check_subscription(client)
+    await _check_permissions(client)
+    if await client.hexists(ABOUT, "canary"):
+        await _check_identity(client, sealer, options.partitions)
+    elif options.expects_data:
+        raise StartError(
+            "the store is empty, and SMOLSESSIONS_EXPECT_STORE says that it holds data: restore it "
+            "(docs/how-to/backup.md), or unset the variable to begin anew"
+        )
+    risks = [
+        await _eviction_risk(client),
+        await _restart_risk(client, name, version),
+        await _durability_risk(client, options),
+    ]
+    if servers.is_cluster and await client.hget(ABOUT, "partitions") == b"1":
+        risks.append("the store has one partition, made at its first use: a cluster's other servers have nothing to do")
+    return f"{name} {version}{', a cluster' if servers.is_cluster else ''}", [risk for risk in risks if risk]
 
 
 async def _check_server(client: Redis, *, is_cluster: bool) -> tuple[str, str]:
@@ -91,11 +129,6 @@ async def _check_server(client: Redis, *, is_cluster: bool) -> tuple[str, str]:
     version = str(info.get("valkey_version") or info.get("redis_version"))
     if _numbers(str(info.get("redis_version"))) < (OLDEST_MAJOR,):
         raise StartError(f"the store is {name} {version}; Redis 7 or Valkey 7.2 is needed")
-    policy = (await client.info("memory")).get("maxmemory_policy", "noeviction")
-    if policy != "noeviction":
-        log.warning(
-            "the store may throw data away when it is full: set its maxmemory-policy to noeviction, not %s", policy
-        )
     return name, version
 
 
@@ -119,58 +152,75 @@ def called_commands() -> list[str]:
     return sorted({" ".join(words).strip() for name in NAMES for words in _CALL.findall(script(name).source)})
 
 
-async def _check_append_only(client: Redis, name: str, version: str) -> None:
-    """Warn if the server would not replay all transactions after a restart."""
-    fixed = _numbers(version) >= _REPLAY_FIXED[name]
-    if fixed or not (await client.info("persistence")).get("aof_enabled"):
-        return
+async def _eviction_risk(client: Redis) -> str:
+    policy = (await client.info("memory")).get("maxmemory_policy", "noeviction")
+    if policy == "noeviction":
+        return ""
+    return f"the store may throw data away when it is full: set its maxmemory-policy to noeviction, not {policy}"
+
+
+async def _restart_risk(client: Redis, name: str, version: str) -> str:
+    """Return what a restart of the server would lose: it has no append-only file, or replays it in part."""
+    if not (await client.info("persistence")).get("aof_enabled"):
+        return (
+            "the store writes no append-only file: a restart of it loses what was written since its last snapshot, or "
+            "all data; set its appendonly to yes"
+        )
+    if _numbers(version) >= _REPLAY_FIXED[name]:
+        return ""
     try:
         allowed: Any = await client.execute_command("ACL", "DRYRUN", "default", "HSET", ABOUT, "field", "value")
     except ResponseError:  # turns do not need this permission
-        log.warning(
-            "cannot check whether the store keeps its data over a restart: %s %s may not. Grant its user +acl|dryrun; "
-            "if the store's user `default` is off or limited, %s",
-            name,
-            version,
-            _REPLAY_REMEDY,
+        return (
+            f"cannot check whether the store keeps its data over a restart: {name} {version} may not. Grant its user "
+            f"+acl|dryrun; if the store's user `default` is off or limited, {_REPLAY_REMEDY}"
         )
-        return
-    if allowed != b"OK":
-        log.warning(
-            "the store loses conversations when it restarts: %s %s replays its append-only file with the rights of the "
-            "user `default`, which may not write; do not restart it before you %s",
-            name,
-            version,
-            _REPLAY_REMEDY,
-        )
+    if allowed == b"OK":
+        return ""
+    return (
+        f"the store loses conversations when it restarts: {name} {version} replays its append-only file with the "
+        f"rights of the user `default`, which may not write; do not restart it before you {_REPLAY_REMEDY}"
+    )
 
 
-async def _check_durability(client: Redis, *, replicated: bool) -> None:
-    """Warn if the process that started last acknowledges writes differently: the weaker promise counts."""
-    own = "replicated" if replicated else "primary"
+def _durability(options: Options) -> str:
+    return "replicated" if options.replicated else "primary"
+
+
+async def _durability_risk(client: Redis, options: Options) -> str:
+    """Compare with the process that started last, as the weaker promise counts, and look for the replica."""
+    own, risk = _durability(options), ""
     recorded: Any = await client.hget(ABOUT, "durability")
-    last = own if recorded is None else recorded.decode(errors="replace")
-    await client.hset(ABOUT, "durability", own)
-    if last != own:
-        log.warning(
-            "the last process on this store started with SMOLSESSIONS_DURABILITY=%s, this one with %s: while both run, "
-            "a failover may lose acknowledged writes; set the same for all",
-            last,
-            own,
-            extra={"action": "durability.differs"},
+    if recorded not in {None, own.encode()}:
+        risk = (
+            f"the last process on this store started with SMOLSESSIONS_DURABILITY={recorded.decode(errors='replace')}, "
+            f"this one with {own}: while both run, a failover may lose acknowledged writes; set the same for all"
         )
-    if replicated and not await client.wait(REPLICAS, WAIT_MS):
-        log.warning(
+    if options.replicated and not await client.wait(REPLICAS, WAIT_MS):
+        risk += "; " if risk else ""
+        risk += (
             "no replica of the store answers, and SMOLSESSIONS_DURABILITY is replicated: until one does, "
             "every request that needs the store is a 503"
         )
+    return risk
 
 
-async def _identify(client: Redis, sealer: Sealer, wanted: int | None, *, is_cluster: bool) -> Identity:
-    """Read the store's identity, or write it if the store is new. Raises `StartError` if it is not usable."""
+async def _bind(client: Redis, sealer: Sealer, wanted: int | None, *, is_cluster: bool) -> Identity:
+    """Return the store's identity, which a new store gets. Raises `StartError` if it is not usable."""
     fields = _fields(sealer, wanted or (PARTITIONS_OF_A_CLUSTER if is_cluster else 1))
     for field, value in fields.items():
         await client.hsetnx(ABOUT, field, value)
+    partitions = await _check_identity(client, sealer, wanted)
+    await client.hsetnx(ABOUT, "pepper", sealer.seal(os.urandom(PEPPER_BYTES), "", "pepper"))
+    sealed: Any = await client.hget(ABOUT, "pepper")
+    pepper = _opened(sealer, sealed, "pepper")
+    # Sealed again, so that an old key can be retired.
+    await client.hset(ABOUT, mapping={"canary": fields["canary"], "pepper": sealer.seal(pepper, "", "pepper")})
+    return Identity(partitions, pepper)
+
+
+async def _check_identity(client: Redis, sealer: Sealer, wanted: int | None) -> int:
+    """Return the number of partitions of a store that has an identity. Raises `StartError` if it is not usable."""
     found: Any = await client.hmget(ABOUT, ["schema", "partitions", "canary"])
     schema, partitions, canary = found
     if schema != SCHEMA:
@@ -178,26 +228,23 @@ async def _identify(client: Redis, sealer: Sealer, wanted: int | None, *, is_clu
             f"the store holds data of schema {schema.decode(errors='replace')}, this release knows {SCHEMA.decode()}; "
             "run the release that wrote it, or use another store"
         )
-    if is_cluster and int(partitions) == 1:
-        log.warning("the store has one partition, made at its first use: a cluster's other servers have nothing to do")
     if wanted not in {None, int(partitions)}:
         raise StartError(
             f"the store's data has {int(partitions)} partitions, which is fixed when a store is first used, and "
             f"SMOLSESSIONS_PARTITIONS is {wanted}: unset it, or use another store"
         )
+    _opened(sealer, canary, "about")
+    return int(partitions)
+
+
+def _opened(sealer: Sealer, blob: bytes, place: str) -> bytes:
     try:
-        sealer.open(canary, "", "about")
-        await client.hsetnx(ABOUT, "pepper", sealer.seal(os.urandom(PEPPER_BYTES), "", "pepper"))
-        sealed: Any = await client.hget(ABOUT, "pepper")
-        pepper = sealer.open(sealed, "", "pepper")
+        return sealer.open(blob, "", place)
     except SealBrokenError as error:
         raise StartError(
             "the store's data was sealed with another key; set SMOLSESSIONS_SEAL_KEYS or its file (or put the seal.key "
             "file back) to the key that it was written with, or use another store or data folder"
         ) from error
-    # Sealed again, so that an old key can be retired.
-    await client.hset(ABOUT, mapping={"canary": fields["canary"], "pepper": sealer.seal(pepper, "", "pepper")})
-    return Identity(int(partitions), pepper)
 
 
 class IdentityCheck:
@@ -227,11 +274,16 @@ class IdentityCheck:
         fields = _fields(self._sealer, self._identity.partitions)
         fields["pepper"] = self._sealer.seal(self._identity.pepper, "", "pepper")
         try:
-            for field, value in fields.items():
-                await self._pipeline.send("HSETNX", ABOUT, field, value)
+            created = [await self._pipeline.send("HSETNX", ABOUT, field, value) for field, value in fields.items()]
             partitions, pepper = await self._pipeline.send("HMGET", ABOUT, "partitions", "pepper")
         except (StoreUnavailableError, ResponseError):
             return  # the next reconnection checks again
+        if created[0]:
+            log.error(
+                "the store came back empty: what it held is lost, and conversations begin anew. If a backup exists, "
+                "stop all processes and restore it (docs/how-to/backup.md)",
+                extra={"action": "store.emptied"},
+            )
         is_same = int(partitions) == self._identity.partitions and self._is_ours(pepper)
         if not is_same and not self.changed.done():
             self.changed.set_exception(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 OTHER_FOLDER = "set SMOLSESSIONS_DATA_DIR to another folder"
 
 
+class FolderInUseError(StartError):
+    """Another service uses the data folder."""
+
+
 @contextmanager
 def held(folder: Path, grace_s: float) -> Iterator[BinaryIO]:
     """Lock the folder, and yield the lock that the server inherits.
@@ -38,7 +43,9 @@ def held(folder: Path, grace_s: float) -> Iterator[BinaryIO]:
             server = stack.enter_context((folder / "server.lock").open("a+b"))
             if not _lock(service):
                 owner = (folder / "lock").read_text() or "unknown"
-                raise StartError(f"the data folder {folder} is in use by process {owner}; stop it or {OTHER_FOLDER}")
+                raise FolderInUseError(
+                    f"the data folder {folder} is in use by process {owner}; stop it or {OTHER_FOLDER}"
+                )
             (folder / "lock").write_text(str(os.getpid()))
             _end_orphan(folder, server, grace_s)
         except OSError as error:
@@ -78,6 +85,14 @@ def _lock(file: BinaryIO) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def check_place(folder: Path) -> None:
+    """Raise `StartError` if the folder could not be made or written. Writes nothing."""
+    place = next(each for each in (folder, *folder.parents) if each.exists())
+    for code, is_usable in {errno.EEXIST: place.is_dir(), errno.EACCES: os.access(place, os.W_OK | os.X_OK)}.items():
+        if not is_usable:
+            raise unusable(folder, OSError(code, os.strerror(code)))
 
 
 def unusable(folder: Path, error: OSError) -> StartError:

@@ -32,6 +32,7 @@ SAFE_TO_REPEAT = frozenset(
     "cancel chunks effects find_key has_images images journal list next_turn open_turn read read_log snapshot steps "
     "turns variables".split()
 )
+FREES_MEMORY = frozenset({"delete"})  # a full store runs these, too, although they write first
 PERIODIC = frozenset({"sweep", "queue", "outage"})  # their replies confirm nothing to a client
 _OF_ONE = frozenset({"ref", "owner", "idem"})  # arguments of scripts that work on one conversation, or one owner's
 # A Lua error is not among them: it is a defect of a script.
@@ -52,7 +53,8 @@ class Script:
         self.name = name
         self.rest = names.pop()[3:] if names[-1].startswith("...") else None
         self.names = tuple(names)
-        self.source = self._binding() + _with_prelude(body)
+        head = "#!lua flags=allow-oom\n" if name in FREES_MEMORY else ""
+        self.source = head + self._binding() + _with_prelude(body)
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
     def _binding(self) -> str:
