@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections import deque
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -316,7 +317,7 @@ def _take_back_cancellations() -> None:
     Before Python 3.11.3 `asyncio.timeout` takes it for one of the whole task. The next timeout, here or in redis-py,
     then ends the process with a CancelledError.
     """
-    task = asyncio.current_task()
+    task = asyncio.current_task() if sys.version_info < (3, 11, 3) else None
     while task and task.cancelling():
         task.uncancel()
 
