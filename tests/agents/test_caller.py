@@ -93,7 +93,7 @@ def test_code_in_its_child_process_has_no_caller_but_its_tools_do(tenants: Servi
     turn = play(tenants, ADA, {"code": code}, DONE, agent="coder")
     path = f"/conversations/{turn['conversation_id']}/steps?type=action"
     step = request_as(tenants, ADA, "GET", path).json()["items"][0]
-    assert OUTSIDE in json.dumps(step["error"])
+    assert "Forbidden access to function: current_caller" in json.dumps(step["error"])
     assert told(turn, "ada", PRO) in step["observations"]
 
 

@@ -83,10 +83,12 @@ REFUSED = {
     "an agent without a factory": _agents("x=mine", "SMOLSESSIONS_AGENTS has 'x=mine'", "name=module:factory"),
     "a file that is not there": _agents("x=./theirs.py:make", "theirs.py is no Python file", "check the path"),
     "a name twice": _agents("x=mine:make,x=mine:make", "two agents are called 'x'", "a name of its own"),
-    "the name of a demo": _agents("demo=mine:make", "two agents are called 'demo'", "a name of its own"),
+    "the name of a demo": _agents(
+        "demo=mine:make", "two agents are called 'demo'", "a name of its own", DEMO_AGENTS="1"
+    ),
     "a name with a blank": _agents("my agent=mine:make", "'my agent'", "letters, digits, - and _ only; rename it"),
     "an unknown default agent": _agents(
-        "x=mine:make", "SMOLSESSIONS_DEFAULT_AGENT", "'y'", "x, demo, demo-code", DEFAULT_AGENT="y"
+        "x=mine:make", "SMOLSESSIONS_DEFAULT_AGENT", "'y'", "x, demo, demo-code", DEFAULT_AGENT="y", DEMO_AGENTS="1"
     ),
     "no agent at all": _agents("", "no agent to serve", "SMOLSESSIONS_AGENTS=name=module:factory", DEMO_AGENTS="0"),
     "a nested class to carry": _agents("x=mine:make_nested_class", "Nested", "a class at the top of its module"),

@@ -54,7 +54,7 @@ def test_a_chat_asks_for_approvals_and_answers(asking: Service, outbox: Path, tm
         terminal.wait_for(r'"cy"(.|\n)*\[e\]dit\? ')
         terminal.type(CTRL_C)
         conversation = terminal.wait_for(
-            rf"the turn waits for your answer(?:.|\n)*turns answer (\w+) 1 .* --approve --url {url}"
+            rf"the turn waits for your answer(?:.|\n)*turns answer (\w+) 1 .* --approve --url {url}", again=CTRL_C
         )
         terminal.wait_for("\n> ")
         terminal.type(CTRL_D)

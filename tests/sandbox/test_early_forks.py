@@ -141,12 +141,11 @@ FORGED = [
 
 
 def test_a_process_that_forges_its_result_is_ended_and_nothing_of_it_is_kept() -> None:
-    start = "import smolsessions.agents.sandbox.child as child\n"
     with closing(ForkClient([])) as fork_client:
         for forged in FORGED:
             turn = begin_turn(fork_client, CodeLimits(variables_mb=0.5, output_mb=2))
-            saved = f"saved = {{'changed': {{}}, 'removed': [], 'inputs': {{}}, 'full': False, {forged}}}\n"
+            saved = f"{{'changed': {{}}, 'removed': [], 'inputs': {{}}, 'full': False, {forged}}}"
             with pytest.raises(InterpreterError, match=DIED):
-                turn(f"{start}{saved}child._CodeRunner._save = lambda self: saved")
+                turn(f"import tests.support.walks as walks\nwalks.forge({saved})")
             assert turn.variables == {}, forged
             turn.stop()

@@ -1,6 +1,7 @@
 """Checks of services that run on the stored data of earlier releases."""
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,7 +43,7 @@ def assert_holds(now: Any, then: Any, where: str) -> None:
         assert len(now) == len(then), where
         for place, (one, other) in enumerate(zip(now, then, strict=True)):
             assert_holds(one, other, f"{where} {place}")
-    else:
+    elif not re.search("left_out (characters|tokens)$", where):  # a forced answer is shown in other words since
         assert now == then, where
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.support.preloaded import PYTHONPATH
 from tests.support.waiting import PATIENCE_S
 
+AGAIN_S = 5
 CTRL_C, CTRL_D, CTRL_U = b"\x03", b"\x04", b"\x15"
 
 INTERRUPTIBLE = """import fcntl, os, signal, sys, termios
@@ -39,11 +40,18 @@ class Terminal:
     def type(self, keys: bytes) -> None:
         os.write(self._descriptor, keys)
 
-    def wait_for(self, pattern: str) -> str:
-        """Return the match of a pattern in the output so far, which is then forgotten up to its end."""
-        deadline = time.monotonic() + PATIENCE_S
+    def wait_for(self, pattern: str, again: bytes = b"") -> str:
+        """Return the match of a pattern in the output so far, which is then forgotten up to its end.
+
+        `again` is typed every few seconds until then: Python's `input` loses a Ctrl-C that comes just before it waits.
+        """
+        began = time.monotonic()
+        typed_at = began
         while not (match := re.search(pattern, self.seen)):
-            assert time.monotonic() < deadline, self.seen
+            assert time.monotonic() < began + PATIENCE_S, self.seen
+            if again and time.monotonic() > typed_at + AGAIN_S:
+                typed_at = time.monotonic()
+                self.type(again)
             if select.select([self._descriptor], [], [], 0.1)[0]:
                 with suppress(OSError):  # the end of the program
                     self.seen += self._decoder.decode(os.read(self._descriptor, 65536))

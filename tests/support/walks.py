@@ -13,6 +13,8 @@ from typing import Any
 
 from smolagents.local_python_executor import ERRORS, PythonExecutor, check_import_authorized, evaluate_ast
 
+from smolsessions.agents.sandbox import child
+
 DEPTH, MOST, MOST_ITEMS = 6, 12_000, 300
 FRAMES = (types.FrameType, types.TracebackType, types.CodeType)
 INNER = "__globals__ __closure__ __code__ __self__ __func__ __dict__ __class__ __wrapped__ __traceback__ __loader__"
@@ -33,6 +35,11 @@ class Name(str):  # noqa: SLOT000 - as code writes one
 
     def startswith(self, *_: Any) -> bool:
         return False
+
+
+def forge(result: dict[str, Any]) -> None:
+    """Let the process send this in place of the results of its blocks."""
+    child._CodeRunner._save = lambda _: result  # type: ignore[method-assign, assignment] # noqa: SLF001
 
 
 def walk() -> str:

