@@ -90,6 +90,8 @@ def opened(browser: Browser, tab: Page, sins: list[str]) -> Iterator[Callable[..
         elif tab in pages:
             page = tab.context.new_page()
         else:
+            if not tab.url.startswith(watch.own):
+                tab.goto("about:blank")  # the page of another test's service may still send requests
             watch.add(page := tab)
         is_there = page.url.partition("#")[0] == f"{watch.own}{path}".partition("#")[0]
         page.goto(watch.own + path)
