@@ -1,7 +1,10 @@
 """No attribute that model-written code may read leads to its interpreter, the service or other modules."""
 
+import types
+
 import pytest
 
+from smolsessions.agents.sandbox import guard
 from tests.support.code_turns import play_code, printed
 from tests.support.service import Service
 from tests.support.tiers import mostly_deep
@@ -135,3 +138,11 @@ def test_formats_are_those_of_python(service: Service) -> None:
     _, (text, again) = play_code(service, block, "print(show(p), list(map('{}!'.format, [1, 2])))")
     assert printed(text) == "1    2 {} 3     3|  5\n31\n1 y"
     assert printed(again) == "  3 ['1!', '2!']"
+
+
+def test_no_method_of_a_plain_value_would_be_refused() -> None:
+    """The guard does not check them when they are called."""
+    for kind in guard._PLAIN - {types.NoneType, types.EllipsisType}:  # noqa: SLF001 - nothing else shows the shortcut
+        for name in dir(kind):
+            if not name.startswith("__"):
+                guard.check(getattr(kind(), name), {}, [])

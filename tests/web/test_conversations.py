@@ -513,6 +513,8 @@ def test_a_turn_begins_the_conversation_that_it_names(service: Service) -> None:
         ("of-a-ticket-7", number, "finished") for number in (1, 1, 2)
     ]
     assert service.get("/conversations/of-a-ticket-7")["metadata"] == {"ticket": 7}
+    assert service.client.delete("/conversations/of-a-ticket-7").status_code == 204
+    assert problem(service.post("/turn", **body | {"create": True}), 409, "conversation_exists")
 
 
 def test_turns_that_begin_one_conversation_at_once_are_all_taken(service: Service) -> None:

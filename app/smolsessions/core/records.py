@@ -415,7 +415,7 @@ class Submission:
     """Turn for the store, which sets its number and agent.
 
     `create` is the metadata of a new conversation, or None if it must exist. `asked`: the caller named the agent, so
-    another one is an error. `is_named`: the caller named the new conversation.
+    another one is an error. `is_named`: the caller named the conversation.
     """
 
     turn: Turn

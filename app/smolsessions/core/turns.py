@@ -20,7 +20,7 @@ from smolsessions.core.errors import (
     StoreUnavailableError,
     UnknownAgentError,
 )
-from smolsessions.core.frozen import record
+from smolsessions.core.frozen import changed, record
 from smolsessions.core.json_data import bounded
 from smolsessions.core.records import (
     AgentName,
@@ -101,9 +101,12 @@ class Turns:
         )
         subscription = self._subscribe(turn, is_new=True, for_end=for_end)
         try:
+            is_named = new.conversation_id is not None
+            create = None if is_named and not new.create else bounded(new.metadata)
             version_of = partial(self._version_of, approve=new.options.approve)
-            submission = Submission(turn, new.turn_input, None, new.agent is not None, version_of, once)
-            subscription.turn, is_new = await self._submit(new, submission)
+            submission = Submission(turn, new.turn_input, create, new.agent is not None, version_of, once, is_named)
+            submit = self._submit_or_begin if is_named and new.create else self.store.submit
+            subscription.turn, is_new = await submit(submission)
         except BaseException:
             subscription.close()
             raise
@@ -112,16 +115,18 @@ class Turns:
         subscription.close()  # it has another conversation, or has missed the first events
         return await self._prepared(subscription.turn, for_end=for_end)
 
-    async def _submit(self, new: NewTurn, submission: Submission) -> tuple[Turn, bool]:
-        if new.conversation_id is None:
-            return await self.store.submit(replace(submission, create=bounded(new.metadata)))
-        if not new.create:
-            return await self.store.submit(submission)
+    async def _submit_or_begin(self, submission: Submission) -> tuple[Turn, bool]:
+        """Submit to the conversation that the caller named, or begin it with this turn."""
+        existing = changed(submission, create=None)
         with suppress(ConversationNotFoundError):
+            return await self.store.submit(existing)
+        try:
             return await self.store.submit(submission)
-        with suppress(ConversationExistsError):  # another request has just created it
-            return await self.store.submit(replace(submission, create=bounded(new.metadata), is_named=True))
-        return await self.store.submit(submission)
+        except ConversationExistsError as taken:  # another request has just created it, or it was deleted
+            try:
+                return await self.store.submit(existing)
+            except ConversationNotFoundError:
+                raise taken from None
 
     async def submit_and_wait(self, owner: Owner, new: NewTurn, wait_s: float) -> Turn:
         """Submit a turn and wait for its end. It has no outcome if it did not end in time, or waits for a person."""

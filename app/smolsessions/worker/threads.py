@@ -29,7 +29,6 @@ class Threads:
     def __init__(self, count: int, owner_share: float = 1.0) -> None:
         """`owner_share` is the part of the threads that one owner gets, except `LOCAL`, who has the service alone."""
         self.count = count
-        self.busy = 0
         self._owner_share = owner_share
         self._held: Counter[Owner] = Counter()
         self._last_owner: Owner | None = None
@@ -43,6 +42,10 @@ class Threads:
             self._hire()
 
     @property
+    def busy(self) -> int:
+        return self._held.total()
+
+    @property
     def free(self) -> int:
         return self.count - self.busy
 
@@ -51,11 +54,9 @@ class Threads:
         if self._last_owner not in {owner, None}:
             self._shared_until = time.monotonic() + SHARED_S
         self._last_owner = owner
-        self.busy += 1
         self._held[owner] += 1
 
     def give_back(self, owner: Owner) -> None:
-        self.busy -= 1
         self._held[owner] -= 1
         if not self._held[owner]:
             del self._held[owner]

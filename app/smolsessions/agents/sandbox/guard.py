@@ -45,6 +45,7 @@ _COPIERS = (functools.update_wrapper, functools.wraps)  # they copy attributes o
 _FORMATS = frozenset({"format", "format_map", "vformat", "_vformat", "get_field"})
 _CALLED_DUNDERS = frozenset({*interpreter.ALLOWED_DUNDER_METHODS, "__class__"})
 _NAMING_DUNDERS = frozenset({"__name__", "__qualname__", "__doc__"})
+_PLAIN = _HARMLESS | {bytearray, dict, frozenset}
 _METHODS = (types.BuiltinMethodType, types.MethodDescriptorType, types.ClassMethodDescriptorType)
 _smolagents_check = interpreter.check_safer_result
 _smolagents_call = interpreter.evaluate_call
@@ -151,6 +152,8 @@ def _getattr(value: Any, name: str, *default: Any) -> Any:
         return found
     if name in _FORMATS and (method := _checked_format(name, found)):
         return method
+    if is_called and type(found) is types.BuiltinMethodType and type(found.__self__) in _PLAIN:
+        return found  # no check refuses it, and reading the caller's variables costs more than the call
     names = caller.f_locals
     imports = names.get("authorized_imports")
     if imports is not None:  # else this is `getattr` of the code itself, whose result smolagents checks
@@ -195,6 +198,13 @@ def _evaluate_call(call: ast.Call, state: Any, static_tools: Any, custom_tools: 
     """Evaluate a call as smolagents does, after checks of the function's name and of each unpacked argument."""
     if type(call.func) is ast.Name and call.func.id in state:
         check(state[call.func.id], static_tools, authorized_imports)
+    if ast.Starred in map(type, call.args) or None in [keyword.arg for keyword in call.keywords]:
+        call = _checking_unpacked(call, static_tools, authorized_imports)
+    return _smolagents_call(call, state, static_tools, custom_tools, authorized_imports)
+
+
+def _checking_unpacked(call: ast.Call, static_tools: Any, authorized_imports: Any) -> ast.Call:
+    """Return a call whose unpacked arguments go through a function that checks each item."""
 
     def checked(things: Any) -> Any:
         things = things if isinstance(things, dict) else list(things)
@@ -207,11 +217,9 @@ def _evaluate_call(call: ast.Call, state: Any, static_tools: Any, custom_tools: 
     def unpacked(value: ast.expr) -> ast.expr:
         return ast.Call(ast.Subscript(ast.Constant(function), ast.Constant(0)), [value], [])
 
-    if any(type(arg) is ast.Starred for arg in call.args) or any(keyword.arg is None for keyword in call.keywords):
-        args = [ast.Starred(unpacked(arg.value)) if isinstance(arg, ast.Starred) else arg for arg in call.args]
-        keywords = [each if each.arg else ast.keyword(None, unpacked(each.value)) for each in call.keywords]
-        call = ast.Call(call.func, args, keywords)
-    return _smolagents_call(call, state, static_tools, custom_tools, authorized_imports)
+    args = [ast.Starred(unpacked(arg.value)) if isinstance(arg, ast.Starred) else arg for arg in call.args]
+    keywords = [each if each.arg else ast.keyword(None, unpacked(each.value)) for each in call.keywords]
+    return ast.Call(call.func, args, keywords)
 
 
 def _evaluate_augassign(

@@ -242,7 +242,7 @@ class _Walk:
         return label
 
     def _note(self, kind: type) -> None:
-        """Note a label for a value of this class. Any text may leave parts of a value out, but media are shown too."""
+        """Note a label for a value of this class. It leaves parts out, except that of a medium, which is shown."""
         try:
             is_medium = issubclass(kind, MEDIA)
             self.is_whole &= self._left >= 0 and is_medium
