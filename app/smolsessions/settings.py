@@ -90,6 +90,11 @@ class Settings(BaseSettings):
     allow_anonymous: bool = Field(
         False, description="Listen beyond loopback without API keys: every client is the owner `local`."
     )
+    allowed_hosts: str = Field(
+        "",
+        description="With ALLOW_ANONYMOUS: names by which clients reach this service, with commas between: "
+        "agents.example.org. IP addresses and names that no public site can have are known without it.",
+    )
     cors_origins: str = Field(
         "",
         description="Origins whose pages may call this service from a browser, with commas between: "

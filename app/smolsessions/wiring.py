@@ -185,7 +185,11 @@ async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None 
                 conversations,
                 authenticator=authenticator,
                 metrics_text=metrics_text,
-                limits=settings.fill(Limits, cors_origins=words_in(settings.cors_origins)),
+                limits=settings.fill(
+                    Limits,
+                    allowed_hosts=words_in(settings.allowed_hosts.lower()),
+                    cors_origins=words_in(settings.cors_origins),
+                ),
             )
             metrics.streams_open.set_function(lambda: app.state.streams.open_count)
         else:

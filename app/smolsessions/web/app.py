@@ -114,7 +114,7 @@ def create_app(
         RequestChecks,
         authenticator=authenticator,
         answer_at_once=new_turns.answer_at_once,
-        host=limits.host,
+        hosts={limits.host, *limits.allowed_hosts} if authenticator.is_open else None,
         origins=limits.cors_origins,
         max_body_bytes=limits.max_body_bytes,
         max_text_bytes=limits.max_message_chars * MAX_CHAR_BYTES + 2 * MAX_OBJECT_BYTES,
@@ -148,7 +148,7 @@ def create_health_app(metrics_text: MetricsText, authenticator: Authenticator, h
     app.add_middleware(
         RequestChecks,
         authenticator=authenticator,
-        host=host,
+        hosts={host} if authenticator.loopback else None,  # it holds no content
         origins=(),
         max_body_bytes=MAX_HEALTH_BODY_BYTES,
         max_text_bytes=MAX_HEALTH_BODY_BYTES,
