@@ -26,7 +26,7 @@ from smolsessions.web.error_codes import serve_error_pages
 from smolsessions.web.links import link, root_path
 from smolsessions.web.middleware import RequestChecks
 from smolsessions.web.routes.common import Limits, answer
-from smolsessions.web.routes.conversations import agent_routes, conversation_routes, memory_routes
+from smolsessions.web.routes.conversations import agent_routes, conversation_routes, file_routes, memory_routes
 from smolsessions.web.routes.effects import effect_routes
 from smolsessions.web.routes.turns import NewTurns, new_turn_routes, turn_routes
 from smolsessions.web.sse import EventStreams
@@ -105,6 +105,7 @@ def create_app(
     app.include_router(turn_routes(turns, limits, streams))
     app.include_router(effect_routes(turns))
     app.include_router(conversation_routes(conversations))
+    app.include_router(file_routes(conversations))
     app.include_router(memory_routes(conversations))
     app.include_router(agent_routes(conversations, limits))
     app.include_router(health_routes(metrics_text))
