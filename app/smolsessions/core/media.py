@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
@@ -12,7 +13,7 @@ from smolsessions.core.frozen import record
 IMAGE_NAME_DIGITS = 32
 
 
-@record
+@dataclass(frozen=True, slots=True)
 class StepImage:
     """Image of a step: its name in the conversation (a content hash) and its size in pixels."""
 
@@ -21,7 +22,7 @@ class StepImage:
     height: Annotated[int, Field(ge=1)]
 
 
-@record
+@dataclass(frozen=True, slots=True)
 class StepFile:
     """File of a step: its name in the conversation (a content hash), its own name, its media type and size."""
 
