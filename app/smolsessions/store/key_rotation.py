@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 KEYS_AT_ONCE = 16  # of the server; a part of one is at most some MiB
 SCANNED_AT_ONCE = 500
 MOST_PASSES = 10
+MOST_BYTES = 1024 * 1024  # of one call, except for a larger record
 COUNT_S = 3.0
 NO_KEY = "-"
 NUMBERED = frozenset({"steps", "variables", "pending", "run", "journal", "log"})  # their names end with a number
@@ -97,7 +98,7 @@ async def _rekey_key(partition: Partition, name: bytes, result: Rekeyed) -> None
         terms, generation = await partition.ask("HMGET", f"{partition.name}:conversation:{ref}", "terms", "generation")
         if kind == "old" and not chunk_names:
             chunk_names = await _chunk_names(scope, name, codec.text(generation or b"0"))
-        changes: list[bytes] = []
+        changes, size = list[bytes](), 0
         for field, value in records:
             event, line, blob = value.partition(b"\n") if kind == "log" else (b"", b"", value)
             try:
@@ -108,12 +109,20 @@ async def _rekey_key(partition: Partition, name: bytes, result: Rekeyed) -> None
                 else:
                     place = _place(kind, number, field, codec.text(event))
                 changes += (field, value, event + line + scope.rekey(blob, *place))
+                size += len(value)
             except (SealBrokenError, ValueError, KeyError):  # damaged, or no list names this chunk any more
                 result.unreadable += 1
                 result.example = name.decode(errors="replace")
-        if changes:
-            replaced = await partition.call("rekey", *changes, server_key=name)
-            result.records += replaced
+            if size > MOST_BYTES:
+                await _write(partition, name, changes, result)
+                changes, size = [], 0
+        await _write(partition, name, changes, result)
+
+
+async def _write(partition: Partition, name: bytes, changes: list[bytes], result: Rekeyed) -> None:
+    if changes:
+        replaced = await partition.call("rekey", *changes, server_key=name)
+        result.records += replaced
 
 
 async def _records(partition: Partition, name: bytes, own: str) -> AsyncIterator[list[tuple[bytes, bytes]]]:

@@ -22,7 +22,7 @@ repeat
     for i, value in ipairs(values) do see(cursor + i - 1, value) end
     cursor = #values < AT_ONCE and '0' or cursor + AT_ONCE
   elseif kind == 'hash' then
-    local found = redis.call('HSCAN', server_key, cursor, 'COUNT', AT_ONCE)
+    local found = redis.call('HSCAN', server_key, cursor, 'COUNT', 1)
     for i = 1, #found[2], 2 do see(found[2][i], found[2][i + 1]) end
     cursor = found[1]
   else
