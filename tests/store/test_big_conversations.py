@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.problems import problem
 from tests.support.service import PLAIN, Service
-from tests.support.store_server import Raw, StoreServer
+from tests.support.store_server import PARTITION, Raw, StoreServer
 from tests.support.turns import DONE
 from tests.support.waiting import wait_until
 
@@ -83,6 +83,24 @@ def test_the_store_works_on_big_conversations_in_pieces(watched: tuple[Service, 
     assert {"cmdstat_copy", "cmdstat_del", "cmdstat_ltrim"} & stats.keys() == set()
     assert longest_call(raw) <= MOST_ARGUMENTS
     assert list(raw.scan_iter("*:staged:*")) == []
+
+
+def test_many_steps_are_destroyed_at_once(watched: tuple[Service, Raw]) -> None:
+    service, raw = watched
+    made = service.post("/conversations/import", **memory_of(300)).json()["id"]
+    steps = f"{PARTITION}:steps:local/{made}:0"
+    before = raw.lrange(steps, 0, -1)
+    raw.config_resetstat()
+    pruned = service.post(
+        f"/conversations/{made}/prune", policy=[{"name": "token_budget", "max_tokens": 1}], destroy=True
+    ).json()
+    after = raw.lrange(steps, 0, -1)
+    gone = pruned["destroyed"]
+    assert 250 < gone < len(before)
+    assert "cmdstat_lset" not in raw.info("commandstats"), "one by one takes five times as long"
+    assert after == [*(blob[-16:] for blob in before[:gone]), *before[gone:]]
+    assert service.client.get(f"/conversations/{made}/export").status_code == 200
+    assert service.play(DONE, conversation_id=made)["status"] == "finished"
 
 
 def test_an_import_that_was_killed_leaves_nothing_visible(server: StoreServer, tmp_path: Path) -> None:
