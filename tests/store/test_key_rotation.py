@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from smolsessions.core.errors import SealBrokenError
+from smolsessions.store.scripts.loader import script
 from smolsessions.store.seal import Sealer, new_key, parse_keys, tag_of
 from tests.support import old_data, remembering
 from tests.support.key_search import values_of
@@ -129,6 +130,23 @@ def test_a_running_turn_notices_nothing(server: StoreServer, tmp_path: Path, gat
     with Service(tmp_path / "new", settings | {"SEAL_KEYS": new}) as service:
         assert service.play({"code": "final_answer(x + [y])"}, **at)["output"] == [1, 2, 5]
         assert len(service.steps(turn)) == 11
+
+
+def test_a_record_that_changed_meanwhile_stays(server: StoreServer) -> None:
+    with server.client() as raw:
+        raw.script_load(script("rekey").source)
+        raw.rpush("{p000}:list", "one", "two")
+        raw.hset("{p000}:hash", mapping={"a": "one", "b": "two"})
+
+        def replace(name: str, *changes: str) -> int:
+            return int(raw.execute_command(*script("rekey").command(PARTITION, changes, {"server_key": name})))
+
+        assert replace("{p000}:list", "0", "older", "new", "1", "two", "new", "2", "gone", "new") == 1
+        assert raw.lrange("{p000}:list", 0, -1) == [b"one", b"new"]
+        assert replace("{p000}:hash", "a", "older", "new", "b", "two", "new", "c", "gone", "new") == 1
+        assert raw.hgetall("{p000}:hash") == {b"a": b"one", b"b": b"new"}
+        assert replace("{p000}:none", "a", "one", "new") == 0
+        assert raw.exists("{p000}:none") == 0
 
 
 def test_a_call_that_was_killed_is_run_again(server: StoreServer, tmp_path: Path) -> None:
