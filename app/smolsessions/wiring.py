@@ -247,6 +247,22 @@ async def inspected_store(settings: Settings) -> tuple[str, list[str]]:
         return f"embedded: {error.message.partition(';')[0]}, which serves it", []
 
 
+@contextlib.asynccontextmanager
+async def store_beside_services(settings: Settings) -> AsyncIterator[Store]:
+    """Connect to a store that holds data, also to the embedded one of a running service."""
+    folder = settings.data_dir.absolute()
+    if not settings.redis_url and not (folder / "appendonlydir").exists():
+        raise StartError(f"{settings.data_dir} holds no store; set SMOLSESSIONS_REDIS_URL or SMOLSESSIONS_DATA_DIR")
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            store, _, _ = await stack.enter_async_context(connected_store(settings))
+        except FolderInUseError:
+            address = Address(f"unix://{folder / 'store.sock'}")
+            options = _options(settings, is_embedded=True, alone=False)
+            store = await stack.enter_async_context(open_store(address, make_sealer(settings), options, lambda _: None))
+        yield store
+
+
 def workspace_folders(settings: Settings, slot: ProcessSlot | None) -> ConversationFolders | None:
     """Return the folders of conversations. None: other processes may have the store, and no directory is set."""
     is_embedded = slot.embedded if slot else not settings.redis_url

@@ -19,6 +19,7 @@ from smolsessions.cli.flags import read_files, with_settings
 from smolsessions.cli.init import init
 from smolsessions.cli.records import conversations, turns
 from smolsessions.cli.run import MAX_PROCESSES, end_with_stdin, run
+from smolsessions.cli.store import store
 from smolsessions.core.callers import parse_claims
 from smolsessions.core.errors import StartError
 from smolsessions.roles import Role
@@ -148,6 +149,7 @@ def owner(
 app.add_typer(agents, name="agents")
 app.add_typer(keys, name="keys")
 app.add_typer(conversations, name="conversations")
+app.add_typer(store, name="store")
 app.add_typer(turns, name="turns")
 app.command()(chat)
 app.command()(check)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "smolsessions/conversation", 1
 MEMORY_FORMAT = "smolagents/memory"
 """Format of a document with the result of `agent.memory.get_full_steps()`."""
+MAX_TURNS = 10_000
 MAX_ROLLBACKS = 1000
 """A list of turns looks at all rollbacks for each turn."""
 _READ_BY_AGENTS = frozenset({"steps", "images", "files", "variables"})
@@ -77,7 +78,7 @@ class ConversationDocument(MemoryDocument):
 
     version: Literal[1]
     id: str | None = None
-    turns: tuple[TurnDocument, ...] = ()
+    turns: Annotated[tuple[TurnDocument, ...], Field(max_length=MAX_TURNS, fail_fast=True)] = ()
     rollbacks: list[Annotated[list[int], Field(min_length=2, max_length=2)]] = Field([], max_length=MAX_ROLLBACKS)
     workspace: dict[str, str] = {}
     not_exported: list[dict[str, str]] = []
@@ -171,10 +172,13 @@ def imported_turns(
     if not isinstance(parsed, ConversationDocument):
         now = time.time()
         timing = Timing(now, now, now)
-        return [
+        turns = [
             Turn(ref, number, version, task, TurnOptions(), timing, outcome=outcome)
             for number, (task, outcome) in enumerate(_tasks_in(memory["steps"]), 1)
         ]
+        if len(turns) > MAX_TURNS:
+            raise InvalidRequestError.at("/steps", f"are of {len(turns)} turns; an import has at most {MAX_TURNS}")
+        return turns
     if last > len(parsed.turns):
         raise InvalidRequestError.at("/turns", f"there are steps of turn {last}, and it is not among these")
     return [_turn(ref, document) for document in parsed.turns]

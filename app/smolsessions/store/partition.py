@@ -18,7 +18,7 @@ from smolsessions.store.scripts.loader import PERIODIC, SAFE_TO_REPEAT, reply_of
 from smolsessions.store.turns.turn_log import TurnLog
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
 
     from smolsessions.core.records import Ref
     from smolsessions.store.connection.commands import Reply
@@ -65,7 +65,7 @@ class Partition:
     """One partition. `channel` carries the events of turns to this process, `wake` tells workers of ready turns."""
 
     def __init__(self, pipeline: Pipeline, sealer: Sealer, process_id: str, options: Options) -> None:
-        name = pipeline.partition
+        self.name = name = pipeline.partition
         self._pipeline = pipeline
         self.sealer = sealer
         self.channel = f"{name}:replica:{process_id}"
@@ -82,6 +82,10 @@ class Partition:
 
     def scope(self, name: str) -> Scope:
         return Scope(self, name)
+
+    def ask(self, *command: Argument) -> Reply:
+        """Queue a command of the server."""
+        return self._pipeline.send(*command)
 
     def send(self, name: str, *rest: Argument, **named: Argument) -> Reply:
         """Queue the call of a script. Calls run in the order in which they are queued."""
@@ -138,16 +142,24 @@ class Scope:
 
         `is_past_head`: a head that the conversation or one of its origins had after an earlier turn.
         """
-        sealer = self.partition.sealer
+        return self._from_origins(self.partition.sealer.open, blob, place, is_past_head=is_past_head)
+
+    def rekey(self, blob: bytes, *place: str | int) -> bytes:
+        """Seal a blob of the conversation, or of one of its origins, again with the first key."""
+        return self._from_origins(self.partition.sealer.rekey, blob, place, is_past_head=place == ("head",))
+
+    def _from_origins(
+        self, work: Callable[..., bytes], blob: bytes, place: tuple[str | int, ...], *, is_past_head: bool
+    ) -> bytes:
         try:
-            return sealer.open(blob, self.name, *place)
+            return work(blob, self.name, *place)
         except SealBrokenError:
             known = self.partition.terms.get(self.name)
             for origin in known[1].lineage if known and (is_past_head or place[0] in COPIED) else ():
                 if place[0] in OF_TURNS and int(place[1]) > origin.turn:
                     break  # later than the fork
                 with suppress(SealBrokenError):
-                    return sealer.open(blob, origin.scope, *place)
+                    return work(blob, origin.scope, *place)
             raise
 
     def open_all(self, blobs: Sequence[tuple[int, bytes]], *place: str | int) -> list[bytes]:

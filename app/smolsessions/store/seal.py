@@ -3,6 +3,9 @@
 Version 1: `0x01 | length of key id | key id | nonce (12) | ciphertext and tag of zstd(plaintext)`, where the zstd frame
 has no magic number. Each conversation has a key derived from the master key and its name, so that random nonces stay
 far from their bound. The associated data is the place: kind, generation, index.
+
+`0x81` begins a record that was sealed again with another key. The tag of its first sealing is bound to it and follows
+it, because heads and lists of chunks are sealed over these tags.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 VERSION = 1
+REKEYED = 0x81
 KEY_BYTES = 32
 NONCE_BYTES = 12
 TAG_BYTES = 16
@@ -40,6 +44,7 @@ SMALL_BYTES = 16 * 1024
 SMALL = {"compression_level": 5, "window_log": 14, "min_match": 5}  # a window of SMALL_BYTES takes a third less time
 LARGE = {"compression_level": 3}
 COMPRESSION_SENTENCE = "a stored record is compressed as no release does"
+_KEPT = b"\2"  # no place is as long as the part that would begin with this byte
 _FORMAT = zstandard.FORMAT_ZSTD1_MAGICLESS
 _KEY_LINE = re.compile(r"([A-Za-z0-9]{1,16}):([A-Za-z0-9+/_-]{43}=?)")
 
@@ -61,6 +66,13 @@ class Sealer:
         bound = b"".join(map(_bound, place))
         return self._prefix + nonce + self._cipher(self._writing_id, scope).encrypt(nonce, packed, bound)
 
+    def rekey(self, blob: bytes, scope: str, *place: str | int) -> bytes:
+        """Seal a blob again with the first key. It keeps its tag."""
+        ((packed, _),) = self._unsealed([(place[-1], blob)], scope, place[:-1])
+        nonce, tag, bound = os.urandom(NONCE_BYTES), tag_of(blob), b"".join(map(_bound, place))
+        sealed = self._cipher(self._writing_id, scope).encrypt(nonce, packed, bound + _KEPT + tag)
+        return bytes((REKEYED,)) + self._prefix[1:] + nonce + sealed + tag
+
     def open(self, blob: bytes, scope: str, *place: str | int) -> bytes:
         """Return the plaintext. Raises `SealBrokenError` before any of it is decoded."""
         return self.open_all([(place[-1], blob)], scope, *place[:-1])[0]
@@ -72,6 +84,11 @@ class Sealer:
             return [decompress(packed) for packed, _ in self._unsealed(blobs, scope, place)]
         except zstandard.ZstdError:
             raise SealBrokenError(COMPRESSION_SENTENCE) from None
+
+    @property
+    def writing_id(self) -> str:
+        """Id of the key that seals."""
+        return self._writing_id
 
     def peek(self, blob: bytes, scope: str, *place: str | int, most: int) -> tuple[int, bytes]:
         """Return the size of a plaintext and its first bytes. The whole blob is verified."""
@@ -91,9 +108,11 @@ class Sealer:
             if len(blob) < LEAST_BYTES or not blob.startswith(prefix):
                 key_id = self._key_id(blob)
                 prefix, cipher = blob[: 2 + blob[1]], self._cipher(key_id, scope)
-            start = len(prefix) + NONCE_BYTES
+            start, end, kept = len(prefix) + NONCE_BYTES, len(blob), b""
+            if prefix[0] == REKEYED:
+                end, kept = end - TAG_BYTES, _KEPT + tag_of(blob)
             try:
-                packed = cipher.decrypt(blob[len(prefix) : start], blob[start:], bound + _bound(part))
+                packed = cipher.decrypt(blob[len(prefix) : start], blob[start:end], bound + _bound(part) + kept)
                 size = zstandard.get_frame_parameters(packed, format=_FORMAT).content_size
             except InvalidTag:
                 raise SealBrokenError from None
@@ -104,9 +123,9 @@ class Sealer:
             yield packed, size
 
     def _key_id(self, blob: bytes) -> str:
-        if blob and blob[0] > VERSION:
+        if blob and blob[0] > VERSION and blob[0] != REKEYED:
             raise SealBrokenError(f"a stored record was changed, or {NEWER}")
-        if len(blob) < LEAST_BYTES or blob[0] != VERSION:
+        if len(blob) < LEAST_BYTES or not blob[0]:
             raise SealBrokenError("a stored record is cut short")
         key_id = blob[2 : 2 + blob[1]].decode("ascii", "replace")
         if key_id not in self._keys:
@@ -118,7 +137,7 @@ class Sealer:
 
 
 def tag_of(blob: bytes) -> bytes:
-    """Return the authentication tag, the input of a conversation's running hash."""
+    """Return the tag of the first sealing, the input of a conversation's running hash."""
     return blob[-TAG_BYTES:]
 
 

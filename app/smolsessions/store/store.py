@@ -11,10 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from smolsessions.store.connection.pipeline import MOST_OPENING, Pipeline
+from smolsessions.store.connection.server_errors import start_errors
 from smolsessions.store.connection.servers import Address, servers_at
 from smolsessions.store.connection.startup_check import ABOUT, IdentityCheck, bind_store, inspect_store
 from smolsessions.store.conversations.conversation_store import ConversationStore
 from smolsessions.store.conversations.history_store import HistoryStore
+from smolsessions.store.key_rotation import Rekeyed, records_by_key, rekey
 from smolsessions.store.partition import Partition, Partitions
 from smolsessions.store.scripts.loader import load_commands, script
 from smolsessions.store.turns.scheduler import Scheduler
@@ -43,6 +45,7 @@ class Store:
     """Tasks that end only when the store fails."""
     first: Pipeline
     """Connection to the partition that holds the store's identity."""
+    partitions: Partitions
 
     async def has_mark(self, name: str, value: str, *, may_set: bool) -> bool:
         """Return whether the store's mark of this name has this value, which a store without it gets."""
@@ -50,6 +53,13 @@ class Store:
             await self.first.send("HSETNX", ABOUT, name, value)
         (found,) = await self.first.send("HMGET", ABOUT, name)
         return bool(found == value.encode())
+
+    async def key_count(self) -> int:
+        """Return how many keys the server holds."""
+        return int(await self.first.send("DBSIZE"))
+
+    async def rekey(self, progress: Callable[[int], None]) -> Rekeyed:
+        return await rekey(self.partitions, progress)
 
 
 @contextlib.asynccontextmanager
@@ -75,7 +85,9 @@ async def open_store(
             turns = TurnStore(partitions, scheduler, IdempotencyKeys(identity.pepper), options)
             conversations = ConversationStore(partitions, turns)
             history = HistoryStore(partitions, conversations, turns)
-            yield Store(server, turns, conversations, history, scheduler, (*running, check.changed), pipelines[0])
+            yield Store(
+                server, turns, conversations, history, scheduler, (*running, check.changed), pipelines[0], partitions
+            )
         finally:
             check.close()
             await _cancel(running)
@@ -84,10 +96,17 @@ async def open_store(
 
 
 async def risks_of_store(address: Address, sealer: Sealer, options: Options) -> tuple[str, list[str]]:
-    """Check a store without a write. Returns the server's name and the risks. Raises `StartError` as `open_store`."""
+    """Check a store without a write. Returns its name with the seal keys in use, and the risks.
+
+    Raises `StartError` as `open_store`.
+    """
     servers = servers_at(address)
     try:
-        return await inspect_store(servers, address, sealer, options)
+        name, risks, partitions = await inspect_store(servers, address, sealer, options)
+        with start_errors(address):
+            counts, is_all = await records_by_key(servers, partitions)
+        used = ", ".join(f"{count} with seal key {key_id}" for key_id, count in sorted(counts.items()))
+        return f"{name} ({used or 'no record'}{'' if is_all else ', in a part of it'})", risks
     finally:
         await servers.aclose()
 

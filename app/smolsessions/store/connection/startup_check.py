@@ -83,10 +83,17 @@ async def bind_store(servers: Servers, address: Address, sealer: Sealer, options
         return name, identity
 
 
-async def inspect_store(servers: Servers, address: Address, sealer: Sealer, options: Options) -> tuple[str, list[str]]:
-    """Check the store as `bind_store` does, and write nothing. Returns the server's name and the risks."""
+async def inspect_store(
+    servers: Servers, address: Address, sealer: Sealer, options: Options
+) -> tuple[str, list[str], int]:
+    """Check the store as `bind_store` does, and write nothing.
+
+    Returns the server's name, the risks, and the number of partitions (0: nothing is stored).
+    """
     async with _connected(servers, address) as client:
-        return await _inspect(servers, client, sealer, options)
+        name, risks = await _inspect(servers, client, sealer, options)
+        partitions: Any = await client.hget(ABOUT, "partitions")
+        return name, risks, int(partitions or 0)
 
 
 @asynccontextmanager

@@ -37,7 +37,7 @@ from smolsessions.store.scripts.loader import flattened
 from smolsessions.store.seal import tag_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
     from smolsessions.core.memories import ImportedConversation, ImportedMemory, StoredStep
     from smolsessions.core.records import AgentName, Conversation, StepType, Turn
@@ -51,6 +51,7 @@ T = TypeVar("T")
 TURNS_AT_ONCE = 500
 MOST_TRIES = 20
 MOST_FORKS = 50
+PIECE_VALUES, PIECE_BYTES = 1000, 1024 * 1024  # of one script: more would delay others
 _OF_RUN = {"planning", "action"}
 
 
@@ -152,11 +153,16 @@ class HistoryStore:
             raise BusyError(f"This conversation was forked {MOST_FORKS} times in a row; export it and import it.")
         new, about = self._neighbour(origin.ref), origin.metadata if metadata is None else metadata
         draft = ConversationFields(about, title=origin.title)
+        staged = secrets.token_hex(12)
+        last: dict[str, int | str] = {"turns": at, "heads": at, "logs": at, "steps": head.count}
+        for kind in (*last, "images", "old", "oldest"):  # one by one, so that other calls come between
+            await _stage_copy(snapshot, staged, kind, last.get(kind, ""))
         state, *rest = await snapshot.scope.call(
             "fork",
             *flattened((await _chunk_tags(snapshot, head)).items()),
             owner=origin.ref.owner,
             read_head=snapshot.version.head,
+            staged=staged,
             to=new.name,
             agent=origin.agent,
             head=new.seal(codec.encode_head(head), "head") if head.count or head.variables else b"",
@@ -165,7 +171,7 @@ class HistoryStore:
             ttl=ttl_us(origin.ttl_s),
             **sealed_fields(new, origin.agent, draft, at, Terms(now.policy, lineage, jumps, now.approve)),
         )
-        return self._changed(state, rest, {b"moved", b"exists"})
+        return self._changed(state, rest, {b"moved", b"exists", b"expired"})
 
     async def record(self, ref: Ref) -> ConversationRecord:
         async def read(snapshot: _Snapshot) -> ConversationRecord | None:
@@ -188,13 +194,26 @@ class HistoryStore:
     ) -> Conversation:
         scope = self._partitions.scope(ref)
         sealed, head = await asyncio.to_thread(_seal_import, scope, brought)
-        turns = len(brought.turns)
+        turns, staged = len(brought.turns), secrets.token_hex(12)
+        for kind, values in sealed.items():
+            for start, piece in _pieces(values):
+                await scope.partition.call("stage", *piece, staged=staged, kind=kind, at=start)
         fields = sealed_fields(
             scope, agent, draft, turns, Terms(draft.policy, jumps=brought.jumps, approve=draft.approve)
         )
         state, *rest = await scope.call(
-            "import", *sealed, owner=ref.owner, agent=agent, ttl=ttl_us(draft.ttl_s), head=head, **fields
+            "import",
+            owner=ref.owner,
+            staged=staged,
+            agent=agent,
+            ttl=ttl_us(draft.ttl_s),
+            head=head,
+            turns=turns,
+            steps=len(brought.memory.steps),
+            **fields,
         )
+        if state == b"expired":
+            raise StoreUnavailableError
         if state == b"exists":
             raise ConversationExistsError
         return self._conversations.of_row(*rest[0])
@@ -362,8 +381,8 @@ async def _chunk_tags(snapshot: _Snapshot, head: Head) -> dict[str, bytes]:
     return {"": head.variables, **open_chunk_list(snapshot.scope, head, listed)}
 
 
-def _seal_import(scope: Scope, brought: ImportedConversation) -> tuple[list[Argument], bytes]:
-    """Return the arguments of import.lua, and the sealed head (empty without steps and variables)."""
+def _seal_import(scope: Scope, brought: ImportedConversation) -> tuple[dict[str, list[Argument]], bytes]:
+    """Return the values of staged keys by kind, and the sealed head (empty without steps and variables)."""
     memory = brought.memory
     turns = [scope.seal(codec.encode_turn(turn), "turn", turn.number) for turn in brought.turns]
     steps, heads, head = _seal_steps(scope, memory)
@@ -377,10 +396,33 @@ def _seal_import(scope: Scope, brought: ImportedConversation) -> tuple[list[Argu
     sealed_images = {name: scope.seal(data, "image", name) for name, data in images.items()}
     earlier = [*heads.items()][:-1]  # the last one is the conversation's own
     sealed_heads = {turn: scope.seal(codec.encode_head(head_then), "head") for turn, head_then in earlier}
-    arguments: list[Argument] = [len(turns), *turns, len(steps), *steps]
-    for pairs in (list(sealed_images.items()), list(chunks.items()), list(sealed_heads.items())):
-        arguments += [len(pairs), *flattened(pairs)]
-    return arguments, scope.seal(codec.encode_head(head), "head") if steps or chunks else b""
+    staged: dict[str, list[Argument]] = {
+        "turns": [*turns],
+        "steps": [*steps],
+        "images": flattened(sealed_images.items()),
+        "variables": flattened(chunks.items()),
+        "heads": flattened(sealed_heads.items()),
+    }
+    return staged, scope.seal(codec.encode_head(head), "head") if steps or chunks else b""
+
+
+def _pieces(values: Sequence[Argument]) -> Iterator[tuple[int, list[Argument]]]:
+    """Yield parts of bounded size, each an even number of values, with the number of values before."""
+    start = size = 0
+    for index in range(0, len(values), 2):
+        size += sum(len(value) if isinstance(value, bytes) else len(str(value)) for value in values[index : index + 2])
+        if size > PIECE_BYTES or index + 2 - start >= PIECE_VALUES:
+            yield start, [*values[start : index + 2]]
+            start, size = index + 2, 0
+    if start < len(values):
+        yield start, [*values[start:]]
+
+
+async def _stage_copy(snapshot: _Snapshot, staged: str, kind: str, last: int | str) -> None:
+    part, cursor = snapshot.head.generation if kind == "steps" else "", b"0"
+    call = partial(snapshot.scope.call, "stage_copy", staged=staged, kind=kind, part=part, last=last)
+    while (cursor := await call(cursor=cursor)) != b"0":
+        pass
 
 
 def _seal_steps(scope: Scope, memory: ImportedMemory) -> tuple[list[bytes], dict[int, Head], Head]:

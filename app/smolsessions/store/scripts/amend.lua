@@ -27,13 +27,34 @@ if restores == '1' then
   for name, blob in pairs(chunks) do put_chunk(ref, generation, name, blob) end
 end
 local steps = key('steps', ref, generation)
-local gone, kept = tonumber(take()), {}
-for _ = 1, gone do
-  local index = take()
-  redis.call('LSET', steps, index, string.sub(redis.call('LINDEX', steps, index) or damaged('steps'), -16))
+local gone, is_gone, kept = tonumber(take()), {}, {}
+for _ = 1, gone do is_gone[tonumber(take())] = true end
+if gone <= 100 then
+  for index in pairs(is_gone) do
+    redis.call('LSET', steps, index, string.sub(redis.call('LINDEX', steps, index) or damaged('steps'), -16))
+  end
+else  -- to find many by their indexes takes five times as long as a new list
+  local rebuilt = key('staged', ref, 'steps')
+  redis.call('UNLINK', rebuilt)
+  for start = 0, redis.call('LLEN', steps) - 1, 100 do
+    local values = redis.call('LRANGE', steps, start, start + 99)
+    for place, value in ipairs(values) do
+      if is_gone[start + place - 1] then
+        values[place] = string.sub(value, -16)
+        gone = gone - 1
+      end
+    end
+    redis.call('RPUSH', rebuilt, unpack(values))
+  end
+  if gone ~= 0 then
+    redis.call('UNLINK', rebuilt)
+    damaged('steps')
+  end
+  redis.call('UNLINK', steps)
+  redis.call('RENAME', rebuilt, steps)
 end
 for _ = 1, tonumber(take()) do kept[take()] = true end
-if gone > 0 then
+if next(is_gone) then
   for _, name in ipairs(redis.call('HKEYS', key('images', ref))) do
     if not kept[name] then redis.call('HDEL', key('images', ref), name) end
   end

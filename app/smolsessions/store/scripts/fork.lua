@@ -1,6 +1,6 @@
--- Copy the first `count` steps and `turn` turns of a conversation into a new one, with a head and terms of its own.
--- `wanted` are the chunks of its variables as (name, tag).
--- ARGV: owner ref read_head to agent record terms head count turn ttl ...wanted
+-- Create a conversation of staged copies of the first `count` steps and `turn` turns of another one, with a head and terms of its
+-- own. `wanted` are the chunks of its variables as (name, tag).
+-- ARGV: owner ref read_head staged to agent record terms head count turn ttl ...wanted
 local from = redis.call('HMGET', key('conversation', ref), 'agent', 'generation', 'head')
 if not from[1] then check_not_damaged(ref) return {'unknown'} end
 local first = first_turn(ref)
@@ -14,23 +14,15 @@ for i = 1, #wanted, 2 do
   chunks[i] = find_chunk(ref, generation, wanted[i], wanted[i + 1])
   if not chunks[i] then return {'gone', wanted[i]} end
 end
-local function copy(kind, part)
-  redis.call('COPY', key(kind, ref, part), key(kind, to, part), 'REPLACE')
-end
-for _, kind in ipairs({'turns', 'images', 'heads', 'old', 'oldest', 'logs'}) do copy(kind) end
-for number = turn + 1, last do
-  redis.call('HDEL', key('heads', to), number)
-  redis.call('HDEL', key('logs', to), number)
-end
+local function staged_length(kind) return redis.call('LLEN', key('staged', staged, kind)) end
+if staged_length('turns') ~= tonumber(turn) or staged_length('steps') ~= tonumber(count) then return {'expired'} end
+unstage(staged, {turns = '', images = '', heads = '', old = '', oldest = '', logs = '', steps = generation}, to)
 for _, number in ipairs(long_logs(ref)) do
   if (parse_int(number) or last + 1) <= tonumber(turn) then
-    copy('log', number)
+    redis.call('COPY', key('log', ref, number), key('log', to, number), 'REPLACE')
     redis.call('SADD', key('longlogs', to), number)
   end
 end
-copy('steps', generation)
-if count == '0' then redis.call('DEL', key('steps', to, generation)) else redis.call('LTRIM', key('steps', to, generation), 0, count - 1) end
-if turn == '0' then redis.call('DEL', key('turns', to)) else redis.call('LTRIM', key('turns', to), 0, turn - 1) end
 for i = 1, #wanted, 2 do redis.call('HSET', key('variables', to, generation), wanted[i], chunks[i]) end
 create(owner, to, agent, record)
 redis.call('HSET', key('conversation', to), 'turns', turn, 'generation', generation, 'terms', terms, 'old_bytes',

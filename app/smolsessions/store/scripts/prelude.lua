@@ -257,7 +257,7 @@ end
 
 -- Delete the working keys of a finished turn, and `more` keys. Its log stays for `log_ttl_s`.
 local function delete_working_keys(ref, turn, ...)
-  redis.call('DEL', key('run', ref, turn), key('journal', ref, turn), key('watch', ref, turn), ...)
+  redis.call('UNLINK', key('run', ref, turn), key('journal', ref, turn), key('watch', ref, turn), ...)
 end
 
 local function close_turn(ref, turn, log_ttl_s)
@@ -334,6 +334,22 @@ local function put_chunk(ref, generation, name, blob)
   redis.call('HSET', conversation, 'old_bytes', string.format('%.0f', math.max(0, size)))
 end
 
+-- Keys of a conversation that is copied or imported are written in pieces, so that no script takes long. Until the last script
+-- names them they are staged, and expire if it never comes.
+local STAGED_S = 600
+
+-- Give staged keys the names of a conversation. `kinds` holds the last part of each name, or ''.
+local function unstage(staged, kinds, ref)
+  for kind, part in pairs(kinds) do
+    local from, to = key('staged', staged, kind), key(kind, ref, part ~= '' and part)
+    redis.call('UNLINK', to)
+    if redis.call('EXISTS', from) == 1 then
+      redis.call('RENAME', from, to)
+      redis.call('PERSIST', to)
+    end
+  end
+end
+
 -- Return a chunk by name and tag, current or old, or false if it is not kept.
 local function find_chunk(ref, generation, name, tag)
   local blob = redis.call('HGET', key('variables', ref, generation), name)
@@ -349,7 +365,7 @@ local function delete_conversation(ref, owner, tombstone_s)
   restore_long_logs(ref)
   for _, turn in ipairs(long_logs(ref)) do redis.call('UNLINK', key('log', ref, turn)) end
   redis.call('UNLINK', key('logs', ref), key('longlogs', ref))
-  redis.call('DEL', conversation, key('steps', ref, generation), key('turns', ref), key('queue', ref), key('images', ref),
+  redis.call('UNLINK', conversation, key('steps', ref, generation), key('turns', ref), key('queue', ref), key('images', ref),
     key('variables', ref, generation), key('pending', ref, generation), key('heads', ref), key('old', ref),
     key('oldest', ref))
   redis.call('HSET', conversation, 'deleted', now())

@@ -1,0 +1,128 @@
+"""Big conversations: an import is bounded, and no single command to the store does all of the work."""
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.support.problems import problem
+from tests.support.service import PLAIN, Service
+from tests.support.store_server import PARTITION, Raw, StoreServer
+from tests.support.turns import DONE
+from tests.support.waiting import wait_until
+
+MOST_TURNS = 10_000
+STAGED_S = 600
+MOST_ARGUMENTS = 1_020  # 1,000 values of a piece
+CUT = re.compile(rb"\.\.\. \((\d+) more arguments\)")
+
+
+def memory_of(turns: int) -> dict[str, Any]:
+    """Return the memory of a smolagents agent with a task for each turn."""
+    steps = [{"task": f"task {number}"} for number in range(1, turns + 1)]
+    return {"format": "smolagents/memory", "agent": "scripted", "steps": steps}
+
+
+def test_an_import_has_a_limit_of_turns(service: Service) -> None:
+    turn = {
+        "message": "m",
+        "agent": {"name": "scripted", "kind": "ToolCallingAgent", "smolagents": "1.26.0"},
+        "timing": {"submitted_at": 1.0},
+        "status": "finished",
+    }
+    turns = [{"turn": number, **turn} for number in range(1, MOST_TURNS + 2)]
+    document = {"format": "smolsessions/conversation", "version": 1, "agent": "scripted", "turns": turns}
+    for body, pointer in ((document, "/turns"), (memory_of(MOST_TURNS + 1), "/steps")):
+        shown = problem(service.client.post("/conversations/import", json=body), 422, "invalid_request")
+        assert shown["errors"][0]["pointer"] == pointer
+        assert "10000" in shown["errors"][0]["message"]
+
+
+@pytest.fixture
+def watched(server: StoreServer, tmp_path: Path) -> Iterator[tuple[Service, Raw]]:
+    """Yield a service, and a client of its store, which notes the last commands."""
+    with Service(tmp_path / "service", PLAIN | server.settings) as service, server.client() as raw:
+        raw.config_set("slowlog-max-len", 100_000)
+        raw.config_set("slowlog-log-slower-than", 0)
+        yield service, raw
+
+
+def longest_call(raw: Raw) -> int:
+    """Return the largest number of arguments of a command since the last call."""
+    commands = raw.execute_command("SLOWLOG", "GET", "-1")
+    raw.slowlog_reset()
+    cuts = [CUT.fullmatch(command[3][-1]) for command in commands]
+    return max(len(command[3]) + (int(cut[1]) if cut else 0) for command, cut in zip(commands, cuts, strict=True))
+
+
+def test_the_store_works_on_big_conversations_in_pieces(watched: tuple[Service, Raw]) -> None:
+    service, raw = watched
+    raw.config_resetstat()
+    raw.slowlog_reset()
+    made = service.post("/conversations/import", **memory_of(MOST_TURNS))
+    assert made.status_code == 201, made.text
+    at = f"/conversations/{made.json()['id']}"
+    for turn in (0, 7_777, None):
+        fork = service.post(f"{at}/fork", **({} if turn is None else {"turn": turn})).json()
+        last = MOST_TURNS if turn is None else turn
+        assert fork["turns"] == last
+        assert service.play(DONE, conversation_id=fork["id"])["turn"] == last + 1
+        for number in {1, 1_001, last} if last else ():
+            assert service.get(f"/conversations/{fork['id']}/turns/{number}")["message"] == f"task {number}"
+        steps = service.get(f"/conversations/{fork['id']}/steps", order="desc", limit=3)["items"]
+        assert [step["type"] for step in steps] == ["action", "task", "task"][: len(steps)]
+        assert service.post(f"/conversations/{fork['id']}/rollback", turn=last // 2).status_code == 200
+        assert service.client.delete(f"/conversations/{fork['id']}").status_code == 204
+    assert service.client.delete(at).status_code == 204
+    stats = raw.info("commandstats")
+    assert {"cmdstat_copy", "cmdstat_del", "cmdstat_ltrim"} & stats.keys() == set()
+    assert longest_call(raw) <= MOST_ARGUMENTS
+    assert list(raw.scan_iter("*:staged:*")) == []
+
+
+def test_many_steps_are_destroyed_at_once(watched: tuple[Service, Raw]) -> None:
+    service, raw = watched
+    made = service.post("/conversations/import", **memory_of(300)).json()["id"]
+    steps = f"{PARTITION}:steps:local/{made}:0"
+    before = raw.lrange(steps, 0, -1)
+    raw.config_resetstat()
+    pruned = service.post(
+        f"/conversations/{made}/prune", policy=[{"name": "token_budget", "max_tokens": 1}], destroy=True
+    ).json()
+    after = raw.lrange(steps, 0, -1)
+    gone = pruned["destroyed"]
+    assert 250 < gone < len(before)
+    assert "cmdstat_lset" not in raw.info("commandstats"), "one by one takes five times as long"
+    assert after == [*(blob[-16:] for blob in before[:gone]), *before[gone:]]
+    assert service.client.get(f"/conversations/{made}/export").status_code == 200
+    assert service.play(DONE, conversation_id=made)["status"] == "finished"
+
+
+def test_an_import_that_was_killed_leaves_nothing_visible(server: StoreServer, tmp_path: Path) -> None:
+    document, path = memory_of(MOST_TURNS), "/conversations/import?id=mine"
+    with Service(tmp_path / "service", PLAIN | server.settings) as service, server.client() as raw:
+        client = threading.Thread(target=lambda: suppressed(service.client, path, document))
+        client.start()
+        wait_until(lambda: next(raw.scan_iter("*:staged:*"), None))
+        service.kill()
+        client.join()
+        staged = list(raw.scan_iter("*:staged:*"))
+        assert staged
+        assert all(0 < raw.ttl(name) <= STAGED_S for name in staged)
+        assert {name for name in raw.scan_iter() if b"mine" in name} == set()
+        service.start()
+        problem(service.client.get("/conversations/mine"), 404, "conversation_not_found")
+        made = service.client.post(path, json=document)
+        assert (made.status_code, made.json()["turns"]) == (201, MOST_TURNS), made.text
+        assert all(raw.ttl(name) == -1 for name in raw.scan_iter("*:local/mine*"))
+        assert service.play(DONE, conversation_id="mine")["turn"] == MOST_TURNS + 1
+
+
+def suppressed(client: httpx2.Client, path: str, document: dict[str, Any]) -> None:
+    with suppress(httpx2.TransportError):
+        client.post(path, json=document)
