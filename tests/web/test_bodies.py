@@ -4,21 +4,27 @@ import base64
 import io
 import json
 import os
+import re
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 
 import httpx2
 import PIL.Image
+import psutil
 import pytest
 
 from tests.support.problems import problem
 from tests.support.service import Service
 from tests.support.stopwatch import Stopwatch
-from tests.support.tiers import deep
+from tests.support.tiers import deep, mostly_deep
 from tests.support.waiting import PATIENCE_S
 
 SENDERS = 6
 LONGEST_PROBE_S = 1.0
+MANY = 300_000
 JSON = {"Content-Type": "application/json"}
 MESSAGE = json.dumps([{"say": "hi"}])
 LISTS = b'{"message":"x","additional_args":{"a":[' + b",".join([b"[1,2,3]"] * 300_000) + b"]}}"
@@ -47,11 +53,9 @@ def test_a_body_that_takes_long_to_parse_is_refused(service: Service, case: str)
     problem(answer, 413, "too_large")
 
 
-@deep
-@pytest.mark.parametrize("case", BODIES)
-def test_bodies_that_take_long_to_parse_block_no_probe(service: Service, case: str) -> None:
-    method, path, body = BODIES[case]
-    service.post("/conversations", id="c")
+@contextmanager
+def probed(service: Service) -> Iterator[list[float]]:
+    """Ask for /livez all the time. Yields the times that the answers took."""
     took: list[float] = []
     started, done = threading.Event(), threading.Event()
 
@@ -64,19 +68,56 @@ def test_bodies_that_take_long_to_parse_block_no_probe(service: Service, case: s
                 started.set()
                 done.wait(0.005)
 
-    def send(_number: int) -> None:
-        problem(service.client.request(method, path, content=body, headers=JSON), 413, "too_large")
-
-    with ThreadPoolExecutor(SENDERS + 1) as pool:
+    with ThreadPoolExecutor(1) as pool:
         probing = pool.submit(probe)
         try:
             assert started.wait(PATIENCE_S)
-            assert len([*pool.map(send, range(SENDERS))]) == SENDERS
+            yield took
         finally:
             done.set()
         probing.result()
     took.sort()
+
+
+@deep
+@pytest.mark.parametrize("case", BODIES)
+def test_bodies_that_take_long_to_parse_block_no_probe(service: Service, case: str) -> None:
+    method, path, body = BODIES[case]
+    service.post("/conversations", id="c")
+
+    def send(_number: int) -> None:
+        problem(service.client.request(method, path, content=body, headers=JSON), 413, "too_large")
+
+    with probed(service) as took, ThreadPoolExecutor(SENDERS) as pool:
+        assert len([*pool.map(send, range(SENDERS))]) == SENDERS
     assert took[int(len(took) * 0.99)] < LONGEST_PROBE_S, took[-5:]
+
+
+WRONG: dict[str, dict[str, object]] = {
+    "turns without members": {"turns": [{}] * MANY},
+    "turns that are numbers": {"turns": [1] * MANY},
+    "a turn of many members": {"turns": [{f"k{number}": 1 for number in range(MANY)}]},
+    "names of tools": {"approve": [1] * MANY},
+    "members": {f"k{number}": 1 for number in range(MANY)},
+    "members of a rule": {"policy": {f"k{number}": 1 for number in range(MANY)}},
+    "files": {"workspace": {f"k{number}": 1 for number in range(MANY)}},
+    "rollbacks": {"rollbacks": [["a", "b"]] * 1000},
+}
+
+
+@pytest.mark.parametrize("case", mostly_deep(WRONG, fast={"turns without members", "a turn of many members"}))
+def test_a_document_with_many_faults_costs_little_and_names_ten_at_most(service: Service, case: str) -> None:
+    document = json.dumps({"format": "smolsessions/conversation", "version": 1, **WRONG[case]}).encode()
+    process = psutil.Process(service.process.pid)
+    Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # the peak of its memory begins anew
+    before, began_at = process.memory_info().rss, sum(process.cpu_times()[:2])
+    with probed(service) as took:
+        answer = service.client.post("/conversations/import", content=document, headers=JSON)
+    assert 1 <= len(problem(answer, 422, "invalid_request")["errors"]) <= 10
+    peak = int(re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())[0]) * 1024
+    assert peak - before < 200 * 1024 * 1024
+    assert sum(process.cpu_times()[:2]) - began_at < 4
+    assert took[-1] < LONGEST_PROBE_S, took[-5:]
 
 
 def test_a_large_image_passes_beside_a_text_full_of_commas(service: Service) -> None:
