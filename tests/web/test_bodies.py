@@ -5,10 +5,12 @@ import io
 import json
 import os
 import re
+import select
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx2
@@ -16,8 +18,10 @@ import PIL.Image
 import psutil
 import pytest
 
+from tests.support.owners import create_as, owner_line
 from tests.support.problems import problem
-from tests.support.service import Service
+from tests.support.raw_http import answer_on, connected
+from tests.support.service import PLAIN, Service
 from tests.support.stopwatch import Stopwatch
 from tests.support.tiers import deep, mostly_deep
 from tests.support.waiting import PATIENCE_S
@@ -145,3 +149,39 @@ def test_additional_args_have_a_bound_of_values_and_one_of_bytes(service: Servic
     assert send([int("7" * 4000)] * 60).status_code == 200
     assert "outside strings" in problem(send([int("7" * 4000)] * 70), 413, "too_large")["detail"]
     assert "quotation marks" in problem(send('"' * 210_000), 413, "too_large")["detail"]
+
+
+def test_bodies_that_are_held_have_a_budget_for_each_owner_and_one_for_all(tmp_path: Path) -> None:
+    """With the largest body of 1 MiB, a process holds 12 MiB and 6 MiB of one owner."""
+    keys = tmp_path / "keys"
+    keys.write_text("".join(owner_line(owner, f"{owner}-0123456789") for owner in ("ada", "bob", "eve")))
+    keys.chmod(0o600)
+    body = b'{"metadata": {}' + b" " * 1_000_000
+
+    def half(owner: str) -> socket.socket:
+        fields = b"Authorization: Bearer %b-0123456789\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
+        head = b"POST /conversations HTTP/1.1\r\nHost: localhost\r\n" + fields % (owner.encode(), len(body) + 1)
+        return stack.enter_context(connected(service, head + b"\r\n" + body))
+
+    def refused(held: list[socket.socket]) -> None:
+        """Check that one of these is refused, and take it away."""
+        found, _, _ = select.select(held, [], [], PATIENCE_S)
+        held.remove(found[0])
+        response, said = answer_on(found[0])
+        assert (response.status, json.loads(said)["code"], response.headers["retry-after"]) == (503, "overloaded", "5")
+        assert not select.select(held, [], [], 0.1)[0]
+
+    settings = PLAIN | {"MAX_BODY_BYTES": "1048576", "RECEIVE_TIMEOUT_S": "120", "API_KEYS_FILE": str(keys)}
+    with Service(tmp_path / "held", settings) as service, ExitStack() as stack:
+        held = [half("ada") for _ in range(7)]
+        refused(held)
+        held += [half("bob") for _ in range(6)]
+        assert create_as(service, "eve-0123456789")  # a small one has room
+        held.append(half("eve"))
+        refused(held)
+        for connection in held:
+            connection.sendall(b"}")
+            assert answer_on(connection)[0].status == 201
+        again = half("ada")
+        again.sendall(b"}")
+        assert answer_on(again)[0].status == 201
