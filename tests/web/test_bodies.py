@@ -97,6 +97,18 @@ def test_bodies_that_take_long_to_parse_block_no_probe(service: Service, case: s
     assert took[int(len(took) * 0.99)] < LONGEST_PROBE_S, took[-5:]
 
 
+@contextmanager
+def takes_little_memory(service: Service) -> Iterator[None]:
+    """Check that the service's memory grows little within the block, at its peak."""
+    process = psutil.Process(service.process.pid)
+    files = Path(f"/proc/{process.pid}")
+    (files / "clear_refs").write_text("5")  # the peak begins anew
+    before = process.memory_info().rss
+    yield
+    peak = int(re.findall(r"VmHWM:\s+(\d+) kB", (files / "status").read_text())[0]) * 1024
+    assert peak - before < 200 * 1024 * 1024
+
+
 WRONG: dict[str, dict[str, object]] = {
     "turns without members": {"turns": [{}] * MANY},
     "turns that are numbers": {"turns": [1] * MANY},
@@ -112,16 +124,23 @@ WRONG: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("case", mostly_deep(WRONG, fast={"turns without members", "a turn of many members"}))
 def test_a_document_with_many_faults_costs_little_and_names_ten_at_most(service: Service, case: str) -> None:
     document = json.dumps({"format": "smolsessions/conversation", "version": 1, **WRONG[case]}).encode()
-    process = psutil.Process(service.process.pid)
-    Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # the peak of its memory begins anew
-    before, began_at = process.memory_info().rss, sum(process.cpu_times()[:2])
-    with probed(service) as took:
+    began_at = sum(psutil.Process(service.process.pid).cpu_times()[:2])
+    with probed(service) as took, takes_little_memory(service):
         answer = service.client.post("/conversations/import", content=document, headers=JSON)
     assert 1 <= len(problem(answer, 422, "invalid_request")["errors"]) <= 10
-    peak = int(re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())[0]) * 1024
-    assert peak - before < 200 * 1024 * 1024
-    assert sum(process.cpu_times()[:2]) - began_at < 4
+    assert sum(psutil.Process(service.process.pid).cpu_times()[:2]) - began_at < 4
     assert took[-1] < LONGEST_PROBE_S, took[-5:]
+
+
+def test_documents_are_imported_one_after_the_other(service: Service) -> None:
+    document = json.dumps({"format": "smolsessions/conversation", "version": 1, "turns": [1] * 2 * MANY}).encode()
+
+    def send(_number: int) -> None:
+        answer = service.client.post("/conversations/import", content=document, headers=JSON)
+        problem(answer, 422, "invalid_request")
+
+    with takes_little_memory(service), ThreadPoolExecutor(10) as pool:
+        assert len([*pool.map(send, range(10))]) == 10
 
 
 def test_a_large_image_passes_beside_a_text_full_of_commas(service: Service) -> None:
