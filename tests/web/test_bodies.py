@@ -24,7 +24,7 @@ from tests.support.raw_http import answer_on, connected
 from tests.support.service import PLAIN, Service
 from tests.support.stopwatch import Stopwatch
 from tests.support.tiers import deep, mostly_deep
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, Gate
 
 SENDERS = 6
 LONGEST_PROBE_S = 1.0
@@ -204,3 +204,25 @@ def test_bodies_that_are_held_have_a_budget_for_each_owner_and_one_for_all(tmp_p
         again = half("ada")
         again.sendall(b"}")
         assert answer_on(again)[0].status == 201
+
+
+def test_a_turn_that_is_waited_for_holds_no_body(tmp_path: Path) -> None:
+    gates = [Gate(tmp_path / f"gate{number}") for number in range(7)]
+
+    def ask(gate: Gate) -> None:
+        body = json.dumps({"message": json.dumps([gate.script, {"say": "hi"}]), "agent": "scripted"}).encode()
+        turn = service.client.post("/turn", content=body + b" " * 1_000_000, headers=JSON)
+        assert turn.status_code == 200, turn.text
+
+    settings = PLAIN | {"MAX_BODY_BYTES": "1048576"}  # six of these bodies may be held at once
+    with Service(tmp_path / "waiting", settings) as service, ThreadPoolExecutor(len(gates)) as pool:
+        asked = []
+        try:
+            for gate in gates:
+                asked.append(pool.submit(ask, gate))
+                gate.reached()
+        finally:
+            for gate in gates:
+                gate.open()
+        for turn in asked:
+            turn.result()
