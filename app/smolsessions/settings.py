@@ -199,8 +199,8 @@ class Settings(BaseSettings):
     receive_timeout_s: float = Field(
         10,
         gt=0,
-        description="Longest time for the head of a request, and for a body that brings less than 1 KiB a second. Then "
-        "the answer is a 408.",
+        description="Longest time for the head of a request, and for a body that brings less than 1 KiB a second in "
+        "such a time. Then the answer is a 408, as for any body after 300 s.",
     )
     send_timeout_s: float = Field(
         30,

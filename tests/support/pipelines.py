@@ -138,7 +138,7 @@ def _monitored(store: StoreServer) -> Iterator[list[str]]:
 
 _ARGUMENT = re.compile(r'"((?:[^"\\]|\\.)*)"')  # redis-py's own takes an escaped backslash for an escaped quote
 _LINE = re.compile(
-    r"(LLEN|HSETNX|RPUSH|DEL|ECHO) (?:\{p\d+\}:run:\S+ )?(?:\{p\d+\}:(queue|log|journal|steps):\S+ ?)?([^\s\\]*)"
+    r"(LLEN|HSETNX|RPUSH|UNLINK|ECHO) (?:\{p\d+\}:run:\S+ )?(?:\{p\d+\}:(queue|log|journal|steps):\S+ ?)?([^\s\\]*)"
 )
 _WITH_EVENT = {
     "queue": "turn.queued",
@@ -167,7 +167,7 @@ def _entries(lines: list[str]) -> Iterator[Entry]:
             ("RPUSH", "queue"): Entry("queue", "queue"),
             ("HSETNX", "journal"): Entry("journal", name),
             ("RPUSH", "steps"): Entry("step", "step"),
-            ("DEL", "journal"): Entry("commit", ""),
+            ("UNLINK", "journal"): Entry("commit", ""),
         }.get((command, kind))
         if entry or (command, kind) == ("LLEN", "log"):
             if events or not entry:

@@ -4,21 +4,31 @@ import base64
 import io
 import json
 import os
+import re
+import select
+import socket
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import httpx2
 import PIL.Image
+import psutil
 import pytest
 
+from tests.support.owners import create_as, owner_line
 from tests.support.problems import problem
-from tests.support.service import Service
+from tests.support.raw_http import answer_on, connected
+from tests.support.service import PLAIN, Service
 from tests.support.stopwatch import Stopwatch
-from tests.support.tiers import deep
-from tests.support.waiting import PATIENCE_S
+from tests.support.tiers import deep, mostly_deep
+from tests.support.waiting import PATIENCE_S, Gate
 
 SENDERS = 6
 LONGEST_PROBE_S = 1.0
+MANY = 300_000
 JSON = {"Content-Type": "application/json"}
 MESSAGE = json.dumps([{"say": "hi"}])
 LISTS = b'{"message":"x","additional_args":{"a":[' + b",".join([b"[1,2,3]"] * 300_000) + b"]}}"
@@ -47,11 +57,9 @@ def test_a_body_that_takes_long_to_parse_is_refused(service: Service, case: str)
     problem(answer, 413, "too_large")
 
 
-@deep
-@pytest.mark.parametrize("case", BODIES)
-def test_bodies_that_take_long_to_parse_block_no_probe(service: Service, case: str) -> None:
-    method, path, body = BODIES[case]
-    service.post("/conversations", id="c")
+@contextmanager
+def probed(service: Service) -> Iterator[list[float]]:
+    """Ask for /livez all the time. Yields the times that the answers took."""
     took: list[float] = []
     started, done = threading.Event(), threading.Event()
 
@@ -64,19 +72,75 @@ def test_bodies_that_take_long_to_parse_block_no_probe(service: Service, case: s
                 started.set()
                 done.wait(0.005)
 
-    def send(_number: int) -> None:
-        problem(service.client.request(method, path, content=body, headers=JSON), 413, "too_large")
-
-    with ThreadPoolExecutor(SENDERS + 1) as pool:
+    with ThreadPoolExecutor(1) as pool:
         probing = pool.submit(probe)
         try:
             assert started.wait(PATIENCE_S)
-            assert len([*pool.map(send, range(SENDERS))]) == SENDERS
+            yield took
         finally:
             done.set()
         probing.result()
     took.sort()
+
+
+@deep
+@pytest.mark.parametrize("case", BODIES)
+def test_bodies_that_take_long_to_parse_block_no_probe(service: Service, case: str) -> None:
+    method, path, body = BODIES[case]
+    service.post("/conversations", id="c")
+
+    def send(_number: int) -> None:
+        problem(service.client.request(method, path, content=body, headers=JSON), 413, "too_large")
+
+    with probed(service) as took, ThreadPoolExecutor(SENDERS) as pool:
+        assert len([*pool.map(send, range(SENDERS))]) == SENDERS
     assert took[int(len(took) * 0.99)] < LONGEST_PROBE_S, took[-5:]
+
+
+@contextmanager
+def takes_little_memory(service: Service) -> Iterator[None]:
+    """Check that the service's memory grows little within the block, at its peak."""
+    process = psutil.Process(service.process.pid)
+    files = Path(f"/proc/{process.pid}")
+    (files / "clear_refs").write_text("5")  # the peak begins anew
+    before = process.memory_info().rss
+    yield
+    peak = int(re.findall(r"VmHWM:\s+(\d+) kB", (files / "status").read_text())[0]) * 1024
+    assert peak - before < 200 * 1024 * 1024
+
+
+WRONG: dict[str, dict[str, object]] = {
+    "turns without members": {"turns": [{}] * MANY},
+    "turns that are numbers": {"turns": [1] * MANY},
+    "a turn of many members": {"turns": [{f"k{number}": 1 for number in range(MANY)}]},
+    "names of tools": {"approve": [1] * MANY},
+    "members": {f"k{number}": 1 for number in range(MANY)},
+    "members of a rule": {"policy": {f"k{number}": 1 for number in range(MANY)}},
+    "files": {"workspace": {f"k{number}": 1 for number in range(MANY)}},
+    "rollbacks": {"rollbacks": [["a", "b"]] * 1000},
+}
+
+
+@pytest.mark.parametrize("case", mostly_deep(WRONG, fast={"turns without members", "a turn of many members"}))
+def test_a_document_with_many_faults_costs_little_and_names_ten_at_most(service: Service, case: str) -> None:
+    document = json.dumps({"format": "smolsessions/conversation", "version": 1, **WRONG[case]}).encode()
+    began_at = sum(psutil.Process(service.process.pid).cpu_times()[:2])
+    with probed(service) as took, takes_little_memory(service):
+        answer = service.client.post("/conversations/import", content=document, headers=JSON)
+    assert 1 <= len(problem(answer, 422, "invalid_request")["errors"]) <= 10
+    assert sum(psutil.Process(service.process.pid).cpu_times()[:2]) - began_at < 4
+    assert took[-1] < LONGEST_PROBE_S, took[-5:]
+
+
+def test_documents_are_imported_one_after_the_other(service: Service) -> None:
+    document = json.dumps({"format": "smolsessions/conversation", "version": 1, "turns": [1] * 2 * MANY}).encode()
+
+    def send(_number: int) -> None:
+        answer = service.client.post("/conversations/import", content=document, headers=JSON)
+        problem(answer, 422, "invalid_request")
+
+    with takes_little_memory(service), ThreadPoolExecutor(10) as pool:
+        assert len([*pool.map(send, range(10))]) == 10
 
 
 def test_a_large_image_passes_beside_a_text_full_of_commas(service: Service) -> None:
@@ -104,3 +168,61 @@ def test_additional_args_have_a_bound_of_values_and_one_of_bytes(service: Servic
     assert send([int("7" * 4000)] * 60).status_code == 200
     assert "outside strings" in problem(send([int("7" * 4000)] * 70), 413, "too_large")["detail"]
     assert "quotation marks" in problem(send('"' * 210_000), 413, "too_large")["detail"]
+
+
+def test_bodies_that_are_held_have_a_budget_for_each_owner_and_one_for_all(tmp_path: Path) -> None:
+    """With the largest body of 1 MiB, a process holds 12 MiB and 6 MiB of one owner."""
+    keys = tmp_path / "keys"
+    keys.write_text("".join(owner_line(owner, f"{owner}-0123456789") for owner in ("ada", "bob", "eve")))
+    keys.chmod(0o600)
+    body = b'{"metadata": {}' + b" " * 1_000_000
+
+    def half(owner: str) -> socket.socket:
+        fields = b"Authorization: Bearer %b-0123456789\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
+        head = b"POST /conversations HTTP/1.1\r\nHost: localhost\r\n" + fields % (owner.encode(), len(body) + 1)
+        return stack.enter_context(connected(service, head + b"\r\n" + body))
+
+    def refused(held: list[socket.socket]) -> None:
+        """Check that one of these is refused, and take it away."""
+        found, _, _ = select.select(held, [], [], PATIENCE_S)
+        held.remove(found[0])
+        response, said = answer_on(found[0])
+        assert (response.status, json.loads(said)["code"], response.headers["retry-after"]) == (503, "overloaded", "5")
+        assert not select.select(held, [], [], 0.1)[0]
+
+    settings = PLAIN | {"MAX_BODY_BYTES": "1048576", "RECEIVE_TIMEOUT_S": "120", "API_KEYS_FILE": str(keys)}
+    with Service(tmp_path / "held", settings) as service, ExitStack() as stack:
+        held = [half("ada") for _ in range(7)]
+        refused(held)
+        held += [half("bob") for _ in range(6)]
+        assert create_as(service, "eve-0123456789")  # a small one has room
+        held.append(half("eve"))
+        refused(held)
+        for connection in held:
+            connection.sendall(b"}")
+            assert answer_on(connection)[0].status == 201
+        again = half("ada")
+        again.sendall(b"}")
+        assert answer_on(again)[0].status == 201
+
+
+def test_a_turn_that_is_waited_for_holds_no_body(tmp_path: Path) -> None:
+    gates = [Gate(tmp_path / f"gate{number}") for number in range(7)]
+
+    def ask(gate: Gate) -> None:
+        body = json.dumps({"message": json.dumps([gate.script, {"say": "hi"}]), "agent": "scripted"}).encode()
+        turn = service.client.post("/turn", content=body + b" " * 1_000_000, headers=JSON)
+        assert turn.status_code == 200, turn.text
+
+    settings = PLAIN | {"MAX_BODY_BYTES": "1048576"}  # six of these bodies may be held at once
+    with Service(tmp_path / "waiting", settings) as service, ThreadPoolExecutor(len(gates)) as pool:
+        asked = []
+        try:
+            for gate in gates:
+                asked.append(pool.submit(ask, gate))
+                gate.reached()
+        finally:
+            for gate in gates:
+                gate.open()
+        for turn in asked:
+            turn.result()

@@ -226,8 +226,19 @@ class LeapingLoop(asyncio.SelectorEventLoop):
         return super().time() + self.leapt_s
 
 
-@pytest.mark.parametrize(("is_busy", "status"), [(True, 200), (False, 408)])
-def test_the_clock_of_a_body_stands_still_while_no_one_reads_it(is_busy: bool, status: int) -> None:
+@pytest.mark.parametrize(
+    ("first_bytes", "leaps_s", "until", "status"),
+    [
+        pytest.param(100_000, [500], "later", 200, id="no one reads it for long"),
+        pytest.param(100_000, [500], "timer", 200, id="no one reads it until its timer fires"),
+        pytest.param(100_000, [500], None, 408, id="silence"),
+        pytest.param(100_000, [2, 2, 2], None, 408, id="silence after a burst"),
+        pytest.param(500_000, [400], None, 408, id="it takes longer than a body may"),
+    ],
+)
+def test_a_body_has_a_rate_and_a_time_except_while_no_one_reads_it(
+    first_bytes: int, leaps_s: list[float], until: str | None, status: int
+) -> None:
     async def send_half_and_leap() -> int:
         loop, go, state = asyncio.get_running_loop(), asyncio.Event(), ServerState()
         assert isinstance(loop, LeapingLoop)
@@ -245,14 +256,17 @@ def test_the_clock_of_a_body_stands_still_while_no_one_reads_it(is_busy: bool, s
         server = await loop.create_server(lambda: limited_connections(TIMEOUT_S, MOST)(**options), "127.0.0.1", 0)
         async with server:
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-            if not is_busy:
+            if until is None:
                 go.set()
-            writer.write(POST + b"Content-Length: 200000\r\n\r\n" + b"x" * 100_000)
+            writer.write(POST + b"Content-Length: %d\r\n\r\n" % (first_bytes + 100_000) + b"x" * first_bytes)
             await writer.drain()
             while not (state.connections and is_read(next(iter(state.connections)))):  # noqa: ASYNC110 - no event says so
                 await asyncio.sleep(0.01)
-            loop.leapt_s += 500
-            await asyncio.sleep(0.05)
+            for leap_s in leaps_s:
+                loop.leapt_s += leap_s
+                if until == "timer":
+                    go.set()  # the app reads on before the timer's turn comes
+                await asyncio.sleep(0.05)
             go.set()
             writer.write(b"x" * 100_000)
             found = (await reader.readline()).split()
@@ -261,7 +275,7 @@ def test_the_clock_of_a_body_stands_still_while_no_one_reads_it(is_busy: bool, s
 
     def is_read(connection: Any) -> bool:
         """Return whether the service has stopped to read, or has read the half."""
-        return bool(connection.flow.read_paused if is_busy else connection._body_bytes == 100_000)  # noqa: SLF001
+        return bool(connection.flow.read_paused if until else connection._body_bytes == first_bytes)  # noqa: SLF001
 
     def play() -> int:
         with asyncio.Runner(loop_factory=LeapingLoop) as runner:

@@ -15,7 +15,7 @@ from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.json_data import derived_from, invalid_request, json_pointer, storable
 from smolsessions.core.media import StepFile, StepImage
 from smolsessions.core.policies import Rules, policy_data
-from smolsessions.core.records import AgentName, AgentVersion, Outcome, Rollback, Timing, Turn, TurnOptions
+from smolsessions.core.records import AgentName, AgentVersion, Items, Outcome, Rollback, Timing, Turn, TurnOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,6 +27,7 @@ FORMAT, VERSION = "smolsessions/conversation", 1
 MEMORY_FORMAT = "smolagents/memory"
 """Format of a document with the result of `agent.memory.get_full_steps()`."""
 MAX_TURNS = 10_000
+MAX_MEMBERS = 50  # of an object that a model describes
 MAX_ROLLBACKS = 1000
 """A list of turns looks at all rollbacks for each turn."""
 _READ_BY_AGENTS = frozenset({"steps", "images", "files", "variables"})
@@ -44,7 +45,7 @@ class MemoryDocument(BaseModel):
     title: str | None = Field(None, min_length=1, max_length=200)
     metadata: dict[str, Any] = {}
     policy: Rules | None = None
-    approve: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=50)] = ()
+    approve: Annotated[Items[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=50)] = ()
 
     @property
     def jumps(self) -> tuple[Rollback, ...]:
@@ -69,8 +70,8 @@ class TurnDocument(BaseModel):
     options: TurnOptions = TurnOptions()
     attempts: int = Field(1, ge=0)
     additional_args: dict[str, Any] = {}
-    output_images: tuple[StepImage, ...] = ()
-    output_files: tuple[StepFile, ...] = ()
+    output_images: Items[StepImage] = ()
+    output_files: Items[StepFile] = ()
 
 
 class ConversationDocument(MemoryDocument):
@@ -78,10 +79,12 @@ class ConversationDocument(MemoryDocument):
 
     version: Literal[1]
     id: str | None = None
-    turns: Annotated[tuple[TurnDocument, ...], Field(max_length=MAX_TURNS, fail_fast=True)] = ()
-    rollbacks: list[Annotated[list[int], Field(min_length=2, max_length=2)]] = Field([], max_length=MAX_ROLLBACKS)
+    turns: Annotated[Items[TurnDocument], Field(max_length=MAX_TURNS)] = ()
+    rollbacks: Annotated[
+        list[Annotated[list[int], Field(min_length=2, max_length=2)]], Field(max_length=MAX_ROLLBACKS, fail_fast=True)
+    ] = []
     workspace: dict[str, str] = {}
-    not_exported: list[dict[str, str]] = []
+    not_exported: Annotated[list[dict[str, str]], Field(fail_fast=True)] = []
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -142,6 +145,7 @@ def parse_document(document: Any) -> tuple[MemoryDocument, dict[str, Any]]:
     if kind == FORMAT and (type(document.get("version")) is not int or document["version"] != VERSION):
         raise InvalidRequestError.at("/version", f"is not {VERSION}, the one that this release reads")
     outer = {name: value for name, value in document.items() if name not in _READ_BY_AGENTS}
+    _check_members(outer)
     for name, value in outer.items():
         try:
             storable(name)
@@ -160,6 +164,25 @@ def parse_document(document: Any) -> tuple[MemoryDocument, dict[str, Any]]:
         return parsed, {"format": kind, **memory}
     _check_numbers(parsed)
     return parsed, {"format": kind, "version": VERSION, "steps": [], **memory}
+
+
+def _check_members(outer: dict[str, Any]) -> None:
+    """Refuse objects of very many members, and the first file without a text.
+
+    Pydantic would collect an error of 1 KB for each member. A validator of the model cannot check this: in its strict
+    mode pydantic makes no tuples of the lists that a validator has seen.
+    """
+    objects = [("", outer)]
+    for name in ("turns", "not_exported"):
+        found = outer.get(name)
+        objects += [(f"/{name}/{place}", each) for place, each in enumerate(found if isinstance(found, list) else ())]
+    for pointer, each in objects:
+        if isinstance(each, dict) and len(each) > MAX_MEMBERS:
+            raise InvalidRequestError.at(pointer, "has far too many members")
+    files = outer.get("workspace")
+    for path, data in files.items() if isinstance(files, dict) else ():
+        if not isinstance(data, str):
+            raise InvalidRequestError.at(json_pointer(["workspace", path]), "is no base64")
 
 
 def imported_turns(

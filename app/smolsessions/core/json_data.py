@@ -26,7 +26,7 @@ M = TypeVar("M", bound=BaseModel)
 
 MAX_METADATA_BYTES = 64 * 1024
 MAX_OBJECT_BYTES = 1024 * 1024
-MAX_PROBLEMS = 20
+MAX_PROBLEMS = 10
 MAX_POINTER_CHARS = 200
 _SHOWN_CHARS = 80
 _AROUND = 8  # levels that records and pages put around what a client sends

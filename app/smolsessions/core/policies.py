@@ -20,6 +20,7 @@ from pydantic import (
 
 MOST_RULES = 8
 MOST_NAME_CHARS = 300
+MOST_MEMBERS = 10  # each unknown one of a rule is an error of its own
 NAME = "Name of the rule."
 NONE_SENTENCE = (
     "is no policy: use no_pruning, keep_last_n_steps, prune_old_observations, token_budget, summarize, or a function "
@@ -104,8 +105,8 @@ def _listed(value: Any) -> Any:
 
 
 def _named(rule: Any) -> Any:
-    if not isinstance(rule, dict | BaseModel):
-        raise ValueError(NONE_SENTENCE)  # noqa: TRY004 - pydantic tells of these
+    if not isinstance(rule, dict | BaseModel) or (isinstance(rule, dict) and len(rule) > MOST_MEMBERS):
+        raise ValueError(NONE_SENTENCE)
     return rule
 
 

@@ -33,6 +33,8 @@ EntryType = StepType | Literal["edit"]
 
 Seconds = Annotated[float, Field(ge=0, le=1e11)]
 Count = Annotated[int, Field(ge=0)]
+Items = Annotated[tuple[T, ...], Field(fail_fast=True)]
+"""Tuple of which pydantic reports the first wrong item. It would collect an error of 1 KB for each."""
 
 MAX_TITLE_CHARS = 80  # of a title from a message
 MAX_CRASHES = 3  # of a turn's attempts without a new effect; then the turn fails
@@ -323,7 +325,7 @@ class TurnOptions:
     reset: bool = False
     deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     on_busy: OnBusy = "reject"
-    approve: tuple[str, ...] = ()
+    approve: Items[str] = ()
 
 
 @record
@@ -335,14 +337,14 @@ class Outcome:
     output: Any = None
     state: RunState | None = None
     steps: Count = 0
-    tool_calls: tuple[ToolCall, ...] = ()
+    tool_calls: Items[ToolCall] = ()
     usage: Usage = field(default_factory=Usage)
     error: Failure | None = None
-    dropped_variables: tuple[str, ...] = ()
+    dropped_variables: Items[str] = ()
     left_out: LeftOut | None = None
-    images: tuple[StepImage, ...] = ()
+    images: Items[StepImage] = ()
     """Images of the answer, stored with the last step."""
-    files: tuple[StepFile, ...] = ()
+    files: Items[StepFile] = ()
     """Files of the answer, stored likewise."""
 
 

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import ClientDisconnect
 
-from smolsessions.core.errors import TooLargeError
+from smolsessions.core.errors import OverloadedError, TooLargeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from starlette.types import Message, Receive
+
+    from smolsessions.core.records import Owner
 
 T = TypeVar("T")
 
@@ -34,32 +37,69 @@ _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/="
 _THREAD = ThreadPoolExecutor(1, "bodies")  # several would take the interpreter lock from the event loop in turn
 
 
-async def read_body(receive: Receive, max_bytes: int) -> bytes:
-    """Read a body. Raises `TooLargeError` and `ClientDisconnect`."""
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        body += message.get("body", b"")
-        if len(body) > max_bytes:
-            raise too_large(max_bytes)
-        if not message.get("more_body"):
-            return bytes(body)
+class BodyBudget:
+    """Bytes of all bodies that this process holds at once. One owner gets half of them."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._held = 0
+        self._by_owner: Counter[Owner] = Counter()
+
+    def take(self, owner: Owner, count: int) -> None:
+        """Raise `OverloadedError` if too many bytes are held already."""
+        if self._held + count > self._most_bytes or self._by_owner[owner] + count > self._most_bytes // 2:
+            raise OverloadedError("Too many bytes of request bodies are held at once; try again later.")
+        self._held += count
+        self._by_owner[owner] += count
+
+    def give_back(self, owner: Owner, count: int) -> None:
+        self._held -= count
+        self._by_owner[owner] -= count
+        if not self._by_owner[owner]:
+            del self._by_owner[owner]
 
 
-def replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that yields a body that was read before, then continues."""
-    sent = False
+class HeldBody:
+    """Body of a request. It counts in a budget until it is freed."""
 
-    async def receive_again() -> Message:
-        nonlocal sent
-        if sent:
-            return await receive()
-        sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
+    def __init__(self, budget: BodyBudget, owner: Owner) -> None:
+        self._budget, self._owner = budget, owner
+        self._taken = 0
+        self.data = b""
 
-    return receive_again
+    async def read(self, receive: Receive, most_bytes: int) -> None:
+        """Raises `TooLargeError`, `OverloadedError` and `ClientDisconnect`."""
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            piece = message.get("body", b"")
+            if len(body) + len(piece) > most_bytes:
+                raise too_large(most_bytes)
+            self._budget.take(self._owner, len(piece))
+            self._taken += len(piece)
+            body += piece
+            if not message.get("more_body"):
+                self.data = bytes(body)
+                return
+
+    def replay(self, receive: Receive) -> Receive:
+        """Return a `receive` that yields the body, then continues."""
+        sent = False
+
+        async def receive_again() -> Message:
+            nonlocal sent
+            if sent:
+                return await receive()
+            sent = True
+            return {"type": "http.request", "body": self.data, "more_body": False}
+
+        return receive_again
+
+    def free(self) -> None:
+        self._budget.give_back(self._owner, self._taken)
+        self._taken, self.data = 0, b""
 
 
 def too_large(max_bytes: int) -> TooLargeError:

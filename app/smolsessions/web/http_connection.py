@@ -10,6 +10,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from smolsessions.core.errors import (
@@ -34,6 +35,7 @@ MAX_HEAD_BYTES = 32 * 1024
 MAX_FIELDS = 100
 MAX_PIPELINED = 16
 MIN_BYTES_PER_S = 1024
+MAX_BODY_S = 300.0  # 20 MiB at 70 KB/s; a body that takes longer holds memory for too long
 SPARE_CONNECTIONS = 64  # beyond the bound, for probes
 SPARE_S = 2.0
 _IS_GONE, _ON_DISCONNECT = "is_gone", "on_disconnect"
@@ -63,6 +65,28 @@ class _Phase(IntEnum):
     BODY = 2
 
 
+class _ClockedFlow(FlowControl):
+    """Flow control with a clock that stands still while reading is paused, as it is behind a pipelined request."""
+
+    def __init__(self, transport: asyncio.Transport, time: Callable[[], float]) -> None:
+        super().__init__(transport)
+        self._time = time
+        self._paused_at = self._paused_s = 0.0
+
+    def clock(self) -> float:
+        return (self._paused_at if self.read_paused else self._time()) - self._paused_s
+
+    def pause_reading(self) -> None:
+        if not self.read_paused:
+            self._paused_at = self._time()
+        super().pause_reading()
+
+    def resume_reading(self) -> None:
+        if self.read_paused:
+            self._paused_s += self._time() - self._paused_at
+        super().resume_reading()
+
+
 class Connection(HttpToolsProtocol):
     """Connection of one client.
 
@@ -80,7 +104,10 @@ class Connection(HttpToolsProtocol):
         "_running",
         "_timer",
         "_unreported",
+        "_window_began",
+        "_window_bytes",
     )
+    flow: _ClockedFlow
 
     def __init__(self, *arguments: Any, receive_timeout_s: float, max_connections: int, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -90,12 +117,14 @@ class Connection(HttpToolsProtocol):
         self._phase = _Phase.IDLE
         self._unreported = 0  # bytes since the parser last reported a head, a chunk or a piece of a body
         self._body_bytes = 0
-        self._body_began = 0.0
+        self._body_began = self._window_began = 0.0
+        self._window_bytes = 0  # of the body, before the window
         self._timer: asyncio.TimerHandle | None = None
         self._running: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _ClockedFlow(transport, self.loop.time)
         count = len(self.connections)
         if count > self._max_connections + SPARE_CONNECTIONS:
             self._refuse(TooManyConnectionsError())
@@ -147,11 +176,11 @@ class Connection(HttpToolsProtocol):
         if not self.pipeline and self.cycle is not None and not self.cycle.response_complete:
             self.pipeline = deque()  # uvicorn is about to queue the request
         super().on_headers_complete()
-        self._unreported = self._body_bytes = 0
+        self._unreported = self._body_bytes = self._window_bytes = 0
         self.headers = []  # uvicorn would add trailers to the checked headers
         self._phase = _Phase.BODY
         self._disarm()
-        self._body_began = self.loop.time()
+        self._body_began = self._window_began = self.flow.clock()
 
     def on_chunk_header(self) -> None:
         self._unreported = 0
@@ -211,13 +240,18 @@ class Connection(HttpToolsProtocol):
             self._refuse(RequestTimeoutError())
 
     def _rest_s(self) -> float:
-        """Return the time left for a body. It grows with each byte, and stops while reading is paused."""
+        """Return the time left for a body. Each window must bring enough bytes. Earlier ones give no credit."""
         if self._phase is not _Phase.BODY or self.cycle.response_complete:
             return 0.0
-        now, timeout_s = self.loop.time(), self._receive_timeout_s
         if self.flow.read_paused:
-            self._body_began = now
-        return self._body_began + timeout_s + self._body_bytes / MIN_BYTES_PER_S - now
+            return self._receive_timeout_s
+        now = self.flow.clock()
+        passed_s = now - self._window_began
+        if passed_s >= self._receive_timeout_s:
+            if self._body_bytes - self._window_bytes < passed_s * MIN_BYTES_PER_S:
+                return 0.0
+            self._window_began, self._window_bytes, passed_s = now, self._body_bytes, 0.0
+        return min(self._receive_timeout_s - passed_s, self._body_began + MAX_BODY_S - now)
 
     def _refuse(self, error: ServiceError) -> None:
         """Close the connection, after an answer, except if an earlier request still waits for its own."""

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 
 from smolsessions.core.errors import ForeignHostError, ForeignOriginError, MalformedError, MediaTypeError, ServiceError
 from smolsessions.core.request_id import request_id
-from smolsessions.web.body import LARGE_BYTES, check_structure, in_thread_if_large, read_body, replay, too_large
+from smolsessions.web.body import LARGE_BYTES, BodyBudget, HeldBody, check_structure, in_thread_if_large, too_large
 from smolsessions.web.problems import response_to
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOGGED_CHARS = 100
+MOST_LARGEST_BODIES = 12  # bytes of so many are held at once: 240 MB by default, a quarter of a web pod's memory
 
 _HOST = re.compile(rb"((?:[a-z0-9_](?:[a-z0-9_.-]{0,253}[a-z0-9_.])?)?|\[[0-9a-f:.]{2,45}\])(?::([0-9]{1,5}))?")
 _ORIGIN = re.compile(rb"(https?)://(.+)")
@@ -48,7 +49,7 @@ _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _IMPORT = ("POST", "/conversations/import")  # its document may be large, and is parsed in a thread
 
 
-async def _no_answer(_scope: Scope, _headers: Mapping[bytes, bytes], _body: bytes) -> None:
+async def _no_answer(_scope: Scope, _headers: Mapping[bytes, bytes], _body: HeldBody) -> None:
     pass
 
 
@@ -63,7 +64,7 @@ class RequestChecks:
         app: ASGIApp,
         *,
         authenticator: Authenticator,
-        answer_at_once: Callable[[Scope, Mapping[bytes, bytes], bytes], Awaitable[ASGIApp | None]] = _no_answer,
+        answer_at_once: Callable[[Scope, Mapping[bytes, bytes], HeldBody], Awaitable[ASGIApp | None]] = _no_answer,
         hosts: Collection[str] | None,
         origins: Collection[str],
         max_body_bytes: int,
@@ -77,6 +78,7 @@ class RequestChecks:
         self._authenticator = authenticator
         self._answer_at_once = answer_at_once
         self._max_body_bytes = max_body_bytes
+        self._budget = BodyBudget(max_body_bytes * MOST_LARGEST_BODIES)
         self._check_structure = partial(check_structure, max_text_bytes=max_text_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -125,20 +127,24 @@ class RequestChecks:
             # An unauthorized body is not read. The route takes owner and claims from the scope.
             authorization = headers.get(b"authorization", b"").decode("latin-1")
             scope["owner"], scope["claims"], scope["key"] = self._authenticator.identify(authorization)
-            is_import = (scope["method"], scope["path"]) == _IMPORT
-            body = await self._checked_body(headers, receive, is_import=is_import)
-            if response := await self._answer_at_once(scope, headers, body):
-                await response(scope, receive, send)
-                return
-            receive = replay(body, receive)
-        await self._app(scope, receive, send)
+            body = HeldBody(self._budget, scope["owner"])
+            try:
+                await self._read(body, headers, receive, is_import=(scope["method"], scope["path"]) == _IMPORT)
+                if response := await self._answer_at_once(scope, headers, body):
+                    await response(scope, receive, send)
+                else:
+                    await self._app(scope, body.replay(receive), send)
+            finally:
+                body.free()
+        else:
+            await self._app(scope, receive, send)
 
     def _is_private(self, name: bytes) -> bool:
         """True beyond loopback for a name that no page of a public site can have: an address, or a local name."""
         is_private = b"." not in name or name.startswith(b"[") or name.endswith(_PRIVATE) or _IPV4.fullmatch(name)
         return bool(is_private) and not self._authenticator.loopback
 
-    async def _checked_body(self, headers: dict[bytes, bytes], receive: Receive, *, is_import: bool) -> bytes:
+    async def _read(self, held: HeldBody, headers: dict[bytes, bytes], receive: Receive, *, is_import: bool) -> None:
         length = headers.get(b"content-length", b"0")
         has_body = length != b"0" or b"transfer-encoding" in headers
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
@@ -146,7 +152,8 @@ class RequestChecks:
             raise MediaTypeError
         if length.isdigit() and int(length) > self._max_body_bytes:
             raise too_large(self._max_body_bytes)
-        body = await read_body(receive, self._max_body_bytes)
+        await held.read(receive, self._max_body_bytes)
+        body = held.data
         if len(body) > LARGE_BYTES and not is_import:
             await in_thread_if_large(self._check_structure, body)
         try:
@@ -155,7 +162,6 @@ class RequestChecks:
             raise MalformedError from None
         if b"\0" in body:  # UTF-16 or UTF-32
             raise MalformedError
-        return body
 
 
 def _check_single(headers: Iterable[tuple[bytes, bytes]]) -> None:

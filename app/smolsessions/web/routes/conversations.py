@@ -261,6 +261,7 @@ def file_routes(conversations: Conversations) -> APIRouter:
 
 def memory_routes(conversations: Conversations) -> APIRouter:
     router = APIRouter(tags=["memory"], route_class=StrictRoute)
+    importing = asyncio.Semaphore(1)  # a document of 5 MB takes 300 MB of memory while it is imported
 
     @router.post(
         "/conversations/import",
@@ -272,9 +273,9 @@ def memory_routes(conversations: Conversations) -> APIRouter:
         owner: CallerOwner, request: Request, new_id: NewId = None, agent: Agent = None
     ) -> Response:
         """Create a conversation from an exported one, or from the result of `agent.memory.get_full_steps()`."""
-        document = await in_thread_if_large(_read_document, await request.body())
-        made = await conversations.bring_in(owner, document, new_id, agent)
-        return _created(made)
+        async with importing:
+            document = await in_thread_if_large(_read_document, await request.body())
+            return _created(await conversations.bring_in(owner, document, new_id, agent))
 
     @router.get(f"{AT}/messages", responses=responses(Messages, 404, 409, 422))
     async def get_messages(

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from smolsessions.core.records import Turn
     from smolsessions.core.turns import Turns
+    from smolsessions.web.body import HeldBody
     from smolsessions.web.sse import EventStreams
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class NewTurns:
         self._limits = limits
         self._streams = streams
 
-    async def answer_at_once(self, scope: Scope, headers: Mapping[bytes, bytes], body: bytes) -> Response | None:
+    async def answer_at_once(self, scope: Scope, headers: Mapping[bytes, bytes], body: HeldBody) -> Response | None:
         """Return the answer to a request, or None if it is not valid or not plain: FastAPI answers it."""
         path = _PATH.fullmatch(scope["path"])
         is_plain = path and not scope["query_string"] and len(headers) == len(scope["headers"])
@@ -113,9 +114,10 @@ class NewTurns:
         if key is not None and not _KEY.fullmatch(key):
             return None
         try:
-            request = await in_thread_if_large(TurnRequest.model_validate_json, body)
+            request = await in_thread_if_large(TurnRequest.model_validate_json, body.data)
         except ValidationError:
             return None
+        body.free()  # the turn may take long
         if path[1]:
             set_conversation(request, path[1])
         return await self.answer(scope, request, accept, prefer, idempotency_key=key)
