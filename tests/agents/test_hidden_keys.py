@@ -11,7 +11,8 @@ import pytest
 
 from smolsessions.agents.config.agents_file import load_agents_file
 from smolsessions.store.seal import new_key
-from tests.support.key_search import echoing, files_of, found_in, unsealed, values_of
+from tests.support.http_server import Server
+from tests.support.key_search import Echo, files_of, found_in, unsealed, values_of
 from tests.support.llm import LLM
 from tests.support.owners import owner_line
 from tests.support.sandboxes import E2BService, serving
@@ -157,12 +158,12 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("hidden")
     with (
         running_store(folder / "store") as store,
-        echoing() as echo,
+        Server(Echo) as echo,
         serving(E2BService, folder, "the key of another team") as sandboxes,
         HttpServer(folder) as far,
     ):
         llm = request.getfixturevalue("_llm_server")
-        yield Place(folder, llm, store, echo=echo, sandboxes=sandboxes.url, far=far.url)
+        yield Place(folder, llm, store, echo=echo.url, sandboxes=sandboxes.url, far=far.url)
 
 
 @pytest.mark.usefixtures("llm")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.providers import KEY, Answer, Provider, provider
+from tests.support.providers import KEY, Answer, Provider
 from tests.support.service import Service
 from tests.support.streaming import log_of
 from tests.support.tiers import mostly_deep
@@ -88,14 +88,14 @@ model_retries = 2
 ENDPOINTS = (
     ("/api/chat", "/v1/messages") if HAS_LITELLM else ("/v1/chat/completions", "/openai/deployments/m/chat/completions")
 )
-ANSWER = Answer(call=("final_answer", {"answer": "It is 42."}))
+ANSWER = Answer(calls=(("final_answer", {"answer": "It is 42."}),))
 BROKEN = Answer(status=500, body={"error": {"message": f"broken {KEY}"}})
 QUESTION = "how is the weather in Lisbon?"
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Provider]:
-    with provider() as running:
+    with Provider() as running:
         yield running
 
 
