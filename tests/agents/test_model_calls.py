@@ -97,19 +97,16 @@ def test_prompts_after_a_call_without_text_equal_smolagents_own(
 
 
 @pytest.fixture(scope="module")
-def _retrying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, LLM]]:
-    with LLM() as llm:
-        settings = CHAT | {"MODEL_API_BASE": llm.base_url, "MODEL_TIMEOUT_S": "1", "MODEL_FIRST_BYTE_S": "1"}
-        with Service(tmp_path_factory.mktemp("retrying"), settings, {"ENDPOINT_URL": llm.base_url}) as running:
-            yield running, llm
+def repeating(_llm_server: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    settings = CHAT | {"MODEL_API_BASE": _llm_server.base_url, "MODEL_TIMEOUT_S": "1", "MODEL_FIRST_BYTE_S": "1"}
+    with Service(tmp_path_factory.mktemp("repeating"), settings, {"ENDPOINT_URL": _llm_server.base_url}) as running:
+        yield running
 
 
 @pytest.fixture
-def retrying(request: pytest.FixtureRequest) -> tuple[Service, LLM]:
+def retrying(repeating: Service, llm: LLM) -> tuple[Service, LLM]:
     """Return a service that repeats calls, and its provider with an empty script."""
-    service, llm = request.getfixturevalue("_retrying")
-    llm.reset()
-    return service, llm
+    return repeating, llm
 
 
 def test_a_call_that_fails_in_transit_is_made_again(retrying: tuple[Service, LLM]) -> None:

@@ -1,13 +1,20 @@
-"""No attribute that model-written code may read leads to its interpreter, the service or other modules."""
+"""Ways out of the interpreter: walks over attributes, known escapes, and attacks made from a grammar."""
 
+import multiprocessing
 import types
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from smolsessions.agents.sandbox import guard
+from tests.support.attacks import attacks, reached
 from tests.support.code_turns import play_code, printed
 from tests.support.service import Service
-from tests.support.tiers import mostly_deep
+from tests.support.tiers import deep, mostly_deep
 
 MODULES = "import collections, datetime, itertools, math, queue, random, re, stat, statistics, time, unicodedata"
 THINGS = """
@@ -146,3 +153,32 @@ def test_no_method_of_a_plain_value_would_be_refused() -> None:
         for name in dir(kind):
             if not name.startswith("__"):
                 guard.check(getattr(kind(), name), {}, [])
+
+
+Run = Callable[[list[str]], list[str]]
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["guarded", "bare"])
+def run(request: pytest.FixtureRequest) -> Iterator[tuple[bool, Run]]:
+    """Return a function that runs blocks in a process of its own, which the blocks may change."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        act = partial(reached, is_guarded=request.param)
+        yield request.param, lambda blocks: pool.submit(act, blocks).result(timeout=50)
+
+
+@pytest.mark.parametrize("run", [False], indirect=True)
+def test_the_attacks_succeed_without_the_guard(run: tuple[bool, Run]) -> None:
+    assert len(run[1](attacks()[-200:])) > 50
+
+
+@deep
+@pytest.mark.parametrize("run", [True], indirect=True)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(blocks=st.lists(st.sampled_from(attacks()), min_size=40, max_size=80))
+def test_no_attack_reaches_a_hidden_thing(run: tuple[bool, Run], blocks: list[str]) -> None:
+    assert run[1](blocks) == []
+
+
+@pytest.mark.parametrize("run", [True], indirect=True)
+def test_none_of_some_attacks_reaches_a_hidden_thing(run: tuple[bool, Run]) -> None:
+    assert run[1](attacks()[::31]) == []

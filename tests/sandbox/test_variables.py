@@ -73,51 +73,6 @@ def test_a_value_that_cannot_be_pickled_is_named_and_the_others_are_kept(
     executor(f"{name}.close()" if name == "talk" else "pass")
 
 
-def test_a_name_that_can_no_longer_be_pickled_is_removed_until_it_can_again() -> None:
-    executor = new_executor()
-    variables = Variables(executor, MAX_BYTES)
-    executor("a = [1]; b = a")
-    (chunk,) = variables.save().changed
-    executor("a.append(i for i in [1])")
-    assert variables.save() == SavedVariables({}, [chunk], ["a", "b"])
-    assert variables.save() == SavedVariables({}, [], ["a", "b"])
-    executor("t = a.pop()\ndel t")
-    assert list(variables.save().changed) == [chunk]
-
-
-def test_the_largest_chunks_are_dropped_if_all_are_too_large() -> None:
-    executor = new_executor()
-    executor("a = 'a' * 400; b = 'b' * 500; c = 'c' * 300; d = b'd' * 5000; e = [d]")
-    variables = Variables(executor, 1000)
-    saved = variables.save()
-    assert saved.dropped == ["b", "d", "e"]
-    assert sum(map(len, saved.changed.values())) <= 1000
-    executor("d = e = 1; a = 2")
-    saved = variables.save()
-    assert (len(saved.changed), len(saved.removed), saved.dropped) == (4, 0, [])
-
-
-def test_only_changed_chunks_are_saved() -> None:
-    executor = new_executor()
-    executor("\n".join(f"v{i} = [{i}, 'text', {{'k': {i}}}]" for i in range(100)))
-    variables = Variables(executor, MAX_BYTES)
-    assert len(variables.save().changed) == 100
-    executor("v7[2]['k'] = 'new'")
-    (chunk,) = variables.save().changed.values()
-    assert b"v7" in chunk
-    assert len(chunk) < 100
-    executor("del v7")
-    saved = variables.save()
-    assert (saved.changed, len(saved.removed), saved.dropped) == ({}, 1, [])
-    executor("v8.append(v9)")
-    saved = variables.save()
-    assert (len(saved.changed), len(saved.removed)) == (1, 2)
-    executor("def f():\n    return 1")
-    assert len(variables.save().changed) == 1
-    executor("f.calls = 1")
-    assert len(variables.save().changed) == 1
-
-
 def test_chunks_keep_their_bytes_in_a_process_that_changes_nothing(
     another_process: Callable[..., Any],
 ) -> None:

@@ -1,16 +1,25 @@
-"""Checks before every route: hosts, origins, and bodies that end too early."""
+"""Checks before every route: hosts, origins, bodies that end too early, and those that take long to parse."""
 
+import base64
+import io
 import json
+import os
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx2
+import PIL.Image
 import pytest
 
 from tests.support.launch import ON_LOOPBACK
 from tests.support.problems import nothing_stored, problem
 from tests.support.raw_http import connected, problem_on
 from tests.support.service import PLAIN, Service
-from tests.support.waiting import wait_until
+from tests.support.stopwatch import Stopwatch
+from tests.support.tiers import deep
+from tests.support.waiting import PATIENCE_S, wait_until
 
 ALLOWED = "http://app.example:5173"
 BAD_HOSTS = (
@@ -138,3 +147,92 @@ def test_pages_in_a_browser_run_only_the_services_own_scripts(service: Service) 
             part.strip() for part in policy.split(";")
         }
         assert "unsafe" not in policy
+
+
+SENDERS = 6
+LONGEST_PROBE_S = 1.0
+JSON = {"Content-Type": "application/json"}
+MESSAGE = json.dumps([{"say": "hi"}])
+LISTS = b'{"message":"x","additional_args":{"a":[' + b",".join([b"[1,2,3]"] * 300_000) + b"]}}"
+KEYS = b"{" + b",".join(b'"k%d":1' % number for number in range(200_000)) + b"}"
+BODIES = {
+    "lists in additional_args": ("POST", "/turn", LISTS),
+    "lists in a conversation's turn": ("POST", "/conversations/c/turns", LISTS),
+    "keys": ("POST", "/turn", KEYS),
+    "keys of a conversation": ("POST", "/conversations", KEYS),
+    "keys in metadata": ("PATCH", "/conversations/c", b'{"metadata":' + KEYS + b"}"),
+    "rules": ("POST", "/conversations", b'{"policy":[' + b",".join([b'{"a":1}'] * 300_000) + b"]}"),
+    "long numbers": ("POST", "/turn", b'{"additional_args":{"a":[' + b",".join([b"7" * 4300] * 4000) + b"]}}"),
+    "one long number": ("POST", "/turn", b"7" * 19_000_000),
+    "escapes": ("POST", "/turn", b'{"message":"' + rb"\\" * 9_000_000 + b'"}'),
+    "quotation marks": ("POST", "/turn", b'{"message":"' + rb"\"" * 9_000_000 + b'"}'),
+    "wide characters": ("POST", "/turn", b'{"message":"' + "😀".encode() * 4_500_000 + b'"}'),
+    "blanks": ("POST", "/conversations", b'{"id":' + b" " * 19_000_000 + b'"a"}'),
+}
+
+
+@pytest.mark.parametrize("case", BODIES)
+def test_a_body_that_takes_long_to_parse_is_refused(service: Service, case: str) -> None:
+    method, path, body = BODIES[case]
+    service.post("/conversations", id="c")
+    answer = service.client.request(method, path, content=body, headers=JSON)
+    problem(answer, 413, "too_large")
+
+
+@deep
+@pytest.mark.parametrize("case", BODIES)
+def test_bodies_that_take_long_to_parse_block_no_probe(service: Service, case: str) -> None:
+    method, path, body = BODIES[case]
+    service.post("/conversations", id="c")
+    took: list[float] = []
+    started, done = threading.Event(), threading.Event()
+
+    def probe() -> None:
+        with httpx2.Client(base_url=service.client.base_url, timeout=PATIENCE_S) as client, Stopwatch() as watch:
+            while not done.is_set():
+                watch.restart()
+                assert client.get("/livez").status_code == 200
+                took.append(watch.s)
+                started.set()
+                done.wait(0.005)
+
+    def send(_number: int) -> None:
+        problem(service.client.request(method, path, content=body, headers=JSON), 413, "too_large")
+
+    with ThreadPoolExecutor(SENDERS + 1) as pool:
+        probing = pool.submit(probe)
+        try:
+            assert started.wait(PATIENCE_S)
+            assert len([*pool.map(send, range(SENDERS))]) == SENDERS
+        finally:
+            done.set()
+        probing.result()
+    took.sort()
+    assert took[int(len(took) * 0.99)] < LONGEST_PROBE_S, took[-5:]
+
+
+def test_a_large_image_passes_beside_a_text_full_of_commas(service: Service) -> None:
+    file = io.BytesIO()
+    PIL.Image.frombytes("RGB", (1100, 1100), os.urandom(1100 * 1100 * 3)).save(file, "PNG", compress_level=0)
+    image = base64.b64encode(file.getvalue()).decode()
+    assert len(image) > 4_500_000  # more than a body may hold beside images
+    message = json.dumps([{"say": "hi", "note": ',[{\\"' * 9_000}])
+    for text in (image, f"data:image/png;base64,{image}"):
+        turn = service.post("/turn", message=message, agent="scripted", images=[text])
+        assert turn.status_code == 200, turn.text[:500]
+    escaped = json.dumps({"message": MESSAGE, "agent": "scripted", "images": [image]}).replace("/", "\\/")
+    turn = service.client.post("/turn", content=escaped, headers=JSON)
+    assert turn.status_code == 200, turn.text[:500]
+
+
+def test_additional_args_have_a_bound_of_values_and_one_of_bytes(service: Service) -> None:
+    def send(args: object) -> httpx2.Response:
+        return service.post("/turn", message=MESSAGE, agent="scripted", additional_args={"a": args})
+
+    assert send([123_456_789] * 9_900).status_code == 200
+    problem(send([123_456_789] * 10_100), 413, "too_large")
+    assert send("word, " * 170_000).status_code == 200
+    problem(send("word, " * 180_000), 413, "too_large")
+    assert send([int("7" * 4000)] * 60).status_code == 200
+    assert "outside strings" in problem(send([int("7" * 4000)] * 70), 413, "too_large")["detail"]
+    assert "quotation marks" in problem(send('"' * 210_000), 413, "too_large")["detail"]

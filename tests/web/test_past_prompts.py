@@ -1,8 +1,9 @@
-"""GET …/messages?turn=N&step=K: prompts of past turns, rebuilt from the steps on record."""
+"""Reads of a conversation: prompts of past turns, rebuilt from the steps on record, and variables."""
 
 import json
 from typing import Any
 
+from tests.support.code_turns import code_script
 from tests.support.service import Service
 from tests.support.streaming import Event
 from tests.support.turns import DONE, SHOWN, error_code, held_turn
@@ -70,3 +71,18 @@ def test_only_a_step_of_a_turn_that_is_over_has_a_past_prompt(service: Service, 
         running = service.client.get(here, params={"turn": 2})
         assert (running.status_code, error_code(running)) == (409, "busy")
         assert len(prompt(service, turn, turn=1)) == 1
+
+
+def test_variables_are_listed_with_previews_sizes_and_reasons(service: Service) -> None:
+    code = "x = [1, 2]\nlong = 'a' * 2000\nf = lambda: 1\nfinal_answer('kept')"
+    said = service.play(*code_script(code), agent="coder", additional_args={"city": "Bonn"})
+    assert said["reply"] == "kept"
+    items = service.get(f"/conversations/{said['conversation_id']}/variables")["items"]
+    found = {(item["kind"], item["name"]): item for item in items}
+    own = {"agent": "", "kind": "variable", "name": "x", "preview": "[1,2]", "size_bytes": 5, "reason": None}
+    assert found["variable", "x"] == own
+    assert len(found["variable", "long"]["preview"]) == 500
+    assert found["variable", "long"]["size_bytes"] == 2002
+    assert found["variable", "f"]["preview"] is None
+    assert "function" in found["variable", "f"]["reason"]
+    assert any(item["name"] == "city" and item["preview"] == '"Bonn"' for item in items)
