@@ -13,43 +13,12 @@ from hypothesis import strategies as st
 from smolsessions.agents.sandbox import guard
 from tests.support.attacks import attacks, reached
 from tests.support.code_turns import play_code, printed
+from tests.support.data import data
 from tests.support.service import Service
 from tests.support.tiers import deep, mostly_deep
 
 MODULES = "import collections, datetime, itertools, math, queue, random, re, stat, statistics, time, unicodedata"
-THINGS = """
-class Keeper:
-    def __init__(self):
-        self.seen = []
-    def __enter__(self):
-        return self
-    def __exit__(self, *seen):
-        self.seen.append(seen)
-        return True
-    def method(self):
-        return self.seen
-keeper = Keeper()
-with keeper:
-    1 / 0
-try:
-    lose(name='a key')
-except Exception as error:
-    caught = error
-try:
-    [].nosuch
-except Exception as error:
-    missing = error
-def double(n):
-    return n * 2
-halve = lambda n: n / 2
-items = (item for item in [1])
-held = [lose, final_answer, print, getattr, setattr, len, keeper.method, [].append, 'x'.format, queue.Queue(), parcel]
-moment = datetime.datetime.now()
-drawn = random.Random(1)
-found = re.match('a', 'a')
-a_parcel = parcel(weight=3)
-a_picture = picture()
-"""
+THINGS = data("walked_things.txt")
 LIBRARIES = """
 import numpy, pandas
 from json import decoder

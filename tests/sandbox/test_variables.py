@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from smolagents.local_python_executor import LocalPythonExecutor
 
 from smolsessions.agents.sandbox.variables import SavedVariables, Variables, use_state
+from tests.support.data import data
 from tests.support.executors import MAX_BYTES, comparable, new_executor, said
 from tests.support.programs import CARRIED, CARRIED_WITH_PANDAS, HOSTILE
 from tests.support.tiers import deep
@@ -197,23 +198,7 @@ STATEMENTS = [
     "X = fY",
     "X = fY()",
 ]
-PRELUDE = """
-class Node:
-    shared = None
-    def __init__(self, value):
-        self.value = value
-    def add(self, other):
-        self.value = [self.value, other]
-        return self
-def make(start):
-    box = [start]
-    def push(more):
-        box.append(more)
-        return box
-    return push
-def last():
-    return e
-"""
+PRELUDE = data("statements_prelude.txt")
 
 
 @st.composite

@@ -10,26 +10,10 @@ from typing import Any
 from smolagents.local_python_executor import LocalPythonExecutor, PythonExecutor
 
 from smolsessions.agents.sandbox import guard
+from tests.support.data import data
 
 IMPORTS = ["functools", "string"]
-BEGIN = """
-import collections, functools, itertools, queue, random, re, statistics, string
-class Name(str):
-    def startswith(self, *_):
-        return False
-class Keeper:
-    def method(self):
-        return 1
-    def __getattr__(self, name):
-        return take
-k = Keeper()
-f = lambda: 0
-g = (n for n in [1])
-try:
-    1 / 0
-except Exception as raised:
-    error = raised
-"""
+BEGIN = data("attacks_begin.txt")
 HIDDEN = """
     f.__globals__ f.__closure__ f.__code__ f.__builtins__ f.__class__ g.gi_frame g.gi_code stub.__closure__
     stub.__globals__ int.__subclasses__ type(k).__dict__ k.__dict__ k.method.__func__ k.method.__self__
@@ -40,28 +24,7 @@ HIDDEN = """
 """.split()
 OPERATORS = "+ - * / // % ** & | ^ << >>".split()
 REFLECTED = "radd rsub rmul rtruediv rfloordiv rmod rpow rand ror rxor rlshift rrshift".split()
-PASSED = [
-    "take(*a)",
-    "take(**{{'x': a[-1]}})",
-    "list(map(take, a))",
-    "list(map(take, map(dict.get, a[1:], ['ast'])))",
-    "list(map(take, map(getattr(dict, 'get'), a[1:], ['ast'])))",
-    "list(map(take, map(*[dict.get, a[1:], ['__builtins__']])))",
-    "list(map(take, map(dict.pop, a[1:], ['nosuch'], a[1:])))",
-    "list(filter(take, a))",
-    "sorted(a, key=take)",
-    "max(a, key=take)",
-    "min(a, key=take)",
-    "next(iter(functools.partial(take, a[-1]), 1))",
-    "functools.reduce(take, a)",
-    "list(itertools.starmap(take, [a]))",
-    "list(itertools.accumulate(a, take))",
-    "list(itertools.chain(*[map(take, a)]))",
-    "[take(x) for x in a]",
-    "take(a[-1])",
-    "a[-1](take)",
-    "collections.defaultdict(take, x=a[-1])['y']",
-]
+PASSED = data("attacks_passed.txt").splitlines()
 READS = [
     "take({o}.{a})",
     "take({o}.{a}())",
