@@ -22,7 +22,7 @@ from browser_tests.reader import (
     wait,
 )
 from tests.support.service import Service
-from tests.support.turns import wait_for_gate
+from tests.support.waiting import Gate
 
 
 def test_everything_can_be_done_with_the_keyboard_alone(opened: Open, service: Service, gate: Path) -> None:
@@ -173,7 +173,7 @@ def test_the_inspector_shows_and_changes_the_memory(opened: Open, service: Servi
 def test_effects_of_a_waiting_turn_are_followed_to_its_end(opened: Open, service: Service, gate: Path) -> None:
     page = opened(service)
     choose(page, "mailer")
-    say(page, [{"call": [["send_email", {"to": "ada", "text": "hi"}]]}, wait_for_gate(gate), {"say": "sent"}])
+    say(page, [{"call": [["send_email", {"to": "ada", "text": "hi"}]]}, Gate(gate).script, {"say": "sent"}])
     ended(page, "waiting")
     page.get_by_role("button", name="Inspector", exact=True).click()
     panel = page.get_by_role("tabpanel")

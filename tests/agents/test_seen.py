@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -271,20 +270,6 @@ def test_usage_is_summed_over_plans_steps_and_managed_agents(service: Service) -
         models = {event["call_id"] for event in events if event["type"] == "message.delta"}
         for name, each in (("input_tokens", 10), ("output_tokens", 5)):
             assert events[-1]["result"]["usage"][name] == sum(usage[name] for usage in finished) == each * len(models)
-
-
-def test_two_conversations_at_once_see_only_their_own(service: Service) -> None:
-    def play(text: str) -> Any:
-        return seen(
-            service, {"call": [to("lead", {"call": [["echo", {"text": text}]]}, {"say": text})]}, DONE, agent="family"
-        )
-
-    texts = [f"text {number}" for number in range(8)]
-    with ThreadPoolExecutor(8) as pool:
-        for text, events in zip(texts, pool.map(play, texts), strict=True):
-            assert {event["conversation_id"] for event in events} == {events[0]["conversation_id"]}
-            assert [call["arguments"]["text"] for call in calls_in(events) if call["name"] == "echo"] == [text]
-            check_places(events)
 
 
 def test_a_turn_that_is_watched_from_its_first_event_names_its_attempt(service: Service) -> None:

@@ -557,10 +557,3 @@ def observations(service: Service, turn: Event) -> list[str]:
 def plain(value: Any) -> Any:
     """Leave out addresses."""
     return json.loads(re.sub(r"(?i)0x[0-9a-f]{6,}", "0x", json.dumps(value)))
-
-
-def test_a_tools_result_of_a_class_that_is_not_carried_is_its_json_form_or_a_label(service: Service) -> None:
-    forms = {"money": "{'amount': 7", "opaque": "[tests.support.agents.Opaque] opaque!", "error": "[builtins.V"}
-    _, texts = play_code(service, *(f"print(make(what={what!r}))" for what in forms))
-    for text, form in zip(texts, forms.values(), strict=True):
-        assert printed(text).startswith(form)

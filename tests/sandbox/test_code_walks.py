@@ -14,6 +14,7 @@ from smolsessions.agents.sandbox import guard
 from tests.support.attacks import attacks, reached
 from tests.support.code_turns import play_code, printed
 from tests.support.data import data
+from tests.support.programs import named
 from tests.support.service import Service
 from tests.support.tiers import deep, mostly_deep
 
@@ -30,54 +31,7 @@ column = frame['a']
 groups = frame.groupby('b')
 """
 WALK = "from tests.support.walks import walk\nprint(walk())"
-REFLECTED = "class E:\n    def __radd__(*a):\n        return list(map(dict.get, map(list.pop, [list(a)]), ['ast']))\n"
-ESCAPES = {
-    "a function's globals in an augmented assignment": f"{REFLECTED}f = lambda: 0\nf.__globals__ += E()",
-    "a generator's frame in an augmented assignment": f"{REFLECTED}(n for n in [1]).gi_frame += E()",
-    "a tool's closure in an augmented assignment": f"{REFLECTED}lose.__closure__ += E()",
-    "all classes": f"{REFLECTED}int.__subclasses__ += E()",
-    "a traceback in an augmented assignment": (
-        f"{REFLECTED}class Catch:\n    def __enter__(self):\n        return self\n"
-        "    def __exit__(self, *seen):\n        seen = list(seen)\n        seen[3] += E()\n"
-        "with Catch():\n    1 / 0"
-    ),
-    "a traceback among unpacked arguments": (
-        "class Catch:\n    def __enter__(self):\n        return self\n"
-        "    def __exit__(self, *seen):\n        print(*seen)\n        return True\n"
-        "with Catch():\n    1 / 0"
-    ),
-    "a UserString's format": "from collections import UserString\nUserString('{0.__globals__}').format(lambda: 0)",
-    "a class that others use": "import queue\nqueue.Queue.get = len",
-    "a function that others call": "import statistics\nstatistics.mean.__defaults__ = (1,)",
-    "a tool's attribute": "lose._runner._executor.authorized_imports.append('*')",
-    "a generator's frame": "(n for n in [1]).gi_frame.f_locals['authorized_imports'].append('*')",
-    "a generator's frame in a call": "(n for n in [1]).gi_frame.f_globals.get('ast')",
-    "a name that denies its underscores": (
-        "class Name(str):\n    def startswith(self, *_):\n        return False\n"
-        "getattr(lambda: 0, Name('__globals__'))['ast']"
-    ),
-    "a traceback": (
-        "class Catch:\n    def __enter__(self):\n        return self\n"
-        "    def __exit__(self, kind, error, trace):\n        trace.tb_frame.f_back\n        return True\n"
-        "with Catch():\n    1 / 0"
-    ),
-    "a traceback's frame through map": (
-        "class Catch:\n    def __enter__(self):\n        return self\n    def __exit__(self, *seen):\n"
-        "        list(map(getattr, seen, ['args', 'args', 'tb_frame']))[2].f_back\n"
-        "with Catch():\n    1 / 0"
-    ),
-    "a module's loader": "import itertools\nlist(map(itertools.__loader__().load_module, ['posix']))",
-    "a module through map": "import random\nlist(map(getattr, [random], ['_os']))[0].getpid()",
-    "a module's new name": (
-        "import re\nlist(map(setattr, map(getattr, [re], ['enum']), ['__name__'], ['re']))\nre.enum.sys"
-    ),
-    "a format's field": "import re\nprint('{0.enum.sys.modules[os].environ}'.format(re))",
-    "a format's dunder": "print('{0.__globals__}'.format(lambda: 0))",
-    "a format's frame": "print(str.format('{0.gi_frame.f_locals}', (n for n in [1])))",
-    "a format through map": "print(list(map('{0.__globals__}'.format, [lambda: 0])))",
-    "a mapping's format": "print('{f.__globals__}'.format_map({'f': lambda: 0}))",
-    "a format's field in a width": "print('{0:{1.__globals__}}'.format(1, lambda: 0))",
-}
+ESCAPES = named(data("escapes.txt"))
 
 
 @pytest.mark.parametrize("agent", mostly_deep(["walker", "walker-libraries", "walker-thread"], fast=["walker"]))

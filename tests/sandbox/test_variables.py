@@ -159,45 +159,7 @@ def test_deeply_nested_values_are_pickled(another_process: Callable[..., Any], k
 
 NAMES = "abcde"
 name = st.sampled_from(NAMES)
-STATEMENTS = [
-    "X = []",
-    "X = [1]",
-    "X = {'k': 0}",
-    "X = 'text'",
-    "X = Y",
-    "X = [Y]",
-    "X = (Y, Z)",
-    "X = {'k': Y}",
-    "X.append(Y)",
-    "X['k'] = Y",
-    "X += [2]",
-    "X = Node(Y)",
-    "X.value = Y",
-    "X = X.value",
-    "X = make(Y)",
-    "X = X(Y)",
-    "X = lambda v: [v, Y]",
-    "X = [lambda v: [v, i, Y] for i in range(2)]",
-    "X = X[0]",
-    "del X",
-    "X = Y.add",
-    "X = Y.append",
-    "Node.shared = X",
-    "X = Node.shared",
-    "X = last()",
-    "X = X[0]()",
-    "X = {'s', 'u', 1}",
-    "class Node(Node):\n    mark = Y",
-    "class Leaf(Node):\n    shared = [Y]",
-    "X = Leaf(Y)",
-    "X = Leaf",
-    "print(X is Y, X == Y)",
-    "print(len(X))",
-    "X = echo",
-    "def fX(v=Y):\n    return [v, Z]",
-    "X = fY",
-    "X = fY()",
-]
+STATEMENTS = [line.replace(r"\n", "\n") for line in data("statements.txt").splitlines()]
 PRELUDE = data("statements_prelude.txt")
 
 

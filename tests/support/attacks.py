@@ -25,47 +25,7 @@ HIDDEN = """
 OPERATORS = "+ - * / // % ** & | ^ << >>".split()
 REFLECTED = "radd rsub rmul rtruediv rfloordiv rmod rpow rand ror rxor rlshift rrshift".split()
 PASSED = data("attacks_passed.txt").splitlines()
-READS = [
-    "take({o}.{a})",
-    "take({o}.{a}())",
-    "take(getattr({o}, '{a}'))",
-    "take(getattr({o}, Name('{a}')))",
-    "take(*[{o}.{a}])",
-    "take(*map(getattr, [{o}], ['{a}']))",
-    "take(**dict(map(getattr, [{o}], ['{a}'])))",
-    "list(map(take, map(getattr, [{o}], ['{a}'])))",
-    "list(map(take, map(functools.partial(getattr, {o}), ['{a}'])))",
-    "take(functools.reduce(getattr, ['{a}'], {o}))",
-    "list(map(take, itertools.starmap(getattr, [({o}, '{a}')])))",
-    "list(map(take, itertools.accumulate([{o}, '{a}'], getattr)))",
-    "sorted([{o}], key=lambda x: take(x.{a}))",
-    "max([{o}, {o}], key=lambda x: take(x.{a}))",
-    "next(iter(functools.partial(getattr, {o}, '{a}'), 0))",
-    "take('{{0.{a}}}'.format({o}))",
-    "take(str.format('{{0.{a}}}', {o}))",
-    "list(map(take, map('{{0.{a}}}'.format, [{o}])))",
-    "take('{{x.{a}}}'.format_map({{'x': {o}}}))",
-    "take(collections.UserString('{{0.{a}}}').format({o}))",
-    "take(string.Formatter().format('{{0.{a}}}', {o}))",
-    "take(string.Formatter().vformat('{{0.{a}}}', [{o}], {{}}))",
-    "take(string.Formatter().get_field('0.{a}', [{o}], {{}}))",
-    "take(f'{{{o}.{a}}}')",
-    "[take(x.{a}) for x in [{o}]]",
-    "list(map(take, (x.{a} for x in [{o}])))",
-    "class C:\n    x = {o}.{a}\ntake(C.x)",
-    "class C(Keeper):\n    x: int = {o}.{a}\ntake(C().x)",
-    "class C:\n    __init_subclass__ = take\nclass D(C):\n    x = {o}.{a}",
-    "for x in [{o}]:\n    take(x.{a})",
-    "try:\n    {o}.{a}.nosuch\nexcept Exception as e:\n    take(e.obj)",
-    "try:\n    raise {o}.{a}\nexcept Exception as e:\n    take(*e.args)",
-    "k.{a} = 1\nfunctools.update_wrapper(k, {o}, ['{a}'], [])\ntake(k.{a})",
-    "functools.wraps({o}, ['{a}'], [])(k)\ntake(k.{a})",
-    "@take\ndef h(x={o}.{a}):\n    take(x)\nh()",
-    "match {o}:\n    case x:\n        take(x.{a})",
-    "with {o}.{a} as x:\n    take(x)",
-    "{o}.{a} = take",
-    "setattr({o}, '{a}', take)\ntake({o}.{a})",
-]
+READS = [line.replace(r"\n", "\n") for line in data("attacks_reads.txt").splitlines()]
 _FORBIDDEN = (types.FrameType, types.CodeType, types.CellType, types.MappingProxyType, PythonExecutor)
 
 

@@ -7,10 +7,19 @@ message is answered whole.
 """
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import httpx
-from smolagents import AzureOpenAIModel, InferenceClientModel, Model, OpenAIModel, ToolCallingAgent, tool
+from smolagents import (
+    AzureOpenAIModel,
+    InferenceClientModel,
+    Model,
+    MultiStepAgent,
+    OpenAIModel,
+    ToolCallingAgent,
+    tool,
+)
 
 import smolsessions
 from tests.support.providers import Answer, Provider, Request
@@ -59,34 +68,11 @@ def make_openai(*, base: str = "ENDPOINT_URL", **client: Any) -> ToolCallingAgen
     return _agent(OpenAIModel("m", api_base=os.environ[base], api_key=KEY, retry=False, client_kwargs=options))
 
 
-def make_openai_httpx() -> ToolCallingAgent:
-    """Make an agent whose client uses httpx instead of httpx2."""
-    return make_openai(http_client=httpx.Client())
-
-
-def make_twice() -> ToolCallingAgent:
-    """Make an agent whose client repeats failed calls by itself."""
-    return make_openai(max_retries=2)
-
-
-def make_encrypted() -> ToolCallingAgent:
-    """Make an agent whose provider takes connections and never answers the TLS handshake."""
-    return make_openai(base="SILENT_URL")
-
-
-def make_encrypted_httpx() -> ToolCallingAgent:
-    return make_openai(base="SILENT_URL", http_client=httpx.Client(timeout=600))
-
-
 def make_streaming() -> ToolCallingAgent:
     """Make an agent whose author asks smolagents to stream."""
     agent = make_openai()
     agent.stream_outputs = True
     return agent
-
-
-def make_retried() -> ToolCallingAgent:
-    return smolsessions.options(make_openai(), model_retries=1)
 
 
 def make_eager() -> ToolCallingAgent:
@@ -141,3 +127,16 @@ def _agent(model: Model) -> ToolCallingAgent:
 
 def _url() -> str:
     return os.environ["ENDPOINT_URL"]
+
+
+FACTORIES: dict[str, Callable[[], MultiStepAgent]] = {
+    # An agent whose client uses httpx instead of httpx2.
+    "openai_httpx": lambda: make_openai(http_client=httpx.Client()),
+    # An agent whose client repeats failed calls by itself.
+    "twice": lambda: make_openai(max_retries=2),
+    # An agent whose provider takes connections and never answers the tls handshake.
+    "encrypted": lambda: make_openai(base="SILENT_URL"),
+    "encrypted_httpx": lambda: make_openai(base="SILENT_URL", http_client=httpx.Client(timeout=600)),
+    "retried": lambda: smolsessions.options(make_openai(), model_retries=1),
+}
+globals().update({f"make_{name}": factory for name, factory in FACTORIES.items()})

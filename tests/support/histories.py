@@ -9,8 +9,8 @@ from tests.support import rememberers
 from tests.support.pictures import png
 from tests.support.service import Service
 from tests.support.streaming import Event
-from tests.support.turns import DONE, ECHO, PROMPT, cancel, submit_turn, wait_for_end, wait_for_gate
-from tests.support.waiting import wait_until
+from tests.support.turns import DONE, ECHO, PROMPT, cancel, submit_turn, wait_for_end
+from tests.support.waiting import Gate, wait_until
 
 SETTINGS = {"AGENTS": rememberers.AGENTS, "DEMO_AGENTS": "0", "THREADS": "16"}
 KINDS = ["rememberer", "code-rememberer"]
@@ -38,7 +38,7 @@ class History:
         if how != STOPPED:
             assert service.play(*script, **body)["status"] == (how or "finished")
             return
-        waits = {"code": f"wait_for({str(self.gate)!r})"} if "code" in self.agent else wait_for_gate(self.gate)
+        waits = {"code": f"wait_for({str(self.gate)!r})"} if "code" in self.agent else Gate(self.gate).script
         for left in (self.gate, self.gate.with_name("gate.started")):
             left.unlink(missing_ok=True)
         turn = submit_turn(service, waits, DONE, **body)

@@ -7,10 +7,11 @@ from tests.support.data import data
 
 
 def _pairs(text: str) -> dict[str, tuple[str, str]]:
-    return {name: (first, then) for name, code in _named(text).items() for first, _, then in [code.partition("---\n")]}
+    return {name: (first, then) for name, code in named(text).items() for first, _, then in [code.partition("---\n")]}
 
 
-def _named(text: str) -> dict[str, str]:
+def named(text: str) -> dict[str, str]:
+    """Return the programs of a text by their names."""
     found = {}
     for part in text.split("=== ")[1:]:
         name, _, code = part.partition("\n")
@@ -22,4 +23,4 @@ CARRIED = _pairs(data("carried.txt"))
 
 CARRIED_WITH_PANDAS = _pairs(data("carried_with_pandas.txt"))
 
-HOSTILE = _named(data("hostile_programs.txt"))
+HOSTILE = named(data("hostile_programs.txt"))

@@ -10,7 +10,7 @@ import httpx2
 
 from tests.support.service import Service
 from tests.support.streaming import Event, place
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
 ECHO: Event = {"call": [["echo", {"text": "ü"}]]}
 DONE: Event = {"say": "done"}
@@ -61,8 +61,8 @@ def error_code(response: httpx2.Response) -> str | None:
 @contextmanager
 def held_turn(service: Service, gate: Path, *, agent: str = "scripted", **body: Any) -> Iterator[Event]:
     """Yield a turn that runs until it is released."""
-    turn = submit_turn(service, wait_for_gate(gate), DONE, agent=agent, **body)
-    wait_until(gate.with_name(f"{gate.name}.started").exists)
+    turn = submit_turn(service, Gate(gate).script, DONE, agent=agent, **body)
+    Gate(gate).reached()
     try:
         yield turn
     finally:
@@ -78,10 +78,6 @@ def submit_next(service: Service, turn: Event, *script: Event, on_busy: str = "e
 def turn_counts(service: Service, turn: Event) -> tuple[int, int | None, int]:
     conversation = service.get(f"/conversations/{turn['conversation_id']}")
     return conversation["turns"], conversation["running_turn"], conversation["queued_turns"]
-
-
-def wait_for_gate(gate: Path) -> Event:
-    return {"call": [["wait_for", {"path": str(gate)}]]}
 
 
 def delegate(agent: str, *script: Event) -> list[Any]:

@@ -47,23 +47,6 @@ def test_tool_calls_are_those_of_this_turn_alone(service: Service) -> None:
     assert second["usage"] == {"input_tokens": 20, "output_tokens": 10}
 
 
-def test_tool_calls_are_in_the_order_in_which_they_were_made_whichever_ends_first(service: Service) -> None:
-    made: list[tuple[str, dict[str, Any]]] = [
-        ("compute", {"seconds": 0.3}),
-        ("echo", {"text": "at once"}),
-        ("compute", {"seconds": 0.1}),
-        ("fail", {"reason": "no"}),
-    ]
-    turn = service.play({"call": made[:3]}, {"call": made[3:]}, {"say": "done"})
-    assert (turn["reply"], turn["tool_call_names"]) == ("done", ["compute", "echo", "compute", "fail"])
-    assert "ValueError: no" in service.steps(turn)[2]["error"]["message"]
-    calls = turn["tool_calls"]
-    assert [(call["name"], call["arguments"]) for call in calls] == made
-    assert [call["ok"] for call in calls] == [True, True, True, False]
-    assert [number for number, call in enumerate(calls) if call["duration_ms"] >= 300] == [0]
-    assert service.get(f"/conversations/{turn['conversation_id']}/turns/1")["tool_calls"] == calls
-
-
 def test_users_write_in_any_language(service: Service) -> None:
     for text in ("你好,世界", "مرحبا بالعالم", "здравствуйте", "नमस्ते", "👩‍👩‍👧‍👦 emoji \u202e rtl \x00 nul"):
         turn = service.play({"say": text})
