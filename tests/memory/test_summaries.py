@@ -32,10 +32,6 @@ def test_a_summary_is_made_once_and_replaces_the_steps_it_covers(service: Servic
     whole = service.steps(turn)
     patch_policy(service, turn, AFTER_600)
     turn = service.follow_up(turn, SHOWN)
-    log = service.client.get(path_of(turn, f"/turns/{turn['turn']}/events")).text
-    started = log.partition("event: step.finished")[0]
-    assert "Summary 1 of" not in started
-    assert started.count("event: step.started") == 1
     (given,) = requested(folder)
     assert given.count("New task:") == 3
     assert "Observation:\n2 long" in given
@@ -56,6 +52,17 @@ def test_a_summary_is_made_once_and_replaces_the_steps_it_covers(service: Servic
     assert summaries(service, turn)[0]["text"] == f"Summary 1 of {len(given)} characters."
     (exported,) = [step for step in service.get(path_of(turn, "/export"))["steps"] if step["type"] == "summary"]
     assert (exported["input_tokens"], exported["output_tokens"]) == (1000, 100)
+
+
+def test_events_do_not_show_the_making_of_a_summary(service: Service) -> None:
+    turn = talk(service, 3)
+    patch_policy(service, turn, AFTER_600)
+    turn = service.follow_up(turn, DONE)
+    log = service.client.get(
+        path_of(turn, f"/turns/{turn['turn']}/events"), headers={"Accept": "text/event-stream"}
+    ).text
+    assert summaries(service, turn)[0]["text"] not in log.partition("event: step.finished")[0]
+    assert log.count("event: step.started") == 1
 
 
 def test_a_second_summary_includes_the_first(service: Service, folder: Path) -> None:

@@ -20,7 +20,7 @@ from smolagents.models import ChatMessage, MessageRole
 
 from smolsessions.agents.memory.tokens import IMAGE_TOKENS, MESSAGE_TOKENS, estimate, estimate_messages
 from smolsessions.web.cursors import cursor_at
-from tests.support import paging
+from tests.support import turns as paging
 from tests.support.policies import LAST_TWO, echo_call, path_of, prune
 from tests.support.service import ROOT, Service
 from tests.support.tiers import deep

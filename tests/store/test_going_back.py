@@ -22,13 +22,12 @@ from tests.support.histories import (
     step_counts,
     variable_x,
 )
-from tests.support.pictures import png
 from tests.support.problems import nothing_stored, problem
 from tests.support.service import Service
 from tests.support.store_server import PARTITION, Raw, StoreServer, conversation_keys
 from tests.support.streaming import log_of
 from tests.support.tiers import mostly_deep
-from tests.support.turns import DONE, ECHO, PROMPT, cancel, held_turn, submit_turn, wait_for_end
+from tests.support.turns import DONE, ECHO, PROMPT, cancel, held_turn, png, submit_turn, wait_for_end
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,11 @@ from smolsessions.store.seal import Sealer, parse_keys
 from tests.support import debian, old_data
 from tests.support.old_data import TALKS
 from tests.support.old_data_checks import messages_of
-from tests.support.pictures import png
 from tests.support.problems import problem
 from tests.support.service import PLAIN, Service
 from tests.support.store_server import PARTITION, SEAL_KEY, Raw, StoreServer
 from tests.support.tiers import mostly_deep
-from tests.support.turns import error_code, submit_turn, wait_for_end, wait_until_back
+from tests.support.turns import error_code, png, submit_turn, wait_for_end, wait_until_back
 from tests.support.waiting import PATIENCE_S, Gate, wait_until
 from tests.topology.node import DURABLE, HOST, START_S, Node, until
 from tools.deploy_check import make_secrets

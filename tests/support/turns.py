@@ -1,5 +1,7 @@
 """Submitting, holding, cancelling and awaiting turns through HTTP, with the usual scripts."""
 
+import base64
+import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -7,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import PIL.Image
 
 from tests.support.service import Service
 from tests.support.streaming import Event, place
@@ -86,3 +89,25 @@ def delegate(agent: str, *script: Event) -> list[Any]:
 
 def cancel(service: Service, turn: Event, prefer: str | None = None) -> httpx2.Response:
     return service.client.post(place(turn, "/cancel"), headers={"Prefer": prefer} if prefer else {})
+
+
+def pixel() -> str:
+    return png("red", (1, 1))
+
+
+def png(colour: str, size: tuple[int, int] = (6, 5)) -> str:
+    buffer = io.BytesIO()
+    PIL.Image.new("RGB", size, colour).save(buffer, "PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def pages(service: Service, path: str, **query: Any) -> list[list[dict[str, Any]]]:
+    """Read all pages of a list."""
+    found = []
+    while True:
+        page = service.get(path, **query)
+        assert page.keys() >= {"items", "next_cursor"}
+        found.append(page["items"])
+        if page["next_cursor"] is None:
+            return found
+        query["cursor"] = page["next_cursor"]

@@ -10,13 +10,12 @@ from redis import Redis
 
 from tests.support.killed_turns import WITHOUT_CODE
 from tests.support.openapi import assert_described
-from tests.support.paging import pages
 from tests.support.service import PLAIN, Service
 from tests.support.store_server import PARTITION, StoreServer
 from tests.support.streaming import Event, log_of, place
 from tests.support.tiers import mostly_deep
 from tests.support.transfer import export, import_document
-from tests.support.turns import DONE, ENDLESS, error_code, submit_next, submit_turn, wait_for_end
+from tests.support.turns import DONE, ENDLESS, error_code, pages, submit_next, submit_turn, wait_for_end
 from tests.support.waiting import Gate
 
 ARGUMENTS = {"city": "Kyōto", "wells": [1, 2.5, None, True], "deep": {"a": {}}}

@@ -11,10 +11,9 @@ import httpx2
 import pytest
 
 from tests.support.metrics import totals
-from tests.support.paging import pages
 from tests.support.problems import OF_A_CONVERSATION, problem, strict_json
 from tests.support.service import AGENTS, CODELESS, PLAIN, Service
-from tests.support.turns import DONE, held_turn, wait_for_end
+from tests.support.turns import DONE, held_turn, pages, wait_for_end
 from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
 BAD_PAGES = [

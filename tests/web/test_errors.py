@@ -14,10 +14,10 @@ import pytest
 
 from smolsessions.core import errors
 from smolsessions.web.problems import status_of
-from tests.support.pictures import pixel, png
 from tests.support.problems import OF_A_CONVERSATION, nothing_stored, problem, send, strict_json
 from tests.support.raw_http import connected, problem_on
 from tests.support.service import PLAIN, Service
+from tests.support.turns import pixel, png
 from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
 SECRET = "hunter2"

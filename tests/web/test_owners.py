@@ -13,12 +13,12 @@ import httpx2
 import pytest
 
 from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, request_as, say_as
-from tests.support.pictures import png
 from tests.support.problems import OF_A_CONVERSATION, nothing_stored, problem, send
 from tests.support.refusals import Ending, Refused, sentence_of, started
 from tests.support.service import PLAIN, Service, run, write_private
 from tests.support.sounds import sent
 from tests.support.tiers import mostly_deep
+from tests.support.turns import png
 from tests.support.waiting import Gate
 
 TURN = {"message": '[{"say": "hi"}]', "agent": "scripted"}

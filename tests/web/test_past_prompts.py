@@ -1,12 +1,15 @@
-"""Reads of a conversation: prompts of past turns, rebuilt from the steps on record, and variables."""
+"""Reads of a conversation: prompts of past turns, rebuilt from the steps on record, variables, and its status."""
 
 import json
+from pathlib import Path
 from typing import Any
 
+from smolsessions import Client
 from tests.support.code_turns import code_script
-from tests.support.service import Service
+from tests.support.openapi import assert_described
+from tests.support.service import PLAIN, Service
 from tests.support.streaming import Event
-from tests.support.turns import DONE, SHOWN, error_code, held_turn
+from tests.support.turns import DONE, SHOWN, error_code, held_turn, submit_next, submit_turn, wait_for_end
 from tests.support.waiting import Gate
 
 ECHO: Event = {"call": [["echo", {"text": "first"}]]}
@@ -86,3 +89,27 @@ def test_variables_are_listed_with_previews_sizes_and_reasons(service: Service) 
     assert found["variable", "f"]["preview"] is None
     assert "function" in found["variable", "f"]["reason"]
     assert any(item["name"] == "city" and item["preview"] == '"Bonn"' for item in items)
+
+
+def test_a_conversation_is_queued_while_its_turn_waits_for_a_thread(tmp_path: Path) -> None:
+    with Service(tmp_path, PLAIN | {"THREADS": "1"}) as service, Client(str(service.client.base_url)) as client:
+        idle = service.post("/conversations").json()
+        with held_turn(service, tmp_path / "gate") as running:
+            behind = submit_next(service, running, DONE)
+            waiting = submit_turn(service, DONE)
+            listed = {
+                status: [each.id for each in client.list_conversations(status=status)]
+                for status in ("idle", "queued", "running")
+            }
+            assert listed == {
+                "idle": [idle["id"]],
+                "queued": [waiting["conversation_id"]],
+                "running": [running["conversation_id"]],
+            }
+            queued = service.get(f"/conversations/{waiting['conversation_id']}")
+            assert (queued["status"], queued["running_turn"], queued["queued_turns"]) == ("queued", None, 1)
+            assert_described("Conversation", queued)
+        for turn in (behind, waiting):
+            assert wait_for_end(service, turn)["status"] == "finished"
+        assert {each.status for each in client.list_conversations()} == {"idle"}
+        assert list(client.list_conversations(status="queued")) == []

@@ -13,11 +13,9 @@ from smolagents import MultiStepAgent
 from smolagents.utils import AgentError
 
 from tests.support import agents
-from tests.support.paging import pages
-from tests.support.pictures import pixel
 from tests.support.service import Service
 from tests.support.streaming import Event, place, posting
-from tests.support.turns import ECHO, ENDLESS, PROMPT, cancel, held_turn, submit_next, wait_for_end
+from tests.support.turns import ECHO, ENDLESS, PROMPT, cancel, held_turn, pages, pixel, submit_next, wait_for_end
 
 BROKEN: Event = {"raise": "kaputt"}
 FACTORIES: dict[str, Callable[[], MultiStepAgent]] = {

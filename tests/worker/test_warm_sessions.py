@@ -11,11 +11,10 @@ import pytest
 
 from tests.support.metrics import totals
 from tests.support.owners import ADA, BOB, owner_line, request_as
-from tests.support.pictures import png
 from tests.support.service import PLAIN, Service
 from tests.support.store_server import StoreServer
 from tests.support.streaming import Event
-from tests.support.turns import DONE, ECHO, PROMPT, cancel, held_turn, submit_next, submit_turn, wait_for_end
+from tests.support.turns import DONE, ECHO, PROMPT, cancel, held_turn, png, submit_next, submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
 
 
