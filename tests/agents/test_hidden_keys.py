@@ -97,7 +97,6 @@ class Place:
             assert (turn["status"], turn["error"]["code"]) == ("failed", code), turn
 
     def read_all(self, service: Service) -> None:
-        """Read each answer that the service has about them."""
         self.paths = [f"/agents/{agent['name']}" for agent in service.get("/agents")["items"]]
         self.paths += ["/agents", "/metrics", "/openapi.json", "/readyz", "/", "/nothing"]
         conversations = service.get("/conversations", limit=100)["items"]

@@ -50,7 +50,6 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ser
 
 
 def actions(service: Service, turn: Event) -> list[int]:
-    """Return the turns of all actions on record."""
     found = pages(service, f"/conversations/{turn['conversation_id']}/steps", limit=100)
     return [step["turn"] for page in found for step in page if step["type"] == "action"]
 

@@ -105,7 +105,6 @@ def make_whole() -> CodeAgent:
 
 
 def make_lead() -> ToolCallingAgent:
-    """Make an agent that calls tools and manages a coder."""
     templates = {**agents._templates("toolcalling_agent.yaml"), "managed_agent": SCRIPTED_TASK}  # noqa: SLF001
     return ToolCallingAgent(
         tools=agents.TOOLS,

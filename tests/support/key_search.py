@@ -95,7 +95,6 @@ def found_in(data: bytes, keys: dict[str, str]) -> list[str]:
 
 
 def files_of(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield all files beneath a folder."""
     for path in folder.rglob("*"):
         with suppress(OSError):
             if path.is_file():

@@ -11,7 +11,6 @@ def _pairs(text: str) -> dict[str, tuple[str, str]]:
 
 
 def named(text: str) -> dict[str, str]:
-    """Return the programs of a text by their names."""
     found = {}
     for part in text.split("=== ")[1:]:
         name, _, code = part.partition("\n")

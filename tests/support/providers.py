@@ -51,8 +51,6 @@ class Answer:
 
 @dataclass(frozen=True)
 class Request:
-    """A request as it arrived."""
-
     path: str
     headers: dict[str, str]
     raw: bytes
@@ -109,7 +107,6 @@ class Provider(Server):
             self._changed.notify_all()
 
     def wait(self, condition: Callable[[Any], bool], within_s: float) -> bool:
-        """Wait until a condition on the counts holds."""
         with self._changed:
             return self._changed.wait_for(lambda: condition(self), within_s)
 

@@ -35,7 +35,6 @@ def submit_turn(service: Service, *script: dict[str, Any], agent: str = "scripte
 
 
 def wait_for_end(service: Service, turn: dict[str, Any], within_s: float = PATIENCE_S) -> dict[str, Any]:
-    """Wait for a turn's end, and return the turn."""
     where = f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}"
     found: dict[str, Any] = {}
 
@@ -73,7 +72,6 @@ def held_turn(service: Service, gate: Path, *, agent: str = "scripted", **body: 
 
 
 def submit_next(service: Service, turn: Event, *script: Event, on_busy: str = "enqueue", **body: Any) -> Event:
-    """Submit another turn of a conversation."""
     named = {"agent": turn["agent"]["name"], "conversation_id": turn["conversation_id"]}
     return submit_turn(service, *script, on_busy=on_busy, **named, **body)
 
@@ -102,7 +100,6 @@ def png(colour: str, size: tuple[int, int] = (6, 5)) -> str:
 
 
 def pages(service: Service, path: str, **query: Any) -> list[list[dict[str, Any]]]:
-    """Read all pages of a list."""
     found = []
     while True:
         page = service.get(path, **query)

@@ -276,7 +276,6 @@ def test_a_tool_that_heeds_nothing_holds_up_nobody_and_what_it_does_later_is_not
 
 
 def threads(service: Service) -> dict[str, int]:
-    """Return the figures of a service's threads."""
     text = service.client.get("/metrics").text
     return {
         name: int(float(value)) for name, value in re.findall(r"^smolsessions_threads_(\w+) (\S+)$", text, re.MULTILINE)

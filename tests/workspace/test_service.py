@@ -48,7 +48,6 @@ def service(folder: Path) -> Iterator[Service]:
 
 
 def results(service: Service, turn: dict[str, Any]) -> list[str]:
-    """Return the results of the turn's tools."""
     steps = [step for step in service.steps(turn) if step["turn"] == turn["turn"] and step["type"] == "action"]
     return [step["observations"].strip() for step in steps if step["observations"]]
 
