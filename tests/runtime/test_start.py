@@ -29,7 +29,7 @@ from redis.retry import Retry
 from smolsessions import __version__
 from smolsessions.store.connection.server_errors import RIGHTS
 from smolsessions.store.embedded.server import RESTARTS, embedded_server
-from tests.support.refusals import Refused, assert_refused, sentence_of
+from tests.support.refusals import Refused, assert_refused, refused, sentence_of
 from tests.support.service import AGENTS, PLAIN, ROOT, Service, run, spawn, write_private
 from tests.support.tiers import mostly_deep
 from tests.support.waiting import PATIENCE_S, Gate, wait_until
@@ -52,66 +52,7 @@ NOWHERE = f"redis://:{SECRET}@127.0.0.1:1"
 
 SECRET_FILES = {"SEAL_KEYS_FILE": KEY_A, "API_KEYS_FILE": f"ada {'0' * 64}", "REDIS_PASSWORD_FILE": SECRET}
 STORE = {"REDIS_URL": NOWHERE, "SEAL_KEYS": KEY_A}
-REFUSED = {
-    "a store of its own without keys": Refused(
-        {"REDIS_URL": NOWHERE}, ("SMOLSESSIONS_SEAL_KEYS", "`smolsessions keys seal`")
-    ),
-    "a store's address of another kind": Refused(
-        STORE | {"REDIS_URL": f"http://:{SECRET}@localhost"}, ("SMOLSESSIONS_REDIS_URL", "redis://")
-    ),
-    "a store's address with a # in its password": Refused(
-        STORE | {"REDIS_URL": f"redis://:{SECRET}#{SECRET}@localhost:6379"}, ("SMOLSESSIONS_REDIS_URL", "percent form")
-    ),
-    "a seal key that is too short": Refused({"SEAL_KEYS": f"k1:{SECRET}"}, ("id:base64", "`smolsessions keys seal`")),
-    "two seal keys of one id": Refused({"SEAL_KEYS": f"{KEY_A},{KEY_A}"}, ("same id", "give each key its own")),
-    "an API key file of another form": Refused(
-        {"API_KEYS_FILE": __file__}, ("SMOLSESSIONS_API_KEYS_FILE", "line 1", "`smolsessions keys owner OWNER`")
-    ),
-    "an open address without API keys": Refused(
-        {"HOST": "0.0.0.0"}, ("SMOLSESSIONS_API_KEYS_FILE", "SMOLSESSIONS_ALLOW_ANONYMOUS=1")
-    ),
-    "an address that is loopback in another form": Refused(
-        {"HOST": "127.1"}, ("SMOLSESSIONS_API_KEYS_FILE", "SMOLSESSIONS_ALLOW_ANONYMOUS=1")
-    ),
-    "an address of another machine": Refused({"HOST": "192.0.2.1"}, ("192.0.2.1", "SMOLSESSIONS_HOST")),
-    "replicas of an embedded store": Refused(
-        {"DURABILITY": "replicated"}, ("SMOLSESSIONS_DURABILITY", "SMOLSESSIONS_REDIS_URL")
-    ),
-    "values of many settings": Refused(
-        {
-            "THREADS": "0",
-            "LOG_LEVEL": "x",
-            "ROOT_PATH": "/turn/x",
-            "CORS_ORIGINS": "localhost",
-            "PORT": "tcp://10.0.0.1:80",
-            "MODEL_API_BASE": "localhost",
-        },
-        (
-            *("SMOLSESSIONS_THREADS", "SMOLSESSIONS_LOG_LEVEL", "'debug', 'info'", "SMOLSESSIONS_ROOT_PATH", "/turn"),
-            *("SMOLSESSIONS_CORS_ORIGINS", "scheme://host", "it begins with http:// or https://"),
-            *("SMOLSESSIONS_PORT", "tcp://10.0.0.1:80", "enableServiceLinks: false"),
-        ),
-    ),
-    "a default agent that is none": Refused(
-        {"DEFAULT_AGENT": "nobody"}, ("SMOLSESSIONS_DEFAULT_AGENT names 'nobody'", "the agents here are: scripted,")
-    ),
-    "no agent": Refused({"AGENTS": "", "DEMO_AGENTS": "0"}, ("there is no agent to serve", "SMOLSESSIONS_AGENTS")),
-    "a chat agent's endpoint without its model": Refused(
-        {"MODEL_API_BASE": "http://localhost"}, ("set SMOLSESSIONS_MODEL_ID too",)
-    ),
-    "a store's address with an unknown option": Refused(
-        STORE | {"REDIS_URL": f"{NOWHERE}?tiemout=3"}, ("SMOLSESSIONS_REDIS_URL", "tiemout")
-    ),
-    "an address that no machine can have": Refused({"HOST": "x" * 64}, ("x" * 64, "SMOLSESSIONS_HOST")),
-    "a password file that is no text": Refused(
-        STORE | {"REDIS_PASSWORD_FILE": f"{ROOT}/tests/data/format-1.json.gz"},
-        ("SMOLSESSIONS_REDIS_PASSWORD_FILE", "no text"),
-    ),
-    "a file of authorities that holds none": Refused(
-        STORE | {"REDIS_URL": "rediss://127.0.0.1:1", "REDIS_CA_FILE": f"{ROOT}/README.md"},
-        ("SMOLSESSIONS_REDIS_CA_FILE", "README.md", "no certificate"),
-    ),
-}
+REFUSED = refused("refused_starts.yaml", key=KEY_A, secret=SECRET, root=str(ROOT))
 SECRETS = (SECRET, KEY_A.partition(":")[2])
 
 

@@ -30,6 +30,7 @@ from tests.support.code_turns import (
     wait_until_no_code_runs,
 )
 from tests.support.data import data
+from tests.support.programs import named
 from tests.support.refusals import sentence_of
 from tests.support.service import Service, run
 from tests.support.store_server import running_store
@@ -402,23 +403,7 @@ def test_invalid_limits_of_an_agents_code_are_refused(factory: Callable[[], Any]
         check_factory("mine", factory)
 
 
-CALLS = [
-    "say = echo\nprint(say(text='a'), list(map(say, ['b', 'c'])), [tool(text='d') for tool in (echo, say)])",
-    "def twice(text):\n    return echo(echo(text))\nprint(twice('e'))",
-    "try:\n    fail(reason='v')\nexcept ValueError as error:\n    print('caught', error)",
-    "try:\n    lose(name='k')\nexcept KeyError as error:\n    print('caught', error)",
-    "try:\n    lose(name='k')\nexcept (ValueError, LookupError) as error:\n    print('caught', error)",
-    "fail(reason='uncaught')",
-    "lose(name='uncaught')",
-    "box = parcel(weight=3)\nprint(box, weigh(thing=box), weigh(thing=[box, {'in': box}]))",
-    "print(make(what='opaque'))\nmake(what='decimal')",
-    "shot = make(what='image')\nprint(shot.size, shot.mode, shot.getpixel((0, 0)), weigh(thing=shot)[:5])",
-    "print(make(what='ordered')['a'], make(what='set'), make(what='date'))",
-    "make(10)",
-    "echo()",
-    "echo(text='a', nosuch=1)",
-    "echo('a', 'b')",
-]
+CALLS = named(data("code_calls.txt")).values()
 
 
 def test_tool_calls_of_code_are_reported_as_with_smolagents_own_interpreter(service: Service) -> None:
