@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.support.manifests import Pod
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("buildah", "podman", "runc", "debootstrap")
+PACKAGES = ("buildah", "podman", "runc", "debootstrap", "iproute2")
 IMAGE, SHOP = "localhost/smolsessions:check", "localhost/smolsessions-shop:check"
 RELEASE = "bookworm"
 SECCOMP = Path("/usr/share/containers/seccomp.json")
@@ -42,6 +42,8 @@ RESTRICTED = ("--read-only", "--read-only-tmpfs=false", "--cap-drop=all", "--sec
 NAMESPACES = ("unshare", "setns", "clone3")
 QUESTION, ANSWER = "What is 12 * 7?", "84"
 MOST_MB = 230  # of the packages and the service
+VANISHED_S = 5.0
+STORE_HOST = "127.0.0.77"  # an address of loopback that can vanish
 GROUP = 4242  # of the owner of the file with API keys
 LOOK = """
 import importlib.metadata, json, pathlib, re
@@ -87,7 +89,7 @@ def main(base: str) -> int:
 def _missing() -> str | None:
     if os.geteuid() != 0:
         return "make image-check needs root: buildah and podman mount what they build"
-    missing = [name for name in PACKAGES if not shutil.which(name)]
+    missing = [name for name in PACKAGES if not shutil.which({"iproute2": "ip"}.get(name, name))]
     if missing:
         return f"install {', '.join(missing)}: apt-get install --no-install-recommends {' '.join(PACKAGES)}"
     return None
@@ -289,10 +291,10 @@ def _stop(container: str) -> None:
 
 
 def _pods(folder: Path) -> str:
-    """Start a web and two work as they are declared, and kill one work on the way."""
+    """Start a web and two work as they are declared, kill one work on the way, and let the store's address vanish."""
     key = make_secrets(folder / "secrets").strip()
     dev = Overlay.read(render(folder, folder / "secrets")["dev"])
-    with declared_store(dev, folder / "store") as url, ExitStack() as stack:
+    with declared_store(dev, folder / "store", STORE_HOST) as url, ExitStack() as stack:
 
         def start(role: str, number: int = 0) -> tuple[str, httpx2.Client]:
             options, settings = _declared(dev.pod(f"smolsessions-{role}"), folder / f"{role}-{number}")
@@ -306,9 +308,26 @@ def _pods(folder: Path) -> str:
             played = client.post("/turn", json={"message": QUESTION, "conversation_id": conversation}).json()
             _expect((played.get("status"), played.get("turn")), ("finished", turn), "a turn", web)
         _ask(web, client, "demo-code")
+        with _vanished_store():
+            time.sleep(VANISHED_S)
+        _until_ready(web, client)
+        _ask(web, client, "demo-code")
         for container in (second, web):
+            running = _run("podman", "inspect", "--format={{.State.Running}}", container).strip()
+            _expect(running, "true", "whether it outlived the store's absence", container)
             _stop(container)
-    return "one work killed, 12 turns finished"
+    return "one work killed, the store gone for some seconds, 14 turns finished"
+
+
+@contextmanager
+def _vanished_store() -> Iterator[None]:
+    """Drop all packets to the store's address."""
+    route = ("blackhole", f"{STORE_HOST}/32", "table", "local")
+    _run("ip", "route", "add", *route)
+    try:
+        yield
+    finally:
+        _run("ip", "route", "del", *route)
 
 
 def _declared(pod: Pod, folder: Path) -> tuple[list[str], dict[str, str]]:

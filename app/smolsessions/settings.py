@@ -90,6 +90,11 @@ class Settings(BaseSettings):
     allow_anonymous: bool = Field(
         False, description="Listen beyond loopback without API keys: every client is the owner `local`."
     )
+    allowed_hosts: str = Field(
+        "",
+        description="With ALLOW_ANONYMOUS: names by which clients reach this service, with commas between: "
+        "agents.example.org. IP addresses and names that no public site can have are known without it.",
+    )
     cors_origins: str = Field(
         "",
         description="Origins whose pages may call this service from a browser, with commas between: "
@@ -161,12 +166,18 @@ class Settings(BaseSettings):
         None, description="System prompt of chat, a Jinja template, in place of smolagents' long one."
     )
     threads: int = Field(32, ge=1, le=512, description="Turns that a process runs at the same time.")
+    code_memory_mb: int | None = Field(
+        None,
+        ge=64,
+        description="Memory that model-written code may take in a process, all blocks together. A block waits for its "
+        "`memory_mb`. Unset: three quarters of what container or machine has, divided among its processes.",
+    )
     owner_share: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="Part of these threads that one owner gets. While no other owner has asked for a minute, it gets "
-        "half of the rest, too. 1 lets one owner take them all, as `local` may without API keys.",
+        description="Part of THREADS and CODE_MEMORY_MB that one owner gets. While no other owner has asked for a "
+        "minute, it gets half of the other threads, too. 1 lets one owner take all, as `local` may without API keys.",
     )
     wait_s: float = Field(
         55,

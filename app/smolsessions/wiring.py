@@ -16,6 +16,7 @@ from smolsessions.agents.config.agents_file import load_agents_file
 from smolsessions.agents.demo.agents import make_demo, make_demo_code
 from smolsessions.agents.factories import load_factories
 from smolsessions.agents.sandbox.confinement.levels import keep_memory_private
+from smolsessions.agents.sandbox.memory_budget import MemoryBudget
 from smolsessions.agents.tools.tool_servers import ToolServers
 from smolsessions.core.conversations import Conversations
 from smolsessions.core.errors import StartError
@@ -132,6 +133,7 @@ def catalog_of(settings: Settings, agents: LoadedAgents, slot: ProcessSlot | Non
         tool_servers=agents.tool_servers,
         workspaces=workspace_folders(settings, slot),
         answer_ttl_s=settings.answer_ttl_s,
+        code_memory=MemoryBudget(settings.code_memory_mb, settings.owner_share, slot.count if slot else 1),
     )
 
 
@@ -185,7 +187,11 @@ async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None 
                 conversations,
                 authenticator=authenticator,
                 metrics_text=metrics_text,
-                limits=settings.fill(Limits, cors_origins=words_in(settings.cors_origins)),
+                limits=settings.fill(
+                    Limits,
+                    allowed_hosts=words_in(settings.allowed_hosts.lower()),
+                    cors_origins=words_in(settings.cors_origins),
+                ),
             )
             metrics.streams_open.set_function(lambda: app.state.streams.open_count)
         else:

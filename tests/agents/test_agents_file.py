@@ -84,11 +84,11 @@ def test_the_deadline_of_an_agent_ends_its_turn(served: Service, llm: LLM) -> No
     assert (turn["status"], turn["error"]["code"]) == ("failed", "deadline_exceeded"), turn
 
 
-def test_a_log_masks_the_keys_that_the_file_names(served: Service, llm: LLM) -> None:
+def test_a_log_masks_the_keys_that_the_file_names_and_escapes_control_characters(served: Service, llm: LLM) -> None:
     llm.call(("chatty", {}))
     llm.answer("done")
     assert served.post("/turn", message="talk", agent="strict").json()["reply"] == "done"
-    assert "the key is *** here" in served.log()
+    assert "the key is *** here\\x1b[2J" in served.log(), "no text of others commands the terminal"
     assert KEY not in served.log()
 
 

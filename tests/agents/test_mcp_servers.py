@@ -128,6 +128,16 @@ def test_a_long_error_is_cut_and_shows_no_key(monkeypatch: pytest.MonkeyPatch) -
     assert str(caught.value).startswith("***: no no")
 
 
+def test_a_result_of_many_parts_or_pixels_is_bounded() -> None:
+    with Tools(one=stdio("parts", program=HOSTILE)) as opened:
+        found = opened.all()
+        with pytest.raises(ToolServerError, match="more than 1000 parts"):
+            found["parts"]()
+        images = found["bombs"]()
+    assert [type(each) is str for each in images] == [False] * 2 + [True] * 38
+    assert images[2] == "[an image of image/png that cannot be read, or has more than 0 pixels]"
+
+
 @pytest.mark.parametrize("kind", HEADERS)
 def test_a_bad_answer_over_http_is_neither_followed_nor_read_to_its_end(kind: str) -> None:
     paths: list[str] = []

@@ -57,6 +57,12 @@ def test_show_prints_model_tools_fingerprint_and_prompts(settings: dict[str, str
     _, listed, _ = run(tmp_path, settings, "agents", "check", "shop")
     assert f"fingerprint: {listed.split()[-1]}" in output
     assert (KEY in output + errors, llm.requests) == (False, [])
+    for words in (
+        ("check", "tests.support.agents:make_code"),
+        ("check", "code", "--agent", "code=tests.support.agents:make_code"),
+    ):
+        status, output, errors = run(tmp_path, {"AGENTS": "", "DEMO_AGENTS": "0"}, "agents", *words)
+        assert (status, output.split(",")[0]) == (0, "code: ok    CodeAgent"), output + errors
     status, _, errors = run(tmp_path, settings, "agents", "show", KEY)
     assert (status, errors) == (2, "smolsessions: no agent has that name; there are: shop, clerk\n")
 

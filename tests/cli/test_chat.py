@@ -129,6 +129,15 @@ def test_a_pipe_gets_the_answers_without_colour(service: Service, tmp_path: Path
     assert "\x1b" not in ended.stdout + ended.stderr
 
 
+def test_a_chat_joins_the_service_of_its_folders_data(service: Service, tmp_path: Path) -> None:
+    (tmp_path / "smolsessions.toml").write_text(f'data_dir = "{service.folder / "data"}"\n')
+    ended = piped(tmp_path, '[{"say": "joined"}]\n', "streamed")
+    assert f"joins the service on {service.client.base_url.netloc.decode()}" in ended.stdout
+    name = re.search(r"--conversation (\w+)", ended.stdout)
+    assert name
+    assert service.get(f"/conversations/{name[1]}")["turns"] == 1
+
+
 @deep
 def test_the_last_line_of_a_chat_names_what_to_add_to_its_command(tmp_path: Path) -> None:
     begun = ("tests.support.streaming:make_streamed", "--no-demo-agents", "--data-dir", "elsewhere")

@@ -5,13 +5,14 @@ import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from smolsessions.agents.sandbox import guard
-from tests.support.attacks import attacks, reached
+from tests.support.attacks import attacks, reached, wild_attack
 from tests.support.code_turns import play_code, printed
 from tests.support.data import data
 from tests.support.programs import named
@@ -92,14 +93,15 @@ def run(request: pytest.FixtureRequest) -> Iterator[tuple[bool, Run]]:
 @pytest.mark.parametrize("run", [False], indirect=True)
 def test_the_attacks_succeed_without_the_guard(run: tuple[bool, Run]) -> None:
     assert len(run[1](attacks()[-200:])) > 50
+    assert len(run[1]([wild_attack(Random(seed)) for seed in range(300)])) > 10
 
 
 @deep
 @pytest.mark.parametrize("run", [True], indirect=True)
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(blocks=st.lists(st.sampled_from(attacks()), min_size=40, max_size=80))
-def test_no_attack_reaches_a_hidden_thing(run: tuple[bool, Run], blocks: list[str]) -> None:
-    assert run[1](blocks) == []
+@given(random=st.randoms(use_true_random=False), blocks=st.lists(st.sampled_from(attacks()), min_size=20, max_size=40))
+def test_no_attack_reaches_a_hidden_thing(run: tuple[bool, Run], random: Random, blocks: list[str]) -> None:
+    assert run[1](blocks + [wild_attack(random) for _ in range(40)]) == []
 
 
 @pytest.mark.parametrize("run", [True], indirect=True)

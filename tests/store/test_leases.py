@@ -224,6 +224,17 @@ async def test_a_sweep_after_a_gap_of_its_own_takes_nothing(stores: tuple[Store,
     assert raw.zcard(LEASES) == 0
 
 
+async def test_no_lease_lasts_as_long_as_the_stores_clock_went_back(stores: tuple[Store, Store], raw: Raw) -> None:
+    one, other = stores
+    await submit(one, "c")
+    await claim_one(one)
+    two_hours_on = int((time.time() + 7200) * 1e6)
+    raw.set(BEAT, two_hours_on)
+    raw.zadd(LEASES, {str(ref_of("c")): two_hours_on}, xx=True)
+    assert await other.scheduler.sweep() == 0
+    assert raw.zscore(LEASES, str(ref_of("c"))) / 1e6 - time.time() < LEASE_S + 1
+
+
 async def test_the_first_sweep_of_all_takes_nothing(stores: tuple[Store, Store], raw: Raw) -> None:
     one, other = stores
     await submit(one, "c")

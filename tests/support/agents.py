@@ -64,6 +64,8 @@ class ScriptedModel(Model):
 
 
 def _play(entry: dict[str, Any], messages: list[ChatMessage], step: int, *, is_code: bool) -> ChatMessage:
+    if "busy_s" in entry:
+        compute(entry["busy_s"])
     match entry:
         case {"raise": str(text)}:
             raise RuntimeError(text)

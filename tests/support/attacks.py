@@ -5,6 +5,7 @@ PYTEST_DONT_REWRITE: the process that runs them imports this too.
 
 import types
 from itertools import product
+from random import Random
 from typing import Any
 
 from smolagents.local_python_executor import LocalPythonExecutor, PythonExecutor
@@ -26,6 +27,21 @@ OPERATORS = "+ - * / // % ** & | ^ << >>".split()
 REFLECTED = "radd rsub rmul rtruediv rfloordiv rmod rpow rand ror rxor rlshift rrshift".split()
 PASSED = data("attacks_passed.txt").splitlines()
 READS = [line.replace(r"\n", "\n") for line in data("attacks_reads.txt").splitlines()]
+OWNERS = """
+    f g k k.method Keeper Name error take stub print getattr setattr int type dict list str object map filter super()
+    functools functools.partial functools.reduce functools.lru_cache(f) collections collections.Counter queue
+    collections.OrderedDict() collections.UserDict() queue.Queue() queue.Empty() random random.Random random.choice re
+    re.compile re.compile('a') statistics.mean statistics.NormalDist string string.Template('$a') string.Formatter
+    string.Formatter() itertools itertools.chain [].append {}.get ''.join ''.format
+""".split()
+ATTRIBUTES = """
+    __globals__ __closure__ __code__ __builtins__ __class__ __dict__ __func__ __self__ __wrapped__ __subclasses__
+    __mro__ __base__ __bases__ __init__ __getattribute__ __reduce_ex__ __reduce__ __loader__ __spec__ __module__
+    __traceback__ __context__ __defaults__ __kwdefaults__ __call__ __get__ __init_subclass__ __set_name__ gi_frame
+    gi_code f_globals f_back tb_frame cell_contents obj func args keywords _os _sys threading sys enum mro get_field
+    format vformat parse cache_info default_factory gi_yieldfrom
+""".split()
+WRAPS = data("attacks_wraps.txt").splitlines()
 _FORBIDDEN = (types.FrameType, types.CodeType, types.CellType, types.MappingProxyType, PythonExecutor)
 
 
@@ -39,6 +55,20 @@ def attacks() -> list[str]:
             passed = way.format()
             found.append(f"class E:\n    def __{method}__(*a):\n        {passed}\n{owner}.{name} {operator}= E()")
     return found
+
+
+def wild_attack(random: Random) -> str:
+    """Return a block whose hidden name, owner and ways to read and to pass it on are composed at random."""
+    owner, _, name = random.choice(HIDDEN).rpartition(".")
+    if random.random() < 0.5:
+        owner, name = random.choice(OWNERS), random.choice(ATTRIBUTES)
+    for _ in range(random.randrange(4)):
+        owner = random.choice(WRAPS).format(o=owner, a=random.choice(ATTRIBUTES))
+    if random.random() < 0.5:
+        return random.choice(READS).format(o=owner, a=name)
+    operator, method = random.choice([*zip(OPERATORS, REFLECTED, strict=True)])
+    passed = random.choice(PASSED).format()
+    return f"class E:\n    def __{method}__(*a):\n        {passed}\nt = {owner}\nt.{name} {operator}= E()"
 
 
 def reached(blocks: list[str], *, is_guarded: bool = True) -> list[str]:

@@ -134,7 +134,7 @@ def _play(recorder: Recorder) -> None:
     at = "/conversations/tea"
     send("POST", f"{at}/turns", {"message": "How many words has this picture?", "images": [pixel()]})
     send("POST", f"{at}/turns", {"message": QUESTION}, headers={"Accept": "text/event-stream"})
-    for path in ("", "/turns?limit=1", "/turns/1", "/turns/1/events", "/messages", "/variables"):
+    for path in ("", "/turns?limit=1", "/turns/1", "/turns/1/events", "/messages", "/variables", "/workspace/files"):
         send("GET", f"{at}{path}")
     steps = send("GET", f"{at}/steps").json()["items"]
     image = next(step["images"][0]["url"] for step in steps if step.get("images"))

@@ -1,10 +1,14 @@
 """MCP servers on standard streams that lie: `python -m tests.support.hostile_mcp KIND`."""
 
+import base64
+import io
 import json
 import os
 import sys
 import time
 from typing import Any
+
+import PIL.Image
 
 DEEP: dict[str, Any] = {"type": "object"}
 for _ in range(60):
@@ -62,6 +66,7 @@ def page(kind: str, number: int) -> Any:
         },
         "odd": {"tools": "all of them"},
         "verbose": {"tools": [tool("fail")]},
+        "parts": {"tools": [tool("parts"), tool("bombs")]},
     }
     return pages[kind]
 
@@ -74,6 +79,13 @@ def answer(kind: str, request: dict[str, Any], number: int) -> Any:
             return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about}
         case "tools/list":
             return page(kind, number)
+        case "tools/call" if request["params"]["name"] == "parts":
+            return {"content": [{"type": "text", "text": "a"}] * 300_000}
+        case "tools/call" if request["params"]["name"] == "bombs":
+            png = io.BytesIO()
+            PIL.Image.new("1", (5000, 5000)).save(png, "PNG")
+            data = base64.b64encode(png.getvalue()).decode()
+            return {"content": [{"type": "image", "mimeType": "image/png", "data": data}] * 40}
         case "tools/call":
             return {"content": [{"type": "text", "text": "called " + json.dumps(request["params"]["arguments"])}]}
     return None

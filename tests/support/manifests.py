@@ -47,7 +47,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Rendered:
 
 
 @contextmanager
-def declared_store(overlay: "Overlay", folder: Path) -> Iterator[str]:
+def declared_store(overlay: "Overlay", folder: Path, host: str = "127.0.0.1") -> Iterator[str]:
     """Run the dev overlay's store with its declared options and users. Yield the address that its pods use here."""
     pod, web = overlay.pod("smolsessions-store"), overlay.pod("smolsessions-web")
     folder.mkdir()
@@ -56,10 +56,10 @@ def declared_store(overlay: "Overlay", folder: Path) -> Iterator[str]:
         (folder / Path(path).name).write_text(here)
     server, options = pod.command
     assert server == "valkey-server"
-    with socket.create_server(("127.0.0.1", 0)) as closing:
+    with socket.create_server((host, 0)) as closing:
         port = closing.getsockname()[1]
-    command = [str(find_binary()), str(folder / Path(options).name), "--port", str(port), "--bind", "127.0.0.1"]
-    url = web.environment["SMOLSESSIONS_REDIS_URL"].replace(f"{pod.name}:{pod.ports['store']}", f"127.0.0.1:{port}")
+    command = [str(find_binary()), str(folder / Path(options).name), "--port", str(port), "--bind", host]
+    url = web.environment["SMOLSESSIONS_REDIS_URL"].replace(f"{pod.name}:{pod.ports['store']}", f"{host}:{port}")
     password = web.files()[web.environment["SMOLSESSIONS_REDIS_PASSWORD_FILE"]].decode()
     with (
         subprocess.Popen(command, stdout=subprocess.DEVNULL) as process,

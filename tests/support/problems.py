@@ -17,6 +17,8 @@ OF_A_CONVERSATION: list[tuple[str, str, Any]] = [
     ("GET", "/conversations/{}/steps", None),
     ("GET", "/conversations/{}/messages", None),
     ("GET", "/conversations/{}/variables", None),
+    ("GET", "/conversations/{}/workspace/files", None),
+    ("GET", "/conversations/{}/workspace/files/a.md", None),
     ("GET", "/conversations/{}/export", None),
     ("POST", "/conversations/{}/prune", {}),
     ("POST", "/conversations/{}/fork", {}),

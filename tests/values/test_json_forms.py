@@ -2,6 +2,7 @@
 
 import datetime as dt
 import decimal
+import zoneinfo
 from typing import Any
 
 import pandas as pd
@@ -71,6 +72,12 @@ UNSHOWN: dict[str, Any] = {
 @pytest.mark.parametrize("what", UNSHOWN)
 def test_a_label_of_no_image_or_file_shows_a_person_less_than_the_value(what: str) -> None:
     assert not shown_form(UNSHOWN[what]).is_whole
+
+
+def test_a_time_shows_its_zone_by_name() -> None:
+    noon = dt.datetime(2026, 11, 28, 12, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin"))
+    assert json_form([noon]) == ["2026-11-28T12:00:00+01:00[Europe/Berlin]"]
+    assert shown_form(noon).is_whole
 
 
 def test_plain_values_and_media_are_shown_whole() -> None:

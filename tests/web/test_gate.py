@@ -58,6 +58,7 @@ CUT = {
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Yield a service that is open to a network, as behind a proxy, and allows one other origin."""
     settings = PLAIN | {"HOST": ON_LOOPBACK, "ALLOW_ANONYMOUS": "1", "CORS_ORIGINS": ALLOWED}
+    settings["ALLOWED_HOSTS"] = "Chat.example, example.org."
     with Service(tmp_path_factory.mktemp("network"), settings) as service:
         yield service
 
@@ -68,6 +69,14 @@ def test_a_host_that_is_none_is_refused(service: Service, network: Service) -> N
             problem(each.client.get("/livez", headers={"Host": host}), 400, "malformed")
     for host in ("smolsessions", "a_b.svc.cluster.local:80", "EXAMPLE.org.", "[2001:db8::1]:8443"):
         assert network.client.get("/livez", headers={"Host": host}).status_code == 200
+
+
+def test_a_public_name_that_is_not_allowed_is_refused_without_keys(network: Service) -> None:
+    for host in ("evil.example", "127.0.0.1.evil.example", "1.2.3.4.5", "local.example:80", "local."):
+        for path in ("/agents", "/livez", "/"):
+            problem(network.client.get(path, headers={"Host": host}), 403, "foreign_host")
+    for host in ("10.0.0.7:8000", "printer.local", "agents.svc", "x.internal"):
+        assert network.client.get("/agents", headers={"Host": host}).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.support.service import PLAIN, Service, run, write_private
 from tests.support.sounds import sent
 from tests.support.tiers import mostly_deep
 from tests.support.turns import png
-from tests.support.waiting import Gate
+from tests.support.waiting import Gate, wait_until
 
 TURN = {"message": '[{"say": "hi"}]', "agent": "scripted"}
 OTHERS: list[tuple[str, str, Any]] = [
@@ -151,27 +151,37 @@ def test_the_keys_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     carol = told.splitlines()[-1]
     keys = tmp_path / "keys"
     with _serving(tmp_path, keys, owner_line("ada", ADA) + owner_line("bob", BOB)) as service:
-        assert _let_in(service, ADA, BOB, carol) == [True, True, False]
+        wait_until(lambda: _let_in(service, ADA, BOB, carol) == [True, True, False])
         _rewrite(keys, made + owner_line("ada", ADA))
-        assert _let_in(service, ADA, BOB, carol) == [True, False, True]
+        wait_until(lambda: _let_in(service, ADA, BOB, carol) == [True, False, True])
         _rewrite(keys, f"{made}bob is missing something\n")
-        assert _let_in(service, ADA, BOB, carol) == [False, False, True], "a wrong line keeps no revoked key"
+        wait_until(lambda: _let_in(service, ADA, BOB, carol) == [False, False, True])
         keys.unlink()
-        assert _let_in(service, ADA, BOB, carol) == [False, False, True]
+        wait_until(lambda: _let_in(service, ADA, BOB, carol) == [False, False, True])
         _rewrite(keys, owner_line("bob", BOB))
-        assert _let_in(service, ADA, BOB, carol) == [False, True, False]
+        wait_until(lambda: _let_in(service, ADA, BOB, carol) == [False, True, False])
         assert service.log().count("line 2") == 1
         keys.chmod(0o644)  # a refusal would keep revoked keys in
-        assert _let_in(service, ADA, BOB) == [False, True]
-        assert f"run `chmod o-rwx {keys}`" in service.log()
+        wait_until(lambda: _let_in(service, ADA, BOB) == [False, True])
+        wait_until(lambda: f"run `chmod o-rwx {keys}`" in service.log())
         _rewrite(keys, owner_line("ada", ADA))
-        assert _let_in(service, ADA, BOB) == [True, False]
+        wait_until(lambda: _let_in(service, ADA, BOB) == [True, False])
         age = keys.stat().st_mtime_ns  # another file of the same age takes its place
         other = tmp_path / "other"
         other.write_text(owner_line("bob", BOB) + owner_line("ada", SECOND))
         os.utime(other, ns=(age, age))
         other.replace(keys)
-        assert _let_in(service, ADA, BOB, SECOND) == [False, True, True]
+        wait_until(lambda: _let_in(service, ADA, BOB, SECOND) == [False, True, True])
+
+
+def test_a_keys_file_that_hangs_holds_no_request_up(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    with _serving(tmp_path, keys, owner_line("ada", ADA)) as service:
+        assert _let_in(service, ADA) == [True]
+        os.mkfifo(tmp_path / "pipe")  # like a network drive that is gone: who opens it waits
+        (tmp_path / "pipe").replace(keys)
+        with keys.open("w"):  # returns once the service reads
+            assert _let_in(service, ADA, BOB) == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,15 @@ def test_a_cancel_ends_a_wait_and_keeps_the_calls_that_were_made(service: Servic
     assert "late1: hi" not in sent(service)
 
 
+def test_a_step_that_waited_shows_how_long_its_calls_took(service: Service) -> None:
+    turn = ask(service, {"call": [mail("long")], "busy_s": 0.3}, DONE)
+    ended = answer(service, turn, APPROVE)
+    shown = [step["duration_ms"] for step in service.steps(ended) if step["type"] == "action"]
+    told = [frame.data["duration_ms"] for frame in log_of(service, turn) if frame.event == "step.finished"]
+    assert shown == told
+    assert shown[0] >= 300
+
+
 def test_a_new_turn_is_refused_and_told_that_the_other_one_waits(service: Service) -> None:
     turn = ask(service, {"call": [mail("busy")]}, DONE)
     response = service.post("/turn", conversation_id=turn["conversation_id"], message="[]")

@@ -1,16 +1,20 @@
 """Workspaces of conversations over HTTP: turns that write, exports, forks, rollbacks, deletions, other processes."""
 
 import json
+import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from smolsessions.client import Client
 from tests.support.data import data
 from tests.support.owners import ADA, BOB, owner_line, request_as
+from tests.support.problems import problem
 from tests.support.service import Service, run, write_private
 from tests.support.sounds import sent
 from tests.support.store_server import StoreServer
@@ -83,6 +87,50 @@ def test_a_conversation_has_files_that_its_next_turns_find(service: Service, fol
     ]
     other = service.play(READ, DONE, agent="writer")
     assert results(service, other)[0].startswith("[denied] there is no file")
+
+
+def test_files_that_the_agent_may_read_are_listed_and_served_as_downloads(service: Service, folder: Path) -> None:
+    turn = service.play(WRITE, DONE, agent="writer")
+    at = f"/conversations/{turn['conversation_id']}/workspace/files"
+    mine = folder_of(folder, turn["conversation_id"])
+    (mine / 'notes/é "x".html').write_bytes(b"<script>\xff")
+    for hidden in ("secrets/key.txt", "notes/large.bin"):
+        (mine / hidden).parent.mkdir(exist_ok=True)
+        (mine / hidden).write_bytes(b"secret" if hidden[0] == "s" else bytes(256 * 1024 + 1))
+    (mine / "notes/link.md").symlink_to(folder / "handbook/door.key")
+    listed = {each["path"]: each for each in service.get(at)["items"]}
+    assert {path: each["size_bytes"] for path, each in listed.items()} == {
+        "notes/large.bin": 256 * 1024 + 1,
+        "notes/plan.md": 10,
+        'notes/é "x".html': 9,
+    }
+    assert abs(datetime.fromisoformat(listed["notes/plan.md"]["modified_at"]).timestamp() - time.time()) < 600
+    page = service.client.get(listed['notes/é "x".html']["url"])
+    assert (page.content, page.headers["content-type"]) == (b"<script>\xff", "application/octet-stream")
+    assert page.headers["content-disposition"].startswith(
+        "attachment; filename=\"_ _x_.html\"; filename*=UTF-8''%C3%A9"
+    )
+    assert (page.headers["cache-control"], page.headers["x-content-type-options"]) == ("no-store", "nosniff")
+    with Client(str(service.client.base_url)) as client:
+        names = [each.path for each in client.list_workspace_files(turn["conversation_id"])]
+        assert names == sorted(listed)
+        assert client.get_workspace_file(turn["conversation_id"], "notes/plan.md") == b"Buy milk.\n"
+    for path in (
+        "secrets/key.txt",
+        "secrets",
+        "notes",
+        "notes/link.md",
+        "notes//plan.md",
+        "absent.md",
+        "notes/large.bin",
+    ):
+        problem(service.client.get(f"{at}/{path}"), 404, "not_found")
+    for path in ("..%2f..%2f..%2fseal.key", "%2fetc%2fpasswd", "notes/..%2fnotes/plan.md", "%00", "%ff"):
+        assert service.client.get(f"{at}/{path}").status_code == 404
+    for agent in ("plain", "reader"):  # without a workspace, and with a directory that is no conversation's
+        other = service.play(DONE, agent=agent)["conversation_id"]
+        assert service.get(f"/conversations/{other}/workspace/files") == {"items": []}
+        problem(service.client.get(f"/conversations/{other}/workspace/files/rules.md"), 404, "not_found")
 
 
 def test_a_file_of_the_message_gets_into_the_workspace_under_its_own_name(service: Service, folder: Path) -> None:

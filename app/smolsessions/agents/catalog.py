@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from smolsessions.agents.factories import CheckedAgent, Factory
     from smolsessions.agents.sandbox.confinement.levels import Level
+    from smolsessions.agents.sandbox.memory_budget import MemoryBudget
     from smolsessions.core.agent_ports import Session, ToolServer
     from smolsessions.core.callers import Caller
     from smolsessions.core.effects import EffectOutcome
@@ -74,10 +75,12 @@ class Catalog:
         tool_servers: ToolServers | None = None,
         workspaces: ConversationFolders | None = None,
         answer_ttl_s: float = ANSWER_TTL_S,
+        code_memory: MemoryBudget | None = None,
     ) -> None:
         """Model-written code cannot see `hidden` files and folders, nor `workspaces`. It may read `code_folders`.
 
-        `tool_servers` are those of the factories. The catalog closes them. `answer_ttl_s` bounds the wait for a person.
+        `tool_servers` are those of the factories. The catalog closes them. `answer_ttl_s` bounds the wait for a person,
+        `code_memory` what all code takes.
         """
         patch_smolagents()
         self._answer_ttl_s = answer_ttl_s
@@ -113,7 +116,9 @@ class Catalog:
                 for bound in checked.workspaces:
                     bound.refuse_secrets(secrets)
         roots = {bound.workspace.root for agent in self._agents.values() for bound in agent.workspaces}
-        self._fork_client = ForkClient(sorted(preload), [*secrets, *roots], code_folders, must_confine=must_confine)
+        self._fork_client = ForkClient(
+            sorted(preload), [*secrets, *roots], code_folders, must_confine=must_confine, memory=code_memory
+        )
         self._variable_reader = VariableReader(self._fork_client)
         self._started = False
 

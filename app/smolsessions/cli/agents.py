@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from smolsessions.wiring import LoadedAgents
 
 agents = typer.Typer(no_args_is_help=True, help="Check and show the agents of this configuration.")
-Checked = Annotated[str | None, typer.Argument(metavar="[NAME]", help="One agent. Else all.")]
-Shown = Annotated[str, typer.Argument(metavar="NAME", help="The agent.")]
+Checked = Annotated[str | None, typer.Argument(metavar="[NAME]", help="One agent, or `my_agents:make_shop`. Else all.")]
+Shown = Annotated[str, typer.Argument(metavar="NAME", help="The agent, or `my_agents:make_shop`.")]
 
 
 @agents.command("check")
@@ -61,7 +61,7 @@ def show_agent(agent: Shown, *, settings: Settings) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     loaded = load_agents(settings)
     loaded.tool_servers.try_once()
-    (name,) = _chosen(loaded, agent)
+    name, *_ = _chosen(loaded, agent)
     with closing(loaded.tool_servers):
         catalog = catalog_of(settings, loaded.only(name))
         info = _served(catalog)

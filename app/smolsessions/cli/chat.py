@@ -18,6 +18,8 @@ from smolsessions.cli.questions import ask
 from smolsessions.cli.remote import ApiKey, check_id, check_url, err, out, service, shorten
 from smolsessions.client import ApiError
 from smolsessions.core.errors import StartError
+from smolsessions.settings import Settings
+from smolsessions.store.embedded.data_folder import address_in
 from smolsessions.wire.events import (
     MessageDelta,
     MessageRestarted,
@@ -54,7 +56,9 @@ def chat(
     url: Annotated[
         str | None,
         typer.Option(
-            envvar="SMOLSESSIONS_URL", callback=check_url, help="Address of the service. Else one is started here."
+            envvar="SMOLSESSIONS_URL",
+            callback=check_url,
+            help="Address of the service. Else that of this folder's data, or one that starts here.",
         ),
     ] = None,
     api_key: ApiKey = None,
@@ -72,7 +76,8 @@ def chat(
 ) -> None:
     """Chat with an agent. Ctrl-C stops the turn, or leaves it waiting for an answer. Ctrl-D ends the chat.
 
-    Settings and agents are those of the service that starts here. They have no effect with --url.
+    Without --url it joins the service that uses this folder's data, or starts one. Settings and agents that are named
+    here are those of a service that starts.
     """
     here = [*named, *([agent] if agent and ":" in agent else [])]
     if url and here:
@@ -82,6 +87,7 @@ def chat(
         name, equals, _ = spec.partition("=")
         agent = name if equals else None  # the first agent is the default one
         os.environ.pop("SMOLSESSIONS_DEFAULT_AGENT", None)
+    url = url or (None if here else _address_of_this_folder())
     with _address(url) as address, service(address, api_key) as client:
         talk = _Chat(client, address, agent, conversation, file or [], is_remote=bool(url))
         talk.greet()
@@ -101,6 +107,16 @@ def _ask() -> str | None:
             out.print("\nCtrl-D ends the chat.", style="dim")
         except EOFError:
             return None
+
+
+def _address_of_this_folder() -> str | None:
+    """Return the address of the service that runs on the data of this folder."""
+    settings = Settings()
+    address = None if settings.redis_url else address_in(settings.data_dir)
+    if address is None:
+        return None
+    out.print(f"joins the service on {address}", style="dim", markup=False)
+    return f"http://{address}"
 
 
 @contextmanager

@@ -162,6 +162,10 @@ def _keys_of_providers(settings: Settings) -> list[str]:
     return sorted(found - {""}, key=len, reverse=True)
 
 
+_ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""Control characters, by which a foreign text would command the terminal that shows the log."""
+
+
 class _RedactingFormatter(logging.Formatter):
     """Formatter that masks keys of providers, which an exception may repeat.
 
@@ -186,4 +190,4 @@ class _RedactingFormatter(logging.Formatter):
             self._second, self._time = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
         request = request_id.get()
         head = f"{self._time},{int(record.msecs):03d} {self._process}{f'request={request} ' if request else ''}"
-        return f"{head}{record.levelname} {record.name} {record.message}"
+        return f"{head}{record.levelname} {record.name} {record.message.translate(_ESCAPED)}"

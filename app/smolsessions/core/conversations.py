@@ -153,6 +153,21 @@ class Conversations:
             return file
         raise NotFoundError
 
+    async def workspace_files(self, ref: Ref) -> dict[str, tuple[int, float]]:
+        """Return size and time of the files of the workspace that the agent may read, by path."""
+        agent = (await self.store.conversation(ref)).agent
+        found = await asyncio.to_thread(self._folders.listed, *ref) if self._folders else {}
+        return {path: about for path, about in found.items() if self._agents.shows_file(agent, path)}
+
+    async def workspace_file(self, ref: Ref, path: str) -> bytes:
+        """Return a file of the workspace that the agent may read."""
+        agent = (await self.store.conversation(ref)).agent
+        if self._folders and self._agents.shows_file(agent, path):
+            data = await asyncio.to_thread(self._folders.file, *ref, path)
+            if data is not None:
+                return data
+        raise NotFoundError
+
     async def messages(
         self, ref: Ref, claims: Mapping[str, Any], *, summary_mode: bool, turn: int | None = None, step: int = 1
     ) -> tuple[list[dict[str, Any]], LeftOut | None]:

@@ -45,7 +45,7 @@ class MethodNotAllowedError(ServiceError):
 
 
 class ForeignHostError(ServiceError):
-    """This service listens on this machine alone and answers only to its names (127.0.0.1, localhost)."""
+    """This service answers only to names of its own (127.0.0.1, localhost); SMOLSESSIONS_ALLOWED_HOSTS lists more."""
 
 
 class ForeignOriginError(ServiceError):

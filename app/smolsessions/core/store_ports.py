@@ -235,6 +235,12 @@ class WorkspaceFolders(Protocol):
     def files(self, owner: str, conversation_id: str) -> dict[str, bytes]:
         """Return the files of a conversation by path."""
 
+    def listed(self, owner: str, conversation_id: str) -> dict[str, tuple[int, float]]:
+        """Return size in bytes and Unix time of the last change of each file, by path."""
+
+    def file(self, owner: str, conversation_id: str, path: str) -> bytes | None:
+        """Return one file. It is None if absent."""
+
     def refusal(self, files: Mapping[str, bytes]) -> tuple[str, str] | None:
         """Return path and sentence for the first of these files that no conversation can have."""
 

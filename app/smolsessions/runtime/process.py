@@ -21,6 +21,7 @@ from smolsessions.roles import Role
 from smolsessions.runtime.address import address_of, page_address
 from smolsessions.runtime.parent_link import ParentLink
 from smolsessions.runtime.shutdown import HURRY_S, STREAMS_S, Shutdown
+from smolsessions.store.embedded.data_folder import record_address
 
 if TYPE_CHECKING:
     import socket
@@ -95,6 +96,8 @@ async def _run(
 
     async with make_service(settings, role, slot) as service:
         _collect_rarely()
+        if role.serves_http and not settings.redis_url:
+            record_address(settings.data_dir, address_of(listening))
         text = _start_text(settings, role, service, listening, slot)
         if link:
             link.announce_ready(text)

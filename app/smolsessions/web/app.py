@@ -26,7 +26,7 @@ from smolsessions.web.error_codes import serve_error_pages
 from smolsessions.web.links import link, root_path
 from smolsessions.web.middleware import RequestChecks
 from smolsessions.web.routes.common import Limits, answer
-from smolsessions.web.routes.conversations import agent_routes, conversation_routes, memory_routes
+from smolsessions.web.routes.conversations import agent_routes, conversation_routes, file_routes, memory_routes
 from smolsessions.web.routes.effects import effect_routes
 from smolsessions.web.routes.turns import NewTurns, new_turn_routes, turn_routes
 from smolsessions.web.sse import EventStreams
@@ -105,6 +105,7 @@ def create_app(
     app.include_router(turn_routes(turns, limits, streams))
     app.include_router(effect_routes(turns))
     app.include_router(conversation_routes(conversations))
+    app.include_router(file_routes(conversations))
     app.include_router(memory_routes(conversations))
     app.include_router(agent_routes(conversations, limits))
     app.include_router(health_routes(metrics_text))
@@ -114,7 +115,7 @@ def create_app(
         RequestChecks,
         authenticator=authenticator,
         answer_at_once=new_turns.answer_at_once,
-        host=limits.host,
+        hosts={limits.host, *limits.allowed_hosts} if authenticator.is_open else None,
         origins=limits.cors_origins,
         max_body_bytes=limits.max_body_bytes,
         max_text_bytes=limits.max_message_chars * MAX_CHAR_BYTES + 2 * MAX_OBJECT_BYTES,
@@ -148,7 +149,7 @@ def create_health_app(metrics_text: MetricsText, authenticator: Authenticator, h
     app.add_middleware(
         RequestChecks,
         authenticator=authenticator,
-        host=host,
+        hosts={host} if authenticator.loopback else None,  # it holds no content
         origins=(),
         max_body_bytes=MAX_HEALTH_BODY_BYTES,
         max_text_bytes=MAX_HEALTH_BODY_BYTES,

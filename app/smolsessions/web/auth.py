@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import logging
 import re
+import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +24,7 @@ log = logging.getLogger(__name__)
 
 KEY_DIGITS = 12
 CHECK_INTERVAL_S = 2.0
+READ_INTERVAL_S = 0.5
 _KEY_LINE = re.compile(r"([A-Za-z0-9._@-]{1,64})\s+([0-9a-fA-F]{64})(?:\s+(\S.*))?")
 _READABLE_BY_ALL = "all users of this machine may read %s: run `chmod o-rwx %s`; the next start refuses it"
 _BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
@@ -40,7 +43,7 @@ WITHOUT_KEY = Identity(LOCAL, {})
 
 
 class Authenticator:
-    """Finds the owner of a request by its API key. It reloads the keys file if the file changes.
+    """Finds the owner of a request by its API key. A thread reloads the keys file if the file changes.
 
     At start it refuses a file that all users can read. Later it reads such a file and logs a warning, because a
     refusal would keep new keys out and revoked keys in.
@@ -60,9 +63,15 @@ class Authenticator:
         self._checked: Mapping[bytes, Identity] = {}  # keys at the last check of the streams
         self._streams: set[tuple[str | None, Owner, Callable[[], None]]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._reader: threading.Thread | None = None
         if path:
             self._refresh(path)
             check_private(path, "SMOLSESSIONS_API_KEYS_FILE")
+
+    @property
+    def is_open(self) -> bool:
+        """True if a request needs no key, or only this machine can send one."""
+        return self.loopback or not self._path
 
     @property
     def sentence(self) -> str:
@@ -78,7 +87,10 @@ class Authenticator:
         """Return owner and claims of the key. Raises `UnauthorizedError`."""
         if not self._path:
             return WITHOUT_KEY
-        self._refresh(self._path)
+        if not self._reader:
+            # A thread of its own: the file may be on a network drive that hangs.
+            self._reader = threading.Thread(target=self._reread, args=(self._path,), name="api-keys", daemon=True)
+            self._reader.start()
         match = _BEARER.fullmatch(authorization or "")
         if not match:
             raise UnauthorizedError
@@ -106,11 +118,9 @@ class Authenticator:
             self._streams.discard(stream)
 
     def _check_streams(self) -> None:
-        assert self._path
         self._timer = (
             asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check_streams) if self._streams else None
         )
-        self._refresh(self._path)
         if self._identities is self._checked:
             return
         self._checked = self._identities
@@ -123,6 +133,11 @@ class Authenticator:
             return self.owner(authorization) == owner
         except UnauthorizedError:
             return False
+
+    def _reread(self, path: Path) -> None:
+        while True:
+            time.sleep(READ_INTERVAL_S)
+            self._refresh(path)
 
     def _refresh(self, path: Path) -> None:
         try:

@@ -105,12 +105,17 @@ def _content_flaw(kind: str, data: bytes) -> str | None:
 
 
 def served(file: File) -> tuple[str, dict[str, str]]:
-    """Return media type and headers under which a file is served. No browser shows or runs it on this origin."""
-    plain = "".join(char if char.isascii() and char not in "%;" else "_" for char in name_of(file))
-    kind = file.media_type
-    return kind if kind in _SHOWN else "application/octet-stream", {
-        "Cache-Control": "private, max-age=31536000, immutable",
-        "Content-Disposition": f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name_of(file), safe='')}",
+    """Return media type and headers under which a file is served."""
+    kind = file.media_type if file.media_type in _SHOWN else "application/octet-stream"
+    return kind, {**download_headers(name_of(file)), "Cache-Control": "private, max-age=31536000, immutable"}
+
+
+def download_headers(name: str) -> dict[str, str]:
+    """Return the headers of a file that a browser saves. It shows or runs none on this origin."""
+    plain = "".join(char if char.isascii() and char not in '%;"' else "_" for char in name)
+    return {
+        "Cache-Control": "no-store",
+        "Content-Disposition": f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name, safe='')}",
         "Content-Security-Policy": "default-src 'none'; sandbox",
         "X-Content-Type-Options": "nosniff",
     }

@@ -39,6 +39,8 @@ _SINGLE = frozenset(
 )
 _LISTS = frozenset({b"accept", b"if-match", b"prefer"})
 _LOOPBACK_NAMES = frozenset({b"127.0.0.1", b"localhost", b"[::1]"})
+_PRIVATE = (b".internal", b".local", b".localhost", b".svc")
+_IPV4 = re.compile(rb"[0-9]{1,3}(\.[0-9]{1,3}){3}")
 _FOREIGN_SITES = frozenset({b"cross-site", b"same-site"})
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _JSON_KIND = re.compile(rb"application/[^/]+\+json")
@@ -62,14 +64,16 @@ class RequestChecks:
         *,
         authenticator: Authenticator,
         answer_at_once: Callable[[Scope, Mapping[bytes, bytes], bytes], Awaitable[ASGIApp | None]] = _no_answer,
-        host: str,
+        hosts: Collection[str] | None,
         origins: Collection[str],
         max_body_bytes: int,
         max_text_bytes: int,
     ) -> None:
+        """`hosts` are the names beside those of the machine that it answers to, None for any."""
         self._app = app
         self._origins = frozenset(origin.encode() for origin in origins)
-        self._host_names = _LOOPBACK_NAMES | {host.encode(), f"[{host}]".encode()}
+        named = None if hosts is None else {name.encode() for host in hosts for name in (host, f"[{host}]")}
+        self._host_names = None if named is None else _LOOPBACK_NAMES | named
         self._authenticator = authenticator
         self._answer_at_once = answer_at_once
         self._max_body_bytes = max_body_bytes
@@ -113,8 +117,8 @@ class RequestChecks:
             scope["headers"] = _with_joined_lists(scope["headers"])
             headers = dict(scope["headers"])
         host = _host_of(headers.get(b"host"), scope["http_version"])
-        if self._authenticator.loopback and host[0] not in self._host_names:
-            # A page of another site can make a browser call a loopback address under that site's name.
+        if self._host_names and host[0] not in self._host_names and not self._is_private(host[0]):
+            # A page of another site can make a browser call any address under that site's name.
             raise ForeignHostError
         _check_site(scope["method"], headers, host, self._origins)
         if scope["method"] in _WITH_BODY:
@@ -128,6 +132,11 @@ class RequestChecks:
                 return
             receive = replay(body, receive)
         await self._app(scope, receive, send)
+
+    def _is_private(self, name: bytes) -> bool:
+        """True beyond loopback for a name that no page of a public site can have: an address, or a local name."""
+        is_private = b"." not in name or name.startswith(b"[") or name.endswith(_PRIVATE) or _IPV4.fullmatch(name)
+        return bool(is_private) and not self._authenticator.loopback
 
     async def _checked_body(self, headers: dict[bytes, bytes], receive: Receive, *, is_import: bool) -> bytes:
         length = headers.get(b"content-length", b"0")

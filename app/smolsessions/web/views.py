@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from base64 import b64decode
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, get_args
+from urllib.parse import quote
 
 from pydantic_core import to_json
 
@@ -16,7 +18,7 @@ from smolsessions.web.links import link
 from smolsessions.wire.conversations import Conversation as ConversationAnswer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from smolsessions.core.effects import EffectEntry
     from smolsessions.core.media import StepFile
@@ -187,6 +189,18 @@ def prune_view(
         "destroyed": count if destroyed else 0,
         "conversation": conversation and conversation_view(conversation),
     }
+
+
+def workspace_views(conversation_id: str, files: Mapping[str, tuple[int, float]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "path": path,
+            "size_bytes": size,
+            "modified_at": datetime.fromtimestamp(modified_at, UTC),
+            "url": link(f"/conversations/{conversation_id}/workspace/files/{quote(path)}"),
+        }
+        for path, (size, modified_at) in sorted(files.items())
+    ]
 
 
 def variable_views(exported: ExportedMemory) -> list[dict[str, Any]]:

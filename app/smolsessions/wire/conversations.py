@@ -117,6 +117,21 @@ class VariableList(BaseModel):
     items: list[Variable] = Field(description="Variables, by agent, kind and name.")
 
 
+class WorkspaceFile(BaseModel):
+    """File of a conversation's workspace."""
+
+    path: str = Field(description="Path in the workspace, as notes/plan.md.")
+    size_bytes: int = Field(description="Size in bytes.")
+    modified_at: datetime = Field(description="Time of its last change.")
+    url: str = Field(description="Address of the content, relative to the service's host.")
+
+
+class WorkspaceFileList(BaseModel):
+    """Files of a conversation's workspace."""
+
+    items: list[WorkspaceFile] = Field(description="The files that the agent may read, by path.")
+
+
 class StepToolCall(BaseModel):
     """Tool call in a step."""
 

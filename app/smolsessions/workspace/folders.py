@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shutil
@@ -68,6 +69,24 @@ class ConversationFolders:
                 if data is not None:
                     found[file.path] = data
         return found
+
+    def listed(self, owner: str, conversation_id: str) -> dict[str, tuple[int, float]]:
+        """Return size in bytes and Unix time of the last change of each file of a conversation, by path."""
+        found = {}
+        for file in Walk(self.of(owner, conversation_id), self._bounds.searched_entries, _READ_S).files():
+            with suppress(OSError):
+                stat = os.stat(file.name, dir_fd=file.folder, follow_symlinks=False)
+                found[file.path] = stat.st_size, stat.st_mtime
+        return found
+
+    def file(self, owner: str, conversation_id: str, path: str) -> bytes | None:
+        """Return a file of a conversation, or None if it has none of this path."""
+        with suppress(OSError, ToolDenied):
+            parts = parts_of(path)
+            if "/".join(parts) == path:
+                with opened_folder(self.of(owner, conversation_id), parts[:-1]) as folder:
+                    return read_file(parts[-1], folder, self._bounds.file_bytes)
+        return None
 
     def refusal(self, files: Mapping[str, bytes]) -> tuple[str, str] | None:
         """Return path and sentence for the first of these files that no conversation can have."""

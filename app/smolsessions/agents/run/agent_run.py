@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from smolagents.memory import ActionStep, PlanningStep
+from smolagents.monitoring import Timing
 
 from smolsessions.agents.run.effects import Effect, as_text, encode_raised, error_text
 from smolsessions.agents.run.failures import TurnStopped, TurnWaiting
@@ -52,6 +53,8 @@ class AgentRun:
         """The open step."""
         self._kind: StepKind = "action"
         self._steps = self._models = self._tools = self._checks = 0
+        self._replayed_s = 0.0
+        """Duration of the calls of the open step that earlier attempts made."""
         self._step_id = ""
         self._expected: list[tuple[int, str, Any]] = []
         self.before_model_call: Callable[[], None] = lambda: None
@@ -89,6 +92,19 @@ class AgentRun:
         while run:
             run.waits, run = True, run._parent  # noqa: SLF001 - its own class
         raise TurnWaiting
+
+    def count_replayed(self, call_id: str, effect: Effect) -> None:
+        """Count the time of a call that an earlier attempt made, for the open steps of this run and of its callers."""
+        if call_id not in self.recorder.parallel_calls:  # their times overlap
+            run: AgentRun | None = self
+            while run:
+                run._replayed_s, run = run._replayed_s + effect.duration_ms / 1000, run._parent  # noqa: SLF001
+
+    def add_replayed_time(self, step: MemoryStep) -> None:
+        """Let a finished step begin earlier by the time of the calls that a replay took from the journal."""
+        timing = getattr(step, "timing", None)
+        if self._replayed_s and self.where and isinstance(timing, Timing):
+            timing.start_time -= self._replayed_s
 
     def run_inside(self, place: str, act: Callable[[], T]) -> T:
         """Run a tool call or a check. Calls that this thread makes meanwhile are numbered within it.
@@ -170,6 +186,8 @@ class AgentRun:
         call = ToolCallInProgress(self.recorder, where, record, flat)
         if kind:
             call.look_up(kind, arguments, partial(self.explains, record.call_id, is_block=kind == "code"))
+            if call.known:
+                self.count_replayed(record.call_id, call.known)
         return call
 
     def finish(self, step: MemoryStep) -> StepFinished | None:
@@ -197,6 +215,7 @@ class AgentRun:
             raise TurnStopped  # another worker continues from here
         self._steps += 1
         self._models = self._tools = self._checks = 0
+        self._replayed_s = 0.0
         self._kind = kind
         self._step_id = f"{self._parent_call_id}/{self._steps}" if self._parent_call_id else str(self._steps)
         self.where = where = Where(self._step_id, self._steps, self.path, self._parent_call_id, self.recorder.attempt)

@@ -181,5 +181,7 @@ def _emit_finished(node: AgentNode, step: MemoryStep) -> None:
     """Emit a finished step of a managed agent, which is not stored."""
     agent_run = node.agent_run
     repair_fields(step)  # other steps are repaired before they are packed
-    if agent_run and is_finished(step) and (event := agent_run.finish(step)):
-        agent_run.recorder.emit(event)
+    if agent_run and is_finished(step):
+        agent_run.add_replayed_time(step)
+        if event := agent_run.finish(step):
+            agent_run.recorder.emit(event)

@@ -142,6 +142,8 @@ class ModelProxy(Proxy):
         if known and not known.is_opaque:
             message = decode_message(known)
             emitter.add_message(message)
+            if agent_run := self._node.agent_run:
+                agent_run.count_replayed(emitter.call_id, known)
         else:
             if recorder.is_replay:
                 emitter.restart()
@@ -154,7 +156,7 @@ class ModelProxy(Proxy):
     def _request_and_journal(
         self, key: str, emitter: DeltaEmitter, model: Model, request: Callable[[Model], ChatMessage]
     ) -> ChatMessage:
-        journal = emitter.recorder.journal
+        journal, since = emitter.recorder.journal, time.perf_counter()
         try:
             message, answering = self._request_of_any(emitter, model, request)
         except Exception as error:
@@ -172,6 +174,7 @@ class ModelProxy(Proxy):
         effect, message = encode_message(message)
         if answering is not model:
             effect.model = utf8_text(str(answering.model_id))
+        effect.duration_ms = round((time.perf_counter() - since) * 1000, 3)
         journal.write(key, effect)
         return message
 

@@ -130,6 +130,7 @@ class StepWriter:
             if self._replayed and (recorded := self._recorded_step()):
                 self._restore(step, recorded, is_last=step is whole[-1])
                 continue
+            self._agent_run.add_replayed_time(step)
             kept = self._with_answer(step) if getattr(step, "is_final_answer", False) is True else step
             packed = self._packed(kept)
             if step is whole[-1] and self._changes_variables(step) and (changes := self._state.changes()):

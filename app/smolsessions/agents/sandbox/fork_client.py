@@ -14,15 +14,18 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from math import ceil
+from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
 from smolsessions.agents.sandbox.confinement.levels import CONFINED, Level
+from smolsessions.agents.sandbox.limits import MB
+from smolsessions.agents.sandbox.memory_budget import MemoryBudget
 from smolsessions.agents.sandbox.process_group import ProcessGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from concurrent.futures import Future
-    from pathlib import Path
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +58,7 @@ class ForkClient:
         folders: Iterable[Path] = (),
         *,
         must_confine: bool = False,
+        memory: MemoryBudget | None = None,
     ) -> None:
         """The server starts with `start` or the first `fork`.
 
@@ -63,7 +67,9 @@ class ForkClient:
             hidden: files and folders that code must not see.
             folders: folders that code may read besides Python, its packages and the agents' folders.
             must_confine: refuse to fork unless namespaces or Landlock confine the processes.
+            memory: what the processes may take together.
         """
+        self.memory = memory or MemoryBudget()
         paths = {"hidden": hidden, "folders": folders}
         self._arguments = json.dumps(
             {"preload": list(preload)} | {name: [str(path.absolute()) for path in paths[name]] for name in paths}
@@ -227,12 +233,23 @@ class ChildProcess:
         self.sock = sock
         self._group = group
         self._alive = True
+        self._initial_mb = self._resident_mb()
 
     def cpu_s(self) -> float:
         """Return the CPU time used so far by all threads, 0 if the system does not tell."""
         with contextlib.suppress(OSError):
             return time.clock_gettime(~self._group.pid << 3 | 2)  # Linux's number of another process's clock
         return 0.0
+
+    def grown_mb(self) -> int:
+        """Return the memory that it holds beyond its beginning, 0 if the system does not tell."""
+        return max(0, self._resident_mb() - self._initial_mb)
+
+    def _resident_mb(self) -> int:
+        with contextlib.suppress(OSError):
+            pages = int(Path(f"/proc/{self._group.pid}/statm").read_text().split()[1])
+            return ceil(pages * os.sysconf("SC_PAGE_SIZE") / MB)
+        return 0
 
     def kill(self) -> None:
         """Kill the process and all that it started. May be called twice."""

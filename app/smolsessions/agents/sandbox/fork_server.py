@@ -28,6 +28,8 @@ def main() -> None:
     for name in arguments["preload"]:
         with contextlib.suppress(BaseException):  # code that imports the module gets the error
             importlib.import_module(name)
+    with contextlib.suppress(OSError):  # if memory runs out, the kernel ends code before the service
+        Path("/proc/self/oom_score_adj").write_text("1000")
     guard.install()
     child.warm_up(WARM_UPS)
     confinement = Confinement(map(Path, arguments["hidden"]), map(Path, arguments["folders"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from concurrent.futures import CancelledError
 from dataclasses import asdict, dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
@@ -23,6 +24,8 @@ from smolsessions.agents.sandbox.limits import MB, Stopwatch
 from smolsessions.agents.sandbox.variable_chunks import pack_chunks
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
 from smolsessions.agents.values.json_forms import utf8_text
+from smolsessions.caller import CALLER
+from smolsessions.core.records import LOCAL, Owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -125,6 +128,10 @@ class ChildInterpreter(PythonExecutor):
         """Readings of the next block's clocks."""
         self._calls: list[tuple[str, bytes]] = []
         self._called_bytes = 0
+        self._most_mb = ceil(min(self.limits.memory_mb, self.fork_client.memory.total_mb))
+        self._owner: Owner = LOCAL
+        self._taken_mb = 0
+        """Part of the memory budget: `_most_mb` while a block runs, then what its process holds."""
         self.variables: dict[str, bytes] = {}
         self._changes: dict[str, bytes | None] = {}
         self.variables_bytes = 0
@@ -158,7 +165,9 @@ class ChildInterpreter(PythonExecutor):
         self.state, self.effect, self._calls, self._called_bytes = {"_print_outputs": ""}, b"", [], 0
         self._printed = ""
         try:
-            message = self._run(code_action)
+            self._take_memory()
+            with self.fork_client.memory.running():
+                message = self._run(code_action)
             result, output = self._accept(message)
             self._is_busy = False
             self._record_effect(message)
@@ -176,6 +185,8 @@ class ChildInterpreter(PythonExecutor):
             if self._is_busy:
                 self.stop()
             raise
+        finally:
+            self._keep_memory(self._child.grown_mb() if self._child else 0)
 
     def replay(self, effect: bytes) -> CodeOutput:
         """Apply a recorded block without running it. Its tools are called again and replay their own effects."""
@@ -197,7 +208,21 @@ class ChildInterpreter(PythonExecutor):
             self._child.kill()
         if self._child or self._early:
             self.fork_client.keep_spare(self._early)
+        self._keep_memory(0)
         self._early = self._child = self._channel = None
+
+    def _take_memory(self) -> None:
+        """Wait for the memory of a block. Raises `NoMemoryLeftError`, and what `check` raises."""
+        if caller := CALLER.get(None):
+            self._owner = Owner(caller.owner)
+        self.fork_client.memory.take(self._owner, self._most_mb - self._taken_mb, self.check)
+        self._taken_mb = self._most_mb
+
+    def _keep_memory(self, mb: int) -> None:
+        """Free the part of the budget that the process does not hold."""
+        if mb < self._taken_mb:
+            self.fork_client.memory.give_back(self._owner, self._taken_mb - mb)
+            self._taken_mb = mb
 
     def _abort(self, error: str) -> None:
         self.stop()
@@ -288,7 +313,7 @@ class ChildInterpreter(PythonExecutor):
                 "variables": pack_chunks(self.variables),
                 "dropped": sorted(self.dropped),
                 "logs": self.logs,
-                "limits": asdict(limits),
+                "limits": {**asdict(self.limits), "memory_mb": self._most_mb},
             },
             check,
         )

@@ -23,7 +23,7 @@ class CodeLimits:
 
     cpu_s: float = 30
     wall_s: float = 60
-    memory_mb: float = 1024
+    memory_mb: float = 512
     output_mb: float = 64
     """Of one message: a tool call's arguments, an output, changed variables."""
     variables_mb: float = 32

@@ -7,15 +7,16 @@ import binascii
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+import PIL.Image
+
 from smolsessions.agents.values.images import RAW, LazyImage, image_from_bytes
 from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.core.attachments import Audio, File, name_flaw
 
 if TYPE_CHECKING:
-    import PIL.Image
     from mcp_types import CallToolResult
 
-MAX_PIXELS = 50_000_000
+MAX_PIXELS = 50_000_000  # of all images of a result
 MAX_ERROR_CHARS = 10_000
 
 
@@ -31,7 +32,10 @@ def value_of(result: CallToolResult, *, is_structured: bool) -> Any:
 
     `is_structured` prefers the structured content, which its tool has declared. Raises `ToolServerError` for an error.
     """
-    parts = [_part(content) for content in result.content]
+    parts, pixels = [], MAX_PIXELS
+    for content in result.content:
+        parts.append(part := _part(content, pixels))
+        pixels -= part.width * part.height if isinstance(part, PIL.Image.Image) else 0
     if result.is_error:
         text = _joined([part for part in parts if isinstance(part, str)]) or "the tool failed without a reason"
         raise ToolServerError(text[:MAX_ERROR_CHARS])
@@ -49,22 +53,22 @@ def _joined(texts: list[str]) -> str:
     return "\n".join(texts)
 
 
-def _part(content: Any) -> Any:
+def _part(content: Any, most_pixels: int) -> Any:
     match content.type:
         case "text":
             return utf8_text(content.text)
         case "image" | "audio":
-            return _medium(content.data, content.mime_type)
+            return _medium(content.data, content.mime_type, most_pixels)
         case "resource_link":
             about = f": {content.description}" if content.description else ""
             return utf8_text(f"[{content.name}, at {content.uri}{about}]")
     resource = content.resource
     if hasattr(resource, "text"):
         return utf8_text(resource.text)
-    return _medium(resource.blob, resource.mime_type or "application/octet-stream", str(resource.uri))
+    return _medium(resource.blob, resource.mime_type or "application/octet-stream", most_pixels, str(resource.uri))
 
 
-def _medium(data: str, media_type: str, uri: str = "") -> Any:
+def _medium(data: str, media_type: str, most_pixels: int, uri: str = "") -> Any:
     """Return an image, or a file whose name is the end of its address."""
     media_type = media_type.partition(";")[0].strip().lower()
     try:
@@ -72,8 +76,8 @@ def _medium(data: str, media_type: str, uri: str = "") -> Any:
     except (binascii.Error, ValueError):
         return utf8_text(f"[{uri or media_type}: no base64, so it cannot be read]")
     if media_type.startswith("image/"):
-        return _image(decoded) or utf8_text(
-            f"[an image of {media_type} that cannot be read, or has more than {MAX_PIXELS} pixels]"
+        return _image(decoded, most_pixels) or utf8_text(
+            f"[an image of {media_type} that cannot be read, or has more than {most_pixels} pixels]"
         )
     name = unquote(urlsplit(uri).path).rpartition("/")[2]
     name = "" if name_flaw(name) else name
@@ -84,13 +88,13 @@ def _medium(data: str, media_type: str, uri: str = "") -> Any:
         return File(decoded, name=name)
 
 
-def _image(data: bytes) -> PIL.Image.Image | None:
+def _image(data: bytes, most_pixels: int) -> PIL.Image.Image | None:
     """Return an image that is known to decode."""
     if data.startswith(RAW):
         return None
     try:
         image = image_from_bytes(data)
-        if image.width * image.height > MAX_PIXELS:
+        if image.width * image.height > most_pixels:
             return None
         image.load()
     except Exception:  # noqa: BLE001 - Pillow raises many kinds

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import httpx2
+from anyio.abc import ObjectReceiveStream
 from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
-from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
+from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 MAX_BYTES = 16 * 1024 * 1024
 UNREADABLE = "the server sent an answer that cannot be read"
 TOO_LARGE = "the server sent more than 16 MiB at once"
+MAX_PARTS = 1000
+TOO_MANY = f"the server sent a result of more than {MAX_PARTS} parts"
 CONNECT_S = 5.0
 END_S = 2.0  # of a server whose input was closed, and again after SIGTERM
 _POLL_S = 0.02
@@ -81,9 +84,9 @@ async def streamable_http(url: str, headers: Mapping[str, str], timeout_s: float
     given = {**headers, "Accept-Encoding": "identity"}  # compressed bytes would pass the bound
     async with (
         httpx2.AsyncClient(headers=given, timeout=timeout, event_hooks=hooks) as client,
-        streamable_http_client(url, http_client=client, max_sse_event_size=MAX_BYTES) as streams,
+        streamable_http_client(url, http_client=client, max_sse_event_size=MAX_BYTES) as (from_server, to_server),
     ):
-        yield streams
+        yield _BoundedMessages(from_server), to_server
 
 
 async def _read(
@@ -95,7 +98,7 @@ async def _read(
     try:
         async for line in _lines(process.stdout):
             if message := _message(line):
-                await to_session.send(SessionMessage(message))
+                await to_session.send(_bounded(SessionMessage(message)))
     except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
         pass
     finally:
@@ -207,6 +210,28 @@ async def _bound(response: httpx2.Response) -> None:
         raise TooLargeError("the server sent a compressed answer, which was not asked for")
     if not response.headers.get("content-type", "").startswith("text/event-stream"):
         response.stream = _BoundedStream(response.stream)
+
+
+def _bounded(message: SessionMessage | Exception) -> SessionMessage | Exception:
+    """Replace a result of many parts by an error. The SDK would validate each of them twice, in the event loop."""
+    found = message.message if isinstance(message, SessionMessage) else None
+    if isinstance(found, JSONRPCResponse):
+        parts = found.result.get("content")
+        if isinstance(parts, list) and len(parts) > MAX_PARTS:
+            error = ErrorData(code=INTERNAL_ERROR, message=TOO_MANY)
+            return SessionMessage(JSONRPCError(jsonrpc="2.0", id=found.id, error=error))
+    return message
+
+
+class _BoundedMessages(ObjectReceiveStream[Any]):
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    async def receive(self) -> SessionMessage | Exception:
+        return _bounded(await self._stream.receive())
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 class _BoundedStream(httpx2.AsyncByteStream):

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from itertools import repeat
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from zoneinfo import ZoneInfo
 
 import PIL.Image
 from pydantic import BaseModel
@@ -286,6 +287,8 @@ def _simpler(value: Any, kind: type) -> Any:
         return dict(value)
     if dataclasses.is_dataclass(kind):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
+    if type(zone := getattr(value, "tzinfo", None)) is ZoneInfo:
+        return f"{value.isoformat()}[{zone.key}]"  # RFC 9557: at another time the zone may have another offset
     if kind is not int and issubclass(kind, _WITH_JSON_FORM):
         return to_jsonable_python(value, bytes_mode="base64", inf_nan_mode="strings")
     raise TypeError(kind)

@@ -18,6 +18,7 @@ from smolsessions.wire.conversations import (
     PruneResult,
     StepPage,
     VariableList,
+    WorkspaceFileList,
 )
 from smolsessions.wire.effects import EffectPage
 from smolsessions.wire.events import TurnEnded
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from smolsessions.client.answers import ReadConversation
     from smolsessions.client.requests import Answer, Policy, TurnOptions, Until
     from smolsessions.core.requests import Decision
-    from smolsessions.wire.conversations import Agent, Conversation, Step, Variable
+    from smolsessions.wire.conversations import Agent, Conversation, Step, Variable, WorkspaceFile
     from smolsessions.wire.effects import Effect
     from smolsessions.wire.events import TurnEvent
 
@@ -287,6 +288,16 @@ class Client:
         """Return the variables of a conversation, with previews and sizes."""
         path = path_of("conversations", conversation_id, "variables")
         return (self._connection.ask(VariableList, "GET", path)).items
+
+    def list_workspace_files(self, conversation_id: str) -> list[WorkspaceFile]:
+        """Return the files of a conversation's workspace that its agent may read."""
+        path = path_of("conversations", conversation_id, "workspace", "files")
+        return (self._connection.ask(WorkspaceFileList, "GET", path)).items
+
+    def get_workspace_file(self, conversation_id: str, path: str) -> bytes:
+        """Return the content of a file of the workspace."""
+        path = path_of("conversations", conversation_id, "workspace", "files", *path.split("/"))
+        return (self._connection.send("GET", path)).content
 
     def get_image(self, conversation_id: str, name: str) -> bytes:
         """Return the file of an image. `name` is the end of its `url`."""

@@ -53,6 +53,19 @@ def held(folder: Path, grace_s: float) -> Iterator[BinaryIO]:
         yield server
 
 
+def record_address(folder: Path, address: str) -> None:
+    """Note where the service of a folder listens, for `address_in`."""
+    (folder / "address").write_text(address)
+
+
+def address_in(folder: Path) -> str | None:
+    """Return where the service listens that uses a folder now. None: no service does."""
+    with suppress(OSError), (folder / "lock").open("rb") as service:
+        address = (folder / "address").read_text()
+        return None if _lock(service) else address
+    return None
+
+
 def _make(folder: Path) -> None:
     """Create the folder if it does not exist. Git ignores a new one, since it holds the key that opens the data."""
     is_new = not folder.exists()

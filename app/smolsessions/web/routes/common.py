@@ -66,6 +66,7 @@ class Limits:
     deadline_s: float
     max_deadline_s: float
     send_timeout_s: float
+    allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     root_path: str = ""
 

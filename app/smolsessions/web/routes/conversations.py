@@ -1,4 +1,4 @@
-"""Routes of conversations: their fields and steps, their memory, export and import. Route of agents."""
+"""Routes of conversations: their fields, steps and files, their memory, export and import. Route of agents."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from smolsessions.core.records import (
 )
 from smolsessions.web.body import check_document, in_thread_if_large
 from smolsessions.web.cursors import PLACE, number_at, position_of
-from smolsessions.web.files import served
+from smolsessions.web.files import download_headers, served
 from smolsessions.web.links import link
 from smolsessions.web.problems import WRITE, responses
 from smolsessions.web.routes.common import (
@@ -46,6 +46,7 @@ from smolsessions.web.views import (
     prune_view,
     step_view,
     variable_views,
+    workspace_views,
 )
 from smolsessions.wire.conversations import (
     AgentDetails,
@@ -56,6 +57,7 @@ from smolsessions.wire.conversations import (
     PruneResult,
     StepPage,
     VariableList,
+    WorkspaceFileList,
 )
 from smolsessions.wire.conversations import Conversation as ConversationAnswer
 from smolsessions.wire.requests import ConversationPatch, ForkRequest, NewConversation, PruneRequest, RollbackRequest
@@ -71,6 +73,7 @@ ImageName = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="The imag
 FileName = Annotated[
     str, Path(pattern=r"^[0-9a-f]{32}$", description="The file's name in its `url`, a hash of its content.")
 ]
+FilePath = Annotated[str, Path(min_length=1, max_length=1024, description="Path in the workspace, as notes/plan.md.")]
 StepKind = Annotated[StepType | None, Query(alias="type", description="Only steps of this type.")]
 Archived = Annotated[
     bool, Query(description="Include steps that a prune or a rollback removed from the memory. Each is marked.")
@@ -209,6 +212,12 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
         page = await conversations.steps(ref, number_at(cursor, *of), limit, kind, archived=archived, order=order)
         return answer(page_view(page, partial(step_view, conversation_id), *of))
 
+    return router
+
+
+def file_routes(conversations: Conversations) -> APIRouter:
+    router = APIRouter(tags=["conversations"], route_class=StrictRoute)
+
     @router.get(
         f"{AT}/images/{{name}}",
         responses={200: {"content": PICTURE, "description": "The image."}, **responses(None, 404, 422)},
@@ -229,6 +238,23 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
         file = await conversations.file(Ref(owner, conversation_id), name)
         kind, headers = served(file)
         return Response(file.data, media_type=kind, headers=headers)
+
+    @router.get(f"{AT}/workspace/files", responses=responses(WorkspaceFileList, 404, 422))
+    async def list_workspace_files(owner: CallerOwner, conversation_id: PathId) -> Response:
+        """List the files of the conversation's workspace that the agent may read."""
+        files = await conversations.workspace_files(Ref(owner, conversation_id))
+        return answer({"items": workspace_views(conversation_id, files)})
+
+    @router.get(
+        f"{AT}/workspace/files/{{path:path}}",
+        responses={200: {"content": CONTENT, "description": "The file."}, **responses(None, 404, 422)},
+        response_class=Response,
+    )
+    async def get_workspace_file(owner: CallerOwner, conversation_id: PathId, path: FilePath) -> Response:
+        """Return a file of the conversation's workspace, as a download."""
+        data = await conversations.workspace_file(Ref(owner, conversation_id), path)
+        headers = download_headers(path.rpartition("/")[2])
+        return Response(data, media_type="application/octet-stream", headers=headers)
 
     return router
 

@@ -1,0 +1,120 @@
+"""Memory that model-written code may take in one process of the service, divided among the blocks that run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smolagents.local_python_executor import InterpreterError
+
+from smolsessions.agents.sandbox.limits import MB
+from smolsessions.core.records import LOCAL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from smolsessions.core.records import Owner
+
+MOST_WAIT_S = 60.0
+PART_FOR_CODE = 0.75  # of the memory that the process may use
+_CHECK_S = 0.1
+_CGROUPS = Path("/sys/fs/cgroup")
+_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
+
+
+class NoMemoryLeftError(InterpreterError):
+    """Other code takes all memory that code may have here, so this block did not run; try again."""
+
+    def __init__(self) -> None:
+        super().__init__(str(type(self).__doc__))
+
+
+class MemoryBudget:
+    """Budget of one process, in MB. A block waits its turn for the most that it may take. For any thread."""
+
+    def __init__(self, total_mb: int | None = None, owner_share: float = 1.0, processes: int = 1) -> None:
+        """By default the total is a part of the memory that these `processes` may use. An owner gets `owner_share`."""
+        self.total_mb = total_mb or int(memory_mb() * PART_FOR_CODE / processes)
+        self._most_each = int(self.total_mb * owner_share)
+        self._held: Counter[Owner] = Counter()
+        self._queue: list[tuple[Owner, int]] = []
+        self._inside: set[int] = set()
+        """Threads in which a block runs. Another one in it belongs to an agent that the block calls."""
+        self._changed = threading.Condition()
+
+    @property
+    def waiting(self) -> int:
+        """Number of blocks that wait."""
+        return len(self._queue)
+
+    def take(self, owner: Owner, mb: int, check: Callable[[], None]) -> None:
+        """Wait until an owner's block may take this much more. `check` is called meanwhile, and raises to end the wait.
+
+        Raises `NoMemoryLeftError` after a minute. A block within another block does not wait for it.
+        """
+        wanted, end = (owner, mb), time.monotonic() + MOST_WAIT_S
+        with self._changed:
+            if threading.get_ident() in self._inside:
+                self._held[owner] += mb
+                return
+            self._queue.append(wanted)
+        try:
+            while not self._took(wanted):
+                check()
+                if time.monotonic() > end:
+                    raise NoMemoryLeftError
+        finally:
+            with self._changed:
+                self._queue = [each for each in self._queue if each is not wanted]
+                self._changed.notify_all()
+
+    def give_back(self, owner: Owner, mb: int) -> None:
+        with self._changed:
+            self._held[owner] -= mb
+            self._held += Counter()  # without owners who hold nothing
+            self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Note that this thread runs a block."""
+        thread = threading.get_ident()
+        is_outermost = thread not in self._inside
+        self._inside.add(thread)
+        try:
+            yield
+        finally:
+            if is_outermost:
+                self._inside.discard(thread)
+
+    def _took(self, wanted: tuple[Owner, int]) -> bool:
+        with self._changed:
+            if not self._is_next(wanted):
+                self._changed.wait(_CHECK_S)
+            if is_next := self._is_next(wanted):
+                self._held[wanted[0]] += wanted[1]
+            return is_next
+
+    def _is_next(self, wanted: tuple[Owner, int]) -> bool:
+        """True if the memory suffices, and no other has waited longer, except in vain for its own share."""
+        for each in self._queue:
+            owner, mb = each
+            if owner == LOCAL or self._held[owner] + mb <= max(self._most_each, mb):
+                return each is wanted and self._held.total() + mb <= self.total_mb
+        return False
+
+
+def memory_mb() -> float:
+    """Return the memory that this process may use: that of its control groups, else of the machine."""
+    bounds = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    with contextlib.suppress(OSError):
+        own = Path("/proc/self/cgroup").read_text().rpartition("::/")[2].strip()
+        for folder in (_CGROUPS / own, *(_CGROUPS / own).parents):
+            for name in _LIMITS:
+                with contextlib.suppress(OSError, ValueError):
+                    bounds.append(int((folder / name).read_text()))
+    return min(bounds) / MB

@@ -1,0 +1,136 @@
+"""Memory that model-written code takes in a process of the service: bounded for all blocks, and for an owner."""
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
+
+from smolsessions.agents.sandbox.fork_client import ForkClient
+from smolsessions.agents.sandbox.interpreter import ChildInterpreter
+from smolsessions.agents.sandbox.limits import CodeLimits
+from smolsessions.agents.sandbox.memory_budget import MemoryBudget
+from smolsessions.core.records import LOCAL, Owner
+from tests.support.owners import ADA, BOB, owner_line, request_as
+from tests.support.service import PLAIN, Service, write_private
+from tests.support.waiting import PATIENCE_S, wait_until
+
+ADAS, BOBS = Owner("ada"), Owner("bob")
+BOMB = "x = 'y' * 150_000_000\nprint(gate())\nx = None"
+
+
+def test_an_owner_waits_for_its_own_blocks_alone() -> None:
+    budget, order = MemoryBudget(400, 0.5), list[str]()
+
+    def begin(name: str, owner: Owner, mb: int) -> threading.Thread:
+        def take() -> None:
+            budget.take(owner, mb, lambda: None)
+            order.append(name)
+
+        thread = threading.Thread(target=take, daemon=True)
+        thread.start()
+        return thread
+
+    begin("ada", ADAS, 150).join(PATIENCE_S)
+    waiting = begin("ada again", ADAS, 150)
+    wait_until(lambda: budget.waiting == 1)
+    begin("bob", BOBS, 200).join(PATIENCE_S)
+    last = begin("local", LOCAL, 100)
+    wait_until(lambda: budget.waiting == 2)
+    assert order == ["ada", "bob"]
+    budget.give_back(BOBS, 200)
+    last.join(PATIENCE_S)
+    assert order == ["ada", "bob", "local"]
+    budget.give_back(ADAS, 150)
+    waiting.join(PATIENCE_S)
+    assert order[3:] == ["ada again"]
+
+
+def test_a_block_that_waits_ends_with_its_turn() -> None:
+    budget = MemoryBudget(100)
+    budget.take(LOCAL, 100, lambda: None)
+
+    def stop() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        budget.take(LOCAL, 1, stop)
+    assert budget.waiting == 0
+
+
+def interpreter(client: ForkClient, gate: Callable[[], str]) -> ChildInterpreter:
+    made = ChildInterpreter(LocalPythonExecutor(["*"]), client, CodeLimits(memory_mb=300), (), lambda: None)
+    made.send_tools({"gate": gate})
+    return made
+
+
+def test_blocks_wait_for_the_memory_of_others_and_what_a_process_keeps_counts() -> None:
+    reached, opened = threading.Semaphore(0), threading.Event()
+
+    def gate() -> str:
+        reached.release()
+        opened.wait(PATIENCE_S)
+        return "open"
+
+    with closing(ForkClient([], memory=MemoryBudget(500))) as client, ThreadPoolExecutor() as threads:
+        one, two = interpreter(client, gate), interpreter(client, gate)
+        first = threads.submit(one, BOMB)
+        assert reached.acquire(timeout=PATIENCE_S)
+        second = threads.submit(two, BOMB)
+        wait_until(lambda: client.memory.waiting == 1)
+        opened.set()
+        assert [each.result(PATIENCE_S).logs.strip() for each in (first, second)] == ["open", "open"]
+        one("kept = 'y' * 250_000_000")
+        assert client.memory.waiting == 0
+        third = threads.submit(two, "1")
+        wait_until(lambda: client.memory.waiting == 1)
+        one.stop()
+        third.result(PATIENCE_S)
+        two.stop()
+        client.memory.take(LOCAL, 500, lambda: None)  # all was given back
+
+
+def test_an_agents_block_within_a_block_does_not_wait_for_it() -> None:
+    with closing(ForkClient([], memory=MemoryBudget(300))) as client:
+        inner = interpreter(client, str)
+        outer = interpreter(client, lambda: str(inner("6 * 7").output))
+        assert outer("print(gate())").logs.strip() == "42"
+        for each in (inner, outer):
+            each.stop()
+
+
+def test_a_service_whose_code_wants_more_than_there_is_stays_within_its_budget(tmp_path: Path) -> None:
+    keys = write_private(tmp_path / "keys", owner_line("ada", ADA) + owner_line("bob", BOB))
+    settings = PLAIN | {"AGENTS": "small=tests.support.coders:make_small", "CODE_MEMORY_MB": "400", "THREADS": "8"}
+    with Service(tmp_path / "service", settings | {"API_KEYS_FILE": str(keys)}) as service:
+        root = psutil.Process(service.process.pid)
+        block = "x = 'y' * 150_000_000\ny = sum(range(3_000_000))\nx = None"
+        body: dict[str, Any] = {"agent": "small", "message": json.dumps([{"code": block}, {"say": "done"}])}
+        with ThreadPoolExecutor(8) as threads:
+            turns = [threads.submit(request_as, service, key, "POST", "/turn", body) for key in (ADA, BOB) * 4]
+            peak = 0
+            while not all(turn.done() for turn in turns):
+                peak = max(peak, sum(map(_resident, root.children(recursive=True))))
+        assert [turn.result().json()["reply"] for turn in turns] == ["done"] * 8
+        assert 150_000_000 < peak < 600_000_000
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss) if process.memory_info().rss > 100_000_000 else 0
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def test_a_block_gets_no_more_than_the_budget_has() -> None:
+    with closing(ForkClient([], memory=MemoryBudget(100))) as client:
+        made = interpreter(client, str)
+        with pytest.raises(InterpreterError, match="MemoryError"):
+            made("x = 'y' * 150_000_000")
+        made.stop()
