@@ -7,42 +7,14 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from browser_tests.reader import Open, answer, computed, ended, say, wait
+from tests.support.data import data
 from tests.support.service import Service
 from tests.support.tiers import deep, mostly_deep
 from tools.vendor import changed
 
 MOST_S = 5
 MARKUP = "<script>window.ran = 1</script><img src=x onerror='window.ran = 2'><b>not bold</b>"
-REPORT = """# Report
-
-Some **strong** and *light* text, `code`, a [link](https://example.org/a) and https://example.org/b.
-
-- one
-  - inner
-- two
-
-| city | people |
-|:-----|-------:|
-| Bonn | 330000 |
-
-> quoted
-
-```python
-def f(x):
-    return "1"  # why
-```
-
-Euler: $e^{i\\pi} + 1 = 0$, \\(a_1 \\cdot b_2\\), it costs $5 and $10.
-
-$$
-x_1 = *y* \\\\
-- z
-$$
-
-- [x] done
-- [ ] open
-
-<end_plan>"""
+REPORT = data("report.md.txt").rstrip("\n")
 DRAW = """(texts) => import("/page/text.js").then(({ Text }) => texts.map(([text, pieces, paced]) => {
   const target = document.createElement("div");
   const drawing = new Text(target);

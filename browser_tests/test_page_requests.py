@@ -24,7 +24,7 @@ from browser_tests.reader import (
     turn,
 )
 from tests.support.service import Service
-from tests.support.turns import wait_for_gate
+from tests.support.waiting import Gate
 
 MAIL = ["send_email", {"to": "ann@example.org", "text": "Dear Ann,\nall is well."}]
 MARKUP = "<img src=x onerror='window.ran = 1'><b>bold</b>"
@@ -95,7 +95,7 @@ def test_a_call_is_approved_with_the_keyboard_alone(opened: Open, service: Servi
 def test_a_request_leaves_the_focus_to_a_person_who_writes(opened: Open, service: Service, gate: Path) -> None:
     page = opened(service)
     choose(page, "mailer")
-    say(page, [wait_for_gate(gate), {"call": [MAIL]}, DONE])
+    say(page, [Gate(gate).script, {"call": [MAIL]}, DONE])
     message(page).fill("a draft")
     gate.touch()
     expect(page.locator("#announcement")).to_contain_text("The turn waits for you.")

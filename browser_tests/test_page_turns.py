@@ -1,13 +1,12 @@
 """A turn on the page, while it runs and after its end."""
 
 import json
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import expect
 
-from browser_tests.reader import Open, answer, choose, conversation_of, ended, say, turn, wait
+from browser_tests.reader import Open, answer, choose, ended, say, turn, wait
 from tests.support.service import Service
 
 
@@ -77,18 +76,6 @@ def test_a_stop_ends_the_turn_and_the_conversation_goes_on(opened: Open, service
     expect(page.locator(".outcome")).to_contain_text("Stopped.")
     say(page, [{"say": ["Here again."]}])
     expect(answer(page).last).to_have_text("Here again.")
-
-
-def test_a_turn_rolled_back_by_another_client_has_a_note(opened: Open, service: Service, gate: Path) -> None:
-    page = opened(service)
-    say(page, [{"say": ["It begins ", wait(gate), "and never ends."]}])
-    expect(answer(page)).to_have_text("It begins")
-    body = {"message": json.dumps([{"say": ["Instead."]}]), "on_busy": "rollback"}
-    sent = service.client.post(f"{conversation_of(page)}/turns", json=body, headers={"Prefer": "respond-async"})
-    assert sent.status_code == HTTPStatus.ACCEPTED
-    expect(turn(page).first).to_have_attribute("data-status", "cancelled")
-    expect(page.locator(".outcome").first).to_contain_text("Stopped. Turn 2 rolled this turn back")
-    expect(page.locator(".outcome").first).not_to_contain_text("kept")
 
 
 def test_an_answer_that_a_check_refuses_moves_into_its_step(opened: Open, service: Service, gate: Path) -> None:

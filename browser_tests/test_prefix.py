@@ -1,12 +1,16 @@
-"""The docs under the content security policy, and page and docs below a prefix, behind proxies of both kinds."""
+"""The page below a prefix, and the pictures of its states."""
 
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import BrowserContext, Page, expect
 
+from browser_tests.accessibility import CONTRAST, breaches
 from browser_tests.conftest import SETTINGS
+from browser_tests.gallery import DOCS, WIDTHS, resize, service, state
 from browser_tests.reader import answer, say, try_liveness
+from browser_tests.states import INSPECTED, STATES
 from browser_tests.talker import AGENTS
 from tests.support.proxy import proxy
 from tests.support.service import Service
@@ -45,3 +49,36 @@ def test_page_and_docs_work_below_a_prefix(
 
 def test_a_call_can_be_tried_in_the_docs(opened: Callable[..., Page], service: Service) -> None:
     try_liveness(opened(service, "/docs"))
+
+
+FAST = ["answer", "plan", "running", "edited", "list", "compose", "inspector-memory"]
+OVERFLOWING = """() => [document.documentElement, document.body, ...document.querySelectorAll(
+  "#scroll, #side, #inspector, .inspector-panel, .foot, dialog[open]")].filter(
+  (part) => part.checkVisibility() && part.scrollWidth > Math.max(part.clientWidth, 1)).map(({ id }) => id)"""
+
+
+def test_the_docs_show_each_state() -> None:
+    shown = set(re.findall(r"images/(gallery/\S+?)\)", (DOCS.parent / "gallery.md").read_text()))
+    assert shown == {f"gallery/{path.name}" for path in (DOCS / "gallery").iterdir()}
+    assert shown >= {f"gallery/{name}-laptop-light.png" for name in STATES}
+
+
+@pytest.fixture(scope="module")
+def shop(profile: BrowserContext) -> Iterator[Service]:
+    assert profile
+    with service() as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", mostly_deep(STATES, fast=FAST))
+def test_a_state_is_complete_and_readable(profile: BrowserContext, shop: Service, name: str) -> None:
+    with state(profile, shop, name) as page:
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        assert breaches(page) == []
+        resize(page, name, WIDTHS["small"], "dark")
+        assert breaches(page, CONTRAST) == []
+        assert page.evaluate(OVERFLOWING) == []
+        assert not errors
+        if name.startswith("inspector"):
+            expect(page.get_by_role("tab")).to_have_text([*INSPECTED])

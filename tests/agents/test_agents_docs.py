@@ -15,6 +15,7 @@ from smolsessions.agents.config.agents_file import load_agents_file
 from smolsessions.agents.config.json_schema import keys_reference, schema_text
 from smolsessions.agents.demo.agents import RuleModel
 from smolsessions.core.errors import StartError
+from tests.support.data import data
 from tests.support.hub import Hub
 from tests.support.llm import LLM
 from tests.support.service import ROOT, Service
@@ -47,26 +48,7 @@ TOOLS = {
     "approvals by a function": {"search"},
     "a given folder, read-only": {"read_file", "glob", "grep"},
 }
-CODE = """
-from smolagents import ToolCallingAgent, tool
-from smolsessions.agents.demo.agents import RuleModel
-from smolsessions.agents.demo.tools import Calculator
-
-@tool
-def search(words: str) -> str:
-    '''Search.
-
-    Args:
-        words: What to look for.
-    '''
-    return words
-
-def is_costly(name, arguments, caller):
-    return name == "search" and "gold" in arguments["words"]
-
-def make_shop():
-    return ToolCallingAgent([Calculator()], RuleModel())
-"""
+CODE = data("documented_agents.txt")
 
 
 def agent_text(name: str, config: str, *, folder: Path, mcp_url: str) -> str:

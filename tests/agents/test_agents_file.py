@@ -18,70 +18,17 @@ from smolsessions.agents.models.providers import with_fallbacks
 from smolsessions.core.errors import StartError
 from smolsessions.core.records import AgentName
 from smolsessions.options import options_of
+from tests.support.data import data
 from tests.support.llm import LLM
 from tests.support.service import Service, run
 
 KEY = "sk-live-4f1d0c7e9a5b"
 BROKEN = Path(__file__).parents[1] / "data" / "broken_agents"
 """Files with one mistake each. Lines with `#> ` hold the expected sentences."""
-ONE_AGENT = """
-[models.small]
-provider = "openai"
-id = "gpt-4o"
-base = "{base}"
-api_key_env = "SHOP_KEY"
-options = {{temperature = 0.25}}
+ONE_AGENT = data("one_agent.toml")
 
-[agents.shop]
-kind = "tool_calling"
-model = "small"
-description = "Calculates."
-examples = ["What is 6 * 7?"]
-deadline_s = 90
-instructions = "Answer like a shopkeeper."
-tools = ["smolsessions.agents.demo.tools:Calculator"]
-max_steps = 3
-"""
-
-OTHERS = """
-[agents.asking]
-kind = "tool_calling"
-model = "small"
-description = "Calculates."
-tools = ["smolsessions.agents.demo.tools:Calculator"]
-approve = ["calculator"]
-ask_user = true
-
-[agents.strict]
-kind = "tool_calling"
-model = "small"
-description = "Calculates."
-tools = ["smolsessions.agents.demo.tools:Calculator", "deciding:chatty"]
-approve = "deciding:is_costly"
-
-[agents.boss]
-kind = "tool_calling"
-model = "small"
-managed_agents = ["strict", "asking"]
-
-[agents.hasty]
-kind = "tool_calling"
-model = "small"
-deadline_s = 0.5
-"""
-DECIDING = """
-import logging, os
-from smolagents import tool
-
-def is_costly(name, arguments, caller):
-    return name == "calculator" and arguments["expression"] == "6 * 7"
-
-@tool
-def chatty() -> str:
-    '''Talk.'''
-    logging.getLogger("chatty").warning("the key is %s here%c[2J", os.environ["SHOP_KEY"], 27)
-    return "said"
-"""
+OTHERS = data("other_agents.toml")
+DECIDING = data("deciding.txt")
 
 
 @pytest.fixture(scope="module")
@@ -244,55 +191,7 @@ def test_base_tools_without_their_packages_are_named_as_the_file_does(
     assert caught.value.message == f"{file}: {sentence}"
 
 
-EVERY_KEY = """
-[models.small]
-provider = "openai"
-id = "gpt-4o"
-base = "http://127.0.0.1:9/v1"
-first_byte_s = 7
-options = {temperature = 0.5, top_p = 0.9, max_tokens = 50, seed = 3}
-fallbacks = ["large"]
-
-[models.large]
-provider = "openai"
-id = "gpt-5"
-base = "http://127.0.0.1:9/v1"
-
-[agents.lead]
-kind = "code"
-model = "small"
-description = "Leads."
-instructions = "Be brief."
-prompt_templates = "prompts.yaml"
-trust = true
-tools = ["smolsessions.agents.demo.tools:Calculator", "smolsessions.agents.demo.tools:Clock"]
-managed_agents = ["clerk"]
-max_steps = 4
-planning_interval = 2
-structured_output = true
-authorized_imports = ["math", "json"]
-code_block_tags = ["<run>", "</run>"]
-executor = "thread"
-memory_policy = [{name = "token_budget", max_tokens = 4000}]
-scratchpad = true
-model_retries = 5
-unsafe_to_repeat = ["calculator"]
-examples = ["How many?"]
-deadline_s = 12.5
-
-[agents.clerk]
-kind = "tool_calling"
-model = "large"
-description = "Files papers."
-managed_agents = ["reader"]
-
-[agents.reader]
-kind = "code"
-model = {provider = "openai", id = "tiny", base = "http://127.0.0.1:9/v1"}
-description = "Reads."
-code_block_tags = "markdown"
-code_limits = {cpu_s = 3}
-"""
+EVERY_KEY = data("every_key.toml")
 
 
 def test_each_key_reaches_the_agent_and_the_agents_that_it_manages(

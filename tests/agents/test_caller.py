@@ -46,7 +46,6 @@ def tenants(tmp_path_factory: pytest.TempPathFactory, outside: StoreServer) -> I
 
 @pytest.fixture
 def as_ada(tenants: Service) -> Iterator[Service]:
-    """Return the service with a client of Ada's."""
     tenants.client.headers["Authorization"] = f"Bearer {ADA}"
     yield tenants
     tenants.client.headers.pop("Authorization", None)

@@ -1,6 +1,5 @@
 """Agents that a service offers or refuses at start, and the `chat` agent against a model's server."""
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from smolsessions.core.errors import StartError
 from smolsessions.settings import read_settings
 from smolsessions.wiring import make_catalog
 from tests.support.llm import LLM
-from tests.support.refusals import Refused, sentence_of
+from tests.support.refusals import refused, sentence_of
 from tests.support.service import Service, run
 from tests.support.stopwatch import Stopwatch
 from tests.support.tiers import deep
@@ -28,94 +27,7 @@ MODULES = {
     "package/borrowing.py": "from smolsessions.agents_of_mine import make\n",
     "module/smolsessions.py": "from tests.support.agents import make_scripted as make\n",
 }
-
-
-def _agents(spec: str, *told: str, folder: str = "", **settings: str) -> Refused:
-    return Refused({"AGENTS": spec} | settings, told, folder=folder)
-
-
-MIX = "conversations would mix; make a new one in every call"
-MENDED = "mend the module, or start the service in the folder that holds it"
-REFUSED = {
-    "the same agent twice": _agents("x=tests.support.agents:make_same", "'x'", "same agent twice", MIX),
-    "the same interpreter twice": _agents(
-        "x=tests.support.agents:make_same_interpreter", "same interpreter twice", MIX
-    ),
-    "the same memory twice": _agents("x=mine:make_same_memory", "same memory twice", MIX),
-    "the same managed agent twice": _agents("x=mine:make_same_helper", "same agent twice", MIX),
-    "the same managed agent of a managed agent": _agents("x=mine:make_same_deep_down", "same agent twice", MIX),
-    "a managed agent of another kind": _agents(
-        "x=mine:make_managing_a_function", "'x'", "'plain'", "Plain and no MultiStepAgent", "as a tool"
-    ),
-    "the same tool with a state twice": _agents(
-        "x=mine:make_same_tool", "same tool 'counting' twice, which has a state of its own", MIX
-    ),
-    "a factory that raises": _agents(
-        "x=tests.support.agents:make_trouble", "'x' failed with LookupError: no such model"
-    ),
-    "a factory that leaves": _agents("x=mine:leave", "'x' failed with SystemExit: mine leaves"),
-    "a factory that gives something else": _agents(
-        "x=tests.support.agents:make_nothing", "gave str, not a smolagents agent"
-    ),
-    "a factory that wants an argument": _agents(
-        "x=mine:make_for",
-        "missing 1 required positional argument: 'model'",
-        "called without arguments, except `caller`",
-    ),
-    "an unknown module": _agents("x=nowhere:make", "'x'", "No module named 'nowhere'", MENDED),
-    "an unknown function": _agents("x=mine:fake", "mine has no function fake; name the one that makes it"),
-    "a module that is no Python": _agents("x=broken:make", "SyntaxError", "broken.py, line 1", MENDED),
-    "a module that leaves": _agents("x=leaving:make", "importing leaving failed with SystemExit", MENDED),
-    "a scratchpad beside a tool of its names": _agents("x=mine:make_noting", "'x'", "'note_read'", "rename that"),
-    "a scratchpad that is neither wanted nor not": _agents("x=mine:make_half_noting", "'x'", "'yes'", "True or False"),
-    "an option as an attribute": _agents(
-        "x=mine:make_old", "'x'", "an attribute 'memory_policy'", "smolsessions.options(agent, memory_policy=…)"
-    ),
-    "a misspelt option as an attribute of a class": _agents(
-        "x=mine:make_misspelt_class", "'executer'", "smolsessions.options(agent, executor=…)", "rename the attribute"
-    ),
-    "an option as an attribute of a managed agent": _agents(
-        "x=mine:make_old_helper", "'unsafe_to_repeat'", "smolsessions.options(agent, unsafe_to_repeat=…)"
-    ),
-    "a misspelt option": _agents(
-        "x=mine:make_misspelt_option", "TypeError", "no option 'memory_polcy'; did you mean memory_policy?"
-    ),
-    "an agent without a factory": _agents("x=mine", "SMOLSESSIONS_AGENTS has 'x=mine'", "name=module:factory"),
-    "a file that is not there": _agents("x=./theirs.py:make", "theirs.py is no Python file", "check the path"),
-    "a name twice": _agents("x=mine:make,x=mine:make", "two agents are called 'x'", "a name of its own"),
-    "the name of a demo": _agents(
-        "demo=mine:make", "two agents are called 'demo'", "a name of its own", DEMO_AGENTS="1"
-    ),
-    "a name with a blank": _agents("my agent=mine:make", "'my agent'", "letters, digits, - and _ only; rename it"),
-    "an unknown default agent": _agents(
-        "x=mine:make", "SMOLSESSIONS_DEFAULT_AGENT", "'y'", "x, demo, demo-code", DEFAULT_AGENT="y", DEMO_AGENTS="1"
-    ),
-    "no agent at all": _agents("", "no agent to serve", "SMOLSESSIONS_AGENTS=name=module:factory", DEMO_AGENTS="0"),
-    "a nested class to carry": _agents("x=mine:make_nested_class", "Nested", "a class at the top of its module"),
-    "a class to carry that is in no list": _agents("x=mine:make_carrying_one", "'x'", "carries"),
-    "a package with this service's name": _agents(
-        "x=smolsessions.agents_of_mine:make", "smolsessions", "rename", folder="package"
-    ),
-    "a module with this service's name": _agents("x=smolsessions:make", "smolsessions.py", "rename", folder="module"),
-    "a module that imports from such a package": _agents(
-        "x=borrowing:make", "smolsessions", "rename", folder="package"
-    ),
-    "chat without the key of its endpoint": _agents(
-        "",
-        "SMOLSESSIONS_MODEL_API_KEY_ENV names a variable that is not set",
-        MODEL_ID="m",
-        MODEL_API_KEY_ENV="NO_SUCH_KEY",
-    ),
-    "chat with a key that looks like a name": _agents(
-        "", "SMOLSESSIONS_MODEL_API_KEY_ENV names a variable", MODEL_ID="m", MODEL_API_KEY_ENV=KEY.replace("-", "_")
-    ),
-    "chat without an endpoint or a key": _agents(
-        "", "SMOLSESSIONS_MODEL_API_KEY_ENV", "SMOLSESSIONS_MODEL_API_BASE", MODEL_ID="m"
-    ),
-    "chat with a key where its variable's name belongs": _agents(
-        "", "SMOLSESSIONS_MODEL_API_KEY_ENV cannot be used", MODEL_ID="m", MODEL_API_KEY_ENV=KEY
-    ),
-}
+REFUSED = refused("refused_agents.yaml", key=KEY, key_=KEY.replace("-", "_"))
 
 
 @pytest.fixture(scope="module")
@@ -217,25 +129,12 @@ def test_an_agent_that_is_slow_to_clean_up_keeps_nobody_waiting(tmp_path: Path) 
 
 
 @pytest.fixture(scope="module")
-def provider() -> Iterator[LLM]:
-    with LLM() as server:
-        yield server
-
-
-@pytest.fixture
-def llm(provider: LLM) -> LLM:
-    """Return the model's server with an empty script."""
-    provider.reset()
-    return provider
-
-
-@pytest.fixture(scope="module")
-def chatting(provider: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def chatting(_llm_server: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Yield a service whose chat agent calls the model's server, with logs at debug level."""
     settings = {
         "AGENTS": "",
         "MODEL_ID": "gpt-4o",
-        "MODEL_API_BASE": provider.base_url,
+        "MODEL_API_BASE": _llm_server.base_url,
         "MODEL_API_KEY_ENV": "KEY_OF_THE_MODEL",
         "MODEL_TIMEOUT_S": "4",
         "MODEL_FIRST_BYTE_S": "4",
@@ -282,18 +181,3 @@ def test_a_model_that_fails_after_a_tool_call_leaves_the_finished_step(chatting:
     after = chatting.post("/turn", message="Well?", conversation_id=failed["conversation_id"]).json()
     assert (after["status"], after["reply"], after["turn"]) == ("finished", "42, as was found.", 2)
     assert "Observation:\\n42" in llm.requests[2].text
-
-
-def test_the_key_of_the_model_is_in_no_answer_and_in_no_log(chatting: Service, llm: LLM) -> None:
-    for status in (401, 500):
-        llm.fail(status, message=f"Incorrect API key provided: {KEY}", code=KEY)
-    llm.call(("calculator", {"expression": "6 *"}))
-    llm.fail(400, message=KEY)
-    first = chatting.post("/turn", message="One.", max_steps=1).json()
-    where = f"/conversations/{first['conversation_id']}"
-    for _ in range(2):
-        chatting.post("/turn", message="Again.", conversation_id=first["conversation_id"], max_steps=1)
-    pages = (where, f"{where}/turns", f"{where}/turns/1", f"{where}/turns/3", f"{where}/steps")
-    answers = [chatting.client.get(page).text for page in (*pages, "/agents", "/metrics", "/openapi.json")]
-    assert [request.key for request in llm.requests] == [KEY] * 4
-    assert not [text for text in (json.dumps(first), *answers, *chatting.said, chatting.log()) if KEY in text]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.endpoint import AGENTS, Endpoint, endpoint
+from tests.support.endpoint import AGENTS, Endpoint
 from tests.support.service import Service
 from tests.support.tiers import mostly_deep
 from tests.support.turns import cancel, submit_turn, wait_for_end
@@ -31,7 +31,7 @@ FAST = [
 
 @pytest.fixture(scope="module")
 def provider() -> Iterator[Endpoint]:
-    with endpoint() as running:
+    with Endpoint() as running:
         yield running
 
 
@@ -43,7 +43,7 @@ def hosted(provider: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def serving(provider: Endpoint, folder: Path, **settings: str) -> Service:
     named = {"AGENTS": AGENTS, "DEMO_AGENTS": "0"} | settings
-    return Service(folder, named, {"ENDPOINT_URL": provider.url})
+    return Service(folder, named, {"ENDPOINT_URL": provider.base_url})
 
 
 def in_call(service: Service, provider: Endpoint, agent: str, mode: str, **body: Any) -> dict[str, Any]:

@@ -11,7 +11,9 @@ import pytest
 
 from smolsessions.agents.config.agents_file import load_agents_file
 from smolsessions.store.seal import new_key
-from tests.support.key_search import echoing, files_of, found_in, unsealed, values_of
+from tests.support.data import data
+from tests.support.http_server import Server
+from tests.support.key_search import Echo, files_of, found_in, unsealed, values_of
 from tests.support.llm import LLM
 from tests.support.owners import owner_line
 from tests.support.sandboxes import E2BService, serving
@@ -38,34 +40,7 @@ SEARCHED = {
     "seal key": SEAL_KEY.partition(":")[2],
     "API key": OWNER_KEY,
 }
-FILE = """
-[models]
-good = {{provider = "openai", id = "gpt-4o", base = "{llm}", api_key_env = "GOOD_KEY"}}
-echo = {{provider = "openai", id = "gpt-4o", base = "{echo}/401/v1", api_key_env = "ECHO_KEY"}}
-limit = {{provider = "openai", id = "gpt-4o", base = "{echo}/500/v1", api_key_env = "ECHO_KEY", fallbacks = ["echo"]}}
-azure = {{provider = "azure", id = "d", base = "{echo}/403", api_version = "2025-04-01", api_key_env = "AZURE_KEY"}}
-face = {{provider = "huggingface", id = "m", base = "{echo}/400/v1", api_key_env = "FACE_KEY"}}
-
-[agents]
-shop = {{kind = "tool_calling", model = "good", mcp = ["near", "far"], tools = ["tests.support.key_search:Careless"]}}
-echo = {{kind = "tool_calling", model = "echo", model_retries = 0}}
-limit = {{kind = "code", model = "limit", model_retries = 1, planning_interval = 1}}
-azure = {{kind = "tool_calling", model = "azure", model_retries = 0}}
-face = {{kind = "tool_calling", model = "face", model_retries = 0}}
-lead = {{factory = "tests.support.key_search:make_lead"}}
-coder = {{kind = "code", model = "good", authorized_imports = ["os"]}}
-sandbox = {{kind = "code", model = "good", executor = "e2b", executor_key_env = "TEAM_KEY"}}
-breaking = {{factory = "tests.support.key_search:make_breaking"}}
-
-[mcp.near]
-command = "{python}"
-args = ["-m", "tests.support.mcp_server", "stdio"]
-env = {{API_KEY = "MCP_ENV_KEY"}}
-
-[mcp.far]
-url = "{far}"
-headers = {{Authorization = "MCP_HEADER_KEY"}}
-"""
+FILE = data("hidden_keys.toml")
 FAILED = {
     "echo": "model_auth",
     "limit": "model_auth",
@@ -122,7 +97,6 @@ class Place:
             assert (turn["status"], turn["error"]["code"]) == ("failed", code), turn
 
     def read_all(self, service: Service) -> None:
-        """Read each answer that the service has about them."""
         self.paths = [f"/agents/{agent['name']}" for agent in service.get("/agents")["items"]]
         self.paths += ["/agents", "/metrics", "/openapi.json", "/readyz", "/", "/nothing"]
         conversations = service.get("/conversations", limit=100)["items"]
@@ -157,12 +131,12 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("hidden")
     with (
         running_store(folder / "store") as store,
-        echoing() as echo,
+        Server(Echo) as echo,
         serving(E2BService, folder, "the key of another team") as sandboxes,
         HttpServer(folder) as far,
     ):
         llm = request.getfixturevalue("_llm_server")
-        yield Place(folder, llm, store, echo=echo, sandboxes=sandboxes.url, far=far.url)
+        yield Place(folder, llm, store, echo=echo.url, sandboxes=sandboxes.url, far=far.url)
 
 
 @pytest.mark.usefixtures("llm")

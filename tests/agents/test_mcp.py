@@ -7,53 +7,15 @@ from typing import Any
 
 import pytest
 
+from tests.support.data import data
 from tests.support.llm import LLM
 from tests.support.metrics import totals
 from tests.support.service import Service
 from tests.support.turns import cancel, wait_for_end
 from tests.support.waiting import wait_until
 
-FILE = """
-[models.small]
-provider = "openai"
-id = "gpt-4o"
-base = "{base}"
-
-[agents.shop]
-kind = "tool_calling"
-model = "small"
-mcp = ["one"]
-
-[agents.coder]
-kind = "code"
-model = "small"
-mcp = ["one"]
-
-[mcp.one]
-command = "{python}"
-args = ["-m", "tests.support.mcp_server", "stdio"]
-env = {{NOTES = "NOTES_FILE", API_KEY = "ONE_KEY"}}
-timeout_s = 20
-"""
-SILENT = """
-[models.small]
-provider = "openai"
-id = "gpt-4o"
-base = "{base}"
-
-[agents.plain]
-kind = "tool_calling"
-model = "small"
-
-[agents.ghost]
-kind = "tool_calling"
-model = "small"
-mcp = ["silent"]
-
-[mcp.silent]
-command = "{python}"
-args = ["-m", "tests.support.hostile_mcp", "silent"]
-"""
+FILE = data("mcp.toml")
+SILENT = data("silent_mcp.toml")
 KEY = "sk-one-31bb4ad0"
 
 

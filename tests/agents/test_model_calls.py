@@ -9,7 +9,7 @@ from smolsessions.agents.factories import check_factory
 from smolsessions.agents.models.streams import timeouts_of
 from smolsessions.core.errors import StartError
 from tests.support import endpoint as agents
-from tests.support.endpoint import Endpoint, endpoint
+from tests.support.endpoint import Endpoint
 from tests.support.llm import LLM
 from tests.support.service import Service
 from tests.support.streaming import log_of
@@ -20,7 +20,7 @@ CHAT = {"AGENTS": agents.AGENTS, "DEMO_AGENTS": "0", "DEFAULT_AGENT": "chat", "M
 
 @pytest.fixture(scope="module")
 def provider() -> Iterator[Endpoint]:
-    with endpoint() as running:
+    with Endpoint() as running:
         yield running
 
 
@@ -28,7 +28,7 @@ def provider() -> Iterator[Endpoint]:
 def hasty(provider: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Yield a service whose chat has a long timeout for an answer's first byte and a short one between its pieces."""
     settings = {
-        "MODEL_API_BASE": provider.url,
+        "MODEL_API_BASE": provider.base_url,
         "MODEL_FIRST_BYTE_S": "60",
         "MODEL_TIMEOUT_S": "2",
         "MODEL_RETRIES": "0",
@@ -37,7 +37,7 @@ def hasty(provider: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "MODEL_SYSTEM_PROMPT": "Be {% raw %}{{brief}}{% endraw %}.",
     }
     folder = tmp_path_factory.mktemp("hasty")
-    with Service(folder, CHAT | settings, {"ENDPOINT_URL": provider.url}) as running:
+    with Service(folder, CHAT | settings, {"ENDPOINT_URL": provider.base_url}) as running:
         yield running
 
 
@@ -54,7 +54,7 @@ def test_an_answer_that_falls_silent_times_out(hasty: Service) -> None:
 
 def test_the_settings_of_chat_reach_its_model(hasty: Service, provider: Endpoint) -> None:
     hasty.post("/turn", message="hello")
-    body = provider.bodies[-1]
+    body = provider.requests[-1].body
     assert (body["max_tokens"], body["temperature"]) == (50, 0.25)
     assert body["messages"][0]["content"] in ("Be {{brief}}.", [{"type": "text", "text": "Be {{brief}}."}])
 
@@ -62,7 +62,7 @@ def test_the_settings_of_chat_reach_its_model(hasty: Service, provider: Endpoint
 def test_a_model_that_delegates_to_one_with_a_stream_is_streamed(hasty: Service, provider: Endpoint) -> None:
     turn = hasty.post("/turn", message="hello", agent="delegating").json()
     assert turn["status"] == "finished", turn
-    assert provider.bodies[-1]["stream"] is True
+    assert provider.requests[-1].body["stream"] is True
 
 
 def test_usage_that_was_reported_counts_though_the_call_fails(hasty: Service) -> None:
@@ -87,29 +87,26 @@ def test_prompts_after_a_call_without_text_equal_smolagents_own(
     name: str,
     mode: str,
 ) -> None:
-    monkeypatch.setenv("ENDPOINT_URL", provider.url)
-    began = len(provider.bodies)
+    monkeypatch.setenv("ENDPOINT_URL", provider.base_url)
+    began = len(provider.requests)
     {"openai": agents.make_openai, "streaming": agents.make_streaming}[name]().run(mode)
     hasty.post("/turn", agent=name, message=mode)
-    bare, bare_second, ours, ours_second = [body["messages"] for body in provider.bodies[began:]]
+    bare, bare_second, ours, ours_second = [each.body["messages"] for each in provider.requests[began:]]
     assert ours == bare
     assert ours_second == bare_second
 
 
 @pytest.fixture(scope="module")
-def _retrying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, LLM]]:
-    with LLM() as llm:
-        settings = CHAT | {"MODEL_API_BASE": llm.base_url, "MODEL_TIMEOUT_S": "1", "MODEL_FIRST_BYTE_S": "1"}
-        with Service(tmp_path_factory.mktemp("retrying"), settings, {"ENDPOINT_URL": llm.base_url}) as running:
-            yield running, llm
+def repeating(_llm_server: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    settings = CHAT | {"MODEL_API_BASE": _llm_server.base_url, "MODEL_TIMEOUT_S": "1", "MODEL_FIRST_BYTE_S": "1"}
+    with Service(tmp_path_factory.mktemp("repeating"), settings, {"ENDPOINT_URL": _llm_server.base_url}) as running:
+        yield running
 
 
 @pytest.fixture
-def retrying(request: pytest.FixtureRequest) -> tuple[Service, LLM]:
+def retrying(repeating: Service, llm: LLM) -> tuple[Service, LLM]:
     """Return a service that repeats calls, and its provider with an empty script."""
-    service, llm = request.getfixturevalue("_retrying")
-    llm.reset()
-    return service, llm
+    return repeating, llm
 
 
 def test_a_call_that_fails_in_transit_is_made_again(retrying: tuple[Service, LLM]) -> None:

@@ -12,29 +12,11 @@ import pytest
 import smolsessions
 from smolsessions.options import CodeLimitValues, Options, OptionValues, factory_name, options_of
 from tests.support import agents
+from tests.support.data import data
 from tests.support.tiers import deep
 
 ANY: Any = smolsessions
-TYPED = """
-import smolsessions
-class Model:
-    def generate(self, messages: list[str], stop: str | None = None) -> str: return ""
-class CodeAgent: ...
-model = Model()
-agent = smolsessions.options(CodeAgent(), memory_policy={"name": "token_budget", "max_tokens": 8000},
-    own_policies=["mine:trim"], summary_model=model, scratchpad=True, executor="thread", code_limits={"cpu_s": 5},
-    carries=(Exception,), unsafe_to_repeat=["charge"], model_retries=2, fingerprint="2")
-reveal_type(agent)
-
-@smolsessions.agent("shop", executor="child")
-def make_shop(size: int = 1) -> CodeAgent:
-    return agent
-
-reveal_type(make_shop)
-smolsessions.options(agent, executor="proces")
-smolsessions.options(agent, code_limits={"cpu": 5})
-smolsessions.options(agent, memory_polcy="no_pruning")
-"""
+TYPED = data("typed_options.txt")
 
 
 @deep

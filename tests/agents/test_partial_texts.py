@@ -59,13 +59,11 @@ def pieces(reader: PartialJson, parts: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def joined(given_pieces: Iterable[tuple[T, str]]) -> list[tuple[T, str]]:
-    """Join neighbouring pieces of one name."""
     groups = itertools.groupby(given_pieces, key=lambda piece: piece[0])
     return [(name, "".join(text for _, text in group)) for name, group in groups]
 
 
 def read(text: str, *wanted: str) -> dict[str, str]:
-    """Read a text character by character."""
     return dict(joined(pieces(PartialJson(*wanted), text)))
 
 

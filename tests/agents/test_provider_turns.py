@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.providers import KEY, Answer, Provider, provider
+from tests.support.data import data
+from tests.support.providers import KEY, Answer, Provider
 from tests.support.service import Service
 from tests.support.streaming import log_of
 from tests.support.tiers import mostly_deep
@@ -18,84 +19,20 @@ from tests.support.waiting import wait_until
 
 HAS_LITELLM = bool(importlib.util.find_spec("litellm"))
 OTHER_KEY = f"{KEY}-other"
-OWN = """
-[models.first]
-provider = "openai"
-id = "m"
-base = "{url}/v1"
-api_key_env = "FIRST_KEY"
-fallbacks = ["second"]
-first_byte_s = 1
-timeout_s = 1
-
-[models.second]
-provider = "azure"
-id = "m"
-base = "{url}"
-api_version = "2024-10-21"
-api_key_env = "SECOND_KEY"
-
-[models.alone]
-provider = "huggingface"
-id = "m"
-base = "{url}"
-api_key_env = "FIRST_KEY"
-
-[models.bedrock]
-provider = "bedrock"
-id = "m"
-base = "{url}"
-region = "eu-central-1"
-
-[agents.coder]
-kind = "code"
-model = "bedrock"
-executor = "thread"
-"""
-OF_LITELLM = """
-[models.first]
-provider = "litellm"
-id = "ollama_chat/m"
-base = "{url}"
-api_key_env = "FIRST_KEY"
-fallbacks = ["second"]
-first_byte_s = 1
-timeout_s = 1
-
-[models.second]
-provider = "litellm"
-id = "anthropic/claude-opus-4-20250514"
-base = "{url}"
-api_key_env = "SECOND_KEY"
-
-[models.alone]
-provider = "litellm"
-id = "openai/m"
-base = "{url}/v1"
-api_key_env = "FIRST_KEY"
-"""
-AGENTS = """
-[agents.shop]
-kind = "tool_calling"
-model = "first"
-model_retries = 1
-
-[agents.lone]
-kind = "tool_calling"
-model = "alone"
-model_retries = 2
-"""
+OWN = data("own_models.toml")
+OF_LITELLM = data("litellm_models.toml")
+AGENTS = data("provider_agents.toml")
 ENDPOINTS = (
     ("/api/chat", "/v1/messages") if HAS_LITELLM else ("/v1/chat/completions", "/openai/deployments/m/chat/completions")
 )
-ANSWER = Answer(call=("final_answer", {"answer": "It is 42."}))
+ANSWER = Answer(calls=(("final_answer", {"answer": "It is 42."}),))
 BROKEN = Answer(status=500, body={"error": {"message": f"broken {KEY}"}})
 QUESTION = "how is the weather in Lisbon?"
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Provider]:
-    with provider() as running:
+    with Provider() as running:
         yield running
 
 

@@ -25,7 +25,7 @@ from smolsessions.agents.run.model_connections import ModelCall
 from smolsessions.agents.run.model_retries import retry_after_s
 from smolsessions.core.errors import StartError
 from tests.support.environments import LITELLM, environment
-from tests.support.providers import KEY, PIECES, USAGE, Answer, Provider, provider
+from tests.support.providers import KEY, PIECES, USAGE, Answer, Provider
 from tests.support.service import ROOT
 from tests.support.tiers import deep
 
@@ -158,7 +158,7 @@ TAKE_PAGES = {"openai", "azure"}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Provider]:
-    with pytest.MonkeyPatch.context() as patch, provider() as running:
+    with pytest.MonkeyPatch.context() as patch, Provider() as running:
         for name, value in ({"PROVIDER_KEY": KEY, **AWS} | ({} if HAS_LITELLM else OF_THE_HOST)).items():
             patch.setenv(name, value)
         yield running

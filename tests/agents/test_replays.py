@@ -9,19 +9,13 @@ import pytest
 from tests.support.answering import APPROVE, answer, ask, mail
 from tests.support.approvals import OUTBOX
 from tests.support.ledgers import Ledger
-from tests.support.service import Service
+from tests.support.service import Service, listed
 from tests.support.streaming import Event, log_of, place
 from tests.support.turns import DONE, ECHO, cancel, submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
 
 AGENTS = ",".join(
-    f"{name}=tests.support.{factory}"
-    for name, factory in {
-        "scripted": "agents:make_scripted",
-        "wavering": "agents:make_wavering",
-        "judged": "ledgers:make_judged",
-        "code-mailer": "approvals:make_code_mailer",
-    }.items()
+    [listed("agents", "scripted wavering"), listed("ledgers", "judged"), listed("approvals", "code-mailer")]
 )
 HELPED = f"helper(task={json.dumps([ECHO, {'say': 'h'}])!r})"
 UNHELPFUL = f"helper(task={json.dumps([{'say': 'h'}])!r})"

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,8 @@ from smolagents import MultiStepAgent
 
 from tests.support import streaming
 from tests.support.agents import make_code, make_planner, make_scripted
+from tests.support.data import data
+from tests.support.programs import named
 from tests.support.service import Service
 from tests.support.streaming import Event, log_of, posting, seen, spoken
 from tests.support.tiers import mostly_deep
@@ -20,18 +21,7 @@ Script = list[Event]
 
 PLACED = {"step.started", "message.delta", "tool.call", "tool.result", "step.finished"}
 SHOWN = "scripted code planner streamed streamed-code structured streamed-planner family code-family careful".split()
-CODE_CALLS = {
-    "another name": "e = echo\nfinal_answer(e('0') + e(text='1'))",
-    "map": "final_answer(''.join(map(echo, ['0', '1'])))",
-    "a comprehension": "final_answer(''.join([echo(text=t) for t in '01']))",
-    "a generator": "final_answer(''.join(echo(text=t) for t in '01'))",
-    "a lambda in a dictionary": "d = {'e': lambda t: echo(t)}\nfinal_answer(d['e']('0') + d['e']('1'))",
-    "a function": "def twice(f):\n    return f('0') + f('1')\nfinal_answer(twice(echo))",
-    "an argument of itself": "final_answer('0' + echo(text=echo(text='0').replace('0', '1')))",
-    "a method": (
-        "class C:\n    def say(self, t):\n        return echo(text=t)\nc = C()\nfinal_answer(c.say('0') + c.say('1'))"
-    ),
-}
+CODE_CALLS = named(data("seen_calls.txt"))
 
 
 @pytest.mark.parametrize("way", mostly_deep(CODE_CALLS, fast=["another name", "a generator", "a method"]))
@@ -271,20 +261,6 @@ def test_usage_is_summed_over_plans_steps_and_managed_agents(service: Service) -
         models = {event["call_id"] for event in events if event["type"] == "message.delta"}
         for name, each in (("input_tokens", 10), ("output_tokens", 5)):
             assert events[-1]["result"]["usage"][name] == sum(usage[name] for usage in finished) == each * len(models)
-
-
-def test_two_conversations_at_once_see_only_their_own(service: Service) -> None:
-    def play(text: str) -> Any:
-        return seen(
-            service, {"call": [to("lead", {"call": [["echo", {"text": text}]]}, {"say": text})]}, DONE, agent="family"
-        )
-
-    texts = [f"text {number}" for number in range(8)]
-    with ThreadPoolExecutor(8) as pool:
-        for text, events in zip(texts, pool.map(play, texts), strict=True):
-            assert {event["conversation_id"] for event in events} == {events[0]["conversation_id"]}
-            assert [call["arguments"]["text"] for call in calls_in(events) if call["name"] == "echo"] == [text]
-            check_places(events)
 
 
 def test_a_turn_that_is_watched_from_its_first_event_names_its_attempt(service: Service) -> None:

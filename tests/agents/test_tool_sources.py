@@ -1,6 +1,7 @@
-"""Tools of agents.toml: import strings, smolagents' own, base tools, and tools that hold state."""
+"""Tools of agents: where they come from, what they share, and what those of audio need."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ from smolagents import CodeAgent, PythonInterpreterTool, ToolCallingAgent, UserI
 
 from smolsessions.agents.catalog import Catalog
 from smolsessions.agents.demo.agents import RuleModel
+from smolsessions.agents.factories import check_factory
 from smolsessions.agents.tools.sources import load_tools
 from smolsessions.core.errors import StartError
-from tests.support import own_tools
+from tests.support import agents, own_tools
 from tests.support.llm import LLM
 from tests.support.service import Service
+from tests.support.sounds import make_listener, make_singer, make_teller
 
 OWN = "tests.support.own_tools"
 FILE = """
@@ -102,3 +105,26 @@ def test_each_session_has_its_own_instance_of_a_tool_that_holds_state(llm: LLM, 
 def test_a_factory_cannot_bring_them_either(kind: Any, tool: Any, sentence: str) -> None:
     with pytest.raises(StartError, match=f"the agent 'shop': the tool .* {sentence}"):
         Catalog([("shop", lambda: kind(tools=[tool()], model=RuleModel()))])
+
+
+def _managed() -> ToolCallingAgent:
+    singer = make_singer()
+    singer.name = singer.description = "singer"
+    return ToolCallingAgent(tools=[], model=agents.ScriptedModel(model_id="scripted"), managed_agents=[singer])
+
+
+@pytest.mark.parametrize(
+    ("factory", "sentence"),
+    [
+        (make_singer, r"'sing' of agent '\w+' has output_type = 'audio', .* return smolsessions\.Audio"),
+        (_managed, r"'sing' of agent '\w+' has output_type = 'audio'"),
+        (make_listener, r"'listen' of agent '\w+' has an input 'sound' of the type 'audio', .* write 'any'"),
+    ],
+)
+def test_audio_of_torch_stops_the_start_without_torch(factory: Callable[[], ToolCallingAgent], sentence: str) -> None:
+    with pytest.raises(StartError, match=sentence):
+        check_factory("mine", factory)
+
+
+def test_audio_without_torch_needs_no_torch() -> None:
+    check_factory("mine", make_teller)

@@ -164,7 +164,6 @@ def make_fast_coder() -> CodeAgent:
 
 
 def make_manager() -> ToolCallingAgent:
-    """Make an agent that manages a tool-calling agent and a coder."""
     return make_speaker(managed_agents=_helpers())
 
 

@@ -16,8 +16,6 @@ Told = dict[tuple[Any, ...], Any]
 
 @dataclass
 class Round:
-    """A finished round."""
-
     name: str
     talks: list[Talk]
     lines: list[Line]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from redis.exceptions import RedisError
 
+from tests.support.data import data
 from tests.support.store_server import StoreServer
 from tests.support.waiting import PATIENCE_S
 from tests.topology.cluster import ValkeyCluster
@@ -16,26 +17,7 @@ P = "{p000}"
 PARTITIONS = [f"{{p{number:03d}}}" for number in range(16)]
 SYNCED = {"appendfsync": "always"}  # a killed server may otherwise lose acknowledged writes
 AWAY = (RedisError, OSError)
-# Conversations with work that no worker would find or that two could find, and leases without a holder.
-ASTRAY = f"""
-local astray, queues = {{}}, '{P}:queue:'
-for _, name in ipairs(redis.call('KEYS', queues .. '*')) do
-  local ref = string.sub(name, #queues + 1)
-  local agent = redis.call('HGET', '{P}:conversation:' .. ref, 'agent') or ''
-  local ready = redis.call('ZSCORE', '{P}:ready:' .. agent, ref)
-  local leased = redis.call('ZSCORE', '{P}:leases', ref)
-  local waits = redis.call('ZSCORE', '{P}:waiting', ref)
-  if waits and (ready or leased) then astray[#astray + 1] = ref .. ' waits for a person, and has work or a lease' end
-  if not ready and not leased and not waits then astray[#astray + 1] = ref .. ' has work and is in no set' end
-  if ready and leased then astray[#astray + 1] = ref .. ' is in both sets' end
-end
-for _, ref in ipairs(redis.call('ZRANGE', '{P}:leases', 0, -1)) do
-  if redis.call('HEXISTS', '{P}:conversation:' .. ref, 'fence') == 0 then
-    astray[#astray + 1] = ref .. ' is leased without a fence'
-  end
-end
-return astray
-"""
+ASTRAY = data("astray.lua")
 WORKING = ("ready", "owned", "owners", "leases", "waiting", "run", "journal", "queue", "pending", "watch")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.data import data
 from tests.support.llm import LLM
 from tests.support.service import run
 from tests.support.tiers import mostly_deep
@@ -14,28 +15,7 @@ from tests.support.tool_servers import HOSTILE
 from tests.support.waiting import wait_until
 
 KEY = "sk-live-4f1d0c7e9a5b"
-FILE = """
-[models.small]
-provider = "openai"
-id = "gpt-4o"
-base = "{base}"
-api_key_env = "SHOP_KEY"
-
-[agents.shop]
-kind = "tool_calling"
-model = "small"
-instructions = "Answer like a shopkeeper."
-tools = ["smolsessions.agents.demo.tools:Calculator"]
-managed_agents = ["clerk"]
-deadline_s = 90
-approve = ["calc*"]
-ask_user = true
-
-[agents.clerk]
-kind = "code"
-model = "small"
-description = "Files papers."
-"""
+FILE = data("broken_agents.toml")
 
 
 @pytest.fixture

@@ -4,14 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from tests.support.http_server import Handler, Server
 from tests.support.preloaded import PYTHONPATH
 from tests.support.refusals import sentence_of
 from tests.support.service import ROOT, Service, run
@@ -63,28 +62,15 @@ def test_a_command_that_cannot_be_done_ends_with_a_sentence(case: str, tmp_path:
 def other_server(status: int, kind: str, body: bytes) -> Iterator[str]:
     """Yield the address of a server of something else."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    class Foreign(Handler):
+        def _answer(self) -> None:
+            self.body()
+            self.answer(status, body, {"Content-Type": kind})
 
-        def answer(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+        do_GET = do_POST = do_DELETE = _answer  # noqa: N815 - names of the base class
 
-        do_GET = do_POST = do_DELETE = answer  # noqa: N815 - names of the base class
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
+    with Server(Foreign) as server:
+        yield server.url
 
 
 @pytest.mark.parametrize(

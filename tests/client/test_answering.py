@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from smolsessions import ApiError, AsyncClient, Client
+from smolsessions import AsyncClient, Client
 from smolsessions.evaluation import ServiceAdapter, TurnFailedError
 from smolsessions.wire.events import InputAnswered, TurnEnded, TurnWaiting
 from tests.support.answering import asking_service, mail, sent
@@ -60,25 +60,6 @@ def test_a_waiting_turn_is_returned_and_answered_one_by_one(asking: Service, cli
     document = client.export_conversation(turn.conversation_id)
     kept = client.get_turn(client.import_conversation(document).id, 1)
     assert [call.approval for call in kept.tool_calls] == [call.approval for call in turn.tool_calls]
-
-
-def test_several_answers_at_once_are_all_or_none(asking: Service, client: Client) -> None:
-    turn = client.submit(said(emails("both1", "both2"), DONE), agent="mailer")
-    place = (turn.conversation_id, turn.turn)
-    assert isinstance(list(client.get_turn_events(*place, until="waiting"))[-1], TurnWaiting)
-    first, second = (request.request_id for request in client.get_turn(*place).requests)
-    with pytest.raises(ApiError) as refused:
-        client.answer_turn(*place, [{"request_id": first, "decision": "approve"}, {"request_id": second}])
-    assert refused.value.status == 422
-    assert len(client.get_turn(*place).requests) == 2
-    both: Any = [{"request_id": name, "decision": "approve"} for name in (first, second)]
-    turn = client.answer_turn(*place, both, include_internal_tools=True)
-    assert (turn.status, turn.tool_call_names) == ("finished", ["send_email", "send_email", "final_answer"])
-    assert client.answer_turn(*place, both, wait_s=0).status == "finished"
-    with pytest.raises(ApiError) as refused:
-        client.answer_turn(*place, [{"request_id": first, "decision": "reject"}])
-    assert refused.value.code == "already_answered"
-    assert sorted(line for line in sent(asking) if line.startswith("both")) == ["both1: hello", "both2: hello"]
 
 
 def test_streams_end_at_a_wait_and_go_on_with_the_answers(client: Client) -> None:

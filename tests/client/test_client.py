@@ -12,9 +12,8 @@ import pytest
 
 from smolsessions import ApiError, AsyncClient, Client
 from tests.support.openapi import description
-from tests.support.pictures import png
 from tests.support.service import PLAIN, ROOT, Service
-from tests.support.turns import DONE, ECHO
+from tests.support.turns import DONE, ECHO, png
 
 SERVER_LIBRARIES = set("fastapi starlette uvicorn sse_starlette redis smolagents cryptography zstandard".split())
 

@@ -15,6 +15,7 @@ import pytest
 from smolsessions import ApiError
 from smolsessions.evaluation import ServiceAdapter, SmolagentsAdapter, ToolCall, TurnFailedError, UnknownHistoryError
 from tests.support.agents import make_code, make_scripted
+from tests.support.data import data
 from tests.support.environments import AGENT_EVAL, environment
 from tests.support.preloaded import PYTHONPATH
 from tests.support.service import Service
@@ -26,25 +27,7 @@ History = list[dict[str, Any]]
 Adapter = Callable[[History], Awaitable[tuple[str, list[str]]]]
 
 SEEN: dict[str, Any] = {"shown": True}
-SUITE = """
-import json, os, pytest
-from pytest_agent_eval import ContainsEvaluator, Expect, ToolCallArgsEvaluator, ToolCallEvaluator, Turn
-from smolsessions.evaluation import ServiceAdapter, SmolagentsAdapter
-from tests.support.agents import make_scripted
-
-ECHO = json.dumps([{"call": [["echo", {"text": "ü"}]]}, {"say": "done"}])
-
-@pytest.mark.agent_eval(threshold=1.0, runs=3)
-@pytest.mark.parametrize("adapter", [
-    SmolagentsAdapter(make_scripted), ServiceAdapter(os.environ["SERVICE"], agent="scripted")])
-async def test_it(agent_eval, adapter):
-    called = [ToolCallEvaluator(must_include=["echo"]), ToolCallArgsEvaluator(tool="echo", args={"text": "ü"})]
-    seen = [ContainsEvaluator(any_of=["Observation"]), ToolCallEvaluator(must_exclude=["echo", "final_answer"])]
-    turns = [Turn(user=ECHO, expect=Expect(evaluators=called)),
-             Turn(user=json.dumps([{"shown": True}]), expect=Expect(evaluators=seen))]
-    result = await agent_eval.run(adapter, turns)
-    result.assert_threshold()
-"""
+SUITE = data("evaluation_suite.txt")
 
 
 async def say(adapter: Adapter, history: History, *script: dict[str, Any]) -> tuple[str, list[str]]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.data import data
 from tests.support.debian import skip
 from tests.support.environments import GENERATOR, environment
 from tests.support.proxy import LATER_WORDS, proxy
@@ -21,45 +22,8 @@ from tools.node_programs import FOLDER, NoNodeError, programs
 pytestmark = deep
 MESSAGE = json.dumps([ECHO, DONE])
 OVERRIDES = {f"image/{kind}": "application/octet-stream" for kind in ("png", "jpeg", "gif", "webp")}
-PYTHON = """
-import os
-from generated import AuthenticatedClient
-from generated.api.conversations import get_conversation
-from generated.api.turns import create_turn, list_turns
-from generated.models import Conversation, Problem, Turn, TurnPage, TurnRequest
-
-with AuthenticatedClient(base_url=os.environ["SERVICE"], token="unused") as client:
-    turn = create_turn.sync(client=client, body=TurnRequest(message=os.environ["MESSAGE"], agent="scripted"))
-    assert isinstance(turn, Turn), turn
-    conversation = get_conversation.sync(turn.conversation_id, client=client)
-    assert isinstance(conversation, Conversation)
-    page = list_turns.sync(conversation.id, client=client)
-    assert isinstance(page, TurnPage)
-    missing = get_conversation.sync("nothing", client=client)
-    assert isinstance(missing, Problem)
-    print(turn.status, turn.reply, turn.tool_call_names, len(page.items), missing.code)
-"""
-TYPESCRIPT = """
-import createClient from "openapi-fetch";
-import type { components, paths } from "./schema.js";
-
-const client = createClient<paths>({ baseUrl: process.env.SERVICE });
-const made = await client.POST("/turn", { body: { message: process.env.MESSAGE!, agent: "scripted" } });
-if (!made.data) throw new Error(JSON.stringify(made.error));
-const turn = made.data as components["schemas"]["Turn"];
-const path = { conversation_id: turn.conversation_id, number: turn.turn };
-const stream = await client.GET("/conversations/{conversation_id}/turns/{number}/events", {
-  params: { path },
-  parseAs: "text",
-});
-const lines = (stream.data as string).split("\\n").filter((line) => line.startsWith("data:"));
-const events: components["schemas"]["Event"][] = lines.map((line) => JSON.parse(line.slice(5)));
-const types = new Set(events.map((event) => event.type));
-const missing = await client.GET("/conversations/{conversation_id}", {
-  params: { path: { conversation_id: "nothing" } },
-});
-console.log(turn.status, turn.reply, turn.tool_call_names.join(), [...types].join(), missing.error?.code);
-"""
+PYTHON = data("generated_client.txt")
+TYPESCRIPT = data("generated_client.ts.txt")
 TARGET = {"target": "es2022", "lib": ["es2022", "dom"], "module": "nodenext", "types": [], "outDir": "out"}
 SETTINGS = {
     "compilerOptions": TARGET | {"strict": True, "noUncheckedIndexedAccess": False},

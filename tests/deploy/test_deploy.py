@@ -329,7 +329,7 @@ def test_what_the_docs_add_to_a_site_renders(tmp_path: Path) -> None:
 def test_the_stores_user_has_the_rights_that_the_service_asks_for(tmp_path: Path) -> None:
     make_secrets(tmp_path)
     off, ours = (tmp_path / "store-users.acl").read_text().splitlines()
-    assert off == "user default off resetpass +@all ~* &*"  # tests/store/test_append_only.py says why
+    assert off == "user default off resetpass +@all ~* &*"  # tests/store/test_store.py says why
     password = hashlib.sha256((tmp_path / "store-password").read_bytes()).hexdigest()
     assert ours == f"user smolsessions on #{password} {RIGHTS} +acl|dryrun"
     assert RIGHTS in (PAGES / "store.md").read_text()

@@ -9,26 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.data import data
 from tests.support.environments import INSTALL
 from tests.support.service import ROOT, Service
 from tests.support.tiers import deep
 from tests.support.waiting import PATIENCE_S
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
-AGENT = """
-from smolagents import ToolCallingAgent
-from smolagents.models import ChatMessage, MessageRole, Model
-from app.words import ANSWER
-
-
-class Parrot(Model):
-    def generate(self, messages, **options):
-        return ChatMessage(MessageRole.ASSISTANT, ANSWER)
-
-
-def make():
-    return ToolCallingAgent([], Parrot())
-"""
+AGENT = data("wheel_agent.txt")
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,24 @@
-"""Reference pages: their generated parts are as the code is, and their tables name all that the code has."""
+"""The docs: a reader can follow them, generated parts are current, and the mutations name tests that exist."""
 
+import json
 import re
+import socket
 from collections.abc import Container
 from itertools import pairwise
+from pathlib import Path
 
+import pytest
 from pydantic import BaseModel
 
 from smolsessions.agents.transfer.step_models import STEP_MODELS, StepIn
 from smolsessions.agents.transfer.variables import VariablesIn
 from smolsessions.core.documents import ConversationDocument
 from smolsessions.options import OptionValues
+from tests.support.doc_pages import PORTS, SERVER, Block, Reader, blocks_of
+from tests.support.llm import LLM
+from tests.support.service import ROOT
 from tools import reference
+from tools.mutants import read_mutations
 
 
 def test_the_generated_parts_of_pages_are_current() -> None:
@@ -57,3 +65,65 @@ def members_in(start: str, end: str) -> dict[str, bool]:
 
 def required_of(model: type[BaseModel], base: Container[str]) -> dict[str, bool]:
     return {name: field.is_required() for name, field in model.model_fields.items() if name not in base}
+
+
+def test_each_mutation_fits_the_code_and_names_tests_that_exist() -> None:
+    for mutation in read_mutations([]):
+        assert mutation.old != mutation.new, mutation.name
+        for test in mutation.tests:
+            module, _, name = test.partition("::")
+            text = (ROOT / module).read_text()
+            assert f"def {name.partition('[')[0]}(" in text if name else text, (mutation.name, test)
+
+
+OTHER = {"site", "node_modules", "pipelines"}  # built, of others, and played by tests/agents/test_pipelines.py
+FOLDERS = [each for each in ROOT.iterdir() if each.is_dir() and (each.name == ".github" or each.name[0] != ".")]
+PAGES = [
+    page
+    for page in [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in sorted(folder.rglob("*.md")))]
+    if OTHER.isdisjoint(page.relative_to(ROOT).parts)
+]
+FILE = re.compile(r"\b(?:tests|docs)/\S+\.(?:py|md)\b")
+DEMO = "SMOLSESSIONS_AGENTS=demo=smolsessions.agents.demo.agents:make_demo SMOLSESSIONS_DEMO_AGENTS=0"
+TUTORIAL = tuple(sorted((ROOT / "docs" / "tutorial").glob("[0-9]*.md")))  # each page goes on where the last one ended
+OTHERS = [(page,) for page in PAGES if page not in TUTORIAL and any(block.is_run_here for block in blocks_of(page))]
+
+
+@pytest.mark.timeout(180)  # most of it is the start of services
+@pytest.mark.parametrize("pages", [TUTORIAL, *OTHERS], ids=lambda pages: str(pages[0].relative_to(ROOT)))
+def test_a_reader_can_follow(pages: tuple[Path, ...], llm: LLM, tmp_path: Path) -> None:
+    blocks = [block for page in pages for block in blocks_of(page) if block.is_run_here]
+    ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
+    with Reader(tmp_path / "reader", ports, llm.base_url) as reader:
+        if _needs_a_service(blocks):
+            reader.serve(DEMO, "serve", blocks[0])
+        for block in blocks:
+            for part in json.loads(block.mark("model") or "[]"):
+                llm.answer(part) if isinstance(part, str) else llm.call(tuple(part))
+            reader.follow(block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_block_that_is_not_run_says_why(page: Path) -> None:
+    for block in blocks_of(page):
+        assert block.has_reader or not block.is_run_here, f"{block}: no test can run it, and no mark says why"
+        if (reason := block.mark("no-run")) is not None:
+            assert len(reason.split()) > 1, block
+            assert [name for name in FILE.findall(reason) if not (ROOT / name).exists()] == [], block
+        if test := block.mark("run by"):
+            assert page.name in (ROOT / test).read_text(), f"{block}: {test} does not name the page"
+
+
+def _needs_a_service(blocks: list[Block]) -> bool:
+    """Return whether a page asks a service that it does not start."""
+    texts = [text for block in blocks for text in (block.text, block.mark("sh") or "")]
+    asks = any(f":{PORTS[0]}" in text for text in texts)
+    return asks and not any(SERVER.match(line) for text in texts for line in text.splitlines())
+
+
+def _free_ports(count: int) -> list[str]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [str(each.getsockname()[1]) for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports

@@ -12,7 +12,7 @@ from tests.support import editors
 from tests.support.service import Service
 from tests.support.streaming import Event, place
 from tests.support.tiers import deep, mostly_deep
-from tests.support.turns import wait_for_end
+from tests.support.turns import pages, wait_for_end
 from tests.support.waiting import wait_until
 
 ASYNC = {"Prefer": "respond-async"}
@@ -50,15 +50,8 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ser
 
 
 def actions(service: Service, turn: Event) -> list[int]:
-    """Return the turns of all actions on record."""
-    steps: list[Event] = []
-    cursor = None
-    while True:
-        query: Event = {"limit": 100} | ({"cursor": cursor} if cursor else {})
-        page = service.get(f"/conversations/{turn['conversation_id']}/steps", **query)
-        steps += page["items"]
-        if not (cursor := page["next_cursor"]):
-            return [step["turn"] for step in steps if step["type"] == "action"]
+    found = pages(service, f"/conversations/{turn['conversation_id']}/steps", limit=100)
+    return [step["turn"] for page in found for step in page if step["type"] == "action"]
 
 
 def play(service: Service, message: str, turn: Event | None, agent: str) -> Event:

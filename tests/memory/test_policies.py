@@ -12,7 +12,6 @@ from tests.support import agents, remembering
 from tests.support.documents import REFUSED
 from tests.support.killed_turns import KilledTurn, kill_when_blocked
 from tests.support.ledgers import Ledger
-from tests.support.pictures import png
 from tests.support.policies import (
     CODELESS,
     LONG,
@@ -29,7 +28,7 @@ from tests.support.problems import problem
 from tests.support.service import Service
 from tests.support.tiers import mostly_deep
 from tests.support.transfer import export, import_document
-from tests.support.turns import DONE, PROMPT, SHOWN, submit_turn, wait_for_end
+from tests.support.turns import DONE, PROMPT, SHOWN, png, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
 
 Json = dict[str, Any]

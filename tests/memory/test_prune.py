@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from tests.support.pictures import png
 from tests.support.policies import (
     LAST_TWO,
     LONG,
@@ -23,7 +22,7 @@ from tests.support.problems import problem
 from tests.support.service import Service
 from tests.support.store_server import PARTITION, Raw
 from tests.support.tiers import mostly_deep
-from tests.support.turns import DONE, PROMPT, submit_turn, wait_for_end
+from tests.support.turns import DONE, PROMPT, png, submit_turn, wait_for_end
 from tests.support.waiting import Gate
 
 Json = dict[str, Any]

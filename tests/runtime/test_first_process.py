@@ -42,7 +42,6 @@ def running(service: Service) -> Iterator[None]:
 
 
 def first_of(service: Service) -> psutil.Process:
-    """Return the process of `tini`."""
     process = psutil.Process(service.process.pid)
     return process if service.wrapper == TINI else process.children()[0]
 

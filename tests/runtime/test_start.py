@@ -1,8 +1,9 @@
-"""Start, command line and stop of real processes, as an operator meets them."""
+"""The start of a service: what it refuses, says and keeps, and `make run` with any Python."""
 
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,7 +29,7 @@ from redis.retry import Retry
 from smolsessions import __version__
 from smolsessions.store.connection.server_errors import RIGHTS
 from smolsessions.store.embedded.server import RESTARTS, embedded_server
-from tests.support.refusals import Refused, assert_refused, sentence_of
+from tests.support.refusals import Refused, assert_refused, refused, sentence_of
 from tests.support.service import AGENTS, PLAIN, ROOT, Service, run, spawn, write_private
 from tests.support.tiers import mostly_deep
 from tests.support.waiting import PATIENCE_S, Gate, wait_until
@@ -51,66 +52,7 @@ NOWHERE = f"redis://:{SECRET}@127.0.0.1:1"
 
 SECRET_FILES = {"SEAL_KEYS_FILE": KEY_A, "API_KEYS_FILE": f"ada {'0' * 64}", "REDIS_PASSWORD_FILE": SECRET}
 STORE = {"REDIS_URL": NOWHERE, "SEAL_KEYS": KEY_A}
-REFUSED = {
-    "a store of its own without keys": Refused(
-        {"REDIS_URL": NOWHERE}, ("SMOLSESSIONS_SEAL_KEYS", "`smolsessions keys seal`")
-    ),
-    "a store's address of another kind": Refused(
-        STORE | {"REDIS_URL": f"http://:{SECRET}@localhost"}, ("SMOLSESSIONS_REDIS_URL", "redis://")
-    ),
-    "a store's address with a # in its password": Refused(
-        STORE | {"REDIS_URL": f"redis://:{SECRET}#{SECRET}@localhost:6379"}, ("SMOLSESSIONS_REDIS_URL", "percent form")
-    ),
-    "a seal key that is too short": Refused({"SEAL_KEYS": f"k1:{SECRET}"}, ("id:base64", "`smolsessions keys seal`")),
-    "two seal keys of one id": Refused({"SEAL_KEYS": f"{KEY_A},{KEY_A}"}, ("same id", "give each key its own")),
-    "an API key file of another form": Refused(
-        {"API_KEYS_FILE": __file__}, ("SMOLSESSIONS_API_KEYS_FILE", "line 1", "`smolsessions keys owner OWNER`")
-    ),
-    "an open address without API keys": Refused(
-        {"HOST": "0.0.0.0"}, ("SMOLSESSIONS_API_KEYS_FILE", "SMOLSESSIONS_ALLOW_ANONYMOUS=1")
-    ),
-    "an address that is loopback in another form": Refused(
-        {"HOST": "127.1"}, ("SMOLSESSIONS_API_KEYS_FILE", "SMOLSESSIONS_ALLOW_ANONYMOUS=1")
-    ),
-    "an address of another machine": Refused({"HOST": "192.0.2.1"}, ("192.0.2.1", "SMOLSESSIONS_HOST")),
-    "replicas of an embedded store": Refused(
-        {"DURABILITY": "replicated"}, ("SMOLSESSIONS_DURABILITY", "SMOLSESSIONS_REDIS_URL")
-    ),
-    "values of many settings": Refused(
-        {
-            "THREADS": "0",
-            "LOG_LEVEL": "x",
-            "ROOT_PATH": "/turn/x",
-            "CORS_ORIGINS": "localhost",
-            "PORT": "tcp://10.0.0.1:80",
-            "MODEL_API_BASE": "localhost",
-        },
-        (
-            *("SMOLSESSIONS_THREADS", "SMOLSESSIONS_LOG_LEVEL", "'debug', 'info'", "SMOLSESSIONS_ROOT_PATH", "/turn"),
-            *("SMOLSESSIONS_CORS_ORIGINS", "scheme://host", "it begins with http:// or https://"),
-            *("SMOLSESSIONS_PORT", "tcp://10.0.0.1:80", "enableServiceLinks: false"),
-        ),
-    ),
-    "a default agent that is none": Refused(
-        {"DEFAULT_AGENT": "nobody"}, ("SMOLSESSIONS_DEFAULT_AGENT names 'nobody'", "the agents here are: scripted,")
-    ),
-    "no agent": Refused({"AGENTS": "", "DEMO_AGENTS": "0"}, ("there is no agent to serve", "SMOLSESSIONS_AGENTS")),
-    "a chat agent's endpoint without its model": Refused(
-        {"MODEL_API_BASE": "http://localhost"}, ("set SMOLSESSIONS_MODEL_ID too",)
-    ),
-    "a store's address with an unknown option": Refused(
-        STORE | {"REDIS_URL": f"{NOWHERE}?tiemout=3"}, ("SMOLSESSIONS_REDIS_URL", "tiemout")
-    ),
-    "an address that no machine can have": Refused({"HOST": "x" * 64}, ("x" * 64, "SMOLSESSIONS_HOST")),
-    "a password file that is no text": Refused(
-        STORE | {"REDIS_PASSWORD_FILE": f"{ROOT}/tests/data/format-1.json.gz"},
-        ("SMOLSESSIONS_REDIS_PASSWORD_FILE", "no text"),
-    ),
-    "a file of authorities that holds none": Refused(
-        STORE | {"REDIS_URL": "rediss://127.0.0.1:1", "REDIS_CA_FILE": f"{ROOT}/README.md"},
-        ("SMOLSESSIONS_REDIS_CA_FILE", "README.md", "no certificate"),
-    ),
-}
+REFUSED = refused("refused_starts.yaml", key=KEY_A, secret=SECRET, root=str(ROOT))
 SECRETS = (SECRET, KEY_A.partition(":")[2])
 
 
@@ -484,3 +426,50 @@ def test_code_of_several_owners_runs_in_the_service_only_if_that_is_allowed(tmp_
         assert "SMOLSESSIONS_ALLOW_CODE_IN_SERVICE=1" in said
     with Service(tmp_path / "allowed", settings | {"ALLOW_CODE_IN_SERVICE": "1"}):
         pass
+
+
+def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run make as from a shell, also if the tests were started by make."""
+    environment = {
+        name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
+    }
+    command = ["make", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Return a folder with the files that `make run` needs."""
+    for name in ("Makefile", "pyproject.toml", "requirements.lock"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("python", "found"), [("old", "3.9"), ("no-such-python", "missing")])
+def test_a_python_that_is_too_old_or_missing_is_named_before_anything_is_installed(
+    checkout: Path, python: str, found: str
+) -> None:
+    old = checkout / "old"
+    old.write_text('#!/bin/sh\ncase "$2" in *exit*) exit 1;; esac\necho 3.9\n')
+    old.chmod(0o755)
+    name = f"./{python}"
+    done = make(checkout, "run", f"PYTHON={name}")
+    assert done.returncode != 0
+    assert done.stdout == (
+        f"smolsessions needs Python 3.11 or later, and {name} is {found}: "
+        "name another one, as in make PYTHON=python3.12 run\n"
+    )
+    assert not (checkout / ".venv").exists()
+
+
+@pytest.mark.parametrize("answer", ["echo 3.9", "exit 127"], ids=["another Python", "a Python that is gone"])
+def test_an_environment_that_another_python_made_is_made_anew(checkout: Path, answer: str) -> None:
+    python = checkout / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\n{answer}\n")
+    python.chmod(0o755)
+    (checkout / ".venv" / "run-ready").touch()
+    planned = make(checkout, "-n", "run", f"PYTHON={sys.executable}").stdout
+    assert f"{sys.executable} -m venv --clear .venv" in planned
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    assert "-m venv" not in make(checkout, "-n", "run", f"PYTHON={sys.executable}").stdout

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 from smolsessions.agents.factories import check_factory
 from smolsessions.core.errors import StartError
@@ -28,6 +29,8 @@ from tests.support.code_turns import (
     wait_gone,
     wait_until_no_code_runs,
 )
+from tests.support.data import data
+from tests.support.programs import named
 from tests.support.refusals import sentence_of
 from tests.support.service import Service, run
 from tests.support.store_server import running_store
@@ -71,75 +74,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 TALK: list[tuple[list[Event], dict[str, Any]]] = [
-    (
-        code_script(
-            "def tax(amount):\n    return amount * rate\nrate = 2\nhalve = lambda x: x / 2\nprint(tax(3), halve(3))",
-            "class Account:\n    fee = 1\n    def __init__(self, owner):\n        self.owner = owner\n"
-            "        self.sums = []\n    def pay(self, amount):\n        self.sums.append(tax(amount))\n"
-            "        return sum(self.sums) - self.fee\n"
-            "mine = Account('me')\nyours = mine\nyours.pay(4)",
-            "import math as m\nfrom collections import Counter as Tally\nfrom datetime import date\n"
-            "words = Tally('banana')\nday = date(2026, 1, 2)\nprint(m.pi, words, day)\nwords.most_common(1)",
-        ),
-        {},
-    ),
-    (
-        code_script(
-            "rate = 3\nprint(tax(3), mine.pay(1), yours is mine, yours.sums, m.floor(2.5), words['a'], day)",
-            "def make(start):\n    total = start\n    def add(n):\n        return total + n + rate\n    return add\n"
-            "add = make(10)\nadd(1)",
-            "import pandas as pd\nimport numpy as np\nframe = pd.DataFrame({'a': [1, 2], 'b': ['x', 'y']})\n"
-            "column = frame['a']\ngrid = np.arange(6).reshape(2, 3)\nprint(frame)\ngrid",
-        ),
-        {},
-    ),
-    (
-        code_script(
-            "nosuchname + 1",
-            "fail(reason='out of paper')",
-            "lose(name='a key')",
-            "def broken(:",
-            "print('y' * 5000)",
-            "1 / 0",
-            "mine.nosuchthing",
-            "'z' * 30_000",
-        ),
-        {},
-    ),
-    (
-        code_script(
-            "rate = 4\nprint(add(1), halve(9))\nframe['c'] = column * 2\nframe.describe()",
-            "shot = picture()\nprint(shot.size, shot.getpixel((1, 1)))",
-            "caught = []\nfor what in ('a', 'b'):\n    try:\n        lose(name=what)\n    except KeyError as error:\n"
-            "        caught.append(str(error))\ntry:\n    fail(reason='r')\n"
-            "except ValueError as error:\n    caught.append(error)\ncaught",
-            "box = parcel(weight=3)\nsay = echo\nprint(list(map(say, ['p', 'q'])), weigh(thing=box), box.weight)\nbox",
-        ),
-        {},
-    ),
-    (
-        [
-            *code_script(
-                f"helper(task={json.dumps([*code_script('count = 1', 'def more(n): return n + count'), DONE])!r})",
-                f"first = helper(task={COUNT_ON!r})\nfirst",
-            ),
-        ],
-        {},
-    ),
-    (
-        code_script(
-            f"print(first, helper(task={COUNT_ON!r}))",
-            "print(shot.size, frame.shape, grid.sum(), box.label, say(text='still'), caught[0])",
-            "gauge = {'wells': [*wells]}\nprint(wells, depth)",
-        ),
-        {"additional_args": {"wells": [1, 2], "depth": 7}},
-    ),
-    (
-        code_script("gauge['wells'].append(3)\nprint(gauge)", "depth = 8\nprint(wells, depth)", "wells.append(9)"),
-        {},
-    ),
-    (code_script("print(wells, depth, mine.pay(1), Account('new').pay(1))"), {"additional_args": {"depth": 1}}),
-    (code_script("print(wells, depth)\n(mine.owner, [each for each in words])"), {}),
+    (code_script(*turn["blocks"]), turn.get("given", {})) for turn in yaml.safe_load(data("talk.yaml"))
 ]
 
 
@@ -468,23 +403,7 @@ def test_invalid_limits_of_an_agents_code_are_refused(factory: Callable[[], Any]
         check_factory("mine", factory)
 
 
-CALLS = [
-    "say = echo\nprint(say(text='a'), list(map(say, ['b', 'c'])), [tool(text='d') for tool in (echo, say)])",
-    "def twice(text):\n    return echo(echo(text))\nprint(twice('e'))",
-    "try:\n    fail(reason='v')\nexcept ValueError as error:\n    print('caught', error)",
-    "try:\n    lose(name='k')\nexcept KeyError as error:\n    print('caught', error)",
-    "try:\n    lose(name='k')\nexcept (ValueError, LookupError) as error:\n    print('caught', error)",
-    "fail(reason='uncaught')",
-    "lose(name='uncaught')",
-    "box = parcel(weight=3)\nprint(box, weigh(thing=box), weigh(thing=[box, {'in': box}]))",
-    "print(make(what='opaque'))\nmake(what='decimal')",
-    "shot = make(what='image')\nprint(shot.size, shot.mode, shot.getpixel((0, 0)), weigh(thing=shot)[:5])",
-    "print(make(what='ordered')['a'], make(what='set'), make(what='date'))",
-    "make(10)",
-    "echo()",
-    "echo(text='a', nosuch=1)",
-    "echo('a', 'b')",
-]
+CALLS = named(data("code_calls.txt")).values()
 
 
 def test_tool_calls_of_code_are_reported_as_with_smolagents_own_interpreter(service: Service) -> None:
@@ -557,10 +476,3 @@ def observations(service: Service, turn: Event) -> list[str]:
 def plain(value: Any) -> Any:
     """Leave out addresses."""
     return json.loads(re.sub(r"(?i)0x[0-9a-f]{6,}", "0x", json.dumps(value)))
-
-
-def test_a_tools_result_of_a_class_that_is_not_carried_is_its_json_form_or_a_label(service: Service) -> None:
-    forms = {"money": "{'amount': 7", "opaque": "[tests.support.agents.Opaque] opaque!", "error": "[builtins.V"}
-    _, texts = play_code(service, *(f"print(make(what={what!r}))" for what in forms))
-    for text, form in zip(texts, forms.values(), strict=True):
-        assert printed(text).startswith(form)

@@ -46,22 +46,6 @@ def then(service: Service, turn: Event, *blocks: str, **body: Any) -> list[str]:
     ]
 
 
-def test_aliases_stay_aliases_in_another_process(cold: Service) -> None:
-    turn, _ = play_code(
-        cold, "one = [1]\nother = one\nheld = {'in': one}", "class Box:\n    pass\nbox = Box()\nbox.own = one"
-    )
-    assert then(cold, turn, "other.append(2)\nprint(one, held, box.own is one)") == ["[1, 2] {'in': [1, 2]} True"]
-    assert then(cold, turn, "box.own.append(3)\nprint(one is other, held['in'])") == ["True [1, 2, 3]"]
-
-
-def test_functions_see_later_values_in_another_process(cold: Service) -> None:
-    turn, _ = play_code(
-        cold, "rate = 2\ndef tax(n):\n    return n * rate\nhalve = lambda n: tax(n) / 2\nkeep = {'by name': tax}"
-    )
-    assert then(cold, turn, "rate = 4\nprint(tax(1), halve(1), keep['by name'](1))") == ["4 2.0 4"]
-    assert then(cold, turn, "def tax(n):\n    return 0", "print(halve(1), keep['by name'](1))")[-1] == "0.0 4"
-
-
 def test_only_what_a_turn_changed_is_written(cold: Service, outside: StoreServer) -> None:
     raw = outside.client()
     names = [f"name_{number}" for number in range(50)]
@@ -79,12 +63,6 @@ def test_only_what_a_turn_changed_is_written(cold: Service, outside: StoreServer
     assert {name: blob for name, blob in variable_chunks(raw, turn).items() if middle.get(name) != blob} == {}
     then(cold, turn, "del name_7")
     assert len(variable_chunks(raw, turn)) == len(before) - 1
-
-
-def test_nothing_of_a_variable_can_be_read_in_the_store(cold: Service, outside: StoreServer) -> None:
-    turn, _ = play_code(cold, "password_name = 'password-value'")
-    for name, blob in variable_chunks(outside.client(), turn).items():
-        assert b"password" not in name + blob
 
 
 def test_a_dropped_variable_is_named_once_and_is_an_error_until_it_is_defined_again(cold: Service) -> None:

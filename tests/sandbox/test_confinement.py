@@ -27,6 +27,7 @@ from tests.support.code_turns import (
     shown_outputs,
     wait_gone,
 )
+from tests.support.data import data
 from tests.support.debian import skip
 from tests.support.preloaded import PYTHONPATH
 from tests.support.service import Service, spawn
@@ -52,37 +53,7 @@ CASES = {
     "a user, Landlock": (UID, ("namespaces",), "landlock"),
     "a user, nothing": (UID, BOTH, "none"),
 }
-AT_HAND = """
-import ctypes, fcntl, importlib, io, os, resource, signal, socket, threading
-made = 'here'
-libc = ctypes.CDLL(None, use_errno=True)
-def read(path):
-    with io.open(path, 'rb') as file:
-        return file.read(1_000_000)
-def call(name, *given):
-    if getattr(libc, name)(*given) == -1:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return 'done'
-def leave():
-    try:
-        pid = os.fork()
-    except OSError:
-        return
-    if pid == 0:
-        try:
-            os.setsid()
-        except OSError:
-            pass
-        os.closerange(0, 30)
-        while True:
-            pass
-def rights():
-    header, found = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-    call('capget', header, found)
-    return sum(found)
-def attempt(expression):
-    return repr(eval(expression))
-"""
+AT_HAND = data("confined.txt")
 """Module that code imports and that the interpreter does not restrict."""
 
 

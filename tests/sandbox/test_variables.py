@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from smolagents.local_python_executor import LocalPythonExecutor
 
 from smolsessions.agents.sandbox.variables import SavedVariables, Variables, use_state
+from tests.support.data import data
 from tests.support.executors import MAX_BYTES, comparable, new_executor, said
 from tests.support.programs import CARRIED, CARRIED_WITH_PANDAS, HOSTILE
 from tests.support.tiers import deep
@@ -71,51 +72,6 @@ def test_a_value_that_cannot_be_pickled_is_named_and_the_others_are_kept(
     assert lost == []
     assert resumed == "[[1]] {'s': [1]}\n"
     executor(f"{name}.close()" if name == "talk" else "pass")
-
-
-def test_a_name_that_can_no_longer_be_pickled_is_removed_until_it_can_again() -> None:
-    executor = new_executor()
-    variables = Variables(executor, MAX_BYTES)
-    executor("a = [1]; b = a")
-    (chunk,) = variables.save().changed
-    executor("a.append(i for i in [1])")
-    assert variables.save() == SavedVariables({}, [chunk], ["a", "b"])
-    assert variables.save() == SavedVariables({}, [], ["a", "b"])
-    executor("t = a.pop()\ndel t")
-    assert list(variables.save().changed) == [chunk]
-
-
-def test_the_largest_chunks_are_dropped_if_all_are_too_large() -> None:
-    executor = new_executor()
-    executor("a = 'a' * 400; b = 'b' * 500; c = 'c' * 300; d = b'd' * 5000; e = [d]")
-    variables = Variables(executor, 1000)
-    saved = variables.save()
-    assert saved.dropped == ["b", "d", "e"]
-    assert sum(map(len, saved.changed.values())) <= 1000
-    executor("d = e = 1; a = 2")
-    saved = variables.save()
-    assert (len(saved.changed), len(saved.removed), saved.dropped) == (4, 0, [])
-
-
-def test_only_changed_chunks_are_saved() -> None:
-    executor = new_executor()
-    executor("\n".join(f"v{i} = [{i}, 'text', {{'k': {i}}}]" for i in range(100)))
-    variables = Variables(executor, MAX_BYTES)
-    assert len(variables.save().changed) == 100
-    executor("v7[2]['k'] = 'new'")
-    (chunk,) = variables.save().changed.values()
-    assert b"v7" in chunk
-    assert len(chunk) < 100
-    executor("del v7")
-    saved = variables.save()
-    assert (saved.changed, len(saved.removed), saved.dropped) == ({}, 1, [])
-    executor("v8.append(v9)")
-    saved = variables.save()
-    assert (len(saved.changed), len(saved.removed)) == (1, 2)
-    executor("def f():\n    return 1")
-    assert len(variables.save().changed) == 1
-    executor("f.calls = 1")
-    assert len(variables.save().changed) == 1
 
 
 def test_chunks_keep_their_bytes_in_a_process_that_changes_nothing(
@@ -203,62 +159,8 @@ def test_deeply_nested_values_are_pickled(another_process: Callable[..., Any], k
 
 NAMES = "abcde"
 name = st.sampled_from(NAMES)
-STATEMENTS = [
-    "X = []",
-    "X = [1]",
-    "X = {'k': 0}",
-    "X = 'text'",
-    "X = Y",
-    "X = [Y]",
-    "X = (Y, Z)",
-    "X = {'k': Y}",
-    "X.append(Y)",
-    "X['k'] = Y",
-    "X += [2]",
-    "X = Node(Y)",
-    "X.value = Y",
-    "X = X.value",
-    "X = make(Y)",
-    "X = X(Y)",
-    "X = lambda v: [v, Y]",
-    "X = [lambda v: [v, i, Y] for i in range(2)]",
-    "X = X[0]",
-    "del X",
-    "X = Y.add",
-    "X = Y.append",
-    "Node.shared = X",
-    "X = Node.shared",
-    "X = last()",
-    "X = X[0]()",
-    "X = {'s', 'u', 1}",
-    "class Node(Node):\n    mark = Y",
-    "class Leaf(Node):\n    shared = [Y]",
-    "X = Leaf(Y)",
-    "X = Leaf",
-    "print(X is Y, X == Y)",
-    "print(len(X))",
-    "X = echo",
-    "def fX(v=Y):\n    return [v, Z]",
-    "X = fY",
-    "X = fY()",
-]
-PRELUDE = """
-class Node:
-    shared = None
-    def __init__(self, value):
-        self.value = value
-    def add(self, other):
-        self.value = [self.value, other]
-        return self
-def make(start):
-    box = [start]
-    def push(more):
-        box.append(more)
-        return box
-    return push
-def last():
-    return e
-"""
+STATEMENTS = [line.replace(r"\n", "\n") for line in data("statements.txt").splitlines()]
+PRELUDE = data("statements_prelude.txt")
 
 
 @st.composite

@@ -24,6 +24,7 @@ from redis.retry import Retry
 
 from smolsessions.core.errors import StartError
 from smolsessions.store.embedded.server import RESTARTS, EmbeddedServer, embedded_server, find_binary
+from tests.support.data import data
 from tests.support.tiers import deep
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -31,19 +32,7 @@ ROOT = Path(__file__).parents[2]
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
 
 # A service that holds a server until its input ends, and drains on Ctrl-C.
-SERVICE = """
-import signal, sys
-from pathlib import Path
-from smolsessions.core.errors import StartError
-from smolsessions.store.embedded.server import embedded_server
-signal.signal(signal.SIGINT, lambda *_: print("draining", flush=True))
-try:
-    with embedded_server(Path(sys.argv[1]), silence_s=float(sys.argv[2])) as server:
-        print(server.socket_path, flush=True)
-        sys.stdin.read()
-except StartError as error:
-    sys.exit(error.message)
-"""
+SERVICE = data("embedded_service.txt")
 
 
 @contextmanager

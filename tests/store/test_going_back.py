@@ -11,10 +11,7 @@ from redis import Redis
 
 from tests.support.histories import (
     KINDS,
-    REPLACED,
     SETTINGS,
-    UNBEGUN,
-    History,
     assert_consistent,
     fork,
     history_of,
@@ -25,13 +22,12 @@ from tests.support.histories import (
     step_counts,
     variable_x,
 )
-from tests.support.pictures import png
 from tests.support.problems import nothing_stored, problem
 from tests.support.service import Service
 from tests.support.store_server import PARTITION, Raw, StoreServer, conversation_keys
 from tests.support.streaming import log_of
 from tests.support.tiers import mostly_deep
-from tests.support.turns import DONE, ECHO, PROMPT, cancel, held_turn, submit_turn, wait_for_end
+from tests.support.turns import DONE, ECHO, PROMPT, cancel, held_turn, png, submit_turn, wait_for_end
 
 
 @pytest.fixture(scope="module")
@@ -85,53 +81,6 @@ def test_a_fork_at_or_a_rollback_to_any_turn_is_what_a_conversation_is_that_stop
     assert [step["index"] for step in record] == [*range(len(record))]
     for was, now in zip(steps, record, strict=False):
         assert {**was, "rolled_back": 0, "hidden": 0} == {**now, "rolled_back": 0, "hidden": 0}
-
-
-@pytest.mark.parametrize("how", mostly_deep([UNBEGUN, REPLACED], fast=[REPLACED]))
-def test_turns_that_were_cancelled_while_they_waited_or_taken_back_count_as_they_left_it(
-    service: Service, tmp_path: Path, how: str
-) -> None:
-    past = History("rememberer", tmp_path, turns=[([ECHO, DONE], {}, ""), ([ECHO, DONE], {}, how), ([DONE], {}, "")])
-    whole, expected = new_conversation(service, "rememberer"), []
-    for last, turns in enumerate((0, 1, 3, 4)):
-        past.play(service, whole, last, last)
-        assert service.get(f"/conversations/{whole}")["turns"] == turns
-        expected.append(probe(service, fork(service, whole)["id"], "rememberer"))
-    for turn, state in ((2, 2 if how == UNBEGUN else 1), (3, 2), (4, 3), (1, 1)):
-        assert probe(service, fork(service, whole, turn=turn)["id"], "rememberer") == expected[state]
-        roll_back(service, whole, turn)
-        assert probe(service, whole, "rememberer") == expected[state]
-
-
-def test_a_turn_that_was_cancelled_after_a_rollback_is_after_it(narrow: Service, tmp_path: Path) -> None:
-    turn = narrow.play({"say": "one"})
-    name = turn["conversation_id"]
-    narrow.follow_up(turn, {"say": "two"})
-    roll_back(narrow, name, 1)
-    with held_turn(narrow, tmp_path / "gate"):
-        unbegun = submit_turn(narrow, DONE, conversation_id=name)
-        assert cancel(narrow, unbegun).json()["status"] == "cancelled"
-    narrow.follow_up(turn, {"say": "four"})
-    rolled_back = [each["rolled_back"] for each in narrow.get(f"/conversations/{name}/turns")["items"]]
-    assert rolled_back == [False, True, False, False]
-    for made in (fork(narrow, name, turn=3), roll_back(narrow, name, 3)):
-        turns = narrow.get(f"/conversations/{made['id']}/turns")["items"]
-        assert [each["rolled_back"] for each in turns] == [False, True, False, True][: len(turns)]
-        assert [step["turn"] for step in narrow.get(f"/conversations/{made['id']}/steps")["items"]] == [1, 1]
-
-
-def test_what_its_origin_was_later_is_not_what_a_fork_was(service: Service, tmp_path: Path) -> None:
-    past = History(
-        "rememberer", tmp_path, [([DONE], {}, ""), ([DONE], {}, ""), ([DONE], {}, ""), ([DONE], {}, UNBEGUN)]
-    )
-    whole = new_conversation(service, "rememberer")
-    past.play(service, whole, 1, 3)
-    made = fork(service, whole, turn=1)["id"]
-    past.play(service, made, 4, 4)
-    before = record_of(service, made)[0]
-    roll_back(service, made, 3)
-    assert record_of(service, made)[0] == before
-    assert probe(service, made, "rememberer") == probe(service, fork(service, made, turn=2)["id"], "rememberer")
 
 
 def test_numbers_are_not_used_again_and_records_say_what_became_of_them(service: Service) -> None:
@@ -216,24 +165,6 @@ def test_a_fork_lives_on_by_itself(service: Service, outside: StoreServer, tmp_p
             assert conversation_keys(raw, {"conversation_id": name}) == {"conversation:C"}
 
 
-def test_a_fork_takes_what_is_there_after_a_prune_and_counts_it_anew(service: Service) -> None:
-    turn = service.play(ECHO, {"say": "one"})
-    name = turn["conversation_id"]
-    for text in ("two", "three"):
-        service.follow_up(turn, ECHO, {"say": text})
-    last = {"policy": [{"name": "keep_last_n_steps", "n": 1}]}
-    assert service.post(f"/conversations/{name}/prune", destroy=True, **last).status_code == 200
-    early = fork(service, name, turn=2)
-    assert (step_counts(early), early["archived_steps"]) == ({"task": 2}, 0)
-    there = service.get(f"/conversations/{early['id']}/steps", archived="true")["items"]
-    assert [(step["index"], step["type"]) for step in there] == [(0, "task"), (3, "task")]
-    found = roll_back(service, name, 1)
-    assert (step_counts(found), found["archived_steps"]) == ({"task": 1}, 3)
-    assert step_counts(roll_back(service, name, 3)) == {"task": 3, "action": 1}
-    assert service.follow_up(turn, PROMPT)["status"] == "finished"
-    assert service.play(PROMPT, conversation_id=early["id"])["status"] == "finished"
-
-
 def test_what_was_rolled_back_can_be_destroyed_and_is_gone_for_good(service: Service, raw: Raw) -> None:
     turn = service.play(ECHO, {"say": "one"})
     name = turn["conversation_id"]
@@ -252,20 +183,6 @@ def test_what_was_rolled_back_can_be_destroyed_and_is_gone_for_good(service: Ser
     assert service.follow_up(turn, PROMPT)["reply"] == service.play(PROMPT, conversation_id=again)["reply"]
     assert step_counts(service.get(f"/conversations/{before['id']}")) == {"task": 2, "action": 4}
     assert service.client.get(image["url"].replace(name, before["id"])).status_code == 200
-
-
-def test_a_rollback_brings_back_what_was_archived_since(service: Service) -> None:
-    turn = service.play(ECHO, ECHO, {"say": "one"})
-    name = turn["conversation_id"]
-    last = {"policy": [{"name": "keep_last_n_steps", "n": 1}]}
-    service.post(f"/conversations/{name}/prune", **last)
-    service.follow_up(turn, DONE)
-    assert step_counts(service.get(f"/conversations/{name}")) == {"task": 2, "action": 2}
-    made = fork(service, name)
-    assert (step_counts(made), made["archived_steps"]) == ({"task": 2, "action": 2}, 2)
-    assert step_counts(fork(service, name, turn=1)) == {"task": 1, "action": 3}
-    assert step_counts(roll_back(service, name, 1)) == {"task": 1, "action": 3}
-    assert step_counts(roll_back(service, name, 2)) == {"task": 2, "action": 2}
 
 
 ASKS: list[tuple[str, str, dict[str, Any]]] = [

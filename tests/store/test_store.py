@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,18 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis
 
 from smolsessions.store.seal import Sealer, parse_keys
-from tests.support import old_data
+from tests.support import debian, old_data
 from tests.support.old_data import TALKS
 from tests.support.old_data_checks import messages_of
-from tests.support.pictures import png
 from tests.support.problems import problem
 from tests.support.service import PLAIN, Service
 from tests.support.store_server import PARTITION, SEAL_KEY, Raw, StoreServer
 from tests.support.tiers import mostly_deep
-from tests.support.turns import error_code, submit_turn, wait_for_end, wait_until_back
+from tests.support.turns import error_code, png, submit_turn, wait_for_end, wait_until_back
 from tests.support.waiting import PATIENCE_S, Gate, wait_until
+from tests.topology.node import DURABLE, HOST, START_S, Node, until
+from tools.deploy_check import make_secrets
 
 FINAL = {"turn.finished", "turn.failed", "turn.cancelled"}
 Script = list[dict[str, Any]]
@@ -298,7 +301,8 @@ def test_what_is_stored_grows_with_the_turns_and_no_faster(cold: Service, outsid
 
 def test_nothing_that_was_said_can_be_read_in_the_store(cold: Service, outside: StoreServer) -> None:
     secret = "the-quick-brown-fox"
-    turn = cold.play({"call": [["echo", {"text": secret}]]}, {"say": secret}, metadata={secret: secret})
+    more = {"metadata": {secret: secret}, "additional_args": {secret: secret}}
+    turn = cold.play({"code": f"name = echo({secret!r})"}, {"say": secret}, agent="code", **more)
     raw = outside.client()
     for key in raw.keys(f"*{turn['conversation_id']}*"):
         assert secret.encode() not in key + raw.dump(key)
@@ -314,3 +318,82 @@ def test_a_store_that_comes_back_empty_is_named_in_the_log(server: StoreServer, 
         wait_until_back(service)
         wait_until(lambda: "the store came back empty" in service.log())
         assert service.client.get(f"/conversations/{turn['conversation_id']}").status_code == 404
+
+
+USER = "smolsessions"
+BAD = "user default off"
+WARNING = "loses conversations when it restarts"
+UNKNOWN = "cannot check whether the store keeps its data over a restart"
+
+
+class Store:
+    """Debian's Redis with an append-only file and the users that make-secrets made."""
+
+    def __init__(self, folder: Path) -> None:
+        self._secrets = folder / "secrets"
+        make_secrets(self._secrets)
+        self.users = self._secrets / "store-users.acl"
+        # Debian's redis-server is a link to this program, in a package that starts no service.
+        binary = folder / "redis-server"
+        binary.symlink_to(debian.path_or_skip("redis-tools"))
+        version = subprocess.check_output([binary, "--version"], text=True)
+        if not re.search(r"v=(7\.|8\.0\.)", version):
+            debian.skip(f"the tests need a release that replays with the rights of `default`, not {version}")
+        self.node = Node(folder / "store", DURABLE | {"aclfile": str(self.users)}, binary=binary)
+        self.settings = {
+            "REDIS_URL": f"redis://{USER}@{HOST}:{self.node.port}",
+            "REDIS_PASSWORD_FILE": str(self._secrets / "store-password"),
+            "SEAL_KEYS_FILE": str(self._secrets / "seal-keys"),
+        }
+
+    def restart(self) -> None:
+        self.node.kill()
+        self.node.spawn()
+        password = (self._secrets / "store-password").read_text()
+        with Redis(host=HOST, port=self.node.port, username=USER, password=password) as client:
+            until(lambda: client.exists("{p000}:about") >= 0, START_S, "the store answers")
+
+    def change_users(self, made: str, now: str) -> None:
+        text = self.users.read_text()
+        assert made in text
+        self.users.write_text(text.replace(made, now))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path)
+    yield store
+    store.node.kill()
+
+
+def all_of(service: Service) -> list[Any]:
+    pages = [service.get("/conversations", limit=100)]
+    for conversation in pages[0]["items"]:
+        path = f"/conversations/{conversation['id']}"
+        pages += [service.get(f"{path}/{part}", limit=100) for part in ("turns", "steps")]
+    return pages
+
+
+def test_users_that_make_a_restart_lose_data_are_named_at_start_and_mended_bring_it_back(
+    store: Store, tmp_path: Path
+) -> None:
+    mended = store.users.read_text().splitlines()[0]
+    store.change_users(mended, BAD)
+    store.restart()
+    with Service(tmp_path / "service", PLAIN | store.settings) as service:
+        for name in ("first", "second"):
+            service.follow_up(service.play({"say": name}), {"say": "again"})
+        before = all_of(service)
+        assert service.log().count(WARNING) == 1
+        assert mended in service.log()
+    store.restart()
+    with Service(tmp_path / "empty", PLAIN | store.settings) as service:
+        assert service.get("/conversations")["items"] == []
+    store.change_users(BAD, mended)
+    store.restart()
+    with Service(tmp_path / "mended", PLAIN | store.settings) as service:
+        assert all_of(service) == before
+        store.restart()
+        until(lambda: service.client.get("/conversations").status_code == 200, START_S, "the service is back")
+        assert all_of(service) == before
+        assert service.log().count(WARNING) == service.log().count(UNKNOWN) == 0

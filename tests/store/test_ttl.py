@@ -13,12 +13,11 @@ import pytest
 from redis import Redis
 
 from tests.support.histories import SETTINGS, fork, new_conversation, roll_back, variable_x
-from tests.support.pictures import png
 from tests.support.problems import problem
 from tests.support.service import Service
 from tests.support.store_server import Raw, StoreServer
 from tests.support.transfer import export, import_document
-from tests.support.turns import DONE, ECHO, held_turn, submit_next, wait_for_end
+from tests.support.turns import DONE, ECHO, held_turn, png, submit_next, wait_for_end
 from tests.support.waiting import wait_until
 
 BRIEF_S, LONG_S = 1.0, 3600.0

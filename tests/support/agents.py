@@ -275,10 +275,6 @@ def make_planner() -> ToolCallingAgent:
     return make_scripted(planning_interval=1)
 
 
-def make_carrier() -> CodeAgent:
-    return smolsessions.options(make_code(), carries=(Money,))
-
-
 def make_manager() -> ToolCallingAgent:
     helper = make_scripted(name="helper", description="Helps.")
     return make_scripted(managed_agents=[helper])
@@ -309,14 +305,6 @@ def make_same() -> MultiStepAgent:
 
 
 _EXECUTOR = make_code().python_executor
-
-
-def make_same_interpreter() -> CodeAgent:
-    return make_code(executor=_EXECUTOR)
-
-
-def make_nothing() -> str:
-    return "no agent"
 
 
 def make_trouble() -> MultiStepAgent:
@@ -362,17 +350,19 @@ def make_clinging() -> ToolCallingAgent:
     return agent
 
 
-def make_slamming() -> ToolCallingAgent:
-    """Make an agent whose cleanup ends the process, as `sys.exit` means to."""
-    return _cleaned_up_by(lambda: sys.exit(7))
-
-
-def make_lingering() -> ToolCallingAgent:
-    """Make an agent whose cleanup takes its time, as that of a remote executor does."""
-    return _cleaned_up_by(lambda: time.sleep(3))
-
-
 def _cleaned_up_by(cleanup: Callable[[], None]) -> ToolCallingAgent:
     agent = make_scripted()
     vars(agent)["cleanup"] = cleanup
     return agent
+
+
+FACTORIES: dict[str, Callable[[], Any]] = {
+    "carrier": lambda: smolsessions.options(make_code(), carries=(Money,)),
+    "same_interpreter": lambda: make_code(executor=_EXECUTOR),
+    "nothing": lambda: "no agent",
+    # An agent whose cleanup ends the process, as `sys.exit` means to.
+    "slamming": lambda: _cleaned_up_by(lambda: sys.exit(7)),
+    # An agent whose cleanup takes its time, as that of a remote executor does.
+    "lingering": lambda: _cleaned_up_by(lambda: time.sleep(3)),
+}
+globals().update({f"make_{name}": factory for name, factory in FACTORIES.items()})

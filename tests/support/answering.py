@@ -63,7 +63,6 @@ def read(service: Service, turn: Event) -> Event:
 
 
 def wait_for_requests(service: Service, turn: Event, count: int = 1, within_s: float = 30) -> Event:
-    """Wait until a turn has this number of open requests, and return it."""
     wait_until(lambda: len(read(service, turn)["requests"]) == count, within_s)
     return read(service, turn)
 
@@ -74,7 +73,6 @@ def submit_asking(service: Service, *script: Event, agent: str = "mailer", count
 
 
 def decisions(turn: Event) -> list[tuple[str, str | None]]:
-    """Return name and decision of each call of a turn."""
     return [(call["name"], call["approval"] and call["approval"]["decision"]) for call in turn["tool_calls"]]
 
 

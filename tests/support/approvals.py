@@ -6,11 +6,12 @@ PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
 import hashlib
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import PIL.Image
-from smolagents import CodeAgent, LogLevel, Tool, ToolCallingAgent, tool
+from smolagents import CodeAgent, LogLevel, MultiStepAgent, Tool, ToolCallingAgent, tool
 
 import smolsessions
 from smolsessions.caller import Caller
@@ -120,11 +121,6 @@ def make_code_mailer(**options: Any) -> CodeAgent:
     return smolsessions.options(agent, approve=["send_*"], ask_user=True)
 
 
-def make_code_reader() -> CodeAgent:
-    """Make a coder each of whose blocks is approved."""
-    return smolsessions.options(coders.make_coder(tools=[*TOOLS]), approve=["python_interpreter"])
-
-
 def make_office() -> ToolCallingAgent:
     """Make a manager whose rule holds for the mailers below it."""
     lead = make_plain(
@@ -133,11 +129,6 @@ def make_office() -> ToolCallingAgent:
     clerk = coders.make_coder(tools=[*TOOLS], name="clerk", description="Writes code.")
     office = make_plain(managed_agents=[lead, clerk])
     return smolsessions.options(office, approve=["send_email", "lead"])
-
-
-def make_judging() -> ToolCallingAgent:
-    """Make an agent with a rule of its own, which fails for one receiver."""
-    return smolsessions.options(make_plain(), approve=_is_outside)
 
 
 def make_chain() -> ToolCallingAgent:
@@ -175,29 +166,28 @@ def make_personal(caller: Caller) -> ToolCallingAgent:
     return smolsessions.options(agent, approve=["send_*"])
 
 
-def make_wild() -> CodeAgent:
-    """Make a coder with random numbers that no seed covers: those of SQLite."""
-    return smolsessions.options(coders.make_coder(("sqlite3",), tools=[*TOOLS]), approve=["send_email"])
-
-
 def make_threaded() -> CodeAgent:
     return smolsessions.options(coders.make_coder(tools=[*TOOLS]), executor="thread")
-
-
-def make_poster() -> ToolCallingAgent:
-    return smolsessions.options(make_plain(), approve=["post"])
-
-
-def make_wordy() -> ToolCallingAgent:
-    """Make an agent with a tool whose schema is large."""
-    return smolsessions.options(make_plain(tools=[Wordy()]), approve=["wordy"])  # type: ignore[no-untyped-call]
-
-
-def make_code_poster() -> CodeAgent:
-    return smolsessions.options(coders.make_coder(("PIL.*", "sqlite3"), tools=[*TOOLS]), approve=["post"])
 
 
 NAMES = """
 chain poster code_poster wordy plain mailer code_mailer code_reader office judging careful moody personal wild threaded
 """.split()
 AGENTS = ",".join(f"{name.replace('_', '-')}=tests.support.approvals:make_{name}" for name in NAMES)
+
+
+FACTORIES: dict[str, Callable[[], MultiStepAgent]] = {
+    # A coder each of whose blocks is approved.
+    "code_reader": lambda: smolsessions.options(coders.make_coder(tools=[*TOOLS]), approve=["python_interpreter"]),
+    # An agent with a rule of its own, which fails for one receiver.
+    "judging": lambda: smolsessions.options(make_plain(), approve=_is_outside),
+    # A coder with random numbers that no seed covers: those of SQLite.
+    "wild": lambda: smolsessions.options(coders.make_coder(("sqlite3",), tools=[*TOOLS]), approve=["send_email"]),
+    "poster": lambda: smolsessions.options(make_plain(), approve=["post"]),
+    # An agent with a tool whose schema is large.
+    "wordy": lambda: smolsessions.options(make_plain(tools=[Wordy()]), approve=["wordy"]),  # type: ignore[no-untyped-call]
+    "code_poster": lambda: smolsessions.options(
+        coders.make_coder(("PIL.*", "sqlite3"), tools=[*TOOLS]), approve=["post"]
+    ),
+}
+globals().update({f"make_{name}": factory for name, factory in FACTORIES.items()})

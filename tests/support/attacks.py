@@ -11,26 +11,10 @@ from typing import Any
 from smolagents.local_python_executor import LocalPythonExecutor, PythonExecutor
 
 from smolsessions.agents.sandbox import guard
+from tests.support.data import data
 
 IMPORTS = ["functools", "string"]
-BEGIN = """
-import collections, functools, itertools, queue, random, re, statistics, string
-class Name(str):
-    def startswith(self, *_):
-        return False
-class Keeper:
-    def method(self):
-        return 1
-    def __getattr__(self, name):
-        return take
-k = Keeper()
-f = lambda: 0
-g = (n for n in [1])
-try:
-    1 / 0
-except Exception as raised:
-    error = raised
-"""
+BEGIN = data("attacks_begin.txt")
 HIDDEN = """
     f.__globals__ f.__closure__ f.__code__ f.__builtins__ f.__class__ g.gi_frame g.gi_code stub.__closure__
     stub.__globals__ int.__subclasses__ type(k).__dict__ k.__dict__ k.method.__func__ k.method.__self__
@@ -41,69 +25,8 @@ HIDDEN = """
 """.split()
 OPERATORS = "+ - * / // % ** & | ^ << >>".split()
 REFLECTED = "radd rsub rmul rtruediv rfloordiv rmod rpow rand ror rxor rlshift rrshift".split()
-PASSED = [
-    "take(*a)",
-    "take(**{{'x': a[-1]}})",
-    "list(map(take, a))",
-    "list(map(take, map(dict.get, a[1:], ['ast'])))",
-    "list(map(take, map(getattr(dict, 'get'), a[1:], ['ast'])))",
-    "list(map(take, map(*[dict.get, a[1:], ['__builtins__']])))",
-    "list(map(take, map(dict.pop, a[1:], ['nosuch'], a[1:])))",
-    "list(filter(take, a))",
-    "sorted(a, key=take)",
-    "max(a, key=take)",
-    "min(a, key=take)",
-    "next(iter(functools.partial(take, a[-1]), 1))",
-    "functools.reduce(take, a)",
-    "list(itertools.starmap(take, [a]))",
-    "list(itertools.accumulate(a, take))",
-    "list(itertools.chain(*[map(take, a)]))",
-    "[take(x) for x in a]",
-    "take(a[-1])",
-    "a[-1](take)",
-    "collections.defaultdict(take, x=a[-1])['y']",
-]
-READS = [
-    "take({o}.{a})",
-    "take({o}.{a}())",
-    "take(getattr({o}, '{a}'))",
-    "take(getattr({o}, Name('{a}')))",
-    "take(*[{o}.{a}])",
-    "take(*map(getattr, [{o}], ['{a}']))",
-    "take(**dict(map(getattr, [{o}], ['{a}'])))",
-    "list(map(take, map(getattr, [{o}], ['{a}'])))",
-    "list(map(take, map(functools.partial(getattr, {o}), ['{a}'])))",
-    "take(functools.reduce(getattr, ['{a}'], {o}))",
-    "list(map(take, itertools.starmap(getattr, [({o}, '{a}')])))",
-    "list(map(take, itertools.accumulate([{o}, '{a}'], getattr)))",
-    "sorted([{o}], key=lambda x: take(x.{a}))",
-    "max([{o}, {o}], key=lambda x: take(x.{a}))",
-    "next(iter(functools.partial(getattr, {o}, '{a}'), 0))",
-    "take('{{0.{a}}}'.format({o}))",
-    "take(str.format('{{0.{a}}}', {o}))",
-    "list(map(take, map('{{0.{a}}}'.format, [{o}])))",
-    "take('{{x.{a}}}'.format_map({{'x': {o}}}))",
-    "take(collections.UserString('{{0.{a}}}').format({o}))",
-    "take(string.Formatter().format('{{0.{a}}}', {o}))",
-    "take(string.Formatter().vformat('{{0.{a}}}', [{o}], {{}}))",
-    "take(string.Formatter().get_field('0.{a}', [{o}], {{}}))",
-    "take(f'{{{o}.{a}}}')",
-    "[take(x.{a}) for x in [{o}]]",
-    "list(map(take, (x.{a} for x in [{o}])))",
-    "class C:\n    x = {o}.{a}\ntake(C.x)",
-    "class C(Keeper):\n    x: int = {o}.{a}\ntake(C().x)",
-    "class C:\n    __init_subclass__ = take\nclass D(C):\n    x = {o}.{a}",
-    "for x in [{o}]:\n    take(x.{a})",
-    "try:\n    {o}.{a}.nosuch\nexcept Exception as e:\n    take(e.obj)",
-    "try:\n    raise {o}.{a}\nexcept Exception as e:\n    take(*e.args)",
-    "k.{a} = 1\nfunctools.update_wrapper(k, {o}, ['{a}'], [])\ntake(k.{a})",
-    "functools.wraps({o}, ['{a}'], [])(k)\ntake(k.{a})",
-    "@take\ndef h(x={o}.{a}):\n    take(x)\nh()",
-    "match {o}:\n    case x:\n        take(x.{a})",
-    "with {o}.{a} as x:\n    take(x)",
-    "{o}.{a} = take",
-    "setattr({o}, '{a}', take)\ntake({o}.{a})",
-]
+PASSED = data("attacks_passed.txt").splitlines()
+READS = [line.replace(r"\n", "\n") for line in data("attacks_reads.txt").splitlines()]
 OWNERS = """
     f g k k.method Keeper Name error take stub print getattr setattr int type dict list str object map filter super()
     functools functools.partial functools.reduce functools.lru_cache(f) collections collections.Counter queue
@@ -118,28 +41,7 @@ ATTRIBUTES = """
     gi_code f_globals f_back tb_frame cell_contents obj func args keywords _os _sys threading sys enum mro get_field
     format vformat parse cache_info default_factory gi_yieldfrom
 """.split()
-WRAPS = [
-    "[{o}][0]",
-    "(lambda: {o})()",
-    "dict(x={o})['x']",
-    "next(iter([{o}]))",
-    "max([{o}], key=lambda x: 1)",
-    "list(map(lambda x: x, [{o}]))[0]",
-    "functools.partial({o})",
-    "functools.partial(lambda x: x, {o})()",
-    "sorted([{o}], key=lambda x: 1)[0]",
-    "collections.deque([{o}]).pop()",
-    "next(itertools.repeat({o}))",
-    "functools.reduce(lambda x, y: y, [0, {o}])",
-    "(k, {o})[1]",
-    "{o}.{a}",
-    "getattr({o}, '{a}', k)",
-    "getattr({o}, Name('{a}'), k)",
-    "list(map(getattr, [{o}], ['{a}']))[0]",
-    "type({o})",
-    "collections.ChainMap({{'x': {o}}})['x']",
-    "(x := {o})",
-]
+WRAPS = data("attacks_wraps.txt").splitlines()
 _FORBIDDEN = (types.FrameType, types.CodeType, types.CellType, types.MappingProxyType, PythonExecutor)
 
 

@@ -16,7 +16,6 @@ from tests.support.stopwatch import Stopwatch
 from tests.support.streaming import Event, Stream, log_of, place
 from tests.support.turns import DONE, cancel
 
-ABANDON_S = 4  # how long a stop may take if the code does not check for it
 UNHEEDED = "a thread does not heed a stop"
 
 

@@ -47,7 +47,6 @@ def fork_servers(service: Service) -> list[psutil.Process]:
 
 
 def code_processes(service: Service) -> list[psutil.Process]:
-    """Return the processes that run code now."""
     found = []
     for fork_server in fork_servers(service):
         with suppress(psutil.NoSuchProcess):

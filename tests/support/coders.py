@@ -5,6 +5,7 @@ PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
 
 import os
 import sqlite3
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -104,7 +105,6 @@ def make_whole() -> CodeAgent:
 
 
 def make_lead() -> ToolCallingAgent:
-    """Make an agent that calls tools and manages a coder."""
     templates = {**agents._templates("toolcalling_agent.yaml"), "managed_agent": SCRIPTED_TASK}  # noqa: SLF001
     return ToolCallingAgent(
         tools=agents.TOOLS,
@@ -125,36 +125,6 @@ def make_walker(*imports: str) -> CodeAgent:
     """Make a coder whose code may import the walk of tests/support/walks.py."""
     helper = make_coder(name="helper", description="Computes.")
     return make_coder(("tests.support.walks", *imports), {"cpu_s": 60}, managed_agents=[helper])
-
-
-def make_walker_with_libraries() -> CodeAgent:
-    return make_walker(*LIBRARIES, "decimal", "fractions", "functools", "json", "string")
-
-
-def make_walker_in_a_thread() -> CodeAgent:
-    return smolsessions.options(make_walker(), executor="thread")
-
-
-def make_hasty() -> CodeAgent:
-    return make_coder(limits={"cpu_s": 0.5, "wall_s": 1})
-
-
-def make_small() -> CodeAgent:
-    return make_coder(limits={"memory_mb": 200, "output_mb": 1, "variables_mb": 0.5})
-
-
-def make_walled() -> CodeAgent:
-    """Make a coder whose code may import everything, even modules that smolagents warns about."""
-    return make_coder(("*",), {"open_files": 20, "cpu_s": 60})
-
-
-def make_forking() -> CodeAgent:
-    """Make a walled coder whose code may start processes."""
-    return make_coder(("*",), {"processes": 1000})  # the system counts those of other services, too
-
-
-def make_misspelt() -> CodeAgent:
-    return smolsessions.options(make_coder(), executor="proces")  # type: ignore[arg-type]  # wrong
 
 
 def make_unlimited() -> CodeAgent:
@@ -216,15 +186,6 @@ def make_caller() -> ToolCallingAgent:
     return keeping(agents.make_scripted())
 
 
-def make_keeper() -> CodeAgent:
-    """Make a coder with a connection in its state."""
-    return keeping(make_coder())
-
-
-def make_threaded_keeper() -> CodeAgent:
-    return keeping(make_threaded())
-
-
 NOTED = "CODERS_NOTED"  # names the file in which `make_observed` notes what its author's functions get
 
 
@@ -236,11 +197,6 @@ def make_observed(**options: Any) -> CodeAgent:
         step_callbacks={ActionStep: _note_output, FinalAnswerStep: _note_answer},
         **options,
     )
-
-
-def make_observed_lead() -> CodeAgent:
-    """Make a coder that manages an observed one."""
-    return make_coder(managed_agents=[make_observed(name="helper", description="Computes.")])
 
 
 def _note_check(answer: Any, _memory: Any, agent: Any) -> bool:
@@ -271,3 +227,22 @@ def _described(value: Any) -> str:
         return f"{type(value).__name__} of {sorted(map(str, value))}"
     size = f" of {len(value)}" if hasattr(value, "__len__") else ""
     return f"{type(value).__qualname__}{size}: {value!r}".replace("\n", " ")
+
+
+FACTORIES: dict[str, Callable[[], MultiStepAgent]] = {
+    "walker_libraries": lambda: make_walker(*LIBRARIES, "decimal", "fractions", "functools", "json", "string"),
+    "walker_thread": lambda: smolsessions.options(make_walker(), executor="thread"),
+    "hasty": lambda: make_coder(limits={"cpu_s": 0.5, "wall_s": 1}),
+    "small": lambda: make_coder(limits={"memory_mb": 200, "output_mb": 1, "variables_mb": 0.5}),
+    # A coder whose code may import everything, even modules that smolagents warns about.
+    "walled": lambda: make_coder(("*",), {"open_files": 20, "cpu_s": 60}),
+    # A walled coder whose code may start processes: the system counts those of other services, too.
+    "forking": lambda: make_coder(("*",), {"processes": 1000}),
+    "misspelt": lambda: smolsessions.options(make_coder(), executor="proces"),  # type: ignore[arg-type]  # wrong
+    # A coder with a connection in its state.
+    "keeper": lambda: keeping(make_coder()),
+    "threaded_keeper": lambda: keeping(make_threaded()),
+    # A coder that manages an observed one.
+    "observed_lead": lambda: make_coder(managed_agents=[make_observed(name="helper", description="Computes.")]),
+}
+globals().update({f"make_{name}": factory for name, factory in FACTORIES.items()})

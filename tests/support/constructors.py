@@ -35,8 +35,6 @@ def note(case: str, *what: object) -> None:
 
 
 class Noting(ScriptedModel):
-    """Notes its prompts."""
-
     def __init__(self, case: str, name: str = "model") -> None:
         super().__init__()
         self.case, self.name = case, name

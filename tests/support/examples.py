@@ -16,8 +16,8 @@ from typing import Any
 import httpx2
 
 from tests.support.openapi import description
-from tests.support.pictures import pixel
 from tests.support.service import ROOT, Service
+from tests.support.turns import pixel
 
 FILE = ROOT / "app" / "smolsessions" / "web" / "examples.json"
 QUESTION = "What is 12 * 7?"

@@ -1,22 +1,19 @@
 """Conversations with every kind of turn in them, which tests fork and roll back."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.support import rememberers
-from tests.support.pictures import png
 from tests.support.service import Service
 from tests.support.streaming import Event
-from tests.support.turns import DONE, ECHO, PROMPT, cancel, submit_next, submit_turn, wait_for_end, wait_for_gate
-from tests.support.waiting import wait_until
+from tests.support.turns import DONE, ECHO, PROMPT, cancel, png, submit_turn, wait_for_end
+from tests.support.waiting import Gate, wait_until
 
 SETTINGS = {"AGENTS": rememberers.AGENTS, "DEMO_AGENTS": "0", "THREADS": "16"}
 KINDS = ["rememberer", "code-rememberer"]
-FAILED, STOPPED, UNBEGUN, REPLACED = "failed", "stopped", "unbegun", "replaced"
+FAILED, STOPPED = "failed", "stopped"
 
 
 @dataclass
@@ -32,40 +29,22 @@ class History:
         return self.folder / "gate"
 
     def play(self, service: Service, conversation: str, first: int, last: int) -> None:
-        """Play some of the turns, counted from 1. An entry that plays two turns takes two turn numbers."""
+        """Play some of the turns, counted from 1."""
         for script, body, how in self.turns[first - 1 : last]:
             self._play(service, script, how, agent=self.agent, conversation_id=conversation, **body)
 
     def _play(self, service: Service, script: list[Event], how: str, **body: Any) -> None:
-        if not how:
-            assert service.play(*script, **body)["status"] == "finished"
+        if how != STOPPED:
+            assert service.play(*script, **body)["status"] == (how or "finished")
             return
-        if how == FAILED:
-            assert service.play(*script, **body)["status"] == "failed"
-            return
+        waits = {"code": f"wait_for({str(self.gate)!r})"} if "code" in self.agent else Gate(self.gate).script
         for left in (self.gate, self.gate.with_name("gate.started")):
             left.unlink(missing_ok=True)
-        with self._held(service, **body) as turn:
-            if how == STOPPED:  # the gate opens after the end: otherwise the step might finish before the stop arrives
-                cancel(service, turn)
-                wait_for_end(service, turn)
-            elif how == UNBEGUN:
-                second = submit_next(service, turn, DONE)
-                assert cancel(service, second).json()["status"] == "cancelled"
-            elif how == REPLACED:
-                second = submit_next(service, turn, *script, on_busy="rollback")
-                wait_for_end(service, turn)
-        assert wait_for_end(service, turn)["status"] == ("finished" if how == UNBEGUN else "cancelled")
-        if how == REPLACED:
-            assert wait_for_end(service, second)["status"] == "finished"
-
-    @contextmanager
-    def _held(self, service: Service, **body: Any) -> Iterator[Event]:
-        waits = {"code": f"wait_for({str(self.gate)!r})"} if "code" in self.agent else wait_for_gate(self.gate)
         turn = submit_turn(service, waits, DONE, **body)
         wait_until(self.gate.with_name("gate.started").exists)
-        yield turn
-        self.gate.touch()
+        cancel(service, turn)
+        assert wait_for_end(service, turn)["status"] == "cancelled"
+        self.gate.touch()  # after the end: otherwise the step might finish before the stop arrives
 
 
 def history_of(kind: str, folder: Path) -> History:

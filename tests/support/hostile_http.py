@@ -1,10 +1,10 @@
 """HTTP servers that answer an MCP client badly, in a thread of the test."""
 
 import gzip
-import http.server
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+
+from tests.support.http_server import Handler, Server
 
 CHUNK = b"0" * 65536
 HEADERS: dict[str, dict[str, str]] = {
@@ -20,9 +20,8 @@ HEADERS: dict[str, dict[str, str]] = {
 def hostile_http(kind: str, paths: list[str]) -> Iterator[str]:
     """Serve answers of one kind, and note the paths that are asked for. Yields the address."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
+    class Bad(Handler):
+        protocol_version = "HTTP/1.0"
 
         def do_POST(self) -> None:
             paths.append(self.path)
@@ -35,12 +34,5 @@ def hostile_http(kind: str, paths: list[str]) -> Iterator[str]:
                 while kind.startswith("endless"):
                     self.wfile.write(CHUNK)
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/mcp"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with Server(Bad) as server:
+        yield f"{server.url}/mcp"

@@ -2,65 +2,40 @@
 
 import hashlib
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Self
 from urllib.parse import unquote, urlsplit
 
+from tests.support.http_server import Handler, Server
 
-class Hub:
+
+class Hub(Server):
     """`with Hub(folder, "ada/agent", revision) as hub:` serves the folder at `hub.url`."""
 
     def __init__(self, folder: Path, repository: str, revision: str) -> None:
+        super().__init__(_Handler)
         self.requests: list[str] = []
-        self._files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
-        self._tree = f"/api/spaces/{repository}/tree/{revision}"
-        self._file = f"/spaces/{repository}/resolve/{revision}/"
-        self._revision = revision
-        hub = self
+        self.files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+        self.tree = f"/api/spaces/{repository}/tree/{revision}"
+        self.file = f"/spaces/{repository}/resolve/{revision}/"
+        self.revision = revision
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                hub.requests.append(self.path)
-                hub.answer(self)
 
-            def do_HEAD(self) -> None:
-                hub.answer(self)
+class _Handler(Handler):
+    server: Hub
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
-        path = unquote(urlsplit(request.path).path)
-        found = self._files.get(path.removeprefix(self._file))
-        if path == self._tree:
-            request.send_response(200)
-            body = json.dumps([_entry(name, file) for name, file in self._files.items()]).encode()
+    def do_HEAD(self) -> None:
+        hub, path = self.server, unquote(urlsplit(self.path).path)
+        found = hub.files.get(path.removeprefix(hub.file))
+        if path == hub.tree:
+            self.answer(200, json.dumps([_entry(name, file) for name, file in hub.files.items()]).encode())
         elif found:
-            request.send_response(200)
-            body = found.read_bytes()
-            request.send_header("ETag", f'"{_hash(found)}"')
-            request.send_header("X-Repo-Commit", self._revision)
+            self.answer(200, found.read_bytes(), {"ETag": f'"{_hash(found)}"', "X-Repo-Commit": hub.revision})
         else:
-            request.send_response(404)
-            request.send_header("X-Error-Code", "RevisionNotFound")
-            body = b"{}"
-        request.send_header("Content-Length", str(len(body)))
-        request.end_headers()
-        if request.command == "GET":
-            request.wfile.write(body)
+            self.answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+
+    def do_GET(self) -> None:
+        self.server.requests.append(self.path)
+        self.do_HEAD()
 
 
 def _entry(name: str, file: Path) -> dict[str, object]:

@@ -12,7 +12,6 @@ from tests.support.streaming import Event, place
 def post_with_key(
     service: Service, key: str, *script: Event, path: str = "/turn", prefer: str = "", **body: Any
 ) -> Any:
-    """Post a script as a turn, with a key."""
     headers = {"Idempotency-Key": key} | ({"Prefer": prefer} if prefer else {})
     asked = {"agent": "scripted", "message": json.dumps(script)} | body
     return service.client.post(path, json=asked, headers=headers)

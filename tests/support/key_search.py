@@ -7,10 +7,8 @@ import base64
 import hmac
 import json
 import os
-import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,6 +20,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from smolagents import LogLevel, OpenAIModel, Tool, ToolCallingAgent
 
 from smolsessions.store import seal
+from tests.support.http_server import Handler
 from tests.support.store_server import StoreServer
 
 FIRST_BLOCK = (2).to_bytes(4, "big")
@@ -29,37 +28,14 @@ FIRST_BLOCK = (2).to_bytes(4, "big")
 MOST_BYTES = 64 * 1024 * 1024
 
 
-class Echo(BaseHTTPRequestHandler):
-    """Provider that refuses each call with an error that repeats the headers."""
-
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        pass
+class Echo(Handler):
+    """Provider that refuses each call, and repeats its headers. The first part of a path is the status."""
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.body()
         told = {"message": f"these headers are wrong: {dict(self.headers)}", "code": "invalid_api_key"}
-        data = json.dumps({"error": told}).encode()
-        self.send_response(int(self.path.split("/")[1]))
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("X-Yours", self.headers.get("Authorization", "")[:200])
-        self.end_headers()
-        self.wfile.write(data)
-
-
-@contextmanager
-def echoing() -> Iterator[str]:
-    """Serve `Echo`. The first part of a path is the status of its answers."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+        headers = {"X-Yours": self.headers.get("Authorization", "")[:200]}
+        self.answer(int(self.path.split("/")[1]), json.dumps({"error": told}).encode(), headers)
 
 
 class Breaking(OpenAIModel):
@@ -119,7 +95,6 @@ def found_in(data: bytes, keys: dict[str, str]) -> list[str]:
 
 
 def files_of(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield all files beneath a folder."""
     for path in folder.rglob("*"):
         with suppress(OSError):
             if path.is_file():

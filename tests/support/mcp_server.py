@@ -158,7 +158,6 @@ def huge(mebibytes: int) -> str:
 
 @server.tool(structured_output=False)
 async def end() -> str:
-    """End the server."""
     os._exit(3)
 
 

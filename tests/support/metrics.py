@@ -20,12 +20,6 @@ def samples(service: Service) -> dict[tuple[str, str], float]:
     return found
 
 
-def is_playing(service: Service) -> bool:
-    """Return whether the service runs a turn."""
-    lines = service.client.get("/metrics").text.splitlines()
-    return any("busy" in line and not line.startswith("#") and float(line.split()[-1]) > 0 for line in lines)
-
-
 def totals(service: Service) -> dict[str, float]:
     text = service.client.get("/metrics").text
     return {name: float(value) for name, value in re.findall(r"^(smolsessions_\S+) (\S+)$", text, re.MULTILINE)}

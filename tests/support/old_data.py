@@ -99,7 +99,6 @@ WRITE: dict[str, Any] = {
 
 
 def play_as_new(service: Service, name: str, conversation: str = "") -> Json:
-    """Play a conversation. Return its last turn."""
     agent, turns = TALKS[name]
     turn: Json = {}
     service.post("/conversations", id=conversation or name, agent=agent).raise_for_status()

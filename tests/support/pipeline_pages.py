@@ -9,8 +9,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from tests.support.llm import LLM, Request
+from tests.support.llm import LLM
 from tests.support.pipelines import AGENTS, MODEL, SCENARIOS, Played, Player
+from tests.support.providers import Request
 from tests.support.service import ROOT, Service
 from tests.support.store_server import running_store
 from tests.support.streaming import Event

@@ -21,7 +21,8 @@ from smolagents import AgentLogger, CodeAgent, LogLevel, MultiStepAgent, OpenAIM
 import smolsessions
 from smolsessions.agents.config.schema import ModelTable
 from smolsessions.agents.models.providers import make_model
-from tests.support.llm import LLM, Request
+from tests.support.llm import LLM
+from tests.support.providers import Request
 from tests.support.service import ROOT, Service
 from tests.support.store_server import StoreServer
 from tests.support.streaming import Event

@@ -13,29 +13,36 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
+
+from tests.support.http_server import Handler, Server
 
 KEY = "sk-provider-5d8e1f90c2"
 PIECES = "an ", "answer"
 USAGE = (3, 2)
-Fault = Literal["", "silent", "stall", "cut", "abort", "error", "html"]
+PACE_S = 0.01
+LATE_S = 0.02  # the end of a body comes a little after its last event, as it does from a real server
+SLOW_S = 2.5
+Fault = Literal["", "silent", "stall", "slow", "endless", "counted", "cut", "abort", "error", "html"]
+Call = tuple[str, Any]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One scripted answer: text, or the call of a tool.
+    """One scripted answer: text, or calls of tools with the members of `beside`.
 
-    With a `status` it is an error with this JSON body. Faults: `silent` sends nothing, `stall` begins a stream and
-    falls silent, `cut` ends it early, `abort` breaks the connection in it, `error` sends the protocol's error in it,
-    `html` is the page of a proxy.
+    With a `status` it is an error with this JSON body. Faults: `silent` sends nothing, `slow` waits before all of it,
+    `stall` begins a stream and falls silent, `endless` goes on for ever, `cut` ends it early, `abort` breaks the
+    connection in it, `counted` does so after the usage, `error` sends the protocol's error in it, or `body`, `html` is
+    the page of a proxy. Arguments of a call that are a text are sent as they are.
     """
 
     pieces: tuple[str, ...] = PIECES
-    call: tuple[str, dict[str, Any]] | None = None
+    calls: tuple[Call, ...] = ()
+    beside: Mapping[str, Any] = field(default_factory=dict)
     status: int = 0
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -44,8 +51,6 @@ class Answer:
 
 @dataclass(frozen=True)
 class Request:
-    """A request as it arrived."""
-
     path: str
     headers: dict[str, str]
     raw: bytes
@@ -55,73 +60,87 @@ class Request:
     def body(self) -> Any:
         return json.loads(self.raw)
 
+    @property
+    def key(self) -> str:
+        return self.headers.get("authorization", "").removeprefix("Bearer ")
 
-class Provider(ThreadingHTTPServer):
-    """The server. A request beyond the script gets the status 418."""
+    @property
+    def text(self) -> str:
+        """The whole prompt as one text."""
+        return json.dumps(self.body["messages"])
 
-    daemon_threads = True
+
+class Provider(Server):
+    """The server. A request beyond the script gets the status 418. `connections` counts those that were opened."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.script: deque[Answer] = deque()
         self.requests: list[Request] = []
         self.ended = threading.Event()
+        self.connections = self.calls = self.open_calls = 0
+        self._changed = threading.Condition()
 
     @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
+    def base_url(self) -> str:
+        return f"{self.url}/v1"
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        super().__exit__()
 
     def play(self, *answers: Answer) -> None:
         """Replace the script, and forget earlier requests."""
         self.script, self.requests = deque(answers), []
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print nothing if a client leaves."""
+    def next_answer(self, _request: Request) -> Answer:
+        return self.script.popleft() if self.script else Answer(status=418, body={"error": "no script"})
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        self.count(connections=1)
+        return super().verify_request(request, client_address)
+
+    def count(self, **more: int) -> None:
+        with self._changed:
+            for name, by in more.items():
+                setattr(self, name, getattr(self, name) + by)
+            self._changed.notify_all()
+
+    def wait(self, condition: Callable[[Any], bool], within_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: condition(self), within_s)
 
 
-@contextmanager
-def provider() -> Iterator[Provider]:
-    server = Provider()
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    try:
-        yield server
-    finally:
-        server.ended.set()
-        server.shutdown()
-        server.server_close()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     server: Provider
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
     def do_POST(self) -> None:
-        raw = self.rfile.read(int(self.headers["content-length"])) or b"{}"
         headers = {name.lower(): value for name, value in self.headers.items()}
-        self.server.requests.append(Request(self.path, headers, raw, time.monotonic()))
-        answer = self.server.script.popleft() if self.server.script else Answer(status=418, body={"error": "no script"})
+        request = Request(self.path, headers, self.body() or b"{}", time.monotonic())
+        self.server.requests.append(request)
+        answer = self.server.next_answer(request)
+        self.server.count(calls=1, open_calls=1)
+        try:
+            self._play(request, answer)
+        finally:
+            self.server.count(open_calls=-1)
+
+    def _play(self, request: Request, answer: Answer) -> None:
         protocol = next(each for pattern, each in PROTOCOLS if re.search(pattern, self.path))
         if answer.fault == "silent":
             self._wait_until_left()
-        elif answer.fault == "html":
-            self._send(200, "text/html", b"<html>Welcome</html>")
+            return
+        if answer.fault == "slow":
+            self.server.ended.wait(SLOW_S)
+        if answer.fault == "html":
+            self.answer(200, b"<html>Welcome</html>", {"Content-Type": "text/html"})
         elif answer.status:
-            self._send(answer.status, "application/json", json.dumps(answer.body).encode(), answer.headers)
-        elif protocol.is_stream(self.path, json.loads(raw)):
+            self.answer(answer.status, json.dumps(answer.body).encode(), {**JSON, **answer.headers})
+        elif protocol.is_stream(self.path, request.body):
             self._stream(protocol, answer)
         else:
             whole = json.dumps(protocol.whole(answer)).encode()
-            self._send(200, "application/json", whole[: len(whole) // 2] if answer.fault == "abort" else whole)
-
-    def _send(self, status: int, kind: str, body: bytes, headers: Mapping[str, str] = {}) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
+            self.answer(200, whole[: len(whole) // 2] if answer.fault == "abort" else whole, JSON)
 
     def _stream(self, protocol: "Protocol", answer: Answer) -> None:
         self.send_response(200)
@@ -129,23 +148,33 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         begin, end = protocol.stream(answer)
-        for each in [*begin, *(() if answer.fault else end), *([protocol.error] if answer.fault == "error" else ())]:
-            self.wfile.write(b"%x\r\n%b\r\n" % (len(each), each))
-            self.wfile.flush()
+        error = _sse({"error": answer.body}) if answer.body else protocol.error
+        last = {"": end, "slow": end, "counted": end[1:2], "error": [error]}.get(answer.fault, [])
+        for each in [*begin, *last]:
+            self._send(each)
+        while answer.fault == "endless" and not self._has_left(PACE_S):
+            self._send(begin[-1])
         if answer.fault == "stall":
             self._wait_until_left()
-        elif answer.fault == "abort":
+        elif answer.fault in {"abort", "counted", "endless"}:
             self.close_connection = True
         else:
+            self.server.ended.wait(LATE_S)
             self.wfile.write(b"0\r\n\r\n")
+
+    def _send(self, event: bytes) -> None:
+        self.wfile.write(b"%x\r\n%b\r\n" % (len(event), event))
 
     def _wait_until_left(self) -> None:
         self.close_connection = True
-        self.connection.settimeout(0.05)
-        while not self.server.ended.is_set():
-            with suppress(TimeoutError):
-                if not self.connection.recv(1):
-                    return
+        while not self.server.ended.is_set() and not self._has_left(0.05):
+            pass
+
+    def _has_left(self, within_s: float) -> bool:
+        self.connection.settimeout(within_s)
+        with suppress(TimeoutError):
+            return not self.connection.recv(1)
+        return self.server.ended.is_set()
 
 
 @dataclass(frozen=True)
@@ -160,18 +189,19 @@ class Protocol:
 
 
 def _openai_whole(answer: Answer) -> Any:
-    message: dict[str, Any] = {"role": "assistant", "content": None if answer.call else "".join(answer.pieces)}
-    if answer.call:
-        message["tool_calls"] = [_openai_call(answer.call)]
-    choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if answer.call else "stop"}
+    message: dict[str, Any] = {"role": "assistant", "content": None if answer.calls else "".join(answer.pieces)}
+    if answer.calls:
+        message |= {"tool_calls": _openai_calls(answer), **answer.beside}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if answer.calls else "stop"}
     about = {"id": "x", "object": "chat.completion", "created": 1, "model": "m"}
     return about | {"choices": [choice], "usage": _openai_usage()}
 
 
 def _openai_stream(answer: Answer) -> tuple[list[bytes], list[bytes]]:
-    deltas: list[Any] = [{"tool_calls": [{"index": 0, **_openai_call(answer.call)}]}] if answer.call else []
+    calls = [{"index": index, **call} for index, call in enumerate(_openai_calls(answer))]
+    deltas: list[Any] = [{"tool_calls": calls, **answer.beside}] if calls else []
     deltas = deltas or [{"content": piece} for piece in answer.pieces]
-    end = _openai_event({}, finish_reason="tool_calls" if answer.call else "stop")
+    end = _openai_event({}, finish_reason="tool_calls" if calls else "stop")
     about = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": []}
     usage = _sse(about | {"usage": _openai_usage()})
     return [_openai_event(delta) for delta in deltas], [end, usage, b"data: [DONE]\n\n"]
@@ -182,8 +212,12 @@ def _openai_event(delta: Any, finish_reason: str | None = None) -> bytes:
     return _sse({"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]})
 
 
-def _openai_call(call: tuple[str, Any]) -> Any:
-    return {"id": "c1", "type": "function", "function": {"name": call[0], "arguments": json.dumps(call[1])}}
+def _openai_calls(answer: Answer) -> list[Any]:
+    calls = [(name, given if isinstance(given, str) else json.dumps(given)) for name, given in answer.calls]
+    return [
+        {"id": f"call_{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for index, (name, arguments) in enumerate(calls, 1)
+    ]
 
 
 def _openai_usage() -> Any:
@@ -193,25 +227,25 @@ def _openai_usage() -> Any:
 def _anthropic_whole(answer: Answer) -> Any:
     usage = {"input_tokens": USAGE[0], "output_tokens": USAGE[1]}
     block: Any = {"type": "text", "text": "".join(answer.pieces)}
-    if answer.call:
-        block = {"type": "tool_use", "id": "c1", "name": answer.call[0], "input": answer.call[1]}
+    for name, arguments in answer.calls:
+        block = {"type": "tool_use", "id": "c1", "name": name, "input": arguments}
     about = {"id": "x", "type": "message", "role": "assistant", "model": "m", "stop_sequence": None}
-    return about | {"content": [block], "stop_reason": "tool_use" if answer.call else "end_turn", "usage": usage}
+    return about | {"content": [block], "stop_reason": "tool_use" if answer.calls else "end_turn", "usage": usage}
 
 
 def _anthropic_stream(answer: Answer) -> tuple[list[bytes], list[bytes]]:
     message = _anthropic_whole(answer) | {"content": [], "stop_reason": None}
     block: Any = {"type": "text", "text": ""}
     deltas: list[Any] = [{"type": "text_delta", "text": piece} for piece in answer.pieces]
-    if answer.call:
-        block = {"type": "tool_use", "id": "c1", "name": answer.call[0], "input": {}}
-        deltas = [{"type": "input_json_delta", "partial_json": json.dumps(answer.call[1])}]
+    for name, arguments in answer.calls:
+        block = {"type": "tool_use", "id": "c1", "name": name, "input": {}}
+        deltas = [{"type": "input_json_delta", "partial_json": json.dumps(arguments)}]
     events: list[Any] = [
         {"type": "message_start", "message": message},
         {"type": "content_block_start", "index": 0, "content_block": block},
         *({"type": "content_block_delta", "index": 0, "delta": delta} for delta in deltas),
     ]
-    reason = {"stop_reason": "tool_use" if answer.call else "end_turn", "stop_sequence": None}
+    reason = {"stop_reason": "tool_use" if answer.calls else "end_turn", "stop_sequence": None}
     end: list[Any] = [
         {"type": "content_block_stop", "index": 0},
         {"type": "message_delta", "delta": reason, "usage": {"output_tokens": USAGE[1]}},
@@ -221,21 +255,17 @@ def _anthropic_stream(answer: Answer) -> tuple[list[bytes], list[bytes]]:
 
 
 def _ollama_whole(answer: Answer) -> Any:
-    message: dict[str, Any] = {"role": "assistant", "content": "" if answer.call else "".join(answer.pieces)}
-    if answer.call:
-        message["tool_calls"] = [{"function": {"name": answer.call[0], "arguments": answer.call[1]}}]
-    return _ollama(message) | {
-        "done": True,
-        "done_reason": "stop",
-        "prompt_eval_count": USAGE[0],
-        "eval_count": USAGE[1],
-    }
+    message: dict[str, Any] = {"role": "assistant", "content": "" if answer.calls else "".join(answer.pieces)}
+    if answer.calls:
+        message["tool_calls"] = [{"function": {"name": name, "arguments": given}} for name, given in answer.calls]
+    usage = {"prompt_eval_count": USAGE[0], "eval_count": USAGE[1]}
+    return _ollama(message) | {"done": True, "done_reason": "stop"} | usage
 
 
 def _ollama_stream(answer: Answer) -> tuple[list[bytes], list[bytes]]:
     whole = _ollama_whole(answer)
     begin = [_ollama({"role": "assistant", "content": piece}) for piece in answer.pieces]
-    if answer.call:
+    if answer.calls:
         begin = [_ollama(whole["message"])]
     return [_line(each) for each in begin], [_line(whole | {"message": {"role": "assistant", "content": ""}})]
 
@@ -286,6 +316,7 @@ def _line(data: Any) -> bytes:
     return json.dumps(data).encode() + b"\n"
 
 
+JSON = {"Content-Type": "application/json"}
 _OVERLOADED = {"type": "error", "error": {"type": "overloaded_error", "message": f"Overloaded {KEY}"}}
 PROTOCOLS: tuple[tuple[str, Protocol], ...] = (
     ("/chat/completions", Protocol(_openai_whole, _openai_stream, _sse({"error": {"message": f"overloaded {KEY}"}}))),

@@ -1,11 +1,11 @@
 """Small HTTP reverse proxy, which serves a service below a prefix or with other words in its answers."""
 
 import http.client
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
+
+from tests.support.http_server import Handler, Server
 
 HOP_BY_HOP = {"connection", "content-length", "transfer-encoding", "keep-alive"}
 WAIT_S = 60
@@ -28,17 +28,18 @@ def proxy(
 ) -> Iterator[str]:
     """Serve `target` below `prefix`, and return the proxy's address. `strips`: the target does not see the prefix."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Forwarding(Handler):
+        protocol_version = "HTTP/1.0"  # a body ends with the connection
+
         def _forward(self) -> None:
             if self.path != prefix and not self.path.startswith((f"{prefix}/", f"{prefix}?")):
                 self.send_error(404)
                 return
             path = self.path.removeprefix(prefix) if strips else self.path
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             far = http.client.HTTPConnection(urlsplit(target).netloc, timeout=WAIT_S)
             try:
                 far.request(
-                    self.command, path if path.startswith("/") else f"/{path}", body or None, dict(self.headers)
+                    self.command, path if path.startswith("/") else f"/{path}", self.body() or None, dict(self.headers)
                 )
                 with suppress(BrokenPipeError, ConnectionResetError):  # the client has left
                     self._answer(far.getresponse())
@@ -50,7 +51,7 @@ def proxy(
             for name, value in response.getheaders():
                 if name.lower() not in HOP_BY_HOP:
                     self.send_header(name, value)
-            self.end_headers()  # HTTP/1.0: the body ends with the connection
+            self.end_headers()
             for line in response:
                 for word, other in (words or {}).items():
                     line = line.replace(word, other)  # noqa: PLW2901 - word by word
@@ -58,16 +59,5 @@ def proxy(
 
         do_GET = do_POST = do_PATCH = do_DELETE = _forward  # noqa: N815 - named by http.server
 
-        def log_message(self, *_: object) -> None:
-            """Log nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}{prefix}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with Server(Forwarding) as server:
+        yield f"{server.url}{prefix}"

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
+import yaml
+
+from tests.support.data import data
 from tests.support.service import ROOT, run
 
 Ending = tuple[int, str, str]
@@ -21,6 +24,14 @@ class Refused:
     told: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     folder: str = ""  # its working directory, below the table's
+
+
+def refused(name: str, **values: str) -> dict[str, Refused]:
+    """Return the table of a file in tests/data. `<name>` in it stands for a value."""
+    text = data(name)
+    for each, value in values.items():
+        text = text.replace(f"<{each}>", value)
+    return {what: Refused(**case) for what, case in yaml.safe_load(text).items()}
 
 
 @contextmanager

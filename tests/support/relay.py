@@ -41,7 +41,6 @@ class Relay:
         self.cut()
 
     def cut(self) -> None:
-        """Cut all connections."""
         for connection in list(self._open):
             _close(connection)
 

@@ -19,21 +19,11 @@ from smolagents.utils import AgentError
 import smolsessions
 from tests.support import agents
 from tests.support.coders import SCRIPTED_TASK
+from tests.support.data import data
 
 FOLDER = "TEST_REMOTE_FOLDER"
 """Variable with the folder in which executors and their tools leave marks."""
-KERNEL = """
-import contextlib, io, json, sys
-names = {"__name__": "__main__"}
-for line in sys.stdin:
-    out, raised, value = io.StringIO(), None, None
-    with contextlib.redirect_stdout(out):
-        try:
-            exec(compile(json.loads(line), "block", "exec"), names)
-        except BaseException as error:
-            raised = [type(error).__name__, str(getattr(error, "value", error))]
-    print(json.dumps([out.getvalue(), raised]), file=sys.__stdout__, flush=True)
-"""
+KERNEL = data("kernel.txt")
 
 
 def ask_kernel(process: subprocess.Popen[str], code: str) -> tuple[str, list[str] | None]:

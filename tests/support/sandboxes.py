@@ -11,13 +11,12 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from tests.support.http_server import Handler, Server
 from tests.support.remote import KERNEL, ask_kernel
 from tests.support.waiting import wait_until
 
@@ -56,23 +55,15 @@ class Sandboxes:
         return sum(place.poll() is None for place in self.started)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     places: Sandboxes
 
-    def log_message(self, *_: object) -> None:
-        pass
+    def reply(self, found: object, status: int = 200) -> None:
+        data = b"" if found is None else found if isinstance(found, bytes) else json.dumps(found).encode()
+        self.answer(status, data, {"Content-Type": "application/json"})
 
-    def answer(self, body: object, status: int = 200) -> None:
-        data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def body(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+    def asked(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.body() or b"{}")
         return found
 
 
@@ -83,26 +74,26 @@ class DockerDaemon(_Handler):
         _, _, kind, name = [*self.path.split("/"), "", ""][:4]
         if kind == "containers":
             running = self.places.started and self.places.started[int(name)].poll() is None
-            self.answer({"Id": name, "Name": f"/{name}", "State": {"Status": "running" if running else "created"}})
+            self.reply({"Id": name, "Name": f"/{name}", "State": {"Status": "running" if running else "created"}})
         elif kind == "images":
-            self.answer({"Id": "sha256:1", "RepoTags": [name]})
+            self.reply({"Id": "sha256:1", "RepoTags": [name]})
         else:
-            self.answer({"ApiVersion": "1.44", "MinAPIVersion": "1.24", "Version": "27"})
+            self.reply({"ApiVersion": "1.44", "MinAPIVersion": "1.24", "Version": "27"})
 
     def do_POST(self) -> None:
-        body, action = self.body(), self.path.partition("?")[0].rpartition("/")[2]
+        body, action = self.asked(), self.path.partition("?")[0].rpartition("/")[2]
         if action == "create":
             self.places.asked.append(body)
             port = body["HostConfig"]["PortBindings"]["8888/tcp"][0]["HostPort"]
             environment = dict(each.split("=", 1) for each in body["Env"])
             self.places.start(*GATEWAY, f"--KernelGatewayApp.port={port}", environment=environment)
-            self.answer({"Id": str(len(self.places.started) - 1), "Warnings": []}, 201)
+            self.reply({"Id": str(len(self.places.started) - 1), "Warnings": []}, 201)
             return
         if action == "start":
             self.wait_for_gateway()
         if action == "stop":
             self.places.end(int(self.path.split("/")[3]))
-        self.answer(None, 204)
+        self.reply(None, 204)
 
     def wait_for_gateway(self) -> None:
         """Wait until the gateway listens: smolagents waits ten seconds, which a busy machine may need."""
@@ -115,14 +106,14 @@ class DockerDaemon(_Handler):
         wait_until(is_listening)
 
     def do_DELETE(self) -> None:
-        self.answer(None, 204)
+        self.reply(None, 204)
 
 
 class E2BService(_Handler):
     """E2B's interface of sandboxes and of the code interpreter in them. A refusal repeats the key."""
 
     def do_POST(self) -> None:
-        body = self.body()
+        body = self.asked()
         if not self.path.endswith("/execute"):
             self._create(body)
             return
@@ -132,36 +123,31 @@ class E2BService(_Handler):
         events: list[dict[str, Any]] = [{"type": "stdout", "text": logs, "timestamp": 0}] if logs else []
         if raised:
             events.append({"type": "error", "name": raised[0], "value": raised[1], "traceback": ""})
-        self.answer("".join(json.dumps(event) + "\n" for event in events).encode())
+        self.reply("".join(json.dumps(event) + "\n" for event in events).encode())
 
     def _create(self, body: dict[str, Any]) -> None:
         self.places.asked.append(body)
         if self.headers["X-API-KEY"] != self.places.key:
             message = f"the headers {dict(self.headers)} hold no key of a team"
-            self.answer({"code": 401, "message": message}, 401)
+            self.reply({"code": 401, "message": message}, 401)
             return
         self.places.start(sys.executable, "-c", KERNEL)
         number = str(len(self.places.started) - 1)
-        self.answer({"templateID": "code", "sandboxID": number, "clientID": "c", "envdVersion": "0.4.0"}, 201)
+        self.reply({"templateID": "code", "sandboxID": number, "clientID": "c", "envdVersion": "0.4.0"}, 201)
 
     def do_DELETE(self) -> None:
         self.places.end(int(self.path.rpartition("/")[2]))
-        self.answer(None, 204)
+        self.reply(None, 204)
 
 
 @contextmanager
 def serving(handler: type[_Handler], folder: Path, key: str = "") -> Iterator[Sandboxes]:
     """Serve places for code until the block ends, and end them."""
     places = Sandboxes(folder, key)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (handler,), {"places": places}))
-    places.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        yield places
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-        for number in range(len(places.started)):
-            places.end(number)
+    with Server(type("PlacesHandler", (handler,), {"places": places})) as server:
+        places.url = server.url
+        try:
+            yield places
+        finally:
+            for number in range(len(places.started)):
+                places.end(number)

@@ -24,50 +24,27 @@ Process = subprocess.Popen[str] | ForkedProcess
 START_S = END_S = PATIENCE_S
 START_TRIES = 5
 TOO_SLOW = "does not answer (timeout)"  # a loaded machine kept the store from its check at start
+
+
+def listed(module: str, names: str) -> str:
+    """Return the setting for agents of a module of `tests.support`, whose factories have their names."""
+    return ",".join(f"{name}=tests.support.{module}:make_{name.replace('-', '_')}" for name in names.split())
+
+
 AGENTS = ",".join(
-    f"{name}=tests.support.{factory}"
-    for name, factory in {
-        "scripted": "agents:make_scripted",
-        "code": "agents:make_code",
-        "planner": "agents:make_planner",
-        "carrier": "agents:make_carrier",
-        "manager": "agents:make_manager",
-        "checked": "agents:make_checked",
-        "streamed": "streaming:make_streamed",
-        "streamed-code": "streaming:make_streamed_code",
-        "structured": "streaming:make_structured",
-        "streamed-planner": "streaming:make_streamed_planner",
-        "family": "streaming:make_family",
-        "code-family": "streaming:make_code_family",
-        "careful": "streaming:make_careful",
-        "coder": "coders:make_coder",
-        "whole": "coders:make_whole",
-        "lead": "coders:make_lead",
-        "threaded": "coders:make_threaded",
-        "walker": "coders:make_walker",
-        "walker-libraries": "coders:make_walker_with_libraries",
-        "walker-thread": "coders:make_walker_in_a_thread",
-        "hasty": "coders:make_hasty",
-        "small": "coders:make_small",
-        "walled": "coders:make_walled",
-        "forking": "coders:make_forking",
-    }.items()
+    [
+        listed("agents", "scripted code planner carrier manager checked"),
+        listed("streaming", "streamed streamed-code structured streamed-planner family code-family careful"),
+        listed("coders", "coder whole lead threaded walker walker-libraries walker-thread hasty small walled forking"),
+    ]
 )
+DEMO = "demo=smolsessions.agents.demo.agents:make_demo"
 CODELESS = {  # the tool-calling agents: a server of processes for code starts slowly
-    "AGENTS": ",".join(
-        f"{name}=tests.support.{factory}"
-        for name, factory in {
-            "scripted": "agents:make_scripted",
-            "planner": "agents:make_planner",
-            "checked": "agents:make_checked",
-            "streamed": "streaming:make_streamed",
-        }.items()
-    )
-    + ",demo=smolsessions.agents.demo.agents:make_demo",
+    "AGENTS": f"{listed('agents', 'scripted planner checked')},{listed('streaming', 'streamed')},{DEMO}",
     "DEMO_AGENTS": "0",
 }
 PLAIN = {  # a service with these starts faster: it checks two agents, and starts no server of processes for code
-    "AGENTS": "scripted=tests.support.agents:make_scripted,demo=smolsessions.agents.demo.agents:make_demo",
+    "AGENTS": f"{listed('agents', 'scripted')},{DEMO}",
     "DEMO_AGENTS": "0",
 }
 

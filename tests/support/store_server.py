@@ -41,11 +41,6 @@ def running_store(folder: Path) -> Iterator[StoreServer]:
         server.kill()
 
 
-def event_names(raw: Raw, turn: dict[str, Any]) -> list[str]:
-    key = f"{PARTITION}:log:local/{turn['conversation_id']}:{turn['turn']}"
-    return [entry.partition(b"\n")[0].decode() for entry in raw.lrange(key, 0, -1)]
-
-
 def conversation_keys(raw: Raw, turn: dict[str, Any]) -> set[str]:
     """Return the keys of a conversation without their common prefix."""
     found = [name.decode() for name in raw.keys(f"*{turn['conversation_id']}*")]

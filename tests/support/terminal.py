@@ -29,8 +29,6 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 class Terminal:
-    """A person at a terminal."""
-
     def __init__(self, descriptor: int, process: subprocess.Popen[bytes]) -> None:
         self._descriptor = descriptor
         self.process = process
@@ -61,7 +59,6 @@ class Terminal:
 
 @contextmanager
 def terminal_of(folder: Path, *program: str, **environment: str) -> Iterator[Terminal]:
-    """Run a program in a terminal, in a folder."""
     ours, theirs = pty.openpty()
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SMOLSESSIONS_")}
     process = subprocess.Popen(
@@ -82,5 +79,4 @@ def terminal_of(folder: Path, *program: str, **environment: str) -> Iterator[Ter
 
 
 def command(*arguments: str) -> tuple[str, ...]:
-    """Return a command of the command line as a program."""
     return (sys.executable, "-m", "smolsessions", *arguments)

@@ -1,5 +1,7 @@
 """Submitting, holding, cancelling and awaiting turns through HTTP, with the usual scripts."""
 
+import base64
+import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -7,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import PIL.Image
 
 from tests.support.service import Service
 from tests.support.streaming import Event, place
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
 ECHO: Event = {"call": [["echo", {"text": "ü"}]]}
 DONE: Event = {"say": "done"}
@@ -32,7 +35,6 @@ def submit_turn(service: Service, *script: dict[str, Any], agent: str = "scripte
 
 
 def wait_for_end(service: Service, turn: dict[str, Any], within_s: float = PATIENCE_S) -> dict[str, Any]:
-    """Wait for a turn's end, and return the turn."""
     where = f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}"
     found: dict[str, Any] = {}
 
@@ -61,8 +63,8 @@ def error_code(response: httpx2.Response) -> str | None:
 @contextmanager
 def held_turn(service: Service, gate: Path, *, agent: str = "scripted", **body: Any) -> Iterator[Event]:
     """Yield a turn that runs until it is released."""
-    turn = submit_turn(service, wait_for_gate(gate), DONE, agent=agent, **body)
-    wait_until(gate.with_name(f"{gate.name}.started").exists)
+    turn = submit_turn(service, Gate(gate).script, DONE, agent=agent, **body)
+    Gate(gate).reached()
     try:
         yield turn
     finally:
@@ -70,7 +72,6 @@ def held_turn(service: Service, gate: Path, *, agent: str = "scripted", **body: 
 
 
 def submit_next(service: Service, turn: Event, *script: Event, on_busy: str = "enqueue", **body: Any) -> Event:
-    """Submit another turn of a conversation."""
     named = {"agent": turn["agent"]["name"], "conversation_id": turn["conversation_id"]}
     return submit_turn(service, *script, on_busy=on_busy, **named, **body)
 
@@ -80,13 +81,30 @@ def turn_counts(service: Service, turn: Event) -> tuple[int, int | None, int]:
     return conversation["turns"], conversation["running_turn"], conversation["queued_turns"]
 
 
-def wait_for_gate(gate: Path) -> Event:
-    return {"call": [["wait_for", {"path": str(gate)}]]}
-
-
 def delegate(agent: str, *script: Event) -> list[Any]:
     return [agent, {"task": json.dumps(script)}]
 
 
 def cancel(service: Service, turn: Event, prefer: str | None = None) -> httpx2.Response:
     return service.client.post(place(turn, "/cancel"), headers={"Prefer": prefer} if prefer else {})
+
+
+def pixel() -> str:
+    return png("red", (1, 1))
+
+
+def png(colour: str, size: tuple[int, int] = (6, 5)) -> str:
+    buffer = io.BytesIO()
+    PIL.Image.new("RGB", size, colour).save(buffer, "PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def pages(service: Service, path: str, **query: Any) -> list[list[dict[str, Any]]]:
+    found = []
+    while True:
+        page = service.get(path, **query)
+        assert page.keys() >= {"items", "next_cursor"}
+        found.append(page["items"])
+        if page["next_cursor"] is None:
+            return found
+        query["cursor"] = page["next_cursor"]

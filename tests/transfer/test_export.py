@@ -31,14 +31,13 @@ from tests.support.histories import (
 )
 from tests.support.json_values import places_in
 from tests.support.owners import ADA, BOB, create_as, owner_line, request_as, say_as
-from tests.support.pictures import png
 from tests.support.problems import nothing_stored, problem, send
 from tests.support.service import PLAIN, Service, write_private
 from tests.support.store_server import PARTITION
 from tests.support.streaming import Event, log_of
 from tests.support.tiers import mostly_deep, repeated
 from tests.support.transfer import export, import_document, post_import
-from tests.support.turns import DONE, ECHO, PROMPT
+from tests.support.turns import DONE, ECHO, PROMPT, png
 from tests.support.waiting import wait_until
 
 

@@ -154,16 +154,6 @@ def test_of_many_answers_at_once_one_is_recorded(service: Service) -> None:
     assert sent(service).count("race: hi") == 1
 
 
-def test_after_a_cancel_no_answer_is_taken(service: Service) -> None:
-    turn = ask(service, {"call": [mail("cancelled")]}, DONE)
-    ended = cancel(service, turn, "wait=20")
-    assert (ended.status_code, ended.json()["status"]) == (200, "cancelled"), ended.text  # not "waiting" at once
-    response = answering(service, turn, APPROVE)
-    assert (response.status_code, error_code(response)) == (409, "not_waiting")
-    assert "cancelled: hi" not in sent(service)
-    assert read(service, turn)["requests"] == []
-
-
 def test_another_owner_gets_the_same_404_as_for_nothing(owned: Service) -> None:
     body = {"agent": "mailer", "message": json.dumps([{"call": [mail("mine")]}, DONE])}
     turn = request_as(owned, ADA, "POST", "/turn", body).json()
@@ -184,19 +174,6 @@ def test_another_owner_gets_the_same_404_as_for_nothing(owned: Service) -> None:
     assert "ada" in line
     assert by["key"] in line
     assert SECOND not in owned.log()
-
-
-def test_a_list_shows_the_conversations_that_wait(service: Service) -> None:
-    turn = ask(service, {"call": [mail("listed")]}, DONE)
-    other = service.play(DONE, agent="plain")
-
-    def listed(status: str) -> list[str]:
-        return [each["id"] for each in service.get("/conversations", status=status, limit=100)["items"]]
-
-    assert turn["conversation_id"] in listed("waiting")
-    assert other["conversation_id"] not in listed("waiting")
-    answer(service, turn, APPROVE)
-    assert turn["conversation_id"] not in listed("waiting")
 
 
 def test_a_stream_stays_open_while_its_turn_waits_and_sees_the_answer(service: Service) -> None:

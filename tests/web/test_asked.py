@@ -1,19 +1,22 @@
-"""Arguments and options in the record of a turn."""
+"""Arguments and options in the record of a turn, and the journal of a running one."""
 
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis
 
+from tests.support.killed_turns import WITHOUT_CODE
 from tests.support.openapi import assert_described
-from tests.support.paging import pages
 from tests.support.service import PLAIN, Service
-from tests.support.store_server import StoreServer
-from tests.support.streaming import log_of
+from tests.support.store_server import PARTITION, StoreServer
+from tests.support.streaming import Event, log_of, place
 from tests.support.tiers import mostly_deep
 from tests.support.transfer import export, import_document
-from tests.support.turns import DONE, ENDLESS, submit_next, submit_turn, wait_for_end
+from tests.support.turns import DONE, ENDLESS, error_code, pages, submit_next, submit_turn, wait_for_end
+from tests.support.waiting import Gate
 
 ARGUMENTS = {"city": "Kyōto", "wells": [1, 2.5, None, True], "deep": {"a": {}}}
 OPTIONS = {"max_steps": 7, "deadline_s": 30.5, "reset": True, "on_busy": "enqueue", "approve": []}
@@ -66,18 +69,6 @@ def test_copies_and_documents_hold_them(service: Service) -> None:
     assert export(service, brought["id"])["turns"] == document["turns"]
 
 
-def test_they_are_sealed_and_outlive_the_process(tmp_path: Path) -> None:
-    with Service(tmp_path, PLAIN) as service:
-        turn = service.play(DONE, additional_args={"secret": "Tamarind"})
-        service.kill()
-        service.start()
-        found = service.get(f"/conversations/{turn['conversation_id']}/turns/1")
-    assert found["additional_args"] == {"secret": "Tamarind"}
-    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(b"".join(files)) > 1000
-    assert not [data for data in files if b"Tamarind" in data]
-
-
 @pytest.mark.parametrize("order", mostly_deep(["asc", "desc"], fast={"desc"}))
 def test_a_page_of_large_turns_is_all_that_the_store_sends(tmp_path: Path, outside: StoreServer, order: str) -> None:
     with Service(tmp_path, PLAIN | outside.settings) as service, outside.client() as store:
@@ -99,3 +90,136 @@ def test_a_page_of_large_turns_is_short_and_goes_on(service: Service, order: str
     found = pages(service, f"/conversations/{turn['conversation_id']}/turns", limit=100, order=order)
     expected = [[1, 2, 3, 4], [5, 6]] if order == "asc" else [[6, 5, 4, 3], [2, 1]]
     assert [[each["turn"] for each in page] for page in found] == expected
+
+
+SECRET = "not-for-any-inspector"
+FIRST = {"call": [["echo", {"text": SECRET}], ["fail", {"reason": SECRET}]]}
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    gate = Gate(tmp_path / "gate")
+    yield gate
+    gate.open()
+
+
+def effects(service: Service, turn: Event, **query: Any) -> list[Event]:
+    found: list[Event] = service.get(place(turn, "/effects"), **query)["items"]
+    return found
+
+
+def brief(found: list[Event]) -> list[tuple[Any, ...]]:
+    return [(each["kind"], each["call_id"], each["name"], each["state"], each["ok"]) for each in found]
+
+
+def begun(service: Service, gate: Gate, *script: Event) -> Event:
+    turn = submit_turn(service, *script, gate.script, DONE)
+    gate.reached()
+    return turn
+
+
+def test_a_running_turn_lists_its_effects_without_their_results(service: Service, gate: Gate) -> None:
+    turn = begun(service, gate, FIRST)
+    response = service.client.get(place(turn, "/effects"))
+    assert SECRET not in response.text
+    found = response.json()
+    assert found["next_cursor"] is None
+    assert found["complete"] is True
+    assert brief(found["items"]) == [
+        ("model", "1.m1", None, "done", True),
+        ("tool", "1.1", "echo", "done", True),
+        ("tool", "1.2", "fail", "done", False),
+        ("model", "2.m1", None, "done", True),
+        ("tool", "2.1", "wait_for", "begun", None),
+    ]
+    echo, failed, waits = found["items"][1], found["items"][2], found["items"][4]
+    assert (echo["step_id"], echo["attempt"], echo["repeated"], echo["error"]) == ("1", 1, False, None)
+    assert echo["size_bytes"] > len(SECRET)
+    assert echo["duration_ms"] >= 0
+    assert failed["error"] == "ValueError"
+    missing = service.client.get(place(turn | {"turn": 2}, "/effects"))
+    assert (missing.status_code, error_code(missing)) == (404, "turn_not_found")
+    assert (waits["attempt"], waits["size_bytes"], waits["duration_ms"], waits["step_id"]) == (1, None, None, "2")
+    gate.open()
+    wait_for_end(service, turn)
+    assert service.get(place(turn, "/effects")) == {"items": [], "next_cursor": None, "complete": True}
+
+
+def test_pages_continue_in_both_orders_while_the_turn_goes_on(service: Service, gate: Gate) -> None:
+    turn = begun(service, gate, FIRST)
+    whole = effects(service, turn)
+    for order, wanted in (("asc", whole), ("desc", whole[::-1])):
+        found = pages(service, place(turn, "/effects"), limit=2, order=order)
+        assert [item for page in found for item in page] == wanted
+        assert max(map(len, found)) <= 2
+    wrong = service.client.get(place(turn, "/effects"), params={"cursor": "no-cursor"})
+    assert (wrong.status_code, error_code(wrong)) == (422, "invalid_request")
+
+
+def test_large_results_make_pages_shorter(service: Service, gate: Gate) -> None:
+    noise = {"call": [["make", {"what": "noise"}]]}
+    turn = begun(service, gate, noise, noise)
+    first = service.get(place(turn, "/effects"))
+    assert first["next_cursor"]
+    assert max(each["size_bytes"] or 0 for each in first["items"]) > 6_000_000
+    rest = service.get(place(turn, "/effects"), cursor=first["next_cursor"])
+    assert brief(first["items"] + rest["items"])[-1] == ("tool", "3.1", "wait_for", "begun", None)
+
+
+def test_a_long_journal_is_read_in_part(service: Service, gate: Gate) -> None:
+    turn = begun(service, gate)
+    with Redis(unix_socket_path=str(service.folder / "data" / "store.sock")) as raw:
+        journal = f"{PARTITION}:journal:local/{turn['conversation_id']}:1"
+        raw.hset(journal, mapping={f"begun:tool:3.{number}:echo:d": b"" for number in range(9_990)})
+        page = service.get(place(turn, "/effects"), order="desc", limit=100)
+        assert (len(page["items"]), page["complete"]) == (100, True)
+        raw.hset(journal, mapping={f"begun:tool:4.{number}:echo:d": b"" for number in range(30_000)})
+        page = service.get(place(turn, "/effects"), order="desc", limit=100)
+        assert (len(page["items"]), page["complete"]) == (100, False)
+
+
+def test_a_call_that_is_made_again_after_a_kill_is_marked(tmp_path: Path, gate: Gate) -> None:
+    settings = WITHOUT_CODE | {"AGENTS": "scripted=tests.support.agents:make_scripted", "LEASE_S": "0.5"}
+    with Service(tmp_path, settings) as service:
+        turn = begun(service, gate, FIRST)
+        service.kill()
+        gate.path.with_name(f"{gate.path.name}.started").unlink()
+        service.start()
+        gate.reached()
+        found = effects(service, turn)
+        assert [each["attempt"] for each in found] == [1, 1, 1, 1, 2]
+        assert [each["repeated"] for each in found] == [False, False, False, False, True]
+        assert service.get(place(turn))["attempts"] == 2
+        gate.open()
+        wait_for_end(service, turn)
+
+
+def test_a_damaged_journal_is_reported_and_harms_no_other_turn(service: Service, gate: Gate) -> None:
+    turn = begun(service, gate, FIRST)
+    other = Gate(gate.path.with_name("other"))
+    sound = begun(service, other)
+    try:
+        with Redis(unix_socket_path=str(service.folder / "data" / "store.sock")) as raw:
+            journal = f"{PARTITION}:journal:local/{turn['conversation_id']}:1"
+            kept = raw.hget(journal, "model:1.m1")
+            assert isinstance(kept, bytes)
+            for spoilt in (kept[:-1] + bytes([kept[-1] ^ 1]), b"\x01", None):
+                if spoilt is None:
+                    raw.hdel(journal, "model:1.m1")
+                else:
+                    raw.hset(journal, "model:1.m1", spoilt)
+                response = service.client.get(place(turn, "/effects"))
+                assert (response.status_code, error_code(response)) == (500, "seal_broken")
+            raw.hset(journal, "model:1.m1", kept)
+        assert len(effects(service, turn)) == 5
+        assert len(effects(service, sound)) == 2
+    finally:
+        other.open()
+
+
+def test_a_queued_turn_has_no_effects(service: Service, gate: Gate) -> None:
+    turn = begun(service, gate)
+    queued = submit_turn(service, DONE, conversation_id=turn["conversation_id"], on_busy="enqueue")
+    assert effects(service, queued) == []
+    gate.open()
+    wait_for_end(service, queued)

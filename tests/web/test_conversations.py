@@ -11,10 +11,9 @@ import httpx2
 import pytest
 
 from tests.support.metrics import totals
-from tests.support.paging import pages
 from tests.support.problems import OF_A_CONVERSATION, problem, strict_json
 from tests.support.service import AGENTS, CODELESS, PLAIN, Service
-from tests.support.turns import DONE, held_turn, wait_for_end
+from tests.support.turns import DONE, held_turn, pages, wait_for_end
 from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
 BAD_PAGES = [
@@ -303,26 +302,6 @@ def test_the_id_of_a_deleted_conversation_is_free_after_a_while_and_not_before(b
     assert "old" not in response.json()["reply"]
 
 
-def test_deleting_ends_a_running_turn_for_a_waiting_client(brief: Service, gate: Gate) -> None:
-    name = 'smolsessions_turns_total{agent="scripted",code="conversation_deleted",status="cancelled"}'
-    before = totals(brief).get(name, 0)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(brief.play, gate.script, conversation_id=_made(brief, "doomed"))
-        try:
-            gate.reached()
-            assert brief.get("/conversations/doomed")["running_turn"] == 1
-            assert brief.client.delete("/conversations/doomed").status_code == 204
-            turn = waiting.result()  # while its tool still waits
-            assert (turn["status"], turn["reply"], turn["error"]["code"]) == ("cancelled", None, "conversation_deleted")
-            assert turn["timing"]["finished_at"]
-            _assert_gone(brief, "doomed")
-        finally:
-            gate.open()
-    wait_until(lambda: totals(brief)["smolsessions_threads_busy"] == 0)
-    _assert_gone(brief, "doomed")
-    assert totals(brief).get(name, 0) == before + 1
-
-
 def test_a_turn_whose_conversation_was_deleted_writes_nothing_to_one_of_the_same_name(
     brief: Service, gate: Gate
 ) -> None:
@@ -374,21 +353,6 @@ def test_figures_count_turns_by_how_they_ended(brief: Service) -> None:
     }
     wait_until(lambda: {name: totals(brief).get(name, 0) - before.get(name, 0) for name in grown} == grown)
     assert totals(brief)['smolsessions_store_errors_total{cause="lost"}'] == 0
-
-
-def test_figures_show_threads_and_warm_sessions(brief: Service, gate: Gate) -> None:
-    names = [f"smolsessions_{name}" for name in ("threads_busy", "threads_free", "sessions_warm")]
-
-    def figures() -> list[float]:
-        found = totals(brief)
-        return [found[name] for name in names]
-
-    wait_until(lambda: figures()[0] == 0)
-    _, free, warm = figures()
-    with held_turn(brief, gate.path) as one, held_turn(brief, gate.path.with_name("two")) as two:
-        assert figures() == [2, free - 2, warm]
-    assert [wait_for_end(brief, held)["status"] for held in (one, two)] == ["finished", "finished"]
-    wait_until(lambda: figures() == [0, free, warm + 2])
 
 
 def test_a_live_service_answers_its_health_checks_and_scrapes(service: Service) -> None:

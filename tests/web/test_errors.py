@@ -14,10 +14,10 @@ import pytest
 
 from smolsessions.core import errors
 from smolsessions.web.problems import status_of
-from tests.support.pictures import pixel, png
 from tests.support.problems import OF_A_CONVERSATION, nothing_stored, problem, send, strict_json
 from tests.support.raw_http import connected, problem_on
 from tests.support.service import PLAIN, Service
+from tests.support.turns import pixel, png
 from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
 SECRET = "hunter2"
@@ -450,18 +450,6 @@ def test_a_model_that_fails_is_a_failed_turn_that_keeps_its_words_to_itself(serv
     after = service.follow_up(failed, *scripts[1])  # its prompt has nothing of the unfinished step
     assert (after["turn"], after["status"]) == (2, "finished")
     assert json.loads(after["reply"]) == [["user", f"New task:\n{json.dumps(script)}"] for script in scripts]
-
-
-def test_a_failed_turn_keeps_the_steps_that_it_finished(service: Service) -> None:
-    failed = service.play({"call": [["echo", {"text": "done before"}]]}, {"raise": SECRET})
-    assert (failed["status"], failed["tool_call_names"], failed["steps"]) == ("failed", ["echo"], 1)
-    assert failed["usage"] == {"input_tokens": 10, "output_tokens": 5}
-    after = service.follow_up(failed, {"say": "goes on"})
-    assert after["reply"] == "goes on"
-    steps = service.steps(after)
-    assert [(step["turn"], step["type"]) for step in steps] == [(1, "task"), (1, "action"), (2, "task"), (2, "action")]
-    assert steps[1]["observations"] == "done before"
-    assert not [step for step in steps if step.get("error")]
 
 
 def test_a_tool_that_ends_the_interpreter_ends_its_turn_alone(service: Service) -> None:

@@ -14,7 +14,6 @@ import pytest
 from smolsessions.agents.run.turn_files import UNKEPT
 from tests.support.code_turns import code_script
 from tests.support.openapi import assert_described
-from tests.support.pictures import png
 from tests.support.preloaded import PYTHONPATH
 from tests.support.problems import nothing_stored, problem, send
 from tests.support.service import Service
@@ -22,7 +21,7 @@ from tests.support.sounds import AGENTS, CSV, PDF, sent, sound
 from tests.support.streaming import Event, log_of
 from tests.support.terminal import command
 from tests.support.transfer import export, import_document, post_import
-from tests.support.turns import DONE, submit_turn, wait_for_end
+from tests.support.turns import DONE, png, submit_turn, wait_for_end
 from tests.support.waiting import PATIENCE_S, Gate
 
 TELLER = AGENTS.partition(",")[0]

@@ -13,13 +13,12 @@ from redis import Redis
 
 from smolsessions.store.seal import new_key
 from tests.support.idempotency import post_with_key, turn_of
-from tests.support.pictures import png
 from tests.support.problems import nothing_stored, problem
 from tests.support.service import CODELESS, PLAIN, Service
 from tests.support.sounds import sent
 from tests.support.store_server import SEAL_KEY, StoreServer, running_store
 from tests.support.streaming import EVENTS, Event, Stream, log_of
-from tests.support.turns import DONE, ECHO, cancel, held_turn, submit_next, submit_turn, turn_counts, wait_for_end
+from tests.support.turns import DONE, ECHO, cancel, held_turn, png, submit_next, submit_turn, turn_counts, wait_for_end
 from tests.support.waiting import Gate, wait_until
 
 DAY_S = 86_400

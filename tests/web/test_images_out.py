@@ -9,11 +9,10 @@ import pytest
 
 from tests.support.code_turns import code_script
 from tests.support.openapi import assert_described
-from tests.support.pictures import png
 from tests.support.service import Service
 from tests.support.streaming import Event, log_of, place
 from tests.support.transfer import export, import_document
-from tests.support.turns import cancel, held_turn, submit_next, wait_for_end
+from tests.support.turns import cancel, held_turn, png, submit_next, wait_for_end
 from tests.support.waiting import Gate
 
 DRAWN: list[Event] = [{"call": [["picture", {}]]}, {"say": "image.png"}]

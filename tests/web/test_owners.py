@@ -1,10 +1,8 @@
 """API keys and owners: no owner can see, change or guess another owner's objects."""
 
 import hashlib
-import itertools
 import json
 import os
-import statistics
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -15,12 +13,12 @@ import httpx2
 import pytest
 
 from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, request_as, say_as
-from tests.support.pictures import png
 from tests.support.problems import OF_A_CONVERSATION, nothing_stored, problem, send
 from tests.support.refusals import Ending, Refused, sentence_of, started
 from tests.support.service import PLAIN, Service, run, write_private
 from tests.support.sounds import sent
 from tests.support.tiers import mostly_deep
+from tests.support.turns import png
 from tests.support.waiting import Gate, wait_until
 
 TURN = {"message": '[{"say": "hi"}]', "agent": "scripted"}
@@ -262,36 +260,3 @@ def _let_in(service: Service, *keys: str) -> list[bool]:
 def _without_date(response: httpx2.Response) -> tuple[int, dict[str, str], bytes]:
     headers = {name: value for name, value in response.headers.items() if name != "date"}
     return response.status_code, headers, response.content
-
-
-@pytest.mark.parametrize("count", mostly_deep([100, 1000], fast={100}))
-def test_many_turns_of_one_owner_keep_another_waiting_for_a_few(tmp_path: Path, gate: Gate, count: int) -> None:
-    keys = write_private(tmp_path / "keys", owner_line("ada", ADA) + owner_line("bob", BOB))
-    settings = PLAIN | {"API_KEYS_FILE": str(keys), "THREADS": "1", "MAX_QUEUED_TURNS": "1400"}
-    with Service(tmp_path / "service", settings) as service:
-
-        def post(key: str, *script: dict[str, Any]) -> str:
-            body = {"agent": "scripted", "message": json.dumps(script)}
-            response = request_as(service, key, "POST", "/turn", body, Prefer="respond-async")
-            assert response.status_code in {200, 202}, response.text
-            return str(response.headers["location"])
-
-        def times(key: str, place: str) -> dict[str, Any]:
-            found: dict[str, Any] = request_as(service, key, "GET", place).json()["timing"]
-            return found
-
-        post(ADA, gate.script, {"say": "the first"})
-        flood = [post(ADA, {"say": "more"}) for _ in range(count)]
-        gate.open()
-        bobs = []
-        for _ in range(9):
-            bobs.append(post(BOB, {"say": "mine"}))
-            wait_until(lambda: times(BOB, bobs[-1])["finished_at"])
-        adas = (times(ADA, place)["started_at"] for place in flood)
-        starts = list(itertools.takewhile(bool, adas))  # turns of one owner start in their order
-        between = [
-            sum(turn["submitted_at"] < start < turn["started_at"] for start in starts)
-            for turn in (times(BOB, place) for place in bobs)
-        ]
-        assert statistics.median(between) <= 2, between
-        assert max(between) < count / 4, between

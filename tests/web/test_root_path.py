@@ -12,11 +12,10 @@ import pytest
 from smolsessions import ApiError, AsyncClient, Client
 from smolsessions.settings import OWN_PATHS, read_settings
 from tests.support.openapi import description
-from tests.support.pictures import png
 from tests.support.proxy import proxy
 from tests.support.service import PLAIN, Service
 from tests.support.tiers import mostly_deep
-from tests.support.turns import DONE, ECHO
+from tests.support.turns import DONE, ECHO, png
 from tests.support.waiting import PATIENCE_S
 
 PREFIX = "/team/agents"

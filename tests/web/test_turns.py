@@ -11,7 +11,6 @@ import PIL.Image
 import pytest
 from redis import Redis
 
-from tests.support.pictures import png
 from tests.support.service import PLAIN, Service
 from tests.support.stopwatch import Stopwatch
 from tests.support.tiers import mostly_deep
@@ -48,45 +47,11 @@ def test_tool_calls_are_those_of_this_turn_alone(service: Service) -> None:
     assert second["usage"] == {"input_tokens": 20, "output_tokens": 10}
 
 
-def test_tool_calls_are_in_the_order_in_which_they_were_made_whichever_ends_first(service: Service) -> None:
-    made: list[tuple[str, dict[str, Any]]] = [
-        ("compute", {"seconds": 0.3}),
-        ("echo", {"text": "at once"}),
-        ("compute", {"seconds": 0.1}),
-        ("fail", {"reason": "no"}),
-    ]
-    turn = service.play({"call": made[:3]}, {"call": made[3:]}, {"say": "done"})
-    assert (turn["reply"], turn["tool_call_names"]) == ("done", ["compute", "echo", "compute", "fail"])
-    assert "ValueError: no" in service.steps(turn)[2]["error"]["message"]
-    calls = turn["tool_calls"]
-    assert [(call["name"], call["arguments"]) for call in calls] == made
-    assert [call["ok"] for call in calls] == [True, True, True, False]
-    assert [number for number, call in enumerate(calls) if call["duration_ms"] >= 300] == [0]
-    assert service.get(f"/conversations/{turn['conversation_id']}/turns/1")["tool_calls"] == calls
-
-
-def test_a_code_agent_plays_its_code(service: Service) -> None:
-    turn = service.play(
-        {"code": "x = echo(text='deep')\nfinal_answer(x * 2)"}, agent="code", include_internal_tools=True
-    )
-    assert turn["reply"] == "deepdeep"
-    assert turn["agent"]["kind"] == "CodeAgent"
-    assert turn["tool_call_names"] == ["python_interpreter", "echo", "final_answer"]
-
-
 def test_users_write_in_any_language(service: Service) -> None:
     for text in ("你好,世界", "مرحبا بالعالم", "здравствуйте", "नमस्ते", "👩‍👩‍👧‍👦 emoji \u202e rtl \x00 nul"):
         turn = service.play({"say": text})
         assert turn["reply"] == text
         assert service.get(f"/conversations/{turn['conversation_id']}/turns/1")["reply"] == text
-
-
-def test_images_reach_the_model_and_are_kept_once(service: Service) -> None:
-    images = [png("red"), f"data:image/png;base64,{encoded((2, 2), 'PNG')}"]
-    turn = service.play({"call": [["echo", {"text": "look"}]]}, {"say": "seen"}, images=images)
-    steps = service.steps(turn)
-    assert [_sizes(step) for step in steps] == [[(6, 5), (2, 2)]] * 3
-    assert len({image["url"] for step in steps for image in step["images"]}) == 2
 
 
 @pytest.mark.parametrize("form", mostly_deep(["JPEG", "WEBP", "GIF"], fast={"WEBP"}))
@@ -175,26 +140,6 @@ def test_the_process_stays_alive_while_an_agent_computes(service: Service) -> No
     player.join()
     assert turns[0]["status"] == "finished"
     assert sorted(delays)[int(len(delays) * 0.99)] < 0.05
-
-
-def test_a_conversation_with_errors_has_the_prompt_of_an_uninterrupted_agent(service: Service) -> None:
-    from tests.support import agents  # noqa: PLC0415 - smolagents, only here
-
-    scripts: list[tuple[list[dict[str, Any]], int | None]] = [
-        ([{"call": [["fail", {"reason": "tool error"}]]}, {"say": "one"}], None),
-        ([{"text": "no tool call at all"}, {"call": [["nonexistent", {}]]}, {"say": "two"}], None),
-        ([{"call": [["echo", {"text": "x"}], ["make", {"what": "money"}]]}], 2),
-        ([{"prompt": True}], None),
-    ]
-    bare = agents.make_scripted()
-    expected: Any = None
-    for script, limit in scripts:
-        expected = bare.run(json.dumps(script), reset=False, max_steps=limit)
-    turn: dict[str, Any] = {}
-    for script, limit in scripts:
-        body = {"max_steps": limit} if limit else {}
-        turn = service.follow_up(turn, *script, **body) if turn else service.play(*script, **body)
-    assert turn["reply"] == expected
 
 
 def _sizes(step: dict[str, Any]) -> list[tuple[int, int]]:

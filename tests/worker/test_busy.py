@@ -309,25 +309,6 @@ def test_a_reset_that_waits_hides_what_is_there_when_it_starts(service: Service,
     ]
 
 
-def test_turns_that_many_processes_enqueue_at_once_are_numbered_without_a_gap_and_played_in_order(
-    trio: list[Service],
-) -> None:
-    conversation = trio[0].post("/conversations", agent="scripted").json()["id"]
-
-    def enqueue(number: int) -> Event:
-        script = {"say": f"№ {number} · 你好"}
-        return submit_turn(trio[number % 3], script, conversation_id=conversation, on_busy="enqueue")
-
-    with ThreadPoolExecutor(30) as pool:
-        accepted = [*pool.map(enqueue, range(30))]
-    assert sorted(turn["turn"] for turn in accepted) == [*range(1, 31)]
-    ended = [wait_for_end(trio[0], turn) for turn in sorted(accepted, key=lambda turn: int(turn["turn"]))]
-    assert in_order(ended)
-    said = {turn["turn"]: json.loads(turn["message"])[0]["say"] for turn in accepted}
-    assert [turn["reply"] for turn in ended] == [said[number] for number in range(1, 31)]
-    assert turn_counts(trio[1], accepted[0]) == (30, None, 0)
-
-
 def test_of_turns_that_stop_each_other_all_end_once_and_the_last_is_played(trio: list[Service]) -> None:
     conversation = trio[0].post("/conversations", agent="streamed").json()["id"]
 

@@ -8,7 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
@@ -19,17 +19,14 @@ from tests.support.killed_turns import (
     SETTINGS,
     WITHOUT_CODE,
     KilledTurn,
-    Script,
     check_log,
     make_killed_turn,
     note_call,
     submit_killed_turn,
 )
 from tests.support.service import Service
-from tests.support.store_server import running_store
-from tests.support.streaming import FINAL, Event, Frame, log_of, place
-from tests.support.tiers import deep
-from tests.support.turns import DONE, cancel, submit_turn, wait_for_end
+from tests.support.streaming import FINAL, Event, Frame, log_of
+from tests.support.turns import DONE, cancel, wait_for_end
 from tests.support.waiting import PATIENCE_S, wait_until
 
 LEASE = {"LEASE_S": "30"}  # long: a turn that continues at once was handed back, its lease did not expire
@@ -216,35 +213,3 @@ def test_a_turn_that_was_handed_back_many_times_is_not_given_up(tmp_path: Path) 
                 turn = wait_for_end(service, it.turn)
             assert service.stop() == 0
     assert (turn["status"], turn["attempts"]) == ("cancelled", 5)
-
-
-@deep
-def test_a_rolling_restart_loses_no_turn_and_makes_no_call_twice(tmp_path: Path) -> None:
-    turns = []
-    for number in range(6):
-        turns.append(make_killed_turn(tmp_path / str(number)))
-        turns[-1].script = script_of(turns[-1])
-    with running_store(tmp_path / "store") as server, ExitStack() as stack:
-        settings = WITHOUT_CODE | LEASE | server.settings
-        services = [stack.enter_context(Service(tmp_path / name, settings)) for name in "abc"]
-        for it, service in zip(turns, services * 2, strict=True):
-            it.turn = submit_turn(service, *it.script, agent=it.agent)
-        wait_until(lambda: all(it.ledger.calls for it in turns))
-        for service in services:
-            assert service.stop() == 0
-            service.start()
-        found = [wait_for_end(services[0], it.turn) for it in turns]
-        assert [(turn["status"], turn["reply"]) for turn in found] == [("finished", "done")] * 6
-        assert sum(turn["attempts"] for turn in found) > len(found)
-        for it, turn in zip(turns, found, strict=True):
-            assert called(it) == [*(part for n in range(9) for part in ("model", f"note {n}")), "model"]
-            assert [call["repeated"] for call in turn["tool_calls"]] == [False] * 9
-            frames = log_of(services[1], turn)
-            check_log(frames, frames, turn["attempts"])
-            assert services[2].get(place(turn)) == turn
-        assert goes_on(services[0], turns[0], found[0])
-
-
-def script_of(it: KilledTurn) -> Script:
-    slowly = {"pace_s": 0.03}
-    return [*(note_call(str(it.ledger.path), str(word)) | slowly for word in range(9)), DONE]

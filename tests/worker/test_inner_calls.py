@@ -7,70 +7,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.data import data
 from tests.support.service import Service
 from tests.support.turns import DONE, wait_for_end
 from tests.support.waiting import wait_until
 
-AUTHORS = """
-import json, os, signal
-from pathlib import Path
-
-import smolsessions
-from smolagents import CodeAgent, Tool, ToolCallingAgent
-from smolagents.models import ChatMessage, MessageRole
-from tests.support.agents import TASK, ScriptedModel, echo
-
-FOLDER = Path(os.environ["FOLDER"])
-
-
-class Consult(Tool):
-    name = "consult"
-    description = "Ask the model of its agent."
-    inputs = {"text": {"type": "string", "description": "a question"}}
-    output_type = "string"
-
-    def forward(self, text):
-        heard = self.agent.tools["echo"](text=text)
-        with (FOLDER / "asked").open("a") as asked:
-            asked.write(text + "\\n")
-        message = ChatMessage(MessageRole.USER, TASK + json.dumps([{"text": f"heard {heard}"}]))
-        said = self.agent.model.generate([message], stop_sequences=[]).content
-        if text.startswith("crash") and not (FOLDER / text).exists():
-            (FOLDER / text).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return said
-
-
-class Nameless(ScriptedModel):
-    def generate(self, *args, **options):
-        message = super().generate(*args, **options)
-        for call in message.tool_calls or ():
-            call.id = None
-        return message
-
-
-def make(kind):
-    consult = Consult()
-    consult.agent = kind(tools=[consult, echo], model=ScriptedModel())
-    return consult.agent
-
-
-def make_coder():
-    return make(CodeAgent)
-
-
-def make_judged():
-    agent = make(ToolCallingAgent)
-
-    def is_doubtful(name, arguments, caller):
-        return name == "consult" and agent.tools["echo"](text=arguments["text"]) != arguments["text"]
-
-    return smolsessions.options(agent, approve=is_doubtful)
-
-
-def make_nameless():
-    return ToolCallingAgent(tools=[echo], model=Nameless())
-"""
+AUTHORS = data("authors.txt")
 
 
 @pytest.fixture(scope="module")

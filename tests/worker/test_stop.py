@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-from redis import Redis
 
 from tests.support.cancellation import UNHEEDED, assert_goes_on, assert_steps_stored, cancel_and_check
 from tests.support.problems import nothing_stored, problem
@@ -193,14 +192,6 @@ def test_a_stop_from_another_process_lands(replicas: tuple[Service, Service]) ->
     assert_goes_on(here, turn)
 
 
-def test_a_stop_lands_though_nobody_hears_of_it(replicas: tuple[Service, Service]) -> None:
-    here, there = replicas
-    with posting(here, ECHO, ENDLESS) as stream, Redis.from_url(here.settings["REDIS_URL"]) as store:
-        turn = stream.until("message.delta", step=2)
-        wait_until(lambda: store.execute_command("CLIENT", "KILL", "TYPE", "pubsub"))
-        cancel_and_check(here, stream, cancel(there, turn))
-
-
 def test_a_stop_may_be_waited_for(service: Service) -> None:
     with posting(service, ENDLESS) as stream:
         turn = stream.until("message.delta")
@@ -285,7 +276,6 @@ def test_a_tool_that_heeds_nothing_holds_up_nobody_and_what_it_does_later_is_not
 
 
 def threads(service: Service) -> dict[str, int]:
-    """Return the figures of a service's threads."""
     text = service.client.get("/metrics").text
     return {
         name: int(float(value)) for name, value in re.findall(r"^smolsessions_threads_(\w+) (\S+)$", text, re.MULTILINE)

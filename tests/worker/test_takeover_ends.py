@@ -7,7 +7,7 @@ import json
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -31,8 +31,8 @@ from tests.support.killed_turns import (
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
 from tests.support.store_server import PARTITION, Raw, StoreServer, running_store
-from tests.support.streaming import Event, Stream, log_of, place, posting, watching
-from tests.support.tiers import deep, mostly_deep
+from tests.support.streaming import Event, Stream, log_of, place, watching
+from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, cancel, submit_next, wait_for_end
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -339,53 +339,3 @@ def test_a_process_that_stood_still_for_longer_than_its_lease_does_nothing_more_
 
 def state_of(service: Service, turn: Event) -> Any:
     return service.get(place(turn)), [frame.raw for frame in log_of(service, turn)], service.steps(turn)
-
-
-@deep
-def test_a_block_that_is_killed_after_its_calls_runs_again_and_they_do_not(tmp_path: Path) -> None:
-    """After its calls, the block only loops for a time. The second run has the clock of the first."""
-    it = make_killed_turn(tmp_path, agent="writer")
-    path = str(it.ledger.path)
-    waiting = (
-        f"end = time.time() + 10\ndrawn.append(note('b', {path!r}))\n"
-        "while time.time() < end:\n    time.sleep(0.01)\nprint(drawn)"
-    )
-    it.script = [{"code": f"import time\ndrawn = [note('a', {path!r})]"}, {"code": waiting}, DONE]
-    service = Service(tmp_path / "service", SETTINGS)
-    with posting_killed(service, it) as turn, service:
-        ended = wait_for_end(service, turn)
-        assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
-        whole = service.get(place(turn), include_internal_tools=True)["tool_calls"]
-        assert [call["call_id"] for call in whole] == ["1.1", "1.2", "2.1", "2.2", "3.1", "3.2"]
-        assert [call["call_id"] for call in whole if call["repeated"]] == ["2.1"]
-        assert [call for call in it.ledger.calls if call.startswith("note")] == ["note a", "note b"]
-        assert "['noted a', 'noted b']" in service.steps(turn)[2]["observations"]
-
-
-@contextmanager
-def posting_killed(service: Service, it: KilledTurn) -> Iterator[Event]:
-    """Play a turn until its second tool has returned, kill the process, and yield the turn."""
-    service.start()
-    with posting(service, *it.script, agent=it.agent) as stream:
-        stream.until("tool.result", call_id="2.2")
-        service.kill()
-        with suppress(httpx2.TransportError):
-            stream.rest()
-    yield stream.seen[0].data
-
-
-@deep
-def test_a_process_that_is_killed_while_it_drains_loses_nothing(tmp_path: Path) -> None:
-    it = make_killed_turn(tmp_path, 2)
-    service = Service(tmp_path / "service", WITHOUT_CODE)
-    service.start()
-    submit_killed_turn(service, it)
-    wait_until(lambda: it.stands(service))
-    service.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: "stopping" in service.log())
-    kill_when_blocked(service, [it])
-    with service:
-        ended = wait_for_end(service, it.turn)
-        assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
-        assert [call["repeated"] for call in ended["tool_calls"]] == [True, False]
-        assert it.ledger.calls.count("note b") == 1

@@ -13,10 +13,9 @@ from smolagents import MultiStepAgent
 from smolagents.utils import AgentError
 
 from tests.support import agents
-from tests.support.pictures import pixel
 from tests.support.service import Service
 from tests.support.streaming import Event, place, posting
-from tests.support.turns import ECHO, ENDLESS, PROMPT, cancel, held_turn, submit_next, wait_for_end
+from tests.support.turns import ECHO, ENDLESS, PROMPT, cancel, held_turn, pages, pixel, submit_next, wait_for_end
 
 BROKEN: Event = {"raise": "kaputt"}
 FACTORIES: dict[str, Callable[[], MultiStepAgent]] = {
@@ -129,10 +128,7 @@ def test_pages_forks_exports_and_rollbacks_keep_it(service: Service) -> None:
     first = service.play({"say": "sim"})
     turn = service.follow_up(first, BROKEN)
     at = f"/conversations/{turn['conversation_id']}"
-    pages = [service.get(f"{at}/steps", limit=1)]
-    while cursor := pages[-1]["next_cursor"]:
-        pages.append(service.get(f"{at}/steps", limit=1, cursor=cursor))
-    assert [step.get("unanswered") for page in pages for step in page["items"]] == [False, None, True]
+    assert [step.get("unanswered") for (step,) in pages(service, f"{at}/steps", limit=1)] == [False, None, True]
     fork = service.post(f"{at}/fork").json()["id"]
     brought = service.post("/conversations/import?id=brought-in-unanswered", **service.get(f"{at}/export")).json()["id"]
     expected = service.follow_up(turn, PROMPT)["reply"]

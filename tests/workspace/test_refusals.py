@@ -21,6 +21,7 @@ from smolsessions.core.errors import StartError
 from smolsessions.workspace import Workspace
 from smolsessions.workspace.folders import ConversationFolders
 from tests.support.agents import TOOLS, ScriptedModel, make_code, make_scripted
+from tests.support.data import data
 from tests.support.refusals import sentence_of
 from tests.support.service import run
 from tests.support.tiers import mostly_deep
@@ -228,19 +229,7 @@ def test_a_given_directory_with_files_of_the_service_is_refused(path: str, tmp_p
     assert "a file of the service" in sentence
 
 
-IMPORTED = """
-import sys
-from smolsessions.workspace import Bounds, ToolDenied, Workspace
-files = Workspace(sys.argv[1], editable=["notes/**"], readonly=["**"], hidden=["*.key"])
-files.write("notes/a.md", "hello\\n")
-files.edit("notes/a.md", "hello", "bye")
-print(files.read("notes/a.md"), files.glob("**"), [tuple(one) for one in files.grep("b.e")])
-try:
-    files.read("a.key")
-except ToolDenied as denied:
-    print(denied)
-print(sorted({"smolagents", "fastapi", "redis", "pydantic"} & set(sys.modules)))
-"""
+IMPORTED = data("imported_alone.txt")
 
 
 def test_the_layer_beneath_is_imported_without_smolagents(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from smolsessions.client import Client
+from tests.support.data import data
 from tests.support.owners import ADA, BOB, owner_line, request_as
 from tests.support.problems import problem
 from tests.support.service import Service, run, write_private
@@ -19,26 +20,7 @@ from tests.support.sounds import sent
 from tests.support.store_server import StoreServer
 from tests.support.waiting import wait_until
 
-AGENTS_FILE = """
-[agents.writer]
-factory = "tests.support.agents:make_scripted"
-workspace = {editable = ["notes/**"], readonly = ["**"], hidden = ["secrets/**"]}
-
-[agents.coder]
-factory = "tests.support.agents:make_code"
-workspace = {editable = ["**"]}
-
-[agents.walled]
-factory = "tests.support.coders:make_walled"
-workspace = {editable = ["notes/**"], hidden = ["secrets/**"]}
-
-[agents.reader]
-factory = "tests.support.agents:make_scripted"
-workspace = {readonly = ["**"], hidden = ["*.key"], path = "handbook"}
-
-[agents.plain]
-factory = "tests.support.agents:make_scripted"
-"""
+AGENTS_FILE = data("workspace.toml")
 MARK = ".identity"
 WRITE = {"call": [["write_file", {"path": "notes/plan.md", "content": "Buy milk.\n"}]]}
 READ = {"call": [["read_file", {"path": "notes/plan.md"}]]}
@@ -70,7 +52,6 @@ def service(folder: Path) -> Iterator[Service]:
 
 
 def results(service: Service, turn: dict[str, Any]) -> list[str]:
-    """Return the results of the turn's tools."""
     steps = [step for step in service.steps(turn) if step["turn"] == turn["turn"] and step["type"] == "action"]
     return [step["observations"].strip() for step in steps if step["observations"]]
 

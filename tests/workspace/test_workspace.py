@@ -1,5 +1,6 @@
 """The layer beneath the workspace tools, on real files: access, hostile paths, bounds and races."""
 
+import json
 import os
 import socket
 import subprocess
@@ -14,9 +15,11 @@ from typing import Any, cast
 import pytest
 
 from smolsessions.workspace import Bounds, ToolDenied, Workspace
+from tests.support.data import data
 from tests.support.tiers import mostly_deep
-from tests.workspace.hostile_paths import EXPRESSIONS, PATHS, PATTERNS
 
+#: of a workspace, and of a hidden file in it: none is read or written, and no search takes one
+PATHS, PATTERNS, EXPRESSIONS = json.loads(data("hostile_paths.json")).values()
 SECRET = "the secret"
 HIDDEN = ["secrets/**", "*.key", "schlüssel", "straße/**", "other/**"]
 ABSENT = "there is no file of that name that you may use"

@@ -1,0 +1,278 @@
+"""Settings of the command line, its help, its completion, and `check`."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from smolsessions.settings import Settings
+from smolsessions.store.seal import new_key
+from tests.support.refusals import sentence_of
+from tests.support.service import PLAIN, ROOT, Service, run, write_private
+from tests.support.store_server import SEAL_KEY, StoreServer
+from tests.support.terminal import CTRL_U, command, terminal_of
+from tests.support.tiers import deep, mostly_deep
+from tests.support.waiting import PATIENCE_S, wait_until
+
+PLACES = ["--threads", "SMOLSESSIONS_THREADS", ".env: SMOLSESSIONS_THREADS", "smolsessions.toml: threads"]
+WITHOUT = {"DEMO_AGENTS": "0", "AGENTS": ""}
+
+
+@pytest.mark.parametrize("strongest", range(len(PLACES)))
+def test_a_wrong_setting_names_the_strongest_place_that_has_it(strongest: int, tmp_path: Path) -> None:
+    (tmp_path / "smolsessions.toml").write_text("threads = -3")
+    if strongest <= 2:
+        (tmp_path / ".env").write_text("SMOLSESSIONS_THREADS=-2\n")
+    settings = {"THREADS": "-1"} if strongest <= 1 else {}
+    flags = ("--threads", "0") if strongest == 0 else ()
+    ended = run(tmp_path, settings, "serve", *flags, cwd=tmp_path)
+    assert sentence_of(ended).startswith(f"smolsessions: {PLACES[strongest]}: ")
+
+
+def test_settings_of_files_are_used(tmp_path: Path) -> None:
+    (tmp_path / "smolsessions.toml").write_text('demo_agents = false\nthreads = 3\n[agents]\nfirst = "mine:make_one"\n')
+    (tmp_path / ".env").write_text("SMOLSESSIONS_DEFAULT_AGENT=second\n")
+    (tmp_path / "mine.py").write_text("from tests.support.agents import make_scripted as make_one\n")
+    command = ("serve", "--agent", "second=mine.py:make_one", "mine:make_one")
+    with Service(tmp_path, {"AGENTS": "", "DEMO_AGENTS": ""}, cwd=tmp_path, command=command) as service:
+        found = {agent["name"]: agent["default"] for agent in service.get("/agents")["items"]}
+    assert found == {"one": False, "second": True, "first": False}
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "sentence"),
+    [
+        (
+            "smolsessions.toml",
+            b"# mine\nprot = 80",
+            "smolsessions.toml, line 2: prot is no setting; did you mean port?",
+        ),
+        ("smolsessions.toml", b"# mine\n[server]", "smolsessions.toml, line 2: server is no setting; `smolsessions"),
+        (
+            "smolsessions.toml",
+            b"port = = 80",
+            "smolsessions.toml is no TOML: Invalid value (at line 1, column 8); write",
+        ),
+        ("smolsessions.toml", b"port = 80\nhost = '\xff'", "smolsessions.toml, line 2: no UTF-8; save the file"),
+        ("smolsessions.toml", b'host = "a\\u0000"', "smolsessions.toml: host holds a NUL character; remove it"),
+        (".env", b"A=1\nB=2\nC=\xff", ".env, line 3: no UTF-8; save the file"),
+    ],
+)
+def test_a_file_with_a_mistake_is_refused_by_name_and_line(
+    file: str, content: bytes, sentence: str, tmp_path: Path
+) -> None:
+    (tmp_path / file).write_bytes(content)
+    assert sentence_of(run(tmp_path, {}, "serve", cwd=tmp_path)).startswith(f"smolsessions: {sentence}")
+
+
+@pytest.mark.parametrize("command", ["chat", "turns list x"])
+def test_commands_that_use_a_file_refuse_its_mistake(command: str, tmp_path: Path) -> None:
+    (tmp_path / "smolsessions.toml").write_text("prot = 80")
+    assert "did you mean port?" in sentence_of(run(tmp_path, {}, *command.split(), cwd=tmp_path))
+
+
+@pytest.mark.parametrize("command", ["serve --help", "init new", "settings"])
+def test_a_file_with_a_mistake_does_not_stop_commands_that_need_none(command: str, tmp_path: Path) -> None:
+    (tmp_path / "smolsessions.toml").write_text("port = = 80")
+    status, output, errors = run(tmp_path, {}, *command.split(), cwd=tmp_path)
+    assert (status, errors) == (0, ""), errors
+    assert output
+
+
+@pytest.mark.parametrize(("others", "demo", "served"), [(True, "", 1), (True, "1", 3), (False, "", 2)])
+def test_demo_agents_are_served_if_asked_for_or_alone(others: bool, demo: str, served: int, tmp_path: Path) -> None:
+    settings = {"AGENTS": "one=tests.support.agents:make_scripted" if others else "", "DEMO_AGENTS": demo}
+    with Service(tmp_path, settings) as service:
+        assert len(service.get("/agents")["items"]) == served
+
+
+def test_an_agent_without_a_factory_is_refused_with_the_mend(tmp_path: Path) -> None:
+    assert "my_agents:make_shop" in sentence_of(run(tmp_path, WITHOUT, "serve", "mine"))
+
+
+def test_help_and_the_table_list_every_setting_with_its_default(tmp_path: Path) -> None:
+    _, shown, _ = run(tmp_path, PLAIN, "serve", "--help", COLUMNS="200")
+    _, table, _ = run(tmp_path, PLAIN, "settings")
+    page = (ROOT / "docs" / "reference" / "settings.md").read_text()
+    flags = {word for line in shown.splitlines() for word in re.split("[ ,/]", line)}
+    assert {f"--{name.replace('_', '-')}" for name in Settings.model_fields} <= flags
+    assert "(default: 8000)" in shown
+    assert table.strip() in page
+
+
+def test_a_bare_group_of_commands_prints_help(tmp_path: Path) -> None:
+    for arguments in (("keys",), ("turns",)):
+        _, shown, errors = run(tmp_path, {}, *arguments)
+        assert "Usage: smolsessions" in shown + errors
+
+
+def test_a_bare_command_prints_help() -> None:
+    ended = subprocess.run(command(), cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "Usage: smolsessions" in ended.stdout
+    assert "conversations" in ended.stdout
+
+
+def test_words_are_completed_beside_a_broken_settings_file(tmp_path: Path) -> None:
+    (tmp_path / "smolsessions.toml").write_text("port = = 80")
+    for words, completed in (("conv", "conversations"), ("conversations exp", "export"), ("serve --thr", "--threads")):
+        asked = {"COMP_WORDS": f"smolsessions {words}", "COMP_CWORD": str(len(words.split()))}
+        status, output, _ = run(
+            tmp_path, {}, *words.split(), cwd=tmp_path, _SMOLSESSIONS_COMPLETE="complete_bash", **asked
+        )
+        assert (status, output.split()) == (0, [completed])
+
+
+@deep
+def test_bash_completes_commands_beside_a_broken_settings_file(tmp_path: Path) -> None:
+    (tmp_path / "smolsessions.toml").write_text("port = = 80")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with terminal_of(tmp_path, "/bin/bash", "--norc", "-i", HOME=str(tmp_path), PATH=path, PS1="ready> ") as shell:
+        shell.wait_for("ready> ")
+        shell.type(b"smolsessions --install-completion\n")
+        shell.wait_for("completion installed")
+        shell.wait_for("ready> ")
+        shell.type(b"source ~/.bashrc\n")
+        shell.wait_for("ready> ")
+        shell.type(b"smolsessions conv\t")
+        shell.wait_for("conversations ")
+        shell.type(b"exp\t")
+        shell.wait_for("export ")
+        shell.type(b"--out\t")
+        shell.wait_for("--output ")
+        shell.type(CTRL_U + b"exit 0\n")
+        assert shell.process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize("options", mostly_deep([(), ("--processes", "2")], fast=[()]))
+def test_open_shows_the_page_in_the_browser(options: tuple[str, ...], tmp_path: Path) -> None:
+    browser, shown = tmp_path / "browser", tmp_path / "browser.shown"
+    browser.write_text('#!/bin/sh\necho "$1" > "$0.part" && mv "$0.part" "$0.shown"\n')
+    browser.chmod(0o700)
+    command_ = ("serve", "--open", *options)
+    with Service(tmp_path, PLAIN, {"BROWSER": str(browser)}, command=command_, forked=False) as service:
+        wait_until(shown.exists)
+        assert shown.read_text() == f"{str(service.client.base_url).rstrip('/')}/\n"
+
+
+PARTS = ["settings", "rights", "keys", "agents", "confinement", "store"]
+MENDS: dict[str, tuple[str, dict[str, str], str, str]] = {
+    "a setting": ("settings", {"THREADS": "0"}, "SMOLSESSIONS_THREADS", "greater than or equal to 1"),
+    "a readable file": ("rights", {"API_KEYS_FILE": "{keys}"}, "all users of this machine may read", "chmod o-rwx"),
+    "code in the service": (
+        "confinement",
+        {"CODE_CONFINEMENT": "required", "AGENTS": "mine=tests.support.coders:make_threaded"},
+        "runs its code in the service itself",
+        "leave out its option",
+    ),
+    "code in the service of several owners": (
+        "confinement",
+        {"API_KEYS_FILE": "{owners}", "ALLOW_CODE_IN_SERVICE": "0", "AGENTS": "a=tests.support.coders:make_threaded"},
+        "one owner's code could read",
+        "SMOLSESSIONS_ALLOW_CODE_IN_SERVICE=1",
+    ),
+    "no server": ("store", {"REDIS_URL": "redis://127.0.0.1:1"}, "does not answer", "start it, or unset the variable"),
+    "wrong password": ("store", {"REDIS_URL": "unix://:wrong@{store}"}, "refuses the login", "put its user into"),
+    "no rights": ("store", {"REDIS_URL": "unix://poor:secret@{store}"}, "no permission", "the rights that it needs"),
+    "no API keys": ("keys", {"API_KEYS_FILE": "nowhere"}, "cannot be read (No such", "`smolsessions keys owner OWNER`"),
+    "no seal keys": ("keys", {"SEAL_KEYS": "", "SEAL_KEYS_FILE": "nowhere"}, "cannot be read (No such", "keys seal`"),
+    "a file for a folder": ("store", {"SEAL_KEYS": "", "DATA_DIR": "{file}"}, "(File exists)", "another folder"),
+    "no model's key": ("agents", {"MODEL_ID": "m"}, "wants a key", "SMOLSESSIONS_MODEL_API_KEY_ENV"),
+    "an agent that fails": ("agents", {"AGENTS": "a={file}:make"}, "NameError: name 'boom'", "mend the module"),
+}
+FAST = (
+    "a setting",
+    "a readable file",
+    "code in the service",
+    "code in the service of several owners",
+    "wrong password",
+    "no API keys",
+    "an agent that fails",
+)
+
+
+def lines(output: str) -> dict[str, str]:
+    return dict(re.findall(r"^(\w+) +(ok|MEND) ", output, re.MULTILINE))
+
+
+def test_a_configuration_that_would_start_is_ok(tmp_path: Path) -> None:
+    status, output, errors = run(tmp_path, PLAIN, "check")
+    assert (status, lines(output)) == (0, dict.fromkeys(PARTS, "ok")), output + errors
+    assert "\x1b" not in output + errors, "no colour, as this is no terminal"
+
+
+@pytest.fixture(scope="module")
+def guarded(outside: StoreServer) -> StoreServer:
+    """Return a store with a password, and with a user who may only read."""
+    with outside.client() as client:
+        client.execute_command("ACL", "SETUSER", "poor", "reset", "on", ">secret", "~*", "&*", "+@read", "+@connection")
+        client.config_set("requirepass", "right")
+    return outside
+
+
+@pytest.mark.parametrize("case", mostly_deep(MENDS, fast=FAST))
+def test_a_bad_situation_is_a_line_with_cause_and_mend(case: str, guarded: StoreServer, tmp_path: Path) -> None:
+    part, settings, cause, mend = MENDS[case]
+    file = tmp_path / "mine.py"
+    file.write_text("boom")
+    keys = write_private(tmp_path / "keys", f"ada {'0' * 64}")
+    keys.chmod(0o604)
+    owners = write_private(tmp_path / "owners", f"ada {'0' * 64}")
+    places = {"store": guarded.socket_path, "file": file, "keys": keys, "owners": owners}
+    settings = {name: value.format(**places) for name, value in settings.items()}
+    status, output, errors = run(tmp_path, PLAIN | {"SEAL_KEYS": SEAL_KEY} | settings, "check")
+    assert (status, errors) == (1, "")
+    (line,) = re.findall(rf"^{part} +MEND  (.*)", output, re.MULTILINE)
+    assert (cause in line, mend in line) == (True, True), line
+    if part != "settings":
+        assert lines(output).keys() >= {"settings", "rights", "keys", "agents", "store"}, "one defect hides no other"
+
+
+def test_a_check_writes_nothing(server: StoreServer, tmp_path: Path) -> None:
+    status, output, errors = run(tmp_path, PLAIN | server.settings, "check")
+    assert status == 0, output + errors
+    with server.client() as client:
+        assert client.dbsize() == 0
+    with_other_key = PLAIN | server.settings | {"SEAL_KEYS": new_key()}
+    with Service(tmp_path, with_other_key):
+        pass
+    run(tmp_path / "embedded", PLAIN, "check")
+    assert not (tmp_path / "embedded" / "data").exists()
+
+
+def test_a_store_that_may_lose_data_is_named_by_check_and_at_start(server: StoreServer, tmp_path: Path) -> None:
+    with server.client() as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        client.config_set("appendonly", "no")
+    status, output, errors = run(tmp_path, PLAIN | server.settings, "check")
+    assert (status, errors) == (0, "")
+    risks = re.findall("^store +WARN +Valkey [^:]*: (.*)", output, re.MULTILINE)
+    assert [risk.partition(":")[0] for risk in risks] == [
+        "the store may throw data away when it is full",
+        "the store writes no append-only file",
+    ]
+    with Service(tmp_path / "service", PLAIN | server.settings) as service:
+        assert [risk for risk in risks if risk not in service.log()] == []
+
+
+def test_a_running_service_is_no_fault(tmp_path: Path) -> None:
+    with Service(tmp_path, PLAIN):
+        status, output, _ = run(tmp_path, PLAIN, "check")
+    assert status == 0, output
+    assert re.search(r"^store +ok +embedded: .* in use by process \d+, which serves it$", output, re.MULTILINE)
+    status, output, _ = run(tmp_path, PLAIN, "check")
+    assert (status, lines(output)) == (0, dict.fromkeys(PARTS, "ok")), output
+
+
+def test_an_expected_store_must_not_be_empty(server: StoreServer, tmp_path: Path) -> None:
+    settings = PLAIN | server.settings
+    expecting = settings | {"EXPECT_STORE": "1"}
+    assert "the store is empty" in sentence_of(run(tmp_path, expecting))
+    assert run(tmp_path / "checked", expecting, "check")[0] == 1
+    with Service(tmp_path / "first", settings):
+        pass
+    with Service(tmp_path / "second", expecting):
+        pass

@@ -1,0 +1,153 @@
+"""Agents that stay in memory, ends of turns, and the share of an owner."""
+
+import json
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.metrics import totals
+from tests.support.owners import ADA, BOB, owner_line, request_as
+from tests.support.service import PLAIN, Service
+from tests.support.store_server import StoreServer
+from tests.support.streaming import Event
+from tests.support.turns import DONE, ECHO, PROMPT, cancel, held_turn, png, submit_next, submit_turn, wait_for_end
+from tests.support.waiting import Gate, wait_until
+
+
+@pytest.fixture(scope="module")
+def few(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Yield a service that keeps two agents, with few bytes."""
+    settings = PLAIN | outside.settings | {"WARM_SESSIONS": "2", "WARM_MB": "0.0001"}
+    with Service(tmp_path_factory.mktemp("few"), settings) as running:
+        yield running
+
+
+def warm(service: Service) -> float:
+    return totals(service)["smolsessions_sessions_warm"]
+
+
+def test_few_agents_stay_and_none_of_a_turn_that_failed_or_with_many_bytes(few: Service) -> None:
+    for _ in range(2):
+        few.play({"say": "large"}, images=[png("red", (100, 100))])
+        wait_until(lambda: warm(few) == 0)
+        turn = few.play({"say": "a"})
+        few.follow_up(turn, {"say": "a"})
+        few.play({"raise": "kaputt"})
+        assert warm(few) == 1
+        for _ in range(3):
+            few.play({"say": "a"})
+        wait_until(lambda: warm(few) == 2)
+
+
+def test_an_unused_agent_does_not_stay_and_one_is_forgotten_if_another_process_played_on(
+    few: Service, outside: StoreServer, tmp_path: Path
+) -> None:
+    first, apart = few.play({"say": "one"}), few.play({"say": "one"})
+    with Service(tmp_path, PLAIN | outside.settings | {"WARM_IDLE_S": "0.2"}) as other:
+        few.process.send_signal(signal.SIGSTOP)  # otherwise the conversation would be left to it for a moment
+        try:
+            turn = wait_for_end(other, submit_next(other, first, {"say": "two"}))
+        finally:
+            few.process.send_signal(signal.SIGCONT)
+        assert (turn["status"], turn["attempts"]) == ("finished", 1)
+        wait_until(lambda: warm(other) == 0)
+    few.follow_up(apart, {"say": "two"})
+    assert few.follow_up(first, PROMPT)["reply"] == few.follow_up(apart, PROMPT)["reply"]
+
+
+def test_a_turn_that_never_started_says_so(narrow: Service, tmp_path: Path) -> None:
+    name = 'smolsessions_turns_total{agent="scripted",code="",status="cancelled"}'
+    before = totals(narrow).get(name, 0)
+    with held_turn(narrow, tmp_path / "gate"):
+        waiting = submit_turn(narrow, DONE)
+        cancel(narrow, waiting)
+        ended = wait_for_end(narrow, waiting)
+    assert totals(narrow)[name] == before + 1
+    timing = ended["timing"]
+    assert (ended["status"], ended["attempts"], ended["usage"]["input_tokens"]) == ("cancelled", 0, 0)
+    assert timing["started_at"] is None
+    assert timing["finished_at"] >= timing["submitted_at"]
+    assert timing["queued_ms"] > 0
+    assert timing["duration_ms"] == 0
+
+
+def test_a_turn_whose_end_the_store_does_not_tell_is_answered_as_accepted(
+    tmp_path: Path, server: StoreServer, gate: Gate
+) -> None:
+    body = {"agent": "scripted", "message": json.dumps([gate.script, DONE])}
+    with Service(tmp_path / "service", PLAIN | server.settings) as service, ThreadPoolExecutor(1) as pool:
+        answering = pool.submit(service.client.post, "/turn", json=body, headers={"Prefer": "wait=2"})
+        gate.reached()
+        server.freeze()
+        try:
+            answer = answering.result()
+        finally:
+            server.thaw()
+        assert (answer.status_code, answer.json()["turn"]) == (202, 1), answer.text
+        gate.open()
+        assert wait_for_end(service, answer.json())["reply"] == "done"
+
+
+TURNS = 10
+COLLECT: Event = {"call": [["collect", {}]]}
+SETTINGS = {"AGENTS": "collector=tests.support.collectors:make_collector", "DEMO_AGENTS": "0"}
+
+
+def test_no_turn_leaves_objects_to_the_garbage_collector(tmp_path: Path) -> None:
+    with Service(tmp_path, SETTINGS) as service:
+        first = service.play(COLLECT, DONE, agent="collector")
+        for _ in range(TURNS):
+            service.play(ECHO, DONE, agent="collector")
+            service.follow_up(first, ECHO, DONE)
+        service.follow_up(first, COLLECT, DONE)
+        steps = service.steps(first)
+
+    observed = [step["observations"] for step in steps if step["type"] == "action"]
+    assert int(observed[-2]) < TURNS, "objects that only the collector freed, less than one a turn"
+
+
+SLOW = 5
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Service]:
+    keys = tmp_path / "keys"
+    keys.write_text(owner_line("ada", ADA) + owner_line("bob", BOB))
+    keys.chmod(0o600)
+    with Service(tmp_path / "service", {"API_KEYS_FILE": str(keys), "THREADS": "4", "PARTITIONS": "2"}) as service:
+        yield service
+
+
+def submit(service: Service, key: str, text: str) -> dict[str, Any]:
+    response = request_as(service, key, "POST", "/turn", {"message": text}, Prefer="respond-async")
+    assert response.status_code == 202, response.text
+    accepted: dict[str, Any] = response.json()
+    return accepted
+
+
+def test_slow_turns_of_one_owner_keep_no_other_waiting(shared: Service, gate: Gate) -> None:
+    slow = json.dumps([gate.script, {"say": "slow"}])
+    first = [submit(shared, ADA, slow) for _ in range(SLOW)]
+    wait_until(lambda: statuses(shared, ADA, first).count("running") == 3)
+    other = request_as(shared, BOB, "POST", "/turn", {"message": '[{"say": "quick"}]'})
+    assert (other.status_code, other.json()["reply"]) == (200, "quick")
+    assert statuses(shared, ADA, first).count("running") == 3
+    gate.open()
+    wait_until(lambda: statuses(shared, ADA, first) == ["finished"] * SLOW)
+    gate.path.unlink()
+    second = [submit(shared, ADA, slow) for _ in range(SLOW)]  # now one of two owners
+    wait_until(lambda: statuses(shared, ADA, second).count("running") == 2)
+    bob = [submit(shared, BOB, slow) for _ in range(2)]
+    wait_until(lambda: statuses(shared, BOB, bob) == ["running"] * 2)
+    assert statuses(shared, ADA, second).count("running") == 2
+    gate.open()
+    wait_until(lambda: statuses(shared, ADA, second) == ["finished"] * SLOW)
+
+
+def statuses(service: Service, key: str, turns: list[dict[str, Any]]) -> list[str]:
+    paths = [f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}" for turn in turns]
+    return [request_as(service, key, "GET", path).json()["status"] for path in paths]
