@@ -92,8 +92,8 @@ class Settings(BaseSettings):
     )
     allowed_hosts: str = Field(
         "",
-        description="With ALLOW_ANONYMOUS: names by which clients reach this service, with commas between: "
-        "agents.example.org. IP addresses and names that no public site can have are known without it.",
+        description="Names, without port, by which clients reach a service without API keys or on loopback, with "
+        "commas between: agents.example.org. Beyond loopback, IP addresses and local names need no entry.",
     )
     cors_origins: str = Field(
         "",

@@ -35,6 +35,7 @@ from tests.support.waiting import Gate, wait_until
 
 SHOWN = ("/turns/1/events", "/steps", "/messages", "/turns/1", "/export", "")
 OUTSIDE = "no turn runs here, so there is no caller"
+READ_AGAIN = "the API keys are read again"
 GOLD = {"call": [["gold", {}]]}
 
 
@@ -53,9 +54,15 @@ def as_ada(tenants: Service) -> Iterator[Service]:
 
 @contextmanager
 def claims_of_ada(tenants: Service, claims: dict[str, Any]) -> Iterator[None]:
-    keys_file(tenants.folder.parent, ada=claims)
+    _change_keys(tenants, claims)
     yield
-    keys_file(tenants.folder.parent)
+    _change_keys(tenants, PRO)
+
+
+def _change_keys(tenants: Service, claims: dict[str, Any]) -> None:
+    before = tenants.log().count(READ_AGAIN)
+    keys_file(tenants.folder.parent, ada=claims)
+    wait_until(lambda: tenants.log().count(READ_AGAIN) > before or tenants.process.poll() is not None)
 
 
 @pytest.mark.parametrize("agent", ["tenant", "plain"])

@@ -41,7 +41,7 @@ RESULTS: dict[str, tuple[str, dict[str, Any], Any]] = {
     "a broken picture": (
         "broken_picture",
         {},
-        "[an image of image/png that cannot be read, or has more than 50000000 pixels]",
+        "[an image of image/png that cannot be read, or is beyond 50000000 pixels of a result]",
     ),
 }
 
@@ -135,7 +135,7 @@ def test_a_result_of_many_parts_or_pixels_is_bounded() -> None:
             found["parts"]()
         images = found["bombs"]()
     assert [type(each) is str for each in images] == [False] * 2 + [True] * 38
-    assert images[2] == "[an image of image/png that cannot be read, or has more than 0 pixels]"
+    assert images[2] == "[an image of image/png that cannot be read, or is beyond 50000000 pixels of a result]"
 
 
 @pytest.mark.parametrize("kind", HEADERS)

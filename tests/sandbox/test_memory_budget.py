@@ -16,6 +16,7 @@ from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.interpreter import ChildInterpreter
 from smolsessions.agents.sandbox.limits import CodeLimits
 from smolsessions.agents.sandbox.memory_budget import MemoryBudget
+from smolsessions.caller import CALLER, Caller
 from smolsessions.core.records import LOCAL, Owner
 from tests.support.owners import ADA, BOB, owner_line, request_as
 from tests.support.service import PLAIN, Service, write_private
@@ -87,13 +88,25 @@ def test_blocks_wait_for_the_memory_of_others_and_what_a_process_keeps_counts() 
         opened.set()
         assert [each.result(PATIENCE_S).logs.strip() for each in (first, second)] == ["open", "open"]
         one("kept = 'y' * 250_000_000")
-        assert client.memory.waiting == 0
         third = threads.submit(two, "1")
         wait_until(lambda: client.memory.waiting == 1)
-        one.stop()
+        one("1")  # its process is ended, as another block waits for what it holds
         third.result(PATIENCE_S)
+        one.stop()
         two.stop()
         client.memory.take(LOCAL, 500, lambda: None)  # all was given back
+
+
+def test_an_owner_whose_share_is_small_runs_one_block_after_the_other_in_one_process() -> None:
+    with closing(ForkClient([], memory=MemoryBudget(500, 0.5))) as client:
+        only = interpreter(client, str)
+        token = CALLER.set(Caller(ADAS, "c", {}, dict))
+        try:
+            only("kept = 'y' * 50_000_000")
+            assert only("print(len(kept))").logs.strip() == "50000000"
+        finally:
+            CALLER.reset(token)
+        only.stop()
 
 
 def test_an_agents_block_within_a_block_does_not_wait_for_it() -> None:

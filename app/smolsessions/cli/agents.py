@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from smolsessions.wiring import LoadedAgents
 
 agents = typer.Typer(no_args_is_help=True, help="Check and show the agents of this configuration.")
-Checked = Annotated[str | None, typer.Argument(metavar="[NAME]", help="One agent, or `my_agents:make_shop`. Else all.")]
+Checked = Annotated[
+    str | None,
+    typer.Argument(metavar="[NAME]", help="An agent, or `my_agents:make_shop` and all others."),
+]
 Shown = Annotated[str, typer.Argument(metavar="NAME", help="The agent, or `my_agents:make_shop`.")]
 
 

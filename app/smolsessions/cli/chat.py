@@ -18,7 +18,7 @@ from smolsessions.cli.questions import ask
 from smolsessions.cli.remote import ApiKey, check_id, check_url, err, out, service, shorten
 from smolsessions.client import ApiError
 from smolsessions.core.errors import StartError
-from smolsessions.settings import Settings
+from smolsessions.settings import Settings, read_settings
 from smolsessions.store.embedded.data_folder import address_in
 from smolsessions.wire.events import (
     MessageDelta,
@@ -73,6 +73,7 @@ def chat(
     ] = None,
     *,
     named: tuple[str, ...] = (),
+    places: dict[str, str],
 ) -> None:
     """Chat with an agent. Ctrl-C stops the turn, or leaves it waiting for an answer. Ctrl-D ends the chat.
 
@@ -87,7 +88,9 @@ def chat(
         name, equals, _ = spec.partition("=")
         agent = name if equals else None  # the first agent is the default one
         os.environ.pop("SMOLSESSIONS_DEFAULT_AGENT", None)
-    url = url or (None if here else _address_of_this_folder())
+    settings = read_settings(places)
+    has_own_settings = any(place.startswith("--") for name, place in places.items() if name != "data_dir")
+    url = url or (None if here or has_own_settings else _address_of_this_folder(settings))
     with _address(url) as address, service(address, api_key) as client:
         talk = _Chat(client, address, agent, conversation, file or [], is_remote=bool(url))
         talk.greet()
@@ -109,9 +112,8 @@ def _ask() -> str | None:
             return None
 
 
-def _address_of_this_folder() -> str | None:
+def _address_of_this_folder(settings: Settings) -> str | None:
     """Return the address of the service that runs on the data of this folder."""
-    settings = Settings()
     address = None if settings.redis_url else address_in(settings.data_dir)
     if address is None:
         return None

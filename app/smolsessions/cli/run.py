@@ -179,7 +179,7 @@ class _RedactingFormatter(logging.Formatter):
         self._second, self._time = 0, ""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
+        line = super().format(record).translate(_ESCAPED)
         for secret in self._secrets:
             line = line.replace(secret, "***")
         return line
@@ -190,4 +190,4 @@ class _RedactingFormatter(logging.Formatter):
             self._second, self._time = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
         request = request_id.get()
         head = f"{self._time},{int(record.msecs):03d} {self._process}{f'request={request} ' if request else ''}"
-        return f"{head}{record.levelname} {record.name} {record.message.translate(_ESCAPED)}"
+        return f"{head}{record.levelname} {record.name} {record.message}"

@@ -96,7 +96,7 @@ async def _run(
 
     async with make_service(settings, role, slot) as service:
         _collect_rarely()
-        if role.serves_http and not settings.redis_url:
+        if role.serves_http and (slot.embedded if slot else not settings.redis_url):
             record_address(settings.data_dir, address_of(listening))
         text = _start_text(settings, role, service, listening, slot)
         if link:

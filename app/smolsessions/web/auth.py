@@ -63,10 +63,11 @@ class Authenticator:
         self._checked: Mapping[bytes, Identity] = {}  # keys at the last check of the streams
         self._streams: set[tuple[str | None, Owner, Callable[[], None]]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._reader: threading.Thread | None = None
         if path:
             self._refresh(path)
             check_private(path, "SMOLSESSIONS_API_KEYS_FILE")
+            # A thread of its own: the file may be on a network drive that hangs.
+            threading.Thread(target=self._reread, args=(path,), name="api-keys", daemon=True).start()
 
     @property
     def is_open(self) -> bool:
@@ -87,10 +88,6 @@ class Authenticator:
         """Return owner and claims of the key. Raises `UnauthorizedError`."""
         if not self._path:
             return WITHOUT_KEY
-        if not self._reader:
-            # A thread of its own: the file may be on a network drive that hangs.
-            self._reader = threading.Thread(target=self._reread, args=(self._path,), name="api-keys", daemon=True)
-            self._reader.start()
         match = _BEARER.fullmatch(authorization or "")
         if not match:
             raise UnauthorizedError
@@ -137,7 +134,10 @@ class Authenticator:
     def _reread(self, path: Path) -> None:
         while True:
             time.sleep(READ_INTERVAL_S)
-            self._refresh(path)
+            try:
+                self._refresh(path)
+            except Exception:  # the thread must go on: it keeps revoked keys out
+                log.exception("the API keys are not reloaded", extra={"action": "keys.unreadable"})
 
     def _refresh(self, path: Path) -> None:
         try:
@@ -148,6 +148,8 @@ class Authenticator:
                 _report(path, wrong, is_start=self._read_at is None)
                 if self._read_at and open_to_all(found):
                     log.warning(_READABLE_BY_ALL, path, path, extra={"action": "keys.open"})
+                if self._read_at:
+                    log.info("the API keys are read again: %s", len(self._identities), extra={"action": "keys.read"})
                 self._read_at = changed_at
                 if not self._identities:
                     log.warning("%s holds no key, so all requests are refused", path, extra={"action": "keys.none"})

@@ -111,7 +111,7 @@ def served(file: File) -> tuple[str, dict[str, str]]:
 
 
 def download_headers(name: str) -> dict[str, str]:
-    """Return the headers of a file that a browser saves. It shows or runs none on this origin."""
+    """Return headers by which a browser saves a file, and neither shows nor runs it."""
     plain = "".join(char if char.isascii() and char not in '%;"' else "_" for char in name)
     return {
         "Cache-Control": "no-store",

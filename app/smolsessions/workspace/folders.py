@@ -71,12 +71,13 @@ class ConversationFolders:
         return found
 
     def listed(self, owner: str, conversation_id: str) -> dict[str, tuple[int, float]]:
-        """Return size in bytes and Unix time of the last change of each file of a conversation, by path."""
+        """Return size in bytes and Unix time of the last change of each file that `file` returns, by path."""
         found = {}
         for file in Walk(self.of(owner, conversation_id), self._bounds.searched_entries, _READ_S).files():
             with suppress(OSError):
                 stat = os.stat(file.name, dir_fd=file.folder, follow_symlinks=False)
-                found[file.path] = stat.st_size, stat.st_mtime
+                if stat.st_size <= self._bounds.file_bytes:
+                    found[file.path] = stat.st_size, stat.st_mtime
         return found
 
     def file(self, owner: str, conversation_id: str, path: str) -> bytes | None:

@@ -55,6 +55,8 @@ class AgentRun:
         self._steps = self._models = self._tools = self._checks = 0
         self._replayed_s = 0.0
         """Duration of the calls of the open step that earlier attempts made."""
+        self.replays_block = False
+        """True while a known block of code calls its tools again."""
         self._step_id = ""
         self._expected: list[tuple[int, str, Any]] = []
         self.before_model_call: Callable[[], None] = lambda: None
@@ -94,11 +96,14 @@ class AgentRun:
         raise TurnWaiting
 
     def count_replayed(self, call_id: str, effect: Effect) -> None:
-        """Count the time of a call that an earlier attempt made, for the open steps of this run and of its callers."""
-        if call_id not in self.recorder.parallel_calls:  # their times overlap
-            run: AgentRun | None = self
-            while run:
-                run._replayed_s, run = run._replayed_s + effect.duration_ms / 1000, run._parent  # noqa: SLF001
+        """Count the time of a call that an earlier attempt made, for the open steps of this run and of its callers.
+
+        Times of parallel calls overlap, and those of a block's calls are part of its own.
+        """
+        run: AgentRun | None = self
+        while run and call_id not in self.recorder.parallel_calls and not run.replays_block:
+            run._replayed_s += effect.duration_ms / 1000  # noqa: SLF001 - its own class
+            call_id, run = run._parent_call_id or "", run._parent  # noqa: SLF001
 
     def add_replayed_time(self, step: MemoryStep) -> None:
         """Let a finished step begin earlier by the time of the calls that a replay took from the journal."""

@@ -140,10 +140,10 @@ class ModelProxy(Proxy):
         key, recorder = MODEL_KEY + emitter.call_id, emitter.recorder
         known = recorder.journal.take(key, explains)
         if known and not known.is_opaque:
-            message = decode_message(known)
-            emitter.add_message(message)
             if agent_run := self._node.agent_run:
                 agent_run.count_replayed(emitter.call_id, known)
+            message = decode_message(known)
+            emitter.add_message(message)
         else:
             if recorder.is_replay:
                 emitter.restart()
@@ -161,6 +161,7 @@ class ModelProxy(Proxy):
             message, answering = self._request_of_any(emitter, model, request)
         except Exception as error:
             effect = encode_raised(error)
+            effect.duration_ms = _ms_since(since)
             keys = [key for each in with_fallbacks(model) for key in keys_of(each)]
             if not any(map(partial(shows_secret, keys=keys), map(error_text, causes(error)))):
                 journal.write(key, effect)
@@ -174,7 +175,7 @@ class ModelProxy(Proxy):
         effect, message = encode_message(message)
         if answering is not model:
             effect.model = utf8_text(str(answering.model_id))
-        effect.duration_ms = round((time.perf_counter() - since) * 1000, 3)
+        effect.duration_ms = _ms_since(since)
         journal.write(key, effect)
         return message
 
@@ -212,6 +213,10 @@ class ModelProxy(Proxy):
             return None
         left_s = emitter.recorder.bridge.ends_at - time.monotonic()
         return wait_before_retry(error, retry, left_s, has_fallback=has_fallback)
+
+
+def _ms_since(since: float) -> float:
+    return round((time.perf_counter() - since) * 1000, 3)
 
 
 def _make_ids_unique(message: ChatMessage, taken: Collection[str]) -> None:

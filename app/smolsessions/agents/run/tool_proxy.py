@@ -243,7 +243,11 @@ class InterpreterProxy(Proxy):
                     return CodeOutput(output=None, logs=decision.refusal, is_final_answer=False)
                 if decision.arguments is not None:
                     code_action = decision.arguments["code"]
-            output = real.replay(call.known.returned) if call.known else self._live(call, agent_run, code_action)
+            agent_run.replays_block = call.known is not None
+            try:
+                output = real.replay(call.known.returned) if call.known else self._live(call, agent_run, code_action)
+            finally:
+                agent_run.replays_block = False
             call.result = output.logs if output.output is None else output.logs + as_text(output.output)
         return output
 

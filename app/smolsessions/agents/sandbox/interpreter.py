@@ -21,6 +21,7 @@ from smolagents.utils import truncate_content
 from smolsessions.agents.run.effects import ValueWithText, encode_raised, without_text
 from smolsessions.agents.sandbox.channel import Channel, ClosedError, MisbehavedError
 from smolsessions.agents.sandbox.limits import MB, Stopwatch
+from smolsessions.agents.sandbox.memory_budget import NoMemoryLeftError
 from smolsessions.agents.sandbox.variable_chunks import pack_chunks
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
 from smolsessions.agents.values.json_forms import utf8_text
@@ -173,7 +174,11 @@ class ChildInterpreter(PythonExecutor):
             self._record_effect(message)
             return self._code_output(result, output)
         except OSError as error:
+            self._abort(NOT_STARTED)
             raise InterpreterError(NOT_STARTED) from error
+        except NoMemoryLeftError as error:
+            self._abort(str(error))
+            raise
         except (ClosedError, MisbehavedError) as error:
             self._abort(DIED)
             raise InterpreterError(DIED) from error
@@ -212,10 +217,17 @@ class ChildInterpreter(PythonExecutor):
         self._early = self._child = self._channel = None
 
     def _take_memory(self) -> None:
-        """Wait for the memory of a block. Raises `NoMemoryLeftError`, and what `check` raises."""
+        """Wait for the memory of a block. A process that holds some while others wait is ended, and begun anew.
+
+        Raises `NoMemoryLeftError`, and what `check` raises.
+        """
         if caller := CALLER.get(None):
             self._owner = Owner(caller.owner)
-        self.fork_client.memory.take(self._owner, self._most_mb - self._taken_mb, self.check)
+        memory = self.fork_client.memory
+        if not self._taken_mb or not memory.try_grow(self._owner, self._taken_mb, self._most_mb):
+            if self._taken_mb:
+                self.stop()
+            memory.take(self._owner, self._most_mb, self.check)
         self._taken_mb = self._most_mb
 
     def _keep_memory(self, mb: int) -> None:
@@ -265,6 +277,7 @@ class ChildInterpreter(PythonExecutor):
             if not is_early:
                 raise
             self.stop()  # the process died while the model was thinking, before it ran anything
+            self._take_memory()
             return self._run(code)
         assert channel
         clock = self.clock.request() if self.clock else {}

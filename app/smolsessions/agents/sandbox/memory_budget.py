@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from smolsessions.core.records import Owner
 
 MOST_WAIT_S = 60.0
-PART_FOR_CODE = 0.75  # of the memory that the process may use
+SHARE_OF_CODE = 0.75  # of the memory that the process may use
 _CHECK_S = 0.1
 _CGROUPS = Path("/sys/fs/cgroup")
 _LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
@@ -35,12 +35,12 @@ class NoMemoryLeftError(InterpreterError):
 
 
 class MemoryBudget:
-    """Budget of one process, in MB. A block waits its turn for the most that it may take. For any thread."""
+    """Budget of one process, in MB. A block reserves its limit before it runs, in order of arrival. For any thread."""
 
     def __init__(self, total_mb: int | None = None, owner_share: float = 1.0, processes: int = 1) -> None:
         """By default the total is a part of the memory that these `processes` may use. An owner gets `owner_share`."""
-        self.total_mb = total_mb or int(memory_mb() * PART_FOR_CODE / processes)
-        self._most_each = int(self.total_mb * owner_share)
+        self.total_mb = total_mb or int(memory_mb() * SHARE_OF_CODE / processes)
+        self._owner_mb = int(self.total_mb * owner_share)
         self._held: Counter[Owner] = Counter()
         self._queue: list[tuple[Owner, int]] = []
         self._inside: set[int] = set()
@@ -53,7 +53,7 @@ class MemoryBudget:
         return len(self._queue)
 
     def take(self, owner: Owner, mb: int, check: Callable[[], None]) -> None:
-        """Wait until an owner's block may take this much more. `check` is called meanwhile, and raises to end the wait.
+        """Wait until an owner's block may take this much. `check` is called meanwhile, and raises to end the wait.
 
         Raises `NoMemoryLeftError` after a minute. A block within another block does not wait for it.
         """
@@ -72,6 +72,15 @@ class MemoryBudget:
             with self._changed:
                 self._queue = [each for each in self._queue if each is not wanted]
                 self._changed.notify_all()
+
+    def try_grow(self, owner: Owner, mb: int, to_mb: int) -> bool:
+        """Take more for a block that has `mb`, if that can be had without waiting."""
+        with self._changed:
+            more_mb = to_mb - mb
+            is_free = self._fits_owner(owner, self._held[owner] - mb, to_mb) and not self._queue
+            if is_free := is_free and self._held.total() + more_mb <= self.total_mb:
+                self._held[owner] += more_mb
+            return is_free
 
     def give_back(self, owner: Owner, mb: int) -> None:
         with self._changed:
@@ -103,9 +112,13 @@ class MemoryBudget:
         """True if the memory suffices, and no other has waited longer, except in vain for its own share."""
         for each in self._queue:
             owner, mb = each
-            if owner == LOCAL or self._held[owner] + mb <= max(self._most_each, mb):
+            if self._fits_owner(owner, self._held[owner], mb):
                 return each is wanted and self._held.total() + mb <= self.total_mb
         return False
+
+    def _fits_owner(self, owner: Owner, held_mb: int, mb: int) -> bool:
+        """True if an owner may take more: within its share, or for its only block."""
+        return owner == LOCAL or held_mb + mb <= max(self._owner_mb, mb)
 
 
 def memory_mb() -> float:

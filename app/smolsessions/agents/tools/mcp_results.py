@@ -77,7 +77,7 @@ def _medium(data: str, media_type: str, most_pixels: int, uri: str = "") -> Any:
         return utf8_text(f"[{uri or media_type}: no base64, so it cannot be read]")
     if media_type.startswith("image/"):
         return _image(decoded, most_pixels) or utf8_text(
-            f"[an image of {media_type} that cannot be read, or has more than {most_pixels} pixels]"
+            f"[an image of {media_type} that cannot be read, or is beyond {MAX_PIXELS} pixels of a result]"
         )
     name = unquote(urlsplit(uri).path).rpartition("/")[2]
     name = "" if name_flaw(name) else name

@@ -298,8 +298,8 @@ class AsyncClient:
 
     async def get_workspace_file(self, conversation_id: str, path: str) -> bytes:
         """Return the content of a file of the workspace."""
-        path = path_of("conversations", conversation_id, "workspace", "files", *path.split("/"))
-        return (await self._connection.send("GET", path)).content
+        url_path = path_of("conversations", conversation_id, "workspace", "files", *path.split("/"))
+        return (await self._connection.send("GET", url_path)).content
 
     async def get_image(self, conversation_id: str, name: str) -> bytes:
         """Return the file of an image. `name` is the end of its `url`."""

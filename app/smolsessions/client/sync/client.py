@@ -296,8 +296,8 @@ class Client:
 
     def get_workspace_file(self, conversation_id: str, path: str) -> bytes:
         """Return the content of a file of the workspace."""
-        path = path_of("conversations", conversation_id, "workspace", "files", *path.split("/"))
-        return (self._connection.send("GET", path)).content
+        url_path = path_of("conversations", conversation_id, "workspace", "files", *path.split("/"))
+        return (self._connection.send("GET", url_path)).content
 
     def get_image(self, conversation_id: str, name: str) -> bytes:
         """Return the file of an image. `name` is the end of its `url`."""

@@ -47,6 +47,7 @@ def held(folder: Path, grace_s: float) -> Iterator[BinaryIO]:
                     f"the data folder {folder} is in use by process {owner}; stop it or {OTHER_FOLDER}"
                 )
             (folder / "lock").write_text(str(os.getpid()))
+            (folder / "address").unlink(missing_ok=True)
             _end_orphan(folder, server, grace_s)
         except OSError as error:
             raise unusable(folder, error) from error
@@ -55,7 +56,9 @@ def held(folder: Path, grace_s: float) -> Iterator[BinaryIO]:
 
 def record_address(folder: Path, address: str) -> None:
     """Note where the service of a folder listens, for `address_in`."""
-    (folder / "address").write_text(address)
+    new = folder / f"address.{os.getpid()}"
+    new.write_text(address)
+    new.replace(folder / "address")
 
 
 def address_in(folder: Path) -> str | None:

@@ -1,7 +1,7 @@
 -- Make conversations with an expired lease ready, and delete conversations whose time to live is over.
 -- - If the last sweep was long ago, or none was (the server or all processes stood still), all leases are extended instead, as
---   their workers had no chance to renew them. So they are if the clock went back: else a dead worker's would last as long as
---   that. `all` 1: no other process exists, so all leases are over.
+--   their workers had no chance to renew them. So they are if the clock went back: otherwise the lease of a dead worker
+--   would last until the clock has caught up. `all` 1: no other process exists, so all leases are over.
 -- - An attempt that started and wrote no effect is counted against its turn, unless a living process had lost the store. An
 --   attempt with a new effect clears the count.
 -- - A damaged conversation loses its lease. The next claim finds the damage.
