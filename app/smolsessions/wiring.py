@@ -25,7 +25,7 @@ from smolsessions.core.turns import Turns
 from smolsessions.settings import words_in
 from smolsessions.store.connection.servers import Address
 from smolsessions.store.connection.startup_check import ABOUT
-from smolsessions.store.embedded.data_folder import FolderInUseError, check_place
+from smolsessions.store.embedded.data_folder import FolderInUseError, check_place, recorded_server
 from smolsessions.store.embedded.server import embedded_server, find_binary
 from smolsessions.store.partition import Options
 from smolsessions.store.seal import Sealer, keys_in, parse_keys
@@ -253,11 +253,12 @@ async def store_beside_services(settings: Settings) -> AsyncIterator[Store]:
     folder = settings.data_dir.absolute()
     if not settings.redis_url and not (folder / "appendonlydir").exists():
         raise StartError(f"{settings.data_dir} holds no store; set SMOLSESSIONS_REDIS_URL or SMOLSESSIONS_DATA_DIR")
+    settings = settings.model_copy(update={"expect_store": True})
     async with contextlib.AsyncExitStack() as stack:
         try:
             store, _, _ = await stack.enter_async_context(connected_store(settings))
         except FolderInUseError:
-            address = Address(f"unix://{folder / 'store.sock'}")
+            address = Address(f"unix://{recorded_server(folder)[1]}")
             options = _options(settings, is_embedded=True, alone=False)
             store = await stack.enter_async_context(open_store(address, make_sealer(settings), options, lambda _: None))
         yield store

@@ -8,16 +8,22 @@ from typing import Any
 import pytest
 
 from smolsessions.core.errors import SealBrokenError
+from smolsessions.store.connection.servers import Address
+from smolsessions.store.key_rotation import MOST_PASSES
+from smolsessions.store.partition import Options
 from smolsessions.store.scripts.loader import script
 from smolsessions.store.seal import Sealer, new_key, parse_keys, tag_of
+from smolsessions.store.store import open_store
 from tests.support import old_data, remembering
 from tests.support.key_search import values_of
 from tests.support.old_data import OldData
 from tests.support.old_data_checks import ALL, assert_says_all, restored
 from tests.support.service import PLAIN, Service, run, spawn
 from tests.support.store_server import PARTITION, SEAL_KEY, Raw, StoreServer
+from tests.support.stores import open_replica
 from tests.support.turns import DONE, png, submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
+from tests.topology.cluster import ValkeyCluster
 
 CODE = {"AGENTS": "code=tests.support.agents:make_code,scripted=tests.support.agents:make_scripted", "DEMO_AGENTS": "0"}
 KINDS = {"about", "conversation", "turns", "steps", "images", "heads", "variables", "old", "logs", "log"}
@@ -45,7 +51,7 @@ def counts_of(folder: Path, settings: dict[str, str], keys: str) -> dict[str, in
     _, output, errors = run(folder, PLAIN | settings | {"SEAL_KEYS": keys}, "check")
     found = re.search(r"^store +\w+ .*?\(([^)]*)\)", output, re.MULTILINE)
     assert found, output + errors
-    return {key: int(number) for number, key in re.findall(r"(\d+) with seal key (\w+)", found[1])}
+    return {key: int(number) for number, key in re.findall(r"(\d+) records with seal key (\w+)", found[1])}
 
 
 def times_to_live(raw: Raw) -> dict[bytes, int]:
@@ -148,6 +154,88 @@ def test_a_record_that_changed_meanwhile_stays(server: StoreServer) -> None:
         assert raw.exists("{p000}:none") == 0
 
 
+def test_copies_under_way_are_waited_for(server: StoreServer, tmp_path: Path) -> None:
+    new = new_key()
+    with Service(tmp_path / "service", PLAIN | server.settings) as service:
+        turns = f"{PARTITION}:turns:local/{service.play(DONE)['conversation_id']}"
+    settings = PLAIN | server.settings | {"SEAL_KEYS": f"{new},{SEAL_KEY}"}
+    with server.client() as raw:
+        raw.copy(turns, f"{PARTITION}:staged:copy:turns")
+        status, output, errors = run(tmp_path / "early", settings, "store", "rekey")
+        assert (status, "run the command again" in " ".join(output.split())) == (1, True), output + errors
+        assert kinds_under(server, SEAL_KEY) == {"staged"}
+        process = spawn(tmp_path / "rekey", settings, {}, "store", "rekey")
+        raw.config_resetstat()
+        wait_until(lambda: raw.info("commandstats").get("cmdstat_scan", {}).get("calls", 0) > 2)
+        raw.rename(f"{PARTITION}:staged:copy:turns", turns)
+        process.communicate()
+    assert process.returncode == 0
+    assert kinds_under(server, SEAL_KEY) == set()
+
+
+async def test_a_process_that_still_seals_with_an_older_key_is_noticed(server: StoreServer) -> None:
+    keys, turns = f"{new_key()},{SEAL_KEY}", f"{PARTITION}:turns:local/a"
+    record = Sealer(parse_keys(SEAL_KEY)).seal(b"{}", "local/a", "turn", 1)
+    async with open_replica(server.socket_path, Sealer(parse_keys(keys))) as store:
+        with server.client() as raw:
+            raw.rpush(turns, record)
+
+            def put_back(_: int) -> None:
+                raw.lset(turns, 0, record)
+
+            done = await store.rekey(put_back)
+            assert (done.records, done.is_complete) == (MOST_PASSES, False)
+            done = await store.rekey(lambda _: None)
+            assert (done.records, done.is_complete) == (1, True)
+
+
+def test_one_damaged_conversation_does_not_stop_the_others(server: StoreServer, tmp_path: Path) -> None:
+    new = new_key()
+    with Service(tmp_path / "service", PLAIN | server.settings) as service:
+        one, other, _ = (service.play(DONE)["conversation_id"] for _ in range(3))
+    settings = PLAIN | server.settings | {"SEAL_KEYS": f"{new},{SEAL_KEY}"}
+    with server.client() as raw:
+        raw.set(f"{PARTITION}:conversation:local/{one}", "damaged")
+        raw.hset(f"{PARTITION}:conversation:local/{other}", "generation", b"\xff")
+        status, output, errors = run(tmp_path / "rekey", settings, "store", "rekey")
+        assert (status, "records cannot be opened" in output) == (1, True), output + errors
+    mark = SEAL_KEY.partition(":")[0].encode()
+    unopened = {name for name, value in values_of(server) if mark in value}
+    assert {name.split("/")[1].split(":")[0] for name in unopened} == {one, other}
+
+
+def test_the_chunks_of_a_fork_alone(server: StoreServer, tmp_path: Path, broken_off: dict[str, Any]) -> None:
+    """Its terms, which name the origin that sealed them, have the new key already."""
+    settings, new = CODE | server.settings | {"LOG_TTL_S": "0"}, new_key()
+    old = f"{PARTITION}:old:local/{broken_off['conversation_id']}"
+    with server.client() as raw:
+        assert (count := raw.hlen(old)) > 1
+        chunks = raw.dump(old)
+        rekey(tmp_path / "rekey", settings, f"{new},{SEAL_KEY}")
+        raw.restore(old, 0, chunks, replace=True)
+    assert kinds_under(server, SEAL_KEY) == {"old"}
+    assert rekey(tmp_path / "again", settings, f"{new},{SEAL_KEY}") == count
+    assert kinds_under(server, SEAL_KEY) == set()
+
+
+def test_an_empty_store_stays_empty(server: StoreServer, tmp_path: Path) -> None:
+    status, _, said = run(tmp_path / "rekey", PLAIN | server.settings, "store", "rekey")
+    assert (status, "the store is empty" in said) == (2, True), said
+    with server.client() as raw:
+        assert raw.dbsize() == 0
+
+
+async def test_the_keys_of_all_servers_of_a_cluster_are_counted(tmp_path: Path) -> None:
+    options = Options(lease_s=1, log_ttl_s=1, max_behind=1, max_queued=1)
+    with ValkeyCluster(tmp_path) as cluster:
+        address, sealer = Address(cluster.url()), Sealer(parse_keys(SEAL_KEY))
+        async with open_store(address, sealer, options, lambda _: None) as store:
+            before = await store.key_count()
+            for partition in store.partitions:
+                await partition.ask("SET", f"{partition.name}:one", "more")
+            assert await store.key_count() == before + len(store.partitions)
+
+
 def test_a_call_that_was_killed_is_run_again(server: StoreServer, tmp_path: Path) -> None:
     new = new_key()
     with Service(tmp_path / "service", PLAIN | server.settings) as service:
@@ -170,9 +258,10 @@ def test_a_call_that_was_killed_is_run_again(server: StoreServer, tmp_path: Path
             assert service.play(DONE, conversation_id=fork)["turn"] == 2
 
 
-def test_the_embedded_store_of_a_running_service(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["data", "d" * 120], ids=["short", "beyond a socket's path"])
+def test_the_embedded_store_of_a_running_service(name: str, tmp_path: Path) -> None:
     old, new = new_key(), new_key()
-    data = {"DATA_DIR": str(tmp_path / "data")}
+    data = {"DATA_DIR": str(tmp_path / name)}
     status, _, said = run(tmp_path / "none", data, "store", "rekey")
     assert (status, "holds no store" in said) == (2, True), said
     with Service(tmp_path / "old", PLAIN | data | {"SEAL_KEYS": old}) as service:

@@ -45,6 +45,13 @@ def rekey(context: typer.Context) -> None:
             style="red",
             markup=False,
         )
+    if not done.is_complete:
+        out.print(
+            "Some records may still have an older key: another process seals with it, or was copying a conversation. "
+            "Start all services with the new key first, and run the command again in ten minutes.",
+            style="red",
+        )
+    if done.unreadable or not done.is_complete:
         raise typer.Exit(1)
 
 

@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from redis.exceptions import ResponseError
+
 from smolsessions.core.errors import SealBrokenError
 from smolsessions.store import codec
 from smolsessions.store.scripts.loader import script
@@ -23,38 +25,53 @@ if TYPE_CHECKING:
 KEYS_AT_ONCE = 16  # of the server; a part of one is at most some MiB
 SCANNED_AT_ONCE = 500
 MOST_PASSES = 10
+COPY_S = 1.0  # a pause for copies under way; most take less
 MOST_BYTES = 1024 * 1024  # of one call, except for a larger record
 COUNT_S = 3.0
 NO_KEY = "-"
 NUMBERED = frozenset({"steps", "variables", "pending", "run", "journal", "log"})  # their names end with a number
 KINDS = NUMBERED | {"conversation", "turns", "images", "heads", "logs", "old"}
+_DAMAGED = (SealBrokenError, ResponseError, ValueError, KeyError)
 _FIELDS = {b"record": "conversation", b"head": "head", b"terms": "terms", b"title": "title"}
 
 
 @dataclass
 class Rekeyed:
-    """Numbers of records that were sealed again, and of those that cannot be opened. `example` is the key of one."""
+    """Numbers of records that were sealed again, and of those that cannot be opened. `example` is the key of one.
+
+    `is_complete`: the last pass found no other record of an older key.
+    """
 
     records: int = 0
     unreadable: int = 0
     example: str = ""
+    is_complete: bool = False
+
+    def skip(self, name: bytes, records: int = 1) -> None:
+        self.unreadable += records
+        self.example = name.decode(errors="replace")
 
 
 async def rekey(partitions: Iterable[Partition], progress: Callable[[int], None]) -> Rekeyed:
     """Seal all records with the first key. `progress` gets the number of the server's keys that were read since.
 
-    It repeats until it finds nothing to do: a fork may copy records to a place that was read already.
+    It repeats until it finds nothing to do: a fork may copy records to a place that was read already. A copy that was
+    under way when a pass began may have got its names behind that pass.
     """
     result = Rekeyed()
     for _ in range(MOST_PASSES):
         before, result.unreadable = result.records, 0
+        are_copied = await _are_copied(partitions)
         for partition in partitions:
             async for names in _scanned(partition):
                 for start in range(0, len(names), KEYS_AT_ONCE):
                     some = names[start : start + KEYS_AT_ONCE]
                     await asyncio.gather(*(_rekey_key(partition, name, result) for name in some))
                     progress(len(some))
-        if result.records == before:
+        if are_copied:
+            await asyncio.sleep(COPY_S)
+        elif result.records == before:
+            result.is_complete = True
             break
     return result
 
@@ -79,10 +96,21 @@ async def records_by_key(servers: Servers, partitions: int) -> tuple[Counter[str
     return counts, True
 
 
-async def _scanned(partition: Partition) -> AsyncIterator[list[bytes]]:
+async def _are_copied(partitions: Iterable[Partition]) -> bool:
+    """Return whether copies under way hold records that another key sealed."""
+    for partition in partitions:
+        async for names in _scanned(partition, "staged:*"):
+            for name in names:
+                async for _ in _records(partition, name, partition.sealer.writing_id):
+                    return True
+    return False
+
+
+async def _scanned(partition: Partition, pattern: str = "*") -> AsyncIterator[list[bytes]]:
     cursor: Any = b"0"
     while cursor is not None:
-        cursor, names = await partition.ask("SCAN", cursor, "MATCH", f"{partition.name}:*", "COUNT", SCANNED_AT_ONCE)
+        match = f"{partition.name}:{pattern}"
+        cursor, names = await partition.ask("SCAN", cursor, "MATCH", match, "COUNT", SCANNED_AT_ONCE)
         yield names
         cursor = cursor if int(cursor) else None
 
@@ -95,24 +123,29 @@ async def _rekey_key(partition: Partition, name: bytes, result: Rekeyed) -> None
     ref, _, number = rest.rpartition(":") if kind in NUMBERED else (rest, "", "")
     scope, chunk_names = partition.scope(ref), dict[bytes, str]()
     async for records in _records(partition, name, partition.sealer.writing_id):
-        terms, generation = await partition.ask("HMGET", f"{partition.name}:conversation:{ref}", "terms", "generation")
-        if kind == "old" and not chunk_names:
-            chunk_names = await _chunk_names(scope, name, codec.text(generation or b"0"))
+        try:
+            conversation = f"{partition.name}:conversation:{ref}"
+            terms, stored = await partition.ask("HMGET", conversation, "terms", "generation")
+            scope.terms(terms)  # they name the origins, whose lists of chunks a fork has
+            generation = codec.text(stored or b"0")
+            if kind == "old" and not chunk_names:
+                chunk_names = await _chunk_names(scope, name, generation)
+        except _DAMAGED:
+            result.skip(name, len(records))
+            continue
         changes, size = list[bytes](), 0
         for field, value in records:
             event, line, blob = value.partition(b"\n") if kind == "log" else (b"", b"", value)
             try:
-                scope.terms(terms)
                 if kind == "old":
                     field_name = chunk_names.get(tag_of(blob), "")
-                    place = _place("variables", codec.text(generation or b"0"), field_name.encode(), "")
+                    place = _place("variables", generation, field_name.encode(), "")
                 else:
                     place = _place(kind, number, field, codec.text(event))
                 changes += (field, value, event + line + scope.rekey(blob, *place))
                 size += len(value)
-            except (SealBrokenError, ValueError, KeyError):  # damaged, or no list names this chunk any more
-                result.unreadable += 1
-                result.example = name.decode(errors="replace")
+            except _DAMAGED:  # or no list names this chunk any more
+                result.skip(name)
             if size > MOST_BYTES:
                 await _write(partition, name, changes, result)
                 changes, size = [], 0

@@ -16,7 +16,7 @@ from smolsessions.store.connection.servers import Address, servers_at
 from smolsessions.store.connection.startup_check import ABOUT, IdentityCheck, bind_store, inspect_store
 from smolsessions.store.conversations.conversation_store import ConversationStore
 from smolsessions.store.conversations.history_store import HistoryStore
-from smolsessions.store.key_rotation import Rekeyed, records_by_key, rekey
+from smolsessions.store.key_rotation import COUNT_S, Rekeyed, records_by_key, rekey
 from smolsessions.store.partition import Partition, Partitions
 from smolsessions.store.scripts.loader import load_commands, script
 from smolsessions.store.turns.scheduler import Scheduler
@@ -46,6 +46,7 @@ class Store:
     first: Pipeline
     """Connection to the partition that holds the store's identity."""
     partitions: Partitions
+    servers: Servers
 
     async def has_mark(self, name: str, value: str, *, may_set: bool) -> bool:
         """Return whether the store's mark of this name has this value, which a store without it gets."""
@@ -55,8 +56,9 @@ class Store:
         return bool(found == value.encode())
 
     async def key_count(self) -> int:
-        """Return how many keys the server holds."""
-        return int(await self.first.send("DBSIZE"))
+        """Return how many keys the servers hold."""
+        clients = {await self.servers.client(partition.name) for partition in self.partitions}
+        return sum([int(await client.dbsize()) for client in clients])
 
     async def rekey(self, progress: Callable[[int], None]) -> Rekeyed:
         return await rekey(self.partitions, progress)
@@ -85,9 +87,8 @@ async def open_store(
             turns = TurnStore(partitions, scheduler, IdempotencyKeys(identity.pepper), options)
             conversations = ConversationStore(partitions, turns)
             history = HistoryStore(partitions, conversations, turns)
-            yield Store(
-                server, turns, conversations, history, scheduler, (*running, check.changed), pipelines[0], partitions
-            )
+            tasks = (*running, check.changed)
+            yield Store(server, turns, conversations, history, scheduler, tasks, pipelines[0], partitions, servers)
         finally:
             check.close()
             await _cancel(running)
@@ -105,8 +106,8 @@ async def risks_of_store(address: Address, sealer: Sealer, options: Options) -> 
         name, risks, partitions = await inspect_store(servers, address, sealer, options)
         with start_errors(address):
             counts, is_all = await records_by_key(servers, partitions)
-        used = ", ".join(f"{count} with seal key {key_id}" for key_id, count in sorted(counts.items()))
-        return f"{name} ({used or 'no record'}{'' if is_all else ', in a part of it'})", risks
+        used = ", ".join(f"{count} records with seal key {key_id}" for key_id, count in sorted(counts.items()))
+        return f"{name} ({used or 'no record'}{'' if is_all else f', counted for {COUNT_S:g} s only'})", risks
     finally:
         await servers.aclose()
 

@@ -115,8 +115,8 @@ async def _inspect(servers: Servers, client: Redis, sealer: Sealer, options: Opt
         await _check_identity(client, sealer, options.partitions)
     elif options.expects_data:
         raise StartError(
-            "the store is empty, and SMOLSESSIONS_EXPECT_STORE says that it holds data: restore it "
-            "(docs/how-to/backup.md), or unset the variable to begin anew"
+            "the store is empty, and this command or SMOLSESSIONS_EXPECT_STORE says that it holds data: restore it "
+            "(docs/how-to/backup.md), name another store, or unset the variable to begin anew"
         )
     risks = [
         await _eviction_risk(client),

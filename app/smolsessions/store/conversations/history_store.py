@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, groupby
@@ -37,12 +38,12 @@ from smolsessions.store.scripts.loader import flattened
 from smolsessions.store.seal import tag_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 
     from smolsessions.core.memories import ImportedConversation, ImportedMemory, StoredStep
     from smolsessions.core.records import AgentName, Conversation, StepType, Turn
     from smolsessions.store.conversations.conversation_store import ConversationStore
-    from smolsessions.store.partition import Partitions, Scope
+    from smolsessions.store.partition import Partition, Partitions, Scope
     from smolsessions.store.scripts.loader import Argument
     from smolsessions.store.turns.turn_store import TurnStore
 
@@ -52,6 +53,7 @@ TURNS_AT_ONCE = 500
 MOST_TRIES = 20
 MOST_FORKS = 50
 PIECE_VALUES, PIECE_BYTES = 1000, 1024 * 1024  # of one script: more would delay others
+STAGED = ("turns", "heads", "logs", "steps", "images", "old", "oldest", "variables")
 _OF_RUN = {"planning", "action"}
 
 
@@ -153,24 +155,24 @@ class HistoryStore:
             raise BusyError(f"This conversation was forked {MOST_FORKS} times in a row; export it and import it.")
         new, about = self._neighbour(origin.ref), origin.metadata if metadata is None else metadata
         draft = ConversationFields(about, title=origin.title)
-        staged = secrets.token_hex(12)
         last: dict[str, int | str] = {"turns": at, "heads": at, "logs": at, "steps": head.count}
-        for kind in (*last, "images", "old", "oldest"):  # one by one, so that other calls come between
-            await _stage_copy(snapshot, staged, kind, last.get(kind, ""))
-        state, *rest = await snapshot.scope.call(
-            "fork",
-            *flattened((await _chunk_tags(snapshot, head)).items()),
-            owner=origin.ref.owner,
-            read_head=snapshot.version.head,
-            staged=staged,
-            to=new.name,
-            agent=origin.agent,
-            head=new.seal(codec.encode_head(head), "head") if head.count or head.variables else b"",
-            count=head.count,
-            turn=at,
-            ttl=ttl_us(origin.ttl_s),
-            **sealed_fields(new, origin.agent, draft, at, Terms(now.policy, lineage, jumps, now.approve)),
-        )
+        async with _staged_keys(new.partition) as staged:
+            for kind in (*last, "images", "old", "oldest"):  # one by one, so that other calls come between
+                await _stage_copy(snapshot, staged, kind, last.get(kind, ""))
+            state, *rest = await snapshot.scope.call(
+                "fork",
+                *flattened((await _chunk_tags(snapshot, head)).items()),
+                owner=origin.ref.owner,
+                read_head=snapshot.version.head,
+                staged=staged,
+                to=new.name,
+                agent=origin.agent,
+                head=new.seal(codec.encode_head(head), "head") if head.count or head.variables else b"",
+                count=head.count,
+                turn=at,
+                ttl=ttl_us(origin.ttl_s),
+                **sealed_fields(new, origin.agent, draft, at, Terms(now.policy, lineage, jumps, now.approve)),
+            )
         return self._changed(state, rest, {b"moved", b"exists", b"expired"})
 
     async def record(self, ref: Ref) -> ConversationRecord:
@@ -193,25 +195,28 @@ class HistoryStore:
         self, ref: Ref, agent: AgentName, draft: ConversationFields, brought: ImportedConversation
     ) -> Conversation:
         scope = self._partitions.scope(ref)
+        partition, turns = scope.partition, len(brought.turns)
+        if await partition.ask("EXISTS", f"{partition.name}:conversation:{scope.name}"):
+            raise ConversationExistsError
         sealed, head = await asyncio.to_thread(_seal_import, scope, brought)
-        turns, staged = len(brought.turns), secrets.token_hex(12)
-        for kind, values in sealed.items():
-            for start, piece in _pieces(values):
-                await scope.partition.call("stage", *piece, staged=staged, kind=kind, at=start)
         fields = sealed_fields(
             scope, agent, draft, turns, Terms(draft.policy, jumps=brought.jumps, approve=draft.approve)
         )
-        state, *rest = await scope.call(
-            "import",
-            owner=ref.owner,
-            staged=staged,
-            agent=agent,
-            ttl=ttl_us(draft.ttl_s),
-            head=head,
-            turns=turns,
-            steps=len(brought.memory.steps),
-            **fields,
-        )
+        async with _staged_keys(partition) as staged:
+            for kind, values in sealed.items():
+                for start, piece in _pieces(values):
+                    await partition.call("stage", *piece, staged=staged, kind=kind, at=start)
+            state, *rest = await scope.call(
+                "import",
+                owner=ref.owner,
+                staged=staged,
+                agent=agent,
+                ttl=ttl_us(draft.ttl_s),
+                head=head,
+                turns=turns,
+                steps=len(brought.memory.steps),
+                **fields,
+            )
         if state == b"expired":
             raise StoreUnavailableError
         if state == b"exists":
@@ -416,6 +421,17 @@ def _pieces(values: Sequence[Argument]) -> Iterator[tuple[int, list[Argument]]]:
             start, size = index + 2, 0
     if start < len(values):
         yield start, [*values[start:]]
+
+
+@asynccontextmanager
+async def _staged_keys(partition: Partition) -> AsyncIterator[str]:
+    """Yield a name for staged keys. Those that no script has renamed are deleted."""
+    staged = secrets.token_hex(12)
+    try:
+        yield staged
+    finally:
+        with suppress(StoreUnavailableError):
+            await partition.ask("UNLINK", *(f"{partition.name}:staged:{staged}:{kind}" for kind in STAGED))
 
 
 async def _stage_copy(snapshot: _Snapshot, staged: str, kind: str, last: int | str) -> None:

@@ -79,8 +79,7 @@ def _make(folder: Path) -> None:
 
 def _end_orphan(folder: Path, lock: BinaryIO, grace_s: float) -> None:
     """Stop the server of a dead service. Only Linux signals it the death of its service."""
-    pid, _, recorded = os.fsdecode((folder / "server.lock").read_bytes()).partition(" ")
-    socket_path = Path(recorded) if recorded else folder / "store.sock"
+    pid, socket_path = recorded_server(folder)
     deadline = time.monotonic() + grace_s
     while not _lock(lock):
         if time.monotonic() > deadline:
@@ -93,6 +92,12 @@ def _end_orphan(folder: Path, lock: BinaryIO, grace_s: float) -> None:
     if socket_path.parent != folder:
         with suppress(OSError):  # not empty: in use by the service of which this folder is a copy
             socket_path.parent.rmdir()
+
+
+def recorded_server(folder: Path) -> tuple[str, Path]:
+    """Return process id and socket of the folder's last server."""
+    pid, _, socket_path = os.fsdecode((folder / "server.lock").read_bytes()).partition(" ")
+    return pid, Path(socket_path) if socket_path else folder / "store.sock"
 
 
 def _lock(file: BinaryIO) -> bool:

@@ -34,7 +34,7 @@ if gone <= 100 then
     redis.call('LSET', steps, index, string.sub(redis.call('LINDEX', steps, index) or damaged('steps'), -16))
   end
 else  -- to find many by their indexes takes five times as long as a new list
-  local rebuilt = key('staged', ref, 'steps')
+  local rebuilt = key('rebuilt', ref)  -- never seen outside of this script
   redis.call('UNLINK', rebuilt)
   for start = 0, redis.call('LLEN', steps) - 1, 100 do
     local values = redis.call('LRANGE', steps, start, start + 99)
