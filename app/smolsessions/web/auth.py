@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 KEY_DIGITS = 12
 CHECK_INTERVAL_S = 2.0
-READ_INTERVAL_S = 0.5
+READ_INTERVAL_S = 0.4
 _KEY_LINE = re.compile(r"([A-Za-z0-9._@-]{1,64})\s+([0-9a-fA-F]{64})(?:\s+(\S.*))?")
 _READABLE_BY_ALL = "all users of this machine may read %s: run `chmod o-rwx %s`; the next start refuses it"
 _BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
@@ -59,6 +59,7 @@ class Authenticator:
         self._path = path
         self.loopback = loopback
         self._read_at: tuple[int, ...] | None = None
+        self._seen_at: tuple[int, ...] | None = None
         self._identities: Mapping[bytes, Identity] = {}
         self._checked: Mapping[bytes, Identity] = {}  # keys at the last check of the streams
         self._streams: set[tuple[str | None, Owner, Callable[[], None]]] = set()
@@ -143,7 +144,9 @@ class Authenticator:
         try:
             found = path.stat()
             changed_at = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
-            if changed_at != self._read_at:
+            is_at_rest, self._seen_at = changed_at == self._seen_at, changed_at
+            # One that is being written may lack keys, so it is read once it rests.
+            if changed_at != self._read_at and (is_at_rest or self._read_at is None):
                 self._identities, wrong = _read(path)
                 _report(path, wrong, is_start=self._read_at is None)
                 if self._read_at and open_to_all(found):
