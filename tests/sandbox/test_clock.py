@@ -292,7 +292,7 @@ SEEDED = [
         SHOWN,
     ],
 ]
-SKIPPED: Event = {"text": "an error that is shown with logs takes two places of the script"}
+SKIPPED: Event = {"text": "never played: an error with logs counts as two answers"}
 BROKEN = [*code_script("def broken(:"), SKIPPED]
 TASK = json.dumps(code_script("print('by the helper')\nfinal_answer(1)"))
 BROKEN_TASK = json.dumps([*BROKEN, SHOWN])

@@ -20,7 +20,8 @@ from smolsessions.caller import CALLER, Caller
 from smolsessions.core.records import LOCAL, Owner
 from tests.support.owners import ADA, BOB, owner_line, request_as
 from tests.support.service import PLAIN, Service, write_private
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.turns import DONE, cancel, submit_turn, wait_for_end
+from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
 ADAS, BOBS = Owner("ada"), Owner("bob")
 BOMB = "x = 'y' * 150_000_000\nprint(gate())\nx = None"
@@ -132,6 +133,18 @@ def test_a_service_whose_code_wants_more_than_there_is_stays_within_its_budget(t
                 peak = max(peak, sum(map(_resident, root.children(recursive=True))))
         assert [turn.result().json()["reply"] for turn in turns] == ["done"] * 8
         assert 150_000_000 < peak < 600_000_000
+
+
+def test_the_code_of_a_stopped_turn_ends_although_its_tool_does_not(tmp_path: Path, gate: Gate) -> None:
+    settings = PLAIN | {"AGENTS": "coder=tests.support.coders:make_coder", "CODE_MEMORY_MB": "600"}
+    with Service(tmp_path / "service", settings) as service:
+        turn = submit_turn(service, {"code": f"x = 1\nwait_for({str(gate.path)!r})"}, DONE, agent="coder")
+        gate.reached()
+        cancel(service, turn)
+        assert wait_for_end(service, turn)["status"] == "cancelled"
+        later = service.play({"code": "print(0)"}, DONE, agent="coder")
+        assert [step["error"] for step in service.steps(later) if step["type"] == "action"] == [None, None]
+        gate.open()
 
 
 def _resident(process: psutil.Process) -> int:

@@ -174,14 +174,19 @@ def test_the_keys_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
         wait_until(lambda: _let_in(service, ADA, BOB, SECOND) == [False, True, True])
 
 
-def test_a_keys_file_that_hangs_holds_no_request_up(tmp_path: Path) -> None:
+def test_no_keys_file_keeps_a_revoked_key_in(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    with _serving(tmp_path, keys, owner_line("ada", ADA)) as service:
-        assert _let_in(service, ADA) == [True]
-        os.mkfifo(tmp_path / "pipe")  # like a network drive that is gone: who opens it waits
-        (tmp_path / "pipe").replace(keys)
-        with keys.open("w"):  # returns once the service reads
-            assert _let_in(service, ADA, BOB) == [True, False]
+    with _serving(tmp_path, keys, owner_line("ada", ADA) + owner_line("bob", BOB)) as service:
+        keys.unlink()
+        os.mkfifo(keys)  # who opens it waits for ever
+        wait_until(lambda: "it is no regular file" in service.log())
+        assert _let_in(service, ADA, BOB) == [True, True]
+        keys.unlink()
+        write_private(keys, owner_line("bob", BOB))
+        wait_until(lambda: _let_in(service, ADA, BOB) == [False, True])
+        keys.write_bytes(b"\xff\xfe no text\n" + owner_line("ada", ADA).encode())
+        wait_until(lambda: _let_in(service, ADA, BOB) == [True, False])
+        assert service.log().count("no regular file") == 1, "a failure is one line of the log"
 
 
 @pytest.mark.parametrize(
@@ -225,6 +230,8 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Futu
         keys = folder / f"keys{number}"
         keys.write_text(f"# two good lines\n\n{owner_line('ada', ADA)}{broken}\n{owner_line('bob', BOB)}")
         table[what] = Refused({"API_KEYS_FILE": str(keys)}, ())
+    os.mkfifo(folder / "pipe")
+    table["a pipe"] = Refused({"API_KEYS_FILE": str(folder / "pipe")}, ())
     with started(table, folder / "logs") as found:
         yield found
 
@@ -236,6 +243,7 @@ def test_a_wrong_keys_file_is_refused_at_the_start(endings: dict[str, Future[End
             assert word in sentence
         assert ADA not in sentence
     assert "chmod o-rwx" in sentence_of(endings["open to all"].result())
+    assert "it is no regular file" in sentence_of(endings["a pipe"].result())
 
 
 def _serving(folder: Path, keys: Path, text: str) -> Service:

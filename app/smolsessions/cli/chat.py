@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import httpx2
 import typer
 
-from smolsessions.cli.flags import add_agents, spec_of, with_settings
+from smolsessions.cli.flags import with_settings
 from smolsessions.cli.questions import ask
 from smolsessions.cli.remote import ApiKey, check_id, check_url, err, out, service, shorten
 from smolsessions.client import ApiError
@@ -80,17 +79,11 @@ def chat(
     Without --url it joins the service that uses this folder's data, or starts one. Settings and agents that are named
     here are those of a service that starts.
     """
-    here = [*named, *([agent] if agent and ":" in agent else [])]
-    if url and here:
-        raise StartError(f"{here[0]} would be served here, and --url names another service; leave one of them out")
-    if agent and ":" in agent:
-        add_agents([spec := spec_of(agent)])
-        name, equals, _ = spec.partition("=")
-        agent = name if equals else None  # the first agent is the default one
-        os.environ.pop("SMOLSESSIONS_DEFAULT_AGENT", None)
+    if url and named:
+        raise StartError(f"{named[0]} would be served here, and --url names another service; leave one of them out")
     settings = read_settings(places)
     has_own_settings = any(place.startswith("--") for name, place in places.items() if name != "data_dir")
-    url = url or (None if here or has_own_settings else _address_of_this_folder(settings))
+    url = url or (None if named or has_own_settings else _address_of_this_folder(settings))
     with _address(url) as address, service(address, api_key) as client:
         talk = _Chat(client, address, agent, conversation, file or [], is_remote=bool(url))
         talk.greet()

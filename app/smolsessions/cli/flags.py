@@ -53,10 +53,11 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         chosen = {name: value for name in flags if (value := given.pop(name)) is not None}
         places: dict[str, str] = {**places_of(context), **{name: _long(name) for name in chosen}}
         os.environ.update({_variable(name): _text(value) for name, value in chosen.items()})
-        if "settings" in own and ":" in (given.get("agent") or ""):
-            targets = [given["agent"]]
-            name, equals, _ = spec_of(given["agent"]).partition("=")
-            given["agent"] = name if equals else None  # its factory names it
+        if ":" in (given.get("agent") or ""):
+            named = [spec := spec_of(given["agent"]), *named]
+            name, equals, _ = spec.partition("=")
+            given["agent"] = name if equals else None  # the first agent is the default one
+            os.environ.pop(_variable("default_agent"), None)
         add_agents([*map(spec_of, targets), *named])
         if "settings" in own:
             given["settings"] = read_settings(places)

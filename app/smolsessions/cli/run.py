@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from smolsessions.cli.remote import printable
 from smolsessions.core.errors import StartError
 from smolsessions.core.request_id import request_id
 from smolsessions.roles import ProcessSlot, Role
@@ -162,10 +163,6 @@ def _keys_of_providers(settings: Settings) -> list[str]:
     return sorted(found - {""}, key=len, reverse=True)
 
 
-_ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""Control characters, by which a foreign text would command the terminal that shows the log."""
-
-
 class _RedactingFormatter(logging.Formatter):
     """Formatter that masks keys of providers, which an exception may repeat.
 
@@ -179,7 +176,7 @@ class _RedactingFormatter(logging.Formatter):
         self._second, self._time = 0, ""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record).translate(_ESCAPED)
+        line = printable(super().format(record)).replace("\r", "␍")
         for secret in self._secrets:
             line = line.replace(secret, "***")
         return line

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import logging
 import re
 import threading
 import time
 from contextlib import contextmanager
+from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smolsessions.core.callers import parse_claims
@@ -17,6 +19,7 @@ from smolsessions.core.files import check_private, open_to_all
 from smolsessions.core.records import LOCAL, Owner
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
@@ -60,6 +63,8 @@ class Authenticator:
         self.loopback = loopback
         self._read_at: tuple[int, ...] | None = None
         self._seen_at: tuple[int, ...] | None = None
+        self._failure = ""
+        """Why the file cannot be read now. It is logged once."""
         self._identities: Mapping[bytes, Identity] = {}
         self._checked: Mapping[bytes, Identity] = {}  # keys at the last check of the streams
         self._streams: set[tuple[str | None, Owner, Callable[[], None]]] = set()
@@ -141,28 +146,40 @@ class Authenticator:
                 log.exception("the API keys are not reloaded", extra={"action": "keys.unreadable"})
 
     def _refresh(self, path: Path) -> None:
+        is_start = self._read_at is None
         try:
-            found = path.stat()
+            found = _stat_of_file(path)
             changed_at = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
             is_at_rest, self._seen_at = changed_at == self._seen_at, changed_at
             # One that is being written may lack keys, so it is read once it rests.
-            if changed_at != self._read_at and (is_at_rest or self._read_at is None):
+            if changed_at != self._read_at and (is_at_rest or is_start):
                 self._identities, wrong = _read(path)
-                _report(path, wrong, is_start=self._read_at is None)
-                if self._read_at and open_to_all(found):
-                    log.warning(_READABLE_BY_ALL, path, path, extra={"action": "keys.open"})
-                if self._read_at:
+                _report(path, wrong, is_start=is_start)
+                if not is_start:
                     log.info("the API keys are read again: %s", len(self._identities), extra={"action": "keys.read"})
+                    if open_to_all(found):
+                        log.warning(_READABLE_BY_ALL, path, path, extra={"action": "keys.open"})
                 self._read_at = changed_at
                 if not self._identities:
                     log.warning("%s holds no key, so all requests are refused", path, extra={"action": "keys.none"})
-        except (OSError, UnicodeDecodeError, StartError) as error:
-            if self._read_at is None:
+            self._failure = ""
+        except (OSError, StartError) as error:
+            if is_start:
                 cause = error.strerror if isinstance(error, OSError) else error
                 mend = "put a line of `smolsessions keys owner OWNER` there, and let the service's user read it"
                 sentence = error.message if isinstance(error, StartError) else f"it cannot be read ({cause}); {mend}"
                 raise StartError(f"SMOLSESSIONS_API_KEYS_FILE {path}: {sentence}") from error
-            log.error("the API keys are not reloaded: %s: %s", path, error, extra={"action": "keys.unreadable"})  # noqa: TRY400
+            if str(error) != self._failure:
+                self._failure = str(error)
+                log.error("the API keys are not reloaded: %s: %s", path, error, extra={"action": "keys.unreadable"})  # noqa: TRY400
+
+
+def _stat_of_file(path: Path) -> os.stat_result:
+    """Return the state of a regular file. Raises `OSError` for a pipe, say: who opens one may wait for ever."""
+    found = path.stat()
+    if not S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return found
 
 
 def _report(path: Path, wrong: list[str], *, is_start: bool) -> None:
@@ -177,7 +194,7 @@ def _read(path: Path) -> tuple[dict[bytes, Identity], list[str]]:
     """Return the identities, and a sentence about each line that is wrong."""
     identities: dict[bytes, Identity] = {}
     wrong = []
-    for number, line in enumerate(path.read_text("utf-8").split("\n"), 1):
+    for number, line in enumerate(path.read_text("utf-8", errors="replace").split("\n"), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         match = _KEY_LINE.fullmatch(line.strip())

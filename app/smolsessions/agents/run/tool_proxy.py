@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -266,7 +267,8 @@ class InterpreterProxy(Proxy):
             self._real.seed = agent_run.recorder.seed(call.record.call_id)
             self._real.clock = ClockLog(agent_run.recorder.journal, call.record.call_id)
         try:
-            return self._real(code_action)
+            with agent_run.recorder.stoppable(self._real.end_during_tool) if is_child else nullcontext():
+                return self._real(code_action)
         finally:
             if effect := getattr(self._real, "effect", b""):
                 call.effect = Effect(effect)

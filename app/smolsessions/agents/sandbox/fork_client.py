@@ -15,7 +15,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from math import ceil
-from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
 from smolsessions.agents.sandbox.confinement.levels import CONFINED, Level
@@ -26,10 +25,12 @@ from smolsessions.agents.sandbox.process_group import ProcessGroup
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from concurrent.futures import Future
+    from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 2  # the server forks one after the other
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 FORK_TIMEOUT_S = 30.0  # the first fork waits until the server is up
 _INHERITED = (
     *("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "HOME", "LANG", "LC_ALL", "TZ"),
@@ -247,8 +248,11 @@ class ChildProcess:
 
     def _resident_mb(self) -> int:
         with contextlib.suppress(OSError):
-            pages = int(Path(f"/proc/{self._group.pid}/statm").read_text().split()[1])
-            return ceil(pages * os.sysconf("SC_PAGE_SIZE") / MB)
+            statm = os.open(f"/proc/{self._group.pid}/statm", os.O_RDONLY)
+            try:
+                return ceil(int(os.read(statm, 200).split()[1]) * PAGE_BYTES / MB)
+            finally:
+                os.close(statm)
         return 0
 
     def kill(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from concurrent.futures import CancelledError
 from dataclasses import asdict, dataclass
 from math import ceil
@@ -29,7 +30,7 @@ from smolsessions.caller import CALLER
 from smolsessions.core.records import LOCAL, Owner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from concurrent.futures import Future
 
     from smolagents.local_python_executor import LocalPythonExecutor
@@ -129,6 +130,8 @@ class ChildInterpreter(PythonExecutor):
         """Readings of the next block's clocks."""
         self._calls: list[tuple[str, bytes]] = []
         self._called_bytes = 0
+        self._lock = threading.Lock()
+        self._is_in_tool = False
         self._most_mb = ceil(min(self.limits.memory_mb, self.fork_client.memory.total_mb))
         self._owner: Owner = LOCAL
         self._taken_mb = 0
@@ -216,6 +219,24 @@ class ChildInterpreter(PythonExecutor):
         self._keep_memory(0)
         self._early = self._child = self._channel = None
 
+    def end_during_tool(self) -> None:
+        """End the process if its block waits for a tool, which may never return. For the thread that stops the turn."""
+        with self._lock:
+            if self._is_in_tool and self._child:
+                self._child.kill()
+                self._keep_memory(0)
+
+    @contextlib.contextmanager
+    def _in_tool(self) -> Iterator[None]:
+        with self._lock:
+            self._is_in_tool = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._is_in_tool = False
+            self.check()  # after a stop the process is gone
+
     def _take_memory(self) -> None:
         """Wait for the memory of a block. A process that holds some while others wait is ended, and begun anew.
 
@@ -224,7 +245,7 @@ class ChildInterpreter(PythonExecutor):
         if caller := CALLER.get(None):
             self._owner = Owner(caller.owner)
         memory = self.fork_client.memory
-        if not self._taken_mb or not memory.try_grow(self._owner, self._taken_mb, self._most_mb):
+        if not memory.try_grow(self._owner, self._taken_mb, self._most_mb):
             if self._taken_mb:
                 self.stop()
             memory.take(self._owner, self._most_mb, self.check)
@@ -326,7 +347,7 @@ class ChildInterpreter(PythonExecutor):
                 "variables": pack_chunks(self.variables),
                 "dropped": sorted(self.dropped),
                 "logs": self.logs,
-                "limits": {**asdict(self.limits), "memory_mb": self._most_mb},
+                "limits": {**asdict(limits), "memory_mb": self._most_mb},
             },
             check,
         )
@@ -346,7 +367,7 @@ class ChildInterpreter(PythonExecutor):
         try:
             args, kwargs = loads(message["arguments"], self.carries)
             self._record_call(name, message["arguments"])
-            with stopwatch.paused():
+            with stopwatch.paused(), self._in_tool():
                 result = without_text(self._tools[name](*args, **kwargs))
             returned = dumps_lossy(result, self.carries, max_bytes=MAX_RESULT_BYTES)
             if len(returned) > self.limits.output_bytes:

@@ -77,16 +77,18 @@ class MemoryBudget:
         """Take more for a block that has `mb`, if that can be had without waiting."""
         with self._changed:
             more_mb = to_mb - mb
-            is_free = self._fits_owner(owner, self._held[owner] - mb, to_mb) and not self._queue
-            if is_free := is_free and self._held.total() + more_mb <= self.total_mb:
+            is_free = not self._queue and self._held.total() + more_mb <= self.total_mb
+            if is_free := is_free and self._fits_owner(owner, self._held[owner] - mb, to_mb):
                 self._held[owner] += more_mb
             return is_free
 
     def give_back(self, owner: Owner, mb: int) -> None:
         with self._changed:
             self._held[owner] -= mb
-            self._held += Counter()  # without owners who hold nothing
-            self._changed.notify_all()
+            if not self._held[owner]:
+                del self._held[owner]
+            if self._queue:
+                self._changed.notify_all()
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

@@ -243,7 +243,7 @@ class _Walk:
         return label
 
     def _note(self, kind: type) -> None:
-        """Note a label for a value of this class. It leaves parts out, except that of a medium, which is shown."""
+        """Note that a label stands for a value of this class. A person sees less of it then, unless it is a medium."""
         try:
             is_medium = issubclass(kind, MEDIA)
             self.is_whole &= self._left >= 0 and is_medium

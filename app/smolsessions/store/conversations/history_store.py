@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, groupby
@@ -34,16 +33,17 @@ from smolsessions.store.conversations.head import (
     open_chunk_list,
     open_head,
 )
+from smolsessions.store.conversations.staging import pieces, stage_copy, staged_keys
 from smolsessions.store.scripts.loader import flattened
 from smolsessions.store.seal import tag_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from smolsessions.core.memories import ImportedConversation, ImportedMemory, StoredStep
     from smolsessions.core.records import AgentName, Conversation, StepType, Turn
     from smolsessions.store.conversations.conversation_store import ConversationStore
-    from smolsessions.store.partition import Partition, Partitions, Scope
+    from smolsessions.store.partition import Partitions, Scope
     from smolsessions.store.scripts.loader import Argument
     from smolsessions.store.turns.turn_store import TurnStore
 
@@ -52,8 +52,6 @@ T = TypeVar("T")
 TURNS_AT_ONCE = 500
 MOST_TRIES = 20
 MOST_FORKS = 50
-PIECE_VALUES, PIECE_BYTES = 1000, 1024 * 1024  # of one script: more would delay others
-STAGED = ("turns", "heads", "logs", "steps", "images", "old", "oldest", "variables")
 _OF_RUN = {"planning", "action"}
 
 
@@ -156,9 +154,9 @@ class HistoryStore:
         new, about = self._neighbour(origin.ref), origin.metadata if metadata is None else metadata
         draft = ConversationFields(about, title=origin.title)
         last: dict[str, int | str] = {"turns": at, "heads": at, "logs": at, "steps": head.count}
-        async with _staged_keys(new.partition) as staged:
+        async with staged_keys(new.partition) as staged:
             for kind in (*last, "images", "old", "oldest"):  # one by one, so that other calls come between
-                await _stage_copy(snapshot, staged, kind, last.get(kind, ""))
+                await stage_copy(snapshot.scope, snapshot.head.generation, staged, kind, last.get(kind, ""))
             state, *rest = await snapshot.scope.call(
                 "fork",
                 *flattened((await _chunk_tags(snapshot, head)).items()),
@@ -202,9 +200,9 @@ class HistoryStore:
         fields = sealed_fields(
             scope, agent, draft, turns, Terms(draft.policy, jumps=brought.jumps, approve=draft.approve)
         )
-        async with _staged_keys(partition) as staged:
+        async with staged_keys(partition) as staged:
             for kind, values in sealed.items():
-                for start, piece in _pieces(values):
+                for start, piece in pieces(values):
                     await partition.call("stage", *piece, staged=staged, kind=kind, at=start)
             state, *rest = await scope.call(
                 "import",
@@ -409,36 +407,6 @@ def _seal_import(scope: Scope, brought: ImportedConversation) -> tuple[dict[str,
         "heads": flattened(sealed_heads.items()),
     }
     return staged, scope.seal(codec.encode_head(head), "head") if steps or chunks else b""
-
-
-def _pieces(values: Sequence[Argument]) -> Iterator[tuple[int, list[Argument]]]:
-    """Yield parts of bounded size, each an even number of values, with the number of values before."""
-    start = size = 0
-    for index in range(0, len(values), 2):
-        size += sum(len(value) if isinstance(value, bytes) else len(str(value)) for value in values[index : index + 2])
-        if size > PIECE_BYTES or index + 2 - start >= PIECE_VALUES:
-            yield start, [*values[start : index + 2]]
-            start, size = index + 2, 0
-    if start < len(values):
-        yield start, [*values[start:]]
-
-
-@asynccontextmanager
-async def _staged_keys(partition: Partition) -> AsyncIterator[str]:
-    """Yield a name for staged keys. Those that no script has renamed are deleted."""
-    staged = secrets.token_hex(12)
-    try:
-        yield staged
-    finally:
-        with suppress(StoreUnavailableError):
-            await partition.ask("UNLINK", *(f"{partition.name}:staged:{staged}:{kind}" for kind in STAGED))
-
-
-async def _stage_copy(snapshot: _Snapshot, staged: str, kind: str, last: int | str) -> None:
-    part, cursor = snapshot.head.generation if kind == "steps" else "", b"0"
-    call = partial(snapshot.scope.call, "stage_copy", staged=staged, kind=kind, part=part, last=last)
-    while (cursor := await call(cursor=cursor)) != b"0":
-        pass
 
 
 def _seal_steps(scope: Scope, memory: ImportedMemory) -> tuple[list[bytes], dict[int, Head], Head]:
