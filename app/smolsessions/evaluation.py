@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from smolsessions.client import AsyncClient, ClientError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from smolsessions.wire.turns import Turn
+from smolsessions.wire.turns import Turn
 
 __all__ = ["ServiceAdapter", "SmolagentsAdapter", "ToolCall", "TurnFailedError", "UnknownHistoryError"]
 T = TypeVar("T")

@@ -76,7 +76,7 @@ class OptionValues(TypedDict, total=False):
     scratchpad: bool
     executor: Literal["child", "thread"]
     code_limits: CodeLimitValues
-    carries: list[type] | tuple[type, ...] | set[type] | frozenset[type]
+    stored_classes: list[type] | tuple[type, ...] | set[type] | frozenset[type]
     unsafe_to_repeat: list[str] | tuple[str, ...] | set[str] | frozenset[str]
     model_retries: int
     workspace: WorkspaceValues | None
@@ -103,7 +103,7 @@ class Options:
     """Place where a CodeAgent's code runs: a child process, or the thread of its turn."""
     code_limits: CodeLimitValues = field(default_factory=CodeLimitValues)
     """Limits of code in its child process."""
-    carries: Sequence[type] | set[type] | frozenset[type] = ()
+    stored_classes: Sequence[type] | set[type] | frozenset[type] = ()
     """Classes of which memory and variables keep instances. Others are kept as data or text."""
     unsafe_to_repeat: Sequence[str] | set[str] | frozenset[str] = ()
     """Tools whose calls are not repeated after a crash that left their outcome unknown."""

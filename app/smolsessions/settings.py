@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import os
 import re
+from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -16,8 +17,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from smolsessions.core.errors import StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,7 @@ from smolsessions.agents.catalog import Catalog
 from smolsessions.agents.chat import ChatOptions, chat_factory
 from smolsessions.agents.config.agents_file import load_agents_file
 from smolsessions.agents.demo.agents import make_demo, make_demo_code
-from smolsessions.agents.factories import load_factories
+from smolsessions.agents.factories import Factory, load_factories
 from smolsessions.agents.sandbox.confinement.levels import keep_memory_private
 from smolsessions.agents.sandbox.memory_budget import MemoryBudget
 from smolsessions.agents.tools.tool_servers import ToolServers
@@ -22,7 +23,8 @@ from smolsessions.core.conversations import Conversations
 from smolsessions.core.errors import StartError
 from smolsessions.core.records import AgentName
 from smolsessions.core.turns import Turns
-from smolsessions.settings import words_in
+from smolsessions.roles import ProcessSlot, Role
+from smolsessions.settings import Settings, words_in
 from smolsessions.store.connection.servers import Address
 from smolsessions.store.connection.startup_check import ABOUT
 from smolsessions.store.embedded.data_folder import FolderInUseError, check_place, recorded_server
@@ -43,13 +45,7 @@ from smolsessions.worker.worker import Worker
 from smolsessions.workspace.folders import ConversationFolders
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-
     from fastapi import FastAPI
-
-    from smolsessions.agents.factories import Factory
-    from smolsessions.roles import ProcessSlot, Role
-    from smolsessions.settings import Settings
 
 
 AFFINITY_S = 0.01  # an agent that must be built anew costs more, from some ten turns on

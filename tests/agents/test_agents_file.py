@@ -111,7 +111,7 @@ def test_a_mistake_stops_the_start_and_the_check_names_it(tmp_path: Path) -> Non
     assert f"{file}: [agents.shop] max_steps: is out of range" in errors
     status, output, _ = run(tmp_path, settings, "check")
     assert status == 1
-    assert f"agents      MEND  {file}: [agents.shop] max_steps: is out of range" in output
+    assert f"agents      FAIL  {file}: [agents.shop] max_steps: is out of range" in output
 
 
 def test_the_shipped_schema_is_current_and_finds_mistakes() -> None:

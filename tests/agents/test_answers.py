@@ -30,7 +30,7 @@ REAL = {
     "an image of a tool": "picture()",
     "an array": "import numpy as np\nnp.arange(3)",
     "a frame": "import pandas as pd\npd.DataFrame({'a': [1, 2]})",
-    "an instance that the agent carries": "parcel(weight=3)",
+    "an instance that the agent declares": "parcel(weight=3)",
 }
 OWN_CLASS = "class Thing:\n    def __len__(self):\n        return 7\nThing()"
 STAND_INS = {

@@ -34,8 +34,8 @@ def test_check_makes_each_agent_and_names_the_one_that_needs_a_mend(
     status, output, errors = run(tmp_path, settings, "agents", "check")
     assert status == 1, output + errors
     shop, clerk = output.splitlines()
-    assert clerk.startswith(f"clerk: MEND  {file}: [agents.clerk] tools: ")
-    assert shop.startswith(f"shop: MEND  {file}: [agents.clerk] tools: "), "it manages the clerk"
+    assert clerk.startswith(f"clerk: FAIL  {file}: [agents.clerk] tools: ")
+    assert shop.startswith(f"shop: FAIL  {file}: [agents.clerk] tools: "), "it manages the clerk"
     file.write_text(file.read_text().replace("nowhere_at_all:search", "smolsessions.agents.demo.tools:Clock"))
     status, output, errors = run(tmp_path, settings, "agents", "check", "clerk")
     assert (status, output.split(", fingerprint")[0]) == (0, "clerk: ok    CodeAgent, clock"), errors

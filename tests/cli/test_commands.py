@@ -195,7 +195,7 @@ FAST = (
 
 
 def lines(output: str) -> dict[str, str]:
-    return dict(re.findall(r"^(\w+) +(ok|MEND) ", output, re.MULTILINE))
+    return dict(re.findall(r"^(\w+) +(ok|FAIL) ", output, re.MULTILINE))
 
 
 def test_a_configuration_that_would_start_is_ok(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_bad_situation_is_a_line_with_cause_and_mend(case: str, guarded: Store
     settings = {name: value.format(**places) for name, value in settings.items()}
     status, output, errors = run(tmp_path, PLAIN | {"SEAL_KEYS": SEAL_KEY} | settings, "check")
     assert (status, errors) == (1, "")
-    (line,) = re.findall(rf"^{part} +MEND  (.*)", output, re.MULTILINE)
+    (line,) = re.findall(rf"^{part} +FAIL  (.*)", output, re.MULTILINE)
     assert (cause in line, mend in line) == (True, True), line
     if part != "settings":
         assert lines(output).keys() >= {"settings", "rights", "keys", "agents", "store"}, "one defect hides no other"

@@ -82,15 +82,15 @@ def planning() -> PlanningStep:
     return PlanningStep([message], message, "1. Think.", Timing(1.0, 2.0), TokenUsage(1, 2))
 
 
-def again(step: MemoryStep, carries: tuple[type, ...] = ()) -> Any:
+def again(step: MemoryStep, stored_classes: tuple[type, ...] = ()) -> Any:
     """Encode and decode a step twice, check that its prompt stays the same, and return the first copy."""
     before = shown(step)
     strip(step)
-    packed = pack(step, 1, carries)
-    back = unpack(packed.data, packed.attachments, carries)
+    packed = pack(step, 1, stored_classes)
+    back = unpack(packed.data, packed.attachments, stored_classes)
     assert shown(back) == before
-    twice = pack(back, 1, carries)
-    assert shown(unpack(twice.data, twice.attachments, carries)) == before
+    twice = pack(back, 1, stored_classes)
+    assert shown(unpack(twice.data, twice.attachments, stored_classes)) == before
     assert json.dumps(describe_step(back))
     return back
 
@@ -314,10 +314,10 @@ def test_a_half_step_is_not_finished() -> None:
 def test_a_class_that_the_agent_carries_comes_back_as_itself_and_runs_no_code() -> None:
     value = [odd.Point(1, 2), odd.City(name="Ur", founded=dt.date(1, 1, 1)), odd.Pair("a", []), odd.Colour.RED]
     value.append(odd.Marks.BOLD | odd.Marks.WIDE)
-    carries = (odd.Point, odd.City, odd.Pair, odd.Colour, odd.Marks)
-    back = again(action(action_output={"all": value}), carries).action_output
+    stored_classes = (odd.Point, odd.City, odd.Pair, odd.Colour, odd.Marks)
+    back = again(action(action_output={"all": value}), stored_classes).action_output
     assert back == {"all": value}
-    assert [type(item) for item in back["all"]] == list(carries)
+    assert [type(item) for item in back["all"]] == list(stored_classes)
     odd.EXECUTED.clear()
     back = again(action(action_output=odd.Reducing()), (odd.Reducing,)).action_output
     assert back == "[tests.support.odd.Reducing] reducing"

@@ -120,10 +120,10 @@ def test_many_rollbacks_in_a_row_leave_one_trace(service: Service, raw: Raw) -> 
     turn = service.play({"say": "one"})
     name = turn["conversation_id"]
     roll_back(service, name, 0)
-    size = raw.hstrlen(f"{PARTITION}:conversation:local/{name}", "terms")
+    size = raw.hstrlen(f"{PARTITION}:conversation:local/{name}", "settings")
     for number in range(50):
         roll_back(service, name, number % 2)
-    assert raw.hstrlen(f"{PARTITION}:conversation:local/{name}", "terms") <= size + 4
+    assert raw.hstrlen(f"{PARTITION}:conversation:local/{name}", "settings") <= size + 4
     assert step_counts(roll_back(service, name, 1)) == {"task": 1, "action": 1}
     assert service.get(f"/conversations/{name}/turns/1")["rolled_back"] is False
 
@@ -328,11 +328,11 @@ def test_what_is_copied_between_conversations_by_hand_is_not_opened(service: Ser
     def key(kind: str, conversation: str, *more: int) -> str:
         return ":".join([PARTITION, kind, f"local/{conversation}", *map(str, more)])
 
-    with_terms = service.play(ECHO, {"say": "mine"})[
+    with_settings = service.play(ECHO, {"say": "mine"})[
         "conversation_id"
-    ]  # a fork's terms do not make another conversation a fork
-    raw.hset(key("conversation", with_terms), "terms", raw.hget(key("conversation", made), "terms"))
-    tampered(service, with_terms)
+    ]  # a fork's settings do not make another conversation a fork
+    raw.hset(key("conversation", with_settings), "settings", raw.hget(key("conversation", made), "settings"))
+    tampered(service, with_settings)
     with_head = fork(service, name, turn=1)["id"]  # the origin's state after the fork is not the fork's
     raw.hset(key("conversation", with_head), "head", raw.hget(key("conversation", name), "head"))
     raw.copy(key("steps", name, 0), key("steps", with_head, 0), replace=True)

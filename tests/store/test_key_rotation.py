@@ -205,7 +205,7 @@ def test_one_damaged_conversation_does_not_stop_the_others(server: StoreServer, 
 
 
 def test_the_chunks_of_a_fork_alone(server: StoreServer, tmp_path: Path, broken_off: dict[str, Any]) -> None:
-    """Its terms, which name the origin that sealed them, have the new key already."""
+    """Its settings, which name the origin that sealed them, have the new key already."""
     settings, new = CODE | server.settings | {"LOG_TTL_S": "0"}, new_key()
     old = f"{PARTITION}:old:local/{broken_off['conversation_id']}"
     with server.client() as raw:

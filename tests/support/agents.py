@@ -357,7 +357,7 @@ def _cleaned_up_by(cleanup: Callable[[], None]) -> ToolCallingAgent:
 
 
 FACTORIES: dict[str, Callable[[], Any]] = {
-    "carrier": lambda: smolsessions.options(make_code(), carries=(Money,)),
+    "carrier": lambda: smolsessions.options(make_code(), stored_classes=(Money,)),
     "same_interpreter": lambda: make_code(executor=_EXECUTOR),
     "nothing": lambda: "no agent",
     # An agent whose cleanup ends the process, as `sys.exit` means to.

@@ -95,7 +95,7 @@ def make_coder(
         executor_kwargs={"timeout_seconds": None},
         **({"max_steps": 20} | options),
     )
-    return smolsessions.options(agent, carries=[Parcel], code_limits=limits or {})
+    return smolsessions.options(agent, stored_classes=[Parcel], code_limits=limits or {})
 
 
 def make_whole() -> CodeAgent:
@@ -178,7 +178,7 @@ def _connection() -> sqlite3.Connection:
 def keeping(agent: A) -> A:
     agent.tools["keep"] = Keep(agent)
     agent.state["my_made"] = _connection()
-    return smolsessions.options(agent, carries=[Parcel])
+    return smolsessions.options(agent, stored_classes=[Parcel])
 
 
 def make_caller() -> ToolCallingAgent:

@@ -42,25 +42,28 @@ def reader() -> VariableReader:
     return VariableReader(client)
 
 
-def stored(steps: Sequence[MemoryStep], carries: tuple[type, ...] = ()) -> tuple[list[bytes], dict[str, bytes]]:
+def stored(steps: Sequence[MemoryStep], stored_classes: tuple[type, ...] = ()) -> tuple[list[bytes], dict[str, bytes]]:
     """Return the steps as the store has them, with their images."""
     for step in steps:
         strip(step)
-    packed = [pack(step, 1, carries) for step in steps]
+    packed = [pack(step, 1, stored_classes) for step in steps]
     return [step.data for step in packed], {name: data for step in packed for name, data in step.attachments.items()}
 
 
 def exported(
-    steps: Sequence[MemoryStep] = (), variables: dict[str, bytes] | None = None, carries: tuple[type, ...] = ()
+    steps: Sequence[MemoryStep] = (), variables: dict[str, bytes] | None = None, stored_classes: tuple[type, ...] = ()
 ) -> Exported:
-    data, attachments = stored(steps, carries)
-    return export(data, attachments, variables or {}, carries)
+    data, attachments = stored(steps, stored_classes)
+    return export(data, attachments, variables or {}, stored_classes)
 
 
 def export(
-    steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes], carries: tuple[type, ...] = ()
+    steps: Sequence[bytes],
+    attachments: dict[str, bytes],
+    variables: dict[str, bytes],
+    stored_classes: tuple[type, ...] = (),
 ) -> Exported:
-    portable = documents.export(steps, attachments, variables, carries, reader().read)
+    portable = documents.export(steps, attachments, variables, stored_classes, reader().read)
     return Exported(tuple(portable.steps), portable.images, portable.variables, portable.not_exported)
 
 

@@ -218,4 +218,4 @@ def make_odd() -> CodeAgent:
 def make_coloured() -> ToolCallingAgent:
     agent = agents.make_scripted()
     agent.tools["coloured"] = coloured
-    return smolsessions.options(agent, carries=(Colour, Marks))
+    return smolsessions.options(agent, stored_classes=(Colour, Marks))

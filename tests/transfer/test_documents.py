@@ -159,7 +159,7 @@ def action(**fields: Any) -> ActionStep:
     ],
 )
 def test_a_value_without_exact_json_has_a_label_that_later_exports_keep(value: Any, text: Any) -> None:
-    portable = exported([action(action_output=[value])], carries=(agents.Money,))
+    portable = exported([action(action_output=[value])], stored_classes=(agents.Money,))
     (step,) = portable.steps
     assert step["labels"] == ["/action_output"]
     assert text is None or step["action_output"] == [text]

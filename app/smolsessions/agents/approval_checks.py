@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import Any
+
+from smolagents import MultiStepAgent
 
 from smolsessions.agents.run.approvals import matches
 from smolsessions.agents.run.instrumentation import code_runs_in, with_managed
 from smolsessions.core.errors import StartError
 from smolsessions.core.json_data import json_pointer
 from smolsessions.options import options_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from smolagents import MultiStepAgent
 
 UNCONFINED = (
     "its code could reach this service and approve its own calls, as this system confines code with neither namespaces "

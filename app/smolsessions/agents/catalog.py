@@ -5,13 +5,17 @@ from __future__ import annotations
 import functools
 import logging
 import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
+
+from smolagents import MultiStepAgent
 
 from smolsessions.agents.approval_checks import UNCONFINED, argument_problems, refused_tools
 from smolsessions.agents.config.mistakes import placed
-from smolsessions.agents.factories import check_factory, make_agent
+from smolsessions.agents.factories import CheckedAgent, Factory, check_factory, make_agent
 from smolsessions.agents.memory.author_policies import check_own_rules
 from smolsessions.agents.memory.memory_edits import Overlay
 from smolsessions.agents.memory.steps import unpack
@@ -20,36 +24,24 @@ from smolsessions.agents.run.clean_ups import wait_for_clean_ups
 from smolsessions.agents.run.effects import MODEL_KEY, outcome_of, usage_of
 from smolsessions.agents.run.instrumentation import clean_up
 from smolsessions.agents.run.session import ANSWER_TTL_S, AgentSession, task_step
-from smolsessions.agents.sandbox.confinement.levels import CONFINED
+from smolsessions.agents.sandbox.confinement.levels import CONFINED, Level
 from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.json_export import VariableReader
+from smolsessions.agents.sandbox.memory_budget import MemoryBudget
 from smolsessions.agents.smolagents_patches import patch_smolagents
 from smolsessions.agents.tools.tool_servers import ToolServers
 from smolsessions.agents.transfer import documents
 from smolsessions.agents.values.images import browser_image, image_from_bytes
 from smolsessions.caller import CALLER
-from smolsessions.core.callers import DUMMY
+from smolsessions.core.agent_ports import Session, ToolServer
+from smolsessions.core.callers import DUMMY, Caller
+from smolsessions.core.effects import EffectOutcome
 from smolsessions.core.errors import AgentFailedError, AgentUnavailableError, InvalidRequestError, StartError
-from smolsessions.core.memories import with_gaps
-from smolsessions.core.records import AgentName, Usage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from smolagents import MultiStepAgent
-
-    from smolsessions.agents.factories import CheckedAgent, Factory
-    from smolsessions.agents.sandbox.confinement.levels import Level
-    from smolsessions.agents.sandbox.memory_budget import MemoryBudget
-    from smolsessions.core.agent_ports import Session, ToolServer
-    from smolsessions.core.callers import Caller
-    from smolsessions.core.effects import EffectOutcome
-    from smolsessions.core.events import ReplayState
-    from smolsessions.core.memories import ExportedMemory, ImportedMemory, Memory, PackedStep, PrunePreview
-    from smolsessions.core.policies import Policy
-    from smolsessions.core.records import AgentInfo, LeftOut, Turn, TurnInput
-    from smolsessions.workspace.folders import ConversationFolders
+from smolsessions.core.events import ReplayState
+from smolsessions.core.memories import ExportedMemory, ImportedMemory, Memory, PackedStep, PrunePreview, with_gaps
+from smolsessions.core.policies import Policy
+from smolsessions.core.records import AgentInfo, AgentName, LeftOut, Turn, TurnInput, Usage
+from smolsessions.workspace.folders import ConversationFolders
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +186,7 @@ class Catalog:
             made,
             overlay,
             variables,
-            agent.carries,
+            agent.stored_classes,
             self._fork_client,
             policy=agent.info.policy,
             own_policies=agent.own_policies,
@@ -290,13 +282,15 @@ class Catalog:
 
     def describe_step(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:
         """Return a step as JSON data."""
-        return describe_step(unpack(step, attachments, self._agent(name).carries))
+        return describe_step(unpack(step, attachments, self._agent(name).stored_classes))
 
     def export(
         self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
     ) -> ExportedMemory:
         """Return steps, images and variables as JSON data."""
-        return documents.export(steps, attachments, variables, self._agent(name).carries, self._variable_reader.read)
+        return documents.export(
+            steps, attachments, variables, self._agent(name).stored_classes, self._variable_reader.read
+        )
 
     def import_document(self, name: AgentName, data: Any, max_pixels: int) -> ImportedMemory:
         """Read steps and variables from exported data, or from the data of a smolagents memory."""
@@ -350,5 +344,5 @@ def _overlay(agent: CheckedAgent, entries: Sequence[bytes], attachments: dict[st
     opened = functools.cache(image_from_bytes) if attachments else image_from_bytes
     overlay = Overlay()
     for data in entries:
-        overlay.add(unpack(data, attachments, agent.carries, opened) if data else None)
+        overlay.add(unpack(data, attachments, agent.stored_classes, opened) if data else None)
     return overlay

@@ -10,12 +10,13 @@ import dataclasses
 import functools
 import importlib.resources
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import jinja2
 import yaml
 from pydantic import ValidationError
-from smolagents import LogLevel, ToolCallingAgent
+from smolagents import LogLevel, Model, PromptTemplates, Tool, ToolCallingAgent
 
 import smolsessions
 from smolsessions.agents.config.schema import ModelOptions, ModelTable
@@ -23,14 +24,9 @@ from smolsessions.agents.demo.tools import Calculator, Clock, TextStats
 from smolsessions.agents.models.providers import make_model
 from smolsessions.core.errors import StartError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smolagents import Model, PromptTemplates, Tool
-
 _TOOLS: tuple[Callable[[], Tool], ...] = (Calculator, Clock, TextStats)
 _SETTINGS = {"base": "api_base"}
-_MEND = (
+_HOW_TO_FIX = (
     "SMOLSESSIONS_MODEL_ID is the model's name, SMOLSESSIONS_MODEL_API_BASE its address (http://…), and "
     "SMOLSESSIONS_MODEL_API_KEY_ENV the name of the environment variable with its key: set it to this name, not to the "
     "key"
@@ -94,10 +90,10 @@ def _model(options: ChatOptions) -> Model:
     except ValidationError as error:
         names = {str(mistake["loc"][0]) for mistake in error.errors(include_input=False)}
         settings = ", ".join(f"SMOLSESSIONS_MODEL_{_SETTINGS.get(name, name).upper()}" for name in sorted(names))
-        raise StartError(f"the agent chat: {settings} cannot be used; {_MEND}") from None
+        raise StartError(f"the agent chat: {settings} cannot be used; {_HOW_TO_FIX}") from None
     except StartError as error:
         sentence = error.message.replace("api_key_env: ", "SMOLSESSIONS_MODEL_API_KEY_ENV ")
-        raise StartError(f"the agent chat: {sentence} ({_MEND})") from error
+        raise StartError(f"the agent chat: {sentence} ({_HOW_TO_FIX})") from error
 
 
 @functools.cache

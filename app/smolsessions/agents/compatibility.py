@@ -9,13 +9,11 @@ import functools
 import importlib
 import inspect
 import operator
+from collections.abc import Iterator
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from smolsessions.core.errors import StartError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 OLDEST, NEXT = "1.24", "1.27"
 """First tested release, and first untested release after it. pyproject.toml states the same."""

@@ -9,10 +9,11 @@ import inspect
 import json
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smolagents import MultiStepAgent
 from smolagents.models import get_tool_json_schema
@@ -21,9 +22,10 @@ import smolsessions
 from smolsessions.agents.approval_checks import approved_tools, asks, cannot_wait, check_approvals, tool_names
 from smolsessions.agents.identity import model_identity, release_of
 from smolsessions.agents.memory.author_policies import agent_policy, import_own_policies
+from smolsessions.agents.memory.policies import PolicyFunction
 from smolsessions.agents.memory.scratchpad import add_scratchpad
 from smolsessions.agents.models.keys import describe_error
-from smolsessions.agents.option_checks import carried_classes, check_options
+from smolsessions.agents.option_checks import check_options, stored_classes_of
 from smolsessions.agents.remote_executors import (
     check_remote_executor,
     is_of_executor,
@@ -36,23 +38,16 @@ from smolsessions.agents.run.agent_state import has_own_state
 from smolsessions.agents.run.instrumentation import clean_up, code_runs_in, with_managed
 from smolsessions.agents.tools.ask_user import add_ask_user
 from smolsessions.agents.tools.sources import check_tool
-from smolsessions.agents.tools.workspace_tools import add_workspaces, workspaces_of
+from smolsessions.agents.tools.workspace_tools import BoundWorkspace, add_workspaces, workspaces_of
 from smolsessions.agents.transfer.variables import ImportTarget, import_targets
 from smolsessions.agents.values.json_forms import json_form
-from smolsessions.core.callers import DUMMY
+from smolsessions.core.callers import DUMMY, Caller
 from smolsessions.core.errors import AgentUnavailableError, StartError
 from smolsessions.core.records import AgentInfo, AgentName, AgentVersion, ToolInfo
 from smolsessions.options import factory_name, options_of
+from smolsessions.workspace.folders import ConversationFolders
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smolsessions.agents.memory.policies import PolicyFunction
-    from smolsessions.agents.tools.workspace_tools import BoundWorkspace
-    from smolsessions.core.callers import Caller
-    from smolsessions.workspace.folders import ConversationFolders
-
-    Factory = Callable[..., MultiStepAgent]
+Factory = Callable[..., MultiStepAgent]
 
 SMOLAGENTS = importlib.metadata.version("smolagents")
 
@@ -71,7 +66,7 @@ class CheckedAgent:
 
     factory: Factory
     info: AgentInfo
-    carries: tuple[type, ...]
+    stored_classes: tuple[type, ...]
     preload: frozenset[str]
     """Modules that the processes for its code import in advance."""
     executors: frozenset[str]
@@ -141,7 +136,7 @@ def check_factory(name: str, factory: Factory, folders: ConversationFolders | No
         check_options(name, one)
         check_remote_executor(name, one)
     check_approvals(name, first, takes_caller=takes_caller(factory))
-    carries = carried_classes(name, first)
+    stored_classes = stored_classes_of(name, first)
     unstable = _differing(first, second)
     own_policies = import_own_policies(name, first)
     info = AgentInfo(
@@ -163,8 +158,8 @@ def check_factory(name: str, factory: Factory, folders: ConversationFolders | No
     return CheckedAgent(
         factory,
         info,
-        carries,
-        _preload(first, carries),
+        stored_classes,
+        _preload(first, stored_classes),
         executors,
         own_policies,
         import_targets(first),
@@ -287,11 +282,11 @@ def _check_tools(name: str, agent: MultiStepAgent) -> None:
             raise StartError(f"the agent {name!r}: {error.message}") from None
 
 
-def _preload(first: MultiStepAgent, carries: tuple[type, ...]) -> frozenset[str]:
+def _preload(first: MultiStepAgent, stored_classes: tuple[type, ...]) -> frozenset[str]:
     coders = [agent for agent in with_managed(first) if code_runs_in(agent) == "child"]
     imports = {module for agent in coders for module in getattr(agent, "additional_authorized_imports", ())}
     modules = {module.removesuffix(".*") for module in imports if module != "*"}
-    return frozenset(modules | {kind.__module__ for kind in carries} if coders else modules)
+    return frozenset(modules | {kind.__module__ for kind in stored_classes} if coders else modules)
 
 
 def _code_place(agent: MultiStepAgent) -> str | None:

@@ -9,13 +9,11 @@ import inspect
 import re
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.core.records import ModelIdentity
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 READ_S = 1.0
 MAX_CHARS = 200

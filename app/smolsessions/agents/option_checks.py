@@ -5,15 +5,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import math
-from typing import TYPE_CHECKING
+
+from smolagents import MultiStepAgent
 
 from smolsessions.agents.models.providers import check_model
 from smolsessions.agents.sandbox.limits import limits_of
 from smolsessions.core.errors import StartError
 from smolsessions.options import nearest, options_of
-
-if TYPE_CHECKING:
-    from smolagents import MultiStepAgent
 
 MAX_MODEL_RETRIES = 10
 log = logging.getLogger(__name__)
@@ -44,15 +42,17 @@ def check_options(name: str, agent: MultiStepAgent) -> None:
     check_model(name, agent)
 
 
-def carried_classes(name: str, agent: MultiStepAgent) -> tuple[type, ...]:
-    """Return the classes of the option `carries`. Raises `StartError`."""
-    carries = options_of(agent).carries
-    if not isinstance(carries, list | tuple | set | frozenset):
-        raise StartError(f"the agent {name!r} carries {carries!r}; make it a list of classes")
-    for kind in carries:
+def stored_classes_of(name: str, agent: MultiStepAgent) -> tuple[type, ...]:
+    """Return the classes of the option `stored_classes`. Raises `StartError`."""
+    stored_classes = options_of(agent).stored_classes
+    if not isinstance(stored_classes, list | tuple | set | frozenset):
+        raise StartError(f"the agent {name!r} has stored_classes={stored_classes!r}; make it a list of classes")
+    for kind in stored_classes:
         if not isinstance(kind, type) or "." in kind.__qualname__:
-            raise StartError(f"the agent {name!r} carries {kind!r}; it must be a class at the top of its module")
-    return tuple(carries)
+            raise StartError(
+                f"the agent {name!r} has {kind!r} in stored_classes; it must be a class at the top of its module"
+            )
+    return tuple(stored_classes)
 
 
 def _refuse_attributes(name: str, agent: MultiStepAgent) -> None:

@@ -10,11 +10,13 @@ import re
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from smolagents import remote_executors
+from smolagents import MultiStepAgent, remote_executors
+from smolagents.monitoring import AgentLogger
 from smolagents.remote_executors import RemotePythonExecutor
 
 from smolsessions.agents.models.keys import read_key
@@ -23,12 +25,6 @@ from smolsessions.agents.run.remote_interpreter import RemoteInterpreter
 from smolsessions.agents.values.json_forms import json_form
 from smolsessions.core.errors import StartError
 from smolsessions.options import options_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smolagents import MultiStepAgent
-    from smolagents.monitoring import AgentLogger
 
 __all__ = ["check_remote_executor", "remote_executor"]
 

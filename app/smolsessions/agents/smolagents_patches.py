@@ -6,11 +6,13 @@ import importlib.resources
 import importlib.util
 import inspect
 import sys
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager
 from copy import copy, deepcopy
 from functools import lru_cache, partial
 from operator import attrgetter
 from textwrap import indent
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import smolagents.agents
 import smolagents.monitoring
@@ -22,19 +24,12 @@ from rich.text import Text
 from smolagents import CodeAgent, MultiStepAgent, Tool, ToolCallingAgent
 from smolagents.agent_types import handle_agent_output_types
 from smolagents.default_tools import FinalAnswerTool
-from smolagents.memory import CallbackRegistry
+from smolagents.memory import CallbackRegistry, MemoryStep
 from smolagents.monitoring import AgentLogger, LogLevel
 
+from smolsessions.agents.memory.policies import PolicyFunction
 from smolsessions.agents.memory.prompt_builder import PromptBuilder
 from smolsessions.agents.run.tool_proxy import unproxied
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
-    from contextlib import AbstractContextManager
-
-    from smolagents.memory import MemoryStep
-
-    from smolsessions.agents.memory.policies import PolicyFunction
 
 MAX_CACHED_PROMPTS = 1000
 _SILENT = frozenset({LogLevel.OFF, LogLevel.INFO})

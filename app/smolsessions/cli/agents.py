@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from pydantic_core import to_jsonable_python
 
+from smolsessions.agents.catalog import Catalog
 from smolsessions.cli.flags import with_settings
 from smolsessions.cli.remote import out
 from smolsessions.core.errors import StartError
 from smolsessions.core.policies import policy_data
-from smolsessions.settings import Settings  # noqa: TC001 - `with_settings` reads the annotation
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smolsessions.agents.catalog import Catalog
-    from smolsessions.core.records import AgentInfo, ToolInfo
-    from smolsessions.wiring import LoadedAgents
+from smolsessions.core.records import AgentInfo, ToolInfo
+from smolsessions.settings import Settings
+from smolsessions.wiring import LoadedAgents
 
 agents = typer.Typer(no_args_is_help=True, help="Check and show the agents of this configuration.")
 Checked = Annotated[
@@ -47,7 +44,7 @@ def check_agents(agent: Checked = None, *, settings: Settings) -> None:
                 info = _served(catalog_of(settings, loaded.only(name)))
             except StartError as error:
                 has_failed = True
-                out.print(f"{name}: MEND  {error.message}", style="red", markup=False, soft_wrap=True)
+                out.print(f"{name}: FAIL  {error.message}", style="red", markup=False, soft_wrap=True)
             else:
                 tools = ", ".join(tool.name for tool in info.tools) or "no tools"
                 line = f"{name}: ok    {info.version.kind}, {tools}, fingerprint {info.version.fingerprint}"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path  # noqa: TC003 - typer reads the types of parameters
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import httpx2
 import typer
@@ -15,7 +16,7 @@ import typer
 from smolsessions.cli.flags import with_settings
 from smolsessions.cli.questions import ask
 from smolsessions.cli.remote import ApiKey, check_id, check_url, err, out, service, shorten
-from smolsessions.client import ApiError
+from smolsessions.client import ApiError, Client
 from smolsessions.core.errors import StartError
 from smolsessions.settings import Settings, read_settings
 from smolsessions.store.embedded.data_folder import address_in
@@ -27,15 +28,10 @@ from smolsessions.wire.events import (
     ToolCalled,
     ToolReturned,
     TurnEnded,
+    TurnEvent,
     TurnWaiting,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smolsessions.client import Client
-    from smolsessions.wire.events import TurnEvent
-    from smolsessions.wire.turns import File, Image, Turn
+from smolsessions.wire.turns import File, Image, Turn
 
 END_S = 30
 INVALID = 422

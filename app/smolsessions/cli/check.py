@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 import typer
 
+from smolsessions.agents.catalog import Catalog
 from smolsessions.cli.flags import with_settings
 from smolsessions.cli.remote import err, out
 from smolsessions.core.errors import StartError
 from smolsessions.core.files import check_private
 from smolsessions.roles import Role
-from smolsessions.settings import PREFIX, read_settings, unknown_setting_warnings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smolsessions.agents.catalog import Catalog
-    from smolsessions.settings import Settings
+from smolsessions.settings import PREFIX, Settings, read_settings, unknown_setting_warnings
 
 T = TypeVar("T")
 SECRETS = ("seal_keys_file", "api_keys_file", "redis_password_file", "data_dir")
@@ -59,7 +55,7 @@ class _Report:
         except (StartError, OSError) as error:
             self.has_failed = True
             defect = error.message if isinstance(error, StartError) else f"{error.filename}: {error.strerror}"
-            out.print(f"{name:<11} MEND  {defect}", style="red", markup=False)
+            out.print(f"{name:<11} FAIL  {defect}", style="red", markup=False)
             return None
         for risk in risks(found):
             out.print(f"{name:<11} WARN  {text}: {risk}", style="yellow", markup=False)

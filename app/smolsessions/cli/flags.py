@@ -9,17 +9,15 @@ import io
 import os
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from dotenv import dotenv_values
 
 from smolsessions.core.errors import StartError
 from smolsessions.settings import OF_CLIENTS, PREFIX, Settings, read_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ENV = Path(".env")
 TOML = Path("smolsessions.toml")

@@ -6,13 +6,10 @@ import io
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from smolsessions.core.errors import StartError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 log = logging.getLogger("smolsessions")
 

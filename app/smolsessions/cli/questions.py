@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from smolsessions.cli.remote import err, out
-
-if TYPE_CHECKING:
-    from smolsessions.client import Answer
-    from smolsessions.wire.turns import InputRequest, ShownFile, ShownImage
+from smolsessions.client import Answer
+from smolsessions.wire.turns import InputRequest, ShownFile, ShownImage
 
 _UNSEEN = re.compile("[\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]")
 """Characters that change the look of the text around them, or have none."""

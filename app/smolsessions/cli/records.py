@@ -6,12 +6,14 @@ import itertools
 import json
 import shutil
 import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path  # noqa: TC003 - typer reads the types of parameters
+from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
+from typing import Annotated, Any, TextIO, TypeVar
 
 import typer
+from pydantic import BaseModel
 from rich.progress import track
 from rich.table import Table
 from rich.text import Text
@@ -33,11 +35,6 @@ from smolsessions.cli.remote import (
     show,
 )
 from smolsessions.core.errors import StartError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from pydantic import BaseModel
 
 T = TypeVar("T")
 TEXTS = {"title", "message", "reply", "tools"}

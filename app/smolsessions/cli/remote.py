@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from pydantic import BaseModel
 from rich.console import Console
 from rich.highlighter import JSONHighlighter
 
@@ -20,12 +22,8 @@ _DELETE, _CONTROLS = 0x7F, range(0x80, 0xA0)  # which JSON does not escape
 _SIGNS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t\r"} | {_DELETE: 0x2421}
 _SIGNS |= dict.fromkeys(_CONTROLS, 0xFFFD)
 _ESCAPES = {code: f"\\u{code:04x}" for code in (_DELETE, *_CONTROLS)}
+
 LOCAL = "http://127.0.0.1:8000"
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pydantic import BaseModel
 
 
 def check_url(context: typer.Context, url: str | None) -> str | None:

@@ -12,9 +12,9 @@ import sys
 import threading
 import time
 import webbrowser
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from smolsessions.cli.remote import printable
 from smolsessions.core.errors import StartError
@@ -23,12 +23,7 @@ from smolsessions.roles import ProcessSlot, Role
 from smolsessions.runtime.address import page_address
 from smolsessions.runtime.parent_link import inherited
 from smolsessions.runtime.supervisor import SharedStore, supervise
-from smolsessions.settings import PREFIX, read_settings, unknown_setting_warnings
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-
-    from smolsessions.settings import Settings
+from smolsessions.settings import PREFIX, Settings, read_settings, unknown_setting_warnings
 
 log = logging.getLogger("smolsessions")
 

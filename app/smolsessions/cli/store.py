@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import typer
 from rich.progress import Progress
@@ -11,11 +10,8 @@ from rich.progress import Progress
 from smolsessions.cli.flags import places_of
 from smolsessions.cli.remote import err, out
 from smolsessions.core.errors import ServiceError, StartError
-from smolsessions.settings import read_settings
-
-if TYPE_CHECKING:
-    from smolsessions.settings import Settings
-    from smolsessions.store.key_rotation import Rekeyed
+from smolsessions.settings import Settings, read_settings
+from smolsessions.store.key_rotation import Rekeyed
 
 store = typer.Typer(no_args_is_help=True, help="Care for the stored data.")
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+import httpx2
 from pydantic import BaseModel, Field, RootModel, ValidationError
 
 from smolsessions.client.errors import foreign_answer
 from smolsessions.wire.conversations import Conversation
-
-if TYPE_CHECKING:
-    import httpx2
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import httpx2
 from pydantic import ValidationError
 
 from smolsessions.wire.problems import Problem
-
-if TYPE_CHECKING:
-    import httpx2
 
 MAX_SHOWN_CHARS = 300
 

@@ -8,21 +8,17 @@ import re
 import time
 import uuid
 from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
+from typing import Any, Literal, Required, TypedDict
 from urllib.parse import quote
 
 import httpx2
 
-from smolsessions.client.errors import UnreachableError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from smolsessions.client.errors import ApiError
-    from smolsessions.core.records import OnBusy
-    from smolsessions.core.requests import Decision
+from smolsessions.client.errors import ApiError, UnreachableError
+from smolsessions.core.records import OnBusy
+from smolsessions.core.requests import Decision
 
 Image = str | bytes | Path
 """Base64 or a data: URL, the bytes of an image file, or its path."""

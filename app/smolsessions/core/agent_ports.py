@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from smolsessions.core.callers import Caller
-    from smolsessions.core.effects import EffectOutcome
-    from smolsessions.core.events import ReplayState, StepEvent
-    from smolsessions.core.memories import ExportedMemory, ImportedMemory, Memory, PackedStep, PrunePreview
-    from smolsessions.core.policies import Policy
-    from smolsessions.core.records import (
-        AgentInfo,
-        AgentName,
-        AgentVersion,
-        LeftOut,
-        Outcome,
-        Suspension,
-        Turn,
-        TurnInput,
-        Usage,
-    )
+from smolsessions.core.callers import Caller
+from smolsessions.core.effects import EffectOutcome
+from smolsessions.core.events import ReplayState, StepEvent
+from smolsessions.core.memories import ExportedMemory, ImportedMemory, Memory, PackedStep, PrunePreview
+from smolsessions.core.policies import Policy
+from smolsessions.core.records import (
+    AgentInfo,
+    AgentName,
+    AgentVersion,
+    LeftOut,
+    Outcome,
+    Suspension,
+    Turn,
+    TurnInput,
+    Usage,
+)
 
 
 @dataclass(frozen=True)

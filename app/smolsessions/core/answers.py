@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smolsessions.core.errors import AlreadyAnsweredError, InvalidRequestError, NotWaitingError, RequestNotFoundError
 from smolsessions.core.json_data import json_pointer
+from smolsessions.core.records import Turn
+from smolsessions.core.requests import Answer, InputRequest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from smolsessions.core.records import Turn
-    from smolsessions.core.requests import Answer, InputRequest
-
-    CheckArguments = Callable[[dict[str, Any], dict[str, Any]], Sequence[tuple[str, str]]]
-    """Returns pointer and message of each mistake in arguments, by their JSON Schema."""
+CheckArguments = Callable[[dict[str, Any], dict[str, Any]], Sequence[tuple[str, str]]]
+"""Returns pointer and message of each mistake in arguments, by their JSON Schema."""
 
 
 def new_answers(turn: Turn, answers: Sequence[Answer], check_arguments: CheckArguments, *, waits: bool) -> list[Answer]:

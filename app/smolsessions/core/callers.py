@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from smolsessions.core.errors import InvalidRequestError, MalformedError
 from smolsessions.core.json_data import read_json, storable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 MAX_CLAIMS_BYTES = 4096
 _NO_CLAIMS = "{}"

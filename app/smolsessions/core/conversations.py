@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from smolsessions.core.attachments import decode_file
+from smolsessions.core.agent_ports import AgentCatalog
+from smolsessions.core.attachments import File, decode_file
 from smolsessions.core.callers import Caller
-from smolsessions.core.documents import encode_document, imported_turns, parse_document
+from smolsessions.core.documents import MemoryDocument, encode_document, imported_turns, parse_document
 from smolsessions.core.errors import (
     AgentNotFoundError,
     AgentUnavailableError,
@@ -22,20 +24,23 @@ from smolsessions.core.errors import (
     UnknownAgentError,
 )
 from smolsessions.core.json_data import bounded, json_pointer, merge
-from smolsessions.core.memories import ImportedConversation, with_gaps
-from smolsessions.core.records import AgentName, ConversationFields, Page, Ref, title_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from smolsessions.core.agent_ports import AgentCatalog
-    from smolsessions.core.attachments import File
-    from smolsessions.core.documents import MemoryDocument
-    from smolsessions.core.memories import ExportedMemory, Memory, PrunePreview, StoredStep
-    from smolsessions.core.policies import Policy
-    from smolsessions.core.records import AgentInfo, Conversation, LeftOut, Order, Owner, StepType, Turn
-    from smolsessions.core.store_ports import ConversationStore, HistoryStore, WorkspaceFolders
-
+from smolsessions.core.memories import ExportedMemory, ImportedConversation, Memory, PrunePreview, StoredStep, with_gaps
+from smolsessions.core.policies import Policy
+from smolsessions.core.records import (
+    AgentInfo,
+    AgentName,
+    Conversation,
+    ConversationFields,
+    LeftOut,
+    Order,
+    Owner,
+    Page,
+    Ref,
+    StepType,
+    Turn,
+    title_of,
+)
+from smolsessions.core.store_ports import ConversationStore, HistoryStore, WorkspaceFolders
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +187,7 @@ class Conversations:
             memory = await self.history.past_memory(ref, turn, step)
         caller = _caller(ref, claims, memory)
         return await asyncio.to_thread(
-            lambda: self._agents.messages(caller, memory, memory.terms.policy, summary_mode=summary_mode)
+            lambda: self._agents.messages(caller, memory, memory.settings.policy, summary_mode=summary_mode)
         )
 
     async def prune(
@@ -194,7 +199,7 @@ class Conversations:
         """
         for _ in range(MOST_TRIES):
             memory = await self.history.memory(ref, may_run=dry_run)
-            wanted = memory.terms.policy if policy is None else policy
+            wanted = memory.settings.policy if policy is None else policy
             if policy is not None:
                 self._agents.check_policy(memory.agent, policy, "/policy")
             weighed = await asyncio.to_thread(self._agents.preview_prune, _caller(ref, claims, memory), memory, wanted)
@@ -244,7 +249,7 @@ class Conversations:
         turns = await asyncio.to_thread(imported_turns, ref, told, memory, version, last)
         title = title_of(turns[0].message) if turns and "title" not in told.model_fields_set else told.title
         draft = ConversationFields(told.metadata, told.policy, title=title, approve=told.approve)
-        made = await self.history.adopt(ref, name, draft, ImportedConversation(tuple(turns), told.jumps, given))
+        made = await self.history.adopt(ref, name, draft, ImportedConversation(tuple(turns), told.rolled_back, given))
         await self._add_files(ref, files)
         return made
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import time
 from base64 import b64decode, b64encode
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import to_json
@@ -14,14 +15,9 @@ from pydantic_core import to_json
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.json_data import derived_from, invalid_request, json_pointer, storable
 from smolsessions.core.media import StepFile, StepImage
+from smolsessions.core.memories import ConversationRecord, ExportedMemory
 from smolsessions.core.policies import Rules, policy_data
-from smolsessions.core.records import AgentName, AgentVersion, Items, Outcome, Rollback, Timing, Turn, TurnOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from smolsessions.core.memories import ConversationRecord, ExportedMemory
-    from smolsessions.core.records import Ref
+from smolsessions.core.records import AgentName, AgentVersion, Items, Outcome, Ref, Rollback, Timing, Turn, TurnOptions
 
 FORMAT, VERSION = "smolsessions/conversation", 1
 MEMORY_FORMAT = "smolagents/memory"
@@ -48,7 +44,7 @@ class MemoryDocument(BaseModel):
     approve: Annotated[Items[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=50)] = ()
 
     @property
-    def jumps(self) -> tuple[Rollback, ...]:
+    def rolled_back(self) -> tuple[Rollback, ...]:
         return ()
 
     @property
@@ -97,7 +93,7 @@ class ConversationDocument(MemoryDocument):
         return files
 
     @property
-    def jumps(self) -> tuple[Rollback, ...]:
+    def rolled_back(self) -> tuple[Rollback, ...]:
         return tuple(Rollback(after, to) for after, to in self.rollbacks)
 
 
@@ -114,7 +110,7 @@ def encode_document(record: ConversationRecord, portable: ExportedMemory, files:
         "policy": None if conversation.policy is None else policy_data(conversation.policy),
         **({"approve": conversation.approve} if conversation.approve else {}),
         "turns": (_turn_document(turn) for turn in record.turns),
-        "rollbacks": [[jump.after, jump.to] for jump in record.jumps],
+        "rollbacks": [[rollback.after, rollback.to] for rollback in record.rollbacks],
         "steps": (
             {"turn": step.turn, "hidden": step.hidden, "archived": step.archived or step.rolled_back, **data}
             for step, data in zip(record.steps, portable.steps, strict=True)

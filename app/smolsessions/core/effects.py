@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from smolsessions.core.frozen import record
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 EffectKind = Literal["model", "tool", "code", "check", "request", "answer"]
 EffectState = Literal["begun", "done"]

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
 
 from smolsessions.core.frozen import record
-from smolsessions.core.media import StepFile, StepImage  # noqa: TC001 - pydantic reads the annotations
+from smolsessions.core.media import StepFile, StepImage
 from smolsessions.core.records import ToolCall, Turn, Usage
-from smolsessions.core.requests import Answer, InputRequest  # noqa: TC001 - pydantic reads the annotations
+from smolsessions.core.requests import Answer, InputRequest
 
 MessageChannel = Literal["answer", "thought", "code", "plan", "arguments"]
 StepKind = Literal["action", "planning"]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from smolsessions.core.errors import StartError
-
-if TYPE_CHECKING:
-    import os
-    from pathlib import Path
 
 SOCKET_PATH_BYTES = 100  # macOS takes 103, Linux 107
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import json
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, fields
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, get_type_hints
+from dataclasses import MISSING, Field, fields
+from typing import Any, NoReturn, TypeVar, cast, get_type_hints
 
 import jiter
 from pydantic import BaseModel, create_model
@@ -16,10 +17,6 @@ from pydantic_core import from_json, to_json
 
 from smolsessions.core.errors import InvalidRequestError, MalformedError, TooLargeError
 from smolsessions.core.policies import TAGS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
-    from dataclasses import Field
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)

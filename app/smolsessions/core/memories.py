@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smolsessions.core.frozen import record
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from smolsessions.core.records import (
-        AgentName,
-        Conversation,
-        EntryType,
-        PromptSize,
-        Rollback,
-        StepType,
-        Terms,
-        Turn,
-    )
+from smolsessions.core.records import (
+    AgentName,
+    Conversation,
+    ConversationSettings,
+    EntryType,
+    PromptSize,
+    Rollback,
+    StepType,
+    Turn,
+)
 
 
 @record
@@ -104,7 +101,7 @@ class Memory:
 
     agent: AgentName
     metadata: dict[str, Any]
-    terms: Terms
+    settings: ConversationSettings
     version: Version
     steps: tuple[StoredStep, ...]
     attachments: dict[str, bytes]
@@ -112,10 +109,10 @@ class Memory:
 
 @record
 class Version:
-    """Version of a memory: sealed head and terms, as stored."""
+    """Version of a memory: sealed head and settings, as stored."""
 
     head: bytes
-    terms: bytes
+    settings: bytes
 
 
 @record
@@ -124,7 +121,7 @@ class ConversationRecord:
 
     conversation: Conversation
     turns: tuple[Turn, ...]
-    jumps: tuple[Rollback, ...]
+    rollbacks: tuple[Rollback, ...]
     steps: tuple[StoredStep, ...]
     attachments: dict[str, bytes]
     pieces: dict[str, bytes]
@@ -135,7 +132,7 @@ class ImportedConversation:
     """Conversation for an import."""
 
     turns: tuple[Turn, ...]
-    jumps: tuple[Rollback, ...]
+    rollbacks: tuple[Rollback, ...]
     memory: ImportedMemory
 
 

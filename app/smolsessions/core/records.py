@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import field
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, NewType, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, TypeVar
 
 from pydantic import Field, SkipValidation
 
 from smolsessions.core.frozen import changed, record
-from smolsessions.core.media import StepFile, StepImage  # noqa: TC001 - pydantic reads the annotations
-from smolsessions.core.requests import Answered, Approval, InputRequest  # noqa: TC001 - pydantic reads the annotations
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smolsessions.core.policies import Policy
+from smolsessions.core.media import StepFile, StepImage
+from smolsessions.core.policies import Policy
+from smolsessions.core.requests import Answered, Approval, InputRequest
 
 T = TypeVar("T")
 Owner = NewType("Owner", str)
@@ -127,7 +124,7 @@ class Rollback:
 
 
 @record
-class Terms:
+class ConversationSettings:
     """Own memory policy of a conversation (None: the agent's), its origins and its rollbacks, in their order.
 
     `approve` names the tools that need an approval, beside those of the agent.
@@ -135,17 +132,17 @@ class Terms:
 
     policy: Policy | None = None
     lineage: tuple[Origin, ...] = ()
-    jumps: tuple[Rollback, ...] = ()
+    rollbacks: tuple[Rollback, ...] = ()
     approve: tuple[str, ...] = ()
 
     def is_rolled_back(self, turn: int, last: int) -> bool:
         """Return whether a turn does not lead to the conversation as it is after turn `last`."""
         place, is_tip = last, True
-        for jump in reversed(self.jumps):
-            if place > jump.after or (is_tip and place == jump.after):
-                if turn > jump.after:
+        for rollback in reversed(self.rollbacks):
+            if place > rollback.after or (is_tip and place == rollback.after):
+                if turn > rollback.after:
                     break
-                place, is_tip = jump.to, False
+                place, is_tip = rollback.to, False
         return turn > place
 
 

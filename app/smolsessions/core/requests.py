@@ -7,7 +7,7 @@ import json
 from typing import Any, Literal
 
 from smolsessions.core.frozen import record
-from smolsessions.core.media import ShownPart  # noqa: TC001 - pydantic reads the annotations
+from smolsessions.core.media import ShownPart
 
 RequestKind = Literal["approval", "question"]
 Decision = Literal["approve", "reject"]

@@ -2,46 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol, TypeVar
 
+from smolsessions.core.callers import Caller
+from smolsessions.core.effects import Journal, JournaledResult
+from smolsessions.core.events import Event, Logged, ReplayState
 from smolsessions.core.frozen import record
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-
-    from smolsessions.core.callers import Caller
-    from smolsessions.core.effects import Journal, JournaledResult
-    from smolsessions.core.events import Event, Logged, ReplayState
-    from smolsessions.core.memories import (
-        ConversationRecord,
-        ImportedConversation,
-        Memory,
-        PackedStep,
-        StoredStep,
-        Version,
-    )
-    from smolsessions.core.policies import Policy
-    from smolsessions.core.records import (
-        AgentName,
-        Conversation,
-        ConversationFields,
-        ConversationQuery,
-        IdempotentRequest,
-        Order,
-        Outcome,
-        Owner,
-        Page,
-        Ref,
-        StepType,
-        Submission,
-        Suspension,
-        Turn,
-        TurnInput,
-    )
-    from smolsessions.core.requests import Answer
-
+from smolsessions.core.memories import (
+    ConversationRecord,
+    ImportedConversation,
+    Memory,
+    PackedStep,
+    StoredStep,
+    Version,
+)
+from smolsessions.core.policies import Policy
+from smolsessions.core.records import (
+    AgentName,
+    Conversation,
+    ConversationFields,
+    ConversationQuery,
+    IdempotentRequest,
+    Order,
+    Outcome,
+    Owner,
+    Page,
+    Ref,
+    StepType,
+    Submission,
+    Suspension,
+    Turn,
+    TurnInput,
+)
+from smolsessions.core.requests import Answer
 
 StopReason = Literal["cancelled", "interrupted", "rolled_back", "deadline", "lost", "broken", "drained"]
 

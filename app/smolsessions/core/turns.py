@@ -6,13 +6,23 @@ import asyncio
 import json
 import secrets
 import time
-from contextlib import closing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import asdict, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from smolsessions.core.agent_ports import AgentCatalog
 from smolsessions.core.answers import new_answers
-from smolsessions.core.effects import MAX_PAGE_BYTES, EffectEntry, EffectPage, Journal, effect_keys
+from smolsessions.core.effects import (
+    MAX_PAGE_BYTES,
+    EffectEntry,
+    EffectKey,
+    EffectPage,
+    Journal,
+    JournaledResult,
+    effect_keys,
+)
 from smolsessions.core.errors import (
     AgentUnavailableError,
     ConversationExistsError,
@@ -22,10 +32,13 @@ from smolsessions.core.errors import (
 )
 from smolsessions.core.frozen import changed, record
 from smolsessions.core.json_data import bounded
+from smolsessions.core.media import StepFile, StepImage
 from smolsessions.core.records import (
     AgentName,
     AgentVersion,
     IdempotentRequest,
+    Order,
+    Owner,
     Ref,
     Submission,
     Timing,
@@ -33,17 +46,8 @@ from smolsessions.core.records import (
     TurnInput,
     TurnOptions,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
-
-    from smolsessions.core.agent_ports import AgentCatalog
-    from smolsessions.core.effects import EffectKey, JournaledResult
-    from smolsessions.core.media import StepFile, StepImage
-    from smolsessions.core.records import Order, Owner
-    from smolsessions.core.requests import Answer
-    from smolsessions.core.store_ports import LogReader, TurnStore
+from smolsessions.core.requests import Answer
+from smolsessions.core.store_ports import LogReader, TurnStore
 
 MOST_AT_ONCE = 500  # sorting more keys at once delays the event loop noticeably
 

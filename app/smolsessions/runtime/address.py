@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import socket
+import socket
 
 ALL = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}  # noqa: S104 - looked up, not bound
 

@@ -9,10 +9,8 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from smolsessions.runtime.shutdown import Shutdown
+from smolsessions.runtime.shutdown import Shutdown
 
 STOP, HURRY, RETIRE = b"s", b"h", b"r"
 ORPHAN_S = 20.0  # longest time that a process outlives its supervisor, even if its agents block the event loop

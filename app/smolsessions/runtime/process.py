@@ -9,27 +9,24 @@ import gc
 import logging
 import resource
 import shutil
+import socket
 import sys
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 
 from smolsessions import __version__
 from smolsessions.agents.compatibility import check_smolagents
 from smolsessions.core.errors import StartError
-from smolsessions.roles import Role
+from smolsessions.roles import ProcessSlot, Role
 from smolsessions.runtime.address import address_of, page_address
 from smolsessions.runtime.parent_link import ParentLink
 from smolsessions.runtime.shutdown import HURRY_S, STREAMS_S, Shutdown
+from smolsessions.settings import Settings
 from smolsessions.store.embedded.data_folder import record_address
 
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Iterator
-    from typing import Any
-
-    from smolsessions.roles import ProcessSlot
-    from smolsessions.settings import Settings
+if TYPE_CHECKING:  # loaded after the check of smolagents
     from smolsessions.wiring import Service
     from smolsessions.worker.worker import Worker
 

@@ -12,21 +12,19 @@ import os
 import socket
 import sys
 import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smolsessions.core.errors import StartError
 from smolsessions.core.files import SOCKET_PATH_BYTES
 from smolsessions.roles import ProcessSlot
 from smolsessions.runtime.parent_link import HURRY, RETIRE, STOP, ChildLink
 from smolsessions.runtime.shutdown import CLOSE_S, Shutdown
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
-    from concurrent.futures import Future
 
 log = logging.getLogger("smolsessions.runtime.supervisor")
 

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Iterable
 from dataclasses import astuple
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
 from smolsessions.core.errors import DAMAGED, NEWER, SealBrokenError
-from smolsessions.core.events import PersonEvent, StepEvent, TurnQueued, TurnStarted
+from smolsessions.core.events import Event, PersonEvent, StepEvent, TurnQueued, TurnStarted
 from smolsessions.core.frozen import changed
-from smolsessions.core.memories import Head, StoredStep
+from smolsessions.core.memories import Head, PackedStep, StoredStep
 from smolsessions.core.policies import policy_of
-from smolsessions.core.records import AgentName, Origin, Owner, Ref, Rollback, Terms, Turn, TurnInput
+from smolsessions.core.records import (
+    AgentName,
+    ConversationSettings,
+    EntryType,
+    Origin,
+    Owner,
+    Ref,
+    Rollback,
+    Turn,
+    TurnInput,
+)
 from smolsessions.core.requests import Answer
 from smolsessions.store.seal import TAG_BYTES
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from smolsessions.core.events import Event
-    from smolsessions.core.memories import PackedStep
-    from smolsessions.core.records import EntryType
-
-    StepParts = tuple[EntryType, int, bytes, tuple[str, ...]]
-    """Type and turn of a stored step, its bytes, and the names of its attachments."""
+StepParts = tuple[EntryType, int, bytes, tuple[str, ...]]
+"""Type and turn of a stored step, its bytes, and the names of its attachments."""
 
 _TURN = TypeAdapter(Turn)
 _ANSWER = TypeAdapter(Answer)
@@ -199,22 +203,24 @@ def ref_of(scope: str) -> Ref:
 class SealedFields(NamedTuple):
     """Record of a conversation.
 
-    `title` is empty for none, and None until the first message, which adds a title beside the record. `has_terms`: it
-    had terms when the record was sealed. A rollback may have added some since.
+    `title` is empty for none, and None until the first message, which adds a title beside the record. `has_settings`:
+    it had settings when the record was sealed. A rollback may have added some since.
     """
 
     agent: AgentName
     metadata: dict[str, Any]
     title: str | None
-    has_terms: bool
+    has_settings: bool
 
 
-def encode_conversation(agent: str, metadata: dict[str, Any], title: str | None, *, has_terms: bool = False) -> bytes:
+def encode_conversation(
+    agent: str, metadata: dict[str, Any], title: str | None, *, has_settings: bool = False
+) -> bytes:
     fields: dict[str, Any] = {"agent": agent, "metadata": metadata}
     if title is not None:
         fields["title"] = title
-    if has_terms:
-        fields["terms"] = True
+    if has_settings:
+        fields["settings"] = True
     return to_json(fields)
 
 
@@ -223,7 +229,7 @@ def decode_conversation(data: bytes, agent: bytes | None) -> SealedFields:
     fields = from_json(data)
     if fields["agent"].encode() != agent:
         raise SealBrokenError
-    return SealedFields(AgentName(fields["agent"]), fields["metadata"], fields.get("title"), "terms" in fields)
+    return SealedFields(AgentName(fields["agent"]), fields["metadata"], fields.get("title"), "settings" in fields)
 
 
 def decode_metadata(data: bytes) -> dict[str, Any]:
@@ -231,18 +237,18 @@ def decode_metadata(data: bytes) -> dict[str, Any]:
     return metadata
 
 
-def encode_terms(terms: Terms) -> bytes:
-    pairs = {"lineage": list(map(astuple, terms.lineage)), "jumps": list(map(astuple, terms.jumps))}
-    approve = {"approve": terms.approve} if terms.approve else {}
-    return to_json({"policy": terms.policy} | pairs | approve)
+def encode_settings(settings: ConversationSettings) -> bytes:
+    pairs = {"lineage": list(map(astuple, settings.lineage)), "rollbacks": list(map(astuple, settings.rollbacks))}
+    approve = {"approve": settings.approve} if settings.approve else {}
+    return to_json({"policy": settings.policy} | pairs | approve)
 
 
-def decode_terms(data: bytes) -> Terms:
+def decode_settings(data: bytes) -> ConversationSettings:
     fields = from_json(data)
     try:
         policy = None if fields["policy"] is None else policy_of(fields["policy"])
         lineage = tuple(Origin(*origin) for origin in fields["lineage"])
-        jumps = tuple(Rollback(*jump) for jump in fields["jumps"])
-        return Terms(policy, lineage, jumps, tuple(fields.get("approve", ())))
+        rollbacks = tuple(Rollback(*rollback) for rollback in fields["rollbacks"])
+        return ConversationSettings(policy, lineage, rollbacks, tuple(fields.get("approve", ())))
     except (ValueError, TypeError, KeyError) as error:
         raise SealBrokenError(f"a conversation's record {NEWER}") from error

@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redis.exceptions import ResponseError
 
 from smolsessions.core.errors import SealBrokenError
 from smolsessions.store import codec
+from smolsessions.store.connection.servers import Servers
+from smolsessions.store.partition import Partition, Scope
 from smolsessions.store.scripts.loader import script
 from smolsessions.store.seal import tag_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
-
-    from smolsessions.store.connection.servers import Servers
-    from smolsessions.store.partition import Partition, Scope
 
 KEYS_AT_ONCE = 16  # of the server; a part of one is at most some MiB
 SCANNED_AT_ONCE = 500
@@ -32,7 +29,7 @@ NO_KEY = "-"
 NUMBERED = frozenset({"steps", "variables", "pending", "run", "journal", "log"})  # their names end with a number
 KINDS = NUMBERED | {"conversation", "turns", "images", "heads", "logs", "old"}
 _DAMAGED = (SealBrokenError, ResponseError, ValueError, KeyError)
-_FIELDS = {b"record": "conversation", b"head": "head", b"terms": "terms", b"title": "title"}
+_FIELDS = {b"record": "conversation", b"head": "head", b"settings": "settings", b"title": "title"}
 
 
 @dataclass
@@ -125,8 +122,8 @@ async def _rekey_key(partition: Partition, name: bytes, result: Rekeyed) -> None
     async for records in _records(partition, name, partition.sealer.writing_id):
         try:
             conversation = f"{partition.name}:conversation:{ref}"
-            terms, stored = await partition.ask("HMGET", conversation, "terms", "generation")
-            scope.terms(terms)  # they name the origins, whose lists of chunks a fork has
+            settings, stored = await partition.ask("HMGET", conversation, "settings", "generation")
+            scope.settings(settings)  # they name the origins, whose lists of chunks a fork has
             generation = codec.text(stored or b"0")
             if kind == "old" and not chunk_names:
                 chunk_names = await _chunk_names(scope, name, generation)

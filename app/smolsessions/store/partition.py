@@ -6,32 +6,26 @@ import asyncio
 import time
 import zlib
 from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smolsessions.core.errors import SealBrokenError, StoreUnavailableError
-from smolsessions.core.records import Terms
+from smolsessions.core.records import ConversationSettings, Ref
 from smolsessions.store import codec
-from smolsessions.store.connection.pipeline import KEEPALIVE_S, REPLY_TIMEOUT_S
-from smolsessions.store.scripts.loader import PERIODIC, SAFE_TO_REPEAT, reply_of, script
+from smolsessions.store.connection.commands import Reply
+from smolsessions.store.connection.pipeline import KEEPALIVE_S, REPLY_TIMEOUT_S, Pipeline
+from smolsessions.store.scripts.loader import PERIODIC, SAFE_TO_REPEAT, Argument, reply_of, script
+from smolsessions.store.seal import Sealer
 from smolsessions.store.turns.turn_log import TurnLog
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Sequence
-
-    from smolsessions.core.records import Ref
-    from smolsessions.store.connection.commands import Reply
-    from smolsessions.store.connection.pipeline import Pipeline
-    from smolsessions.store.scripts.loader import Argument
-    from smolsessions.store.seal import Sealer
 
 PATIENCE_S, RETRY_S = 1.0, 0.1  # a broken connection mostly recovers in this time
 MOST_KNOWN_TERMS = 10_000
 COPIED = frozenset({"turn", "log", "event", "step", "image", "variable", "variables"})
 """Blobs that a fork copies as its origin sealed them."""
 OF_TURNS = frozenset({"turn", "log", "event"})
-NO_TERMS = Terms()
+NO_SETTINGS = ConversationSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +67,8 @@ class Partition:
         self.wake = f"{name}:wake"
         self.options = options
         self.log = TurnLog(self)
-        self.terms: OrderedDict[str, tuple[bytes, Terms]] = OrderedDict()
-        """Terms of conversations as last read, by name, with their blobs."""
+        self.settings: OrderedDict[str, tuple[bytes, ConversationSettings]] = OrderedDict()
+        """ConversationSettings of conversations as last read, by name, with their blobs."""
 
     @property
     def is_up(self) -> bool:
@@ -118,24 +112,24 @@ class Scope:
     def seal(self, data: bytes, *place: str | int) -> bytes:
         return self.partition.sealer.seal(data, self.name, *place)
 
-    def terms(self, blob: bytes | None) -> Terms:
-        """Open the conversation's terms, if it has any, and remember its origins."""
-        cache = self.partition.terms
+    def settings(self, blob: bytes | None) -> ConversationSettings:
+        """Open the conversation's settings, if it has any, and remember its origins."""
+        cache = self.partition.settings
         if not blob:
             cache.pop(self.name, None)
-            return NO_TERMS
+            return NO_SETTINGS
         known = cache.get(self.name)
         if known is None or known[0] != blob:
-            known = (blob, codec.decode_terms(self.partition.sealer.open(blob, self.name, "terms")))
+            known = (blob, codec.decode_settings(self.partition.sealer.open(blob, self.name, "settings")))
             cache[self.name] = known
         cache.move_to_end(self.name)
         if len(cache) > MOST_KNOWN_TERMS:
             cache.popitem(last=False)
         return known[1]
 
-    def seal_terms(self, terms: Terms) -> bytes:
-        """Seal the conversation's terms. Most have none."""
-        return self.seal(codec.encode_terms(terms), "terms") if terms != NO_TERMS else b""
+    def seal_settings(self, settings: ConversationSettings) -> bytes:
+        """Seal the conversation's settings. Most have none."""
+        return self.seal(codec.encode_settings(settings), "settings") if settings != NO_SETTINGS else b""
 
     def open(self, blob: bytes, *place: str | int, is_past_head: bool = False) -> bytes:
         """Open a blob that was sealed for this place in the conversation or in one of its origins.
@@ -154,7 +148,7 @@ class Scope:
         try:
             return work(blob, self.name, *place)
         except SealBrokenError:
-            known = self.partition.terms.get(self.name)
+            known = self.partition.settings.get(self.name)
             for origin in known[1].lineage if known and (is_past_head or place[0] in COPIED) else ():
                 if place[0] in OF_TURNS and int(place[1]) > origin.turn:
                     break  # later than the fork

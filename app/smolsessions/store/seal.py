@@ -19,9 +19,9 @@ import secrets
 import struct
 import tempfile
 import threading
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import zstandard
 from cryptography.exceptions import InvalidTag
@@ -29,9 +29,6 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from smolsessions.core.errors import NEWER, SealBrokenError, StartError
 from smolsessions.core.files import check_private
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 VERSION = 1
 REKEYED = 0x81

@@ -6,30 +6,24 @@ import asyncio
 import contextlib
 import secrets
 from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+
+from redis.asyncio import Redis
 
 from smolsessions.store.connection.pipeline import MOST_OPENING, Pipeline
 from smolsessions.store.connection.server_errors import start_errors
-from smolsessions.store.connection.servers import Address, servers_at
+from smolsessions.store.connection.servers import Address, Servers, servers_at
 from smolsessions.store.connection.startup_check import ABOUT, IdentityCheck, bind_store, inspect_store
 from smolsessions.store.conversations.conversation_store import ConversationStore
 from smolsessions.store.conversations.history_store import HistoryStore
 from smolsessions.store.key_rotation import COUNT_S, Rekeyed, records_by_key, rekey
-from smolsessions.store.partition import Partition, Partitions
+from smolsessions.store.partition import Options, Partition, Partitions
 from smolsessions.store.scripts.loader import load_commands, script
+from smolsessions.store.seal import Sealer
 from smolsessions.store.turns.scheduler import Scheduler
 from smolsessions.store.turns.turn_store import IdempotencyKeys, TurnStore
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-
-    from redis.asyncio import Redis
-
-    from smolsessions.store.connection.servers import Servers
-    from smolsessions.store.partition import Options
-    from smolsessions.store.seal import Sealer
 
 
 @dataclass(frozen=True)

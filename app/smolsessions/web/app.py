@@ -7,7 +7,7 @@ import re
 from base64 import b64encode
 from functools import cache, cached_property
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -15,15 +15,19 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from smolsessions import __version__
+from smolsessions.core.conversations import Conversations
 from smolsessions.core.errors import ShuttingDownError
 from smolsessions.core.json_data import MAX_OBJECT_BYTES
+from smolsessions.core.turns import Turns
 from smolsessions.web import problems
 from smolsessions.web.auth import Authenticator
 from smolsessions.web.description import describe, operation_id
 from smolsessions.web.error_codes import serve_error_pages
 from smolsessions.web.links import link, root_path
+from smolsessions.web.metrics import MetricsText
 from smolsessions.web.middleware import RequestChecks
 from smolsessions.web.routes.common import Limits, answer
 from smolsessions.web.routes.conversations import agent_routes, conversation_routes, file_routes, memory_routes
@@ -31,13 +35,6 @@ from smolsessions.web.routes.effects import effect_routes
 from smolsessions.web.routes.turns import NewTurns, new_turn_routes, turn_routes
 from smolsessions.web.sse import EventStreams
 from smolsessions.wire.health import Health
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
-    from smolsessions.core.conversations import Conversations
-    from smolsessions.core.turns import Turns
-    from smolsessions.web.metrics import MetricsText
 
 MAX_CHAR_BYTES = 12  # of one character in JSON: two escapes
 MAX_HEALTH_BODY_BYTES = 64 * 1024  # of a request to a worker, which answers it with 404 or 405

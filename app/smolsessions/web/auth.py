@@ -6,22 +6,20 @@ import asyncio
 import errno
 import hashlib
 import logging
+import os
 import re
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from stat import S_ISREG
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from smolsessions.core.callers import parse_claims
 from smolsessions.core.errors import StartError, UnauthorizedError
 from smolsessions.core.files import check_private, open_to_all
 from smolsessions.core.records import LOCAL, Owner
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
 log = logging.getLogger(__name__)
 

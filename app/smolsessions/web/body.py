@@ -8,19 +8,15 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive
 
 from smolsessions.core.errors import OverloadedError, TooLargeError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from starlette.types import Message, Receive
-
-    from smolsessions.core.records import Owner
+from smolsessions.core.records import Owner
 
 T = TypeVar("T")
 

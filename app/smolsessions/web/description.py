@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import re
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 
 from smolsessions.web import problems
 from smolsessions.web.event_views import event_schemas
 from smolsessions.web.links import root_path
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
-    from fastapi.routing import APIRoute
 
 DESCRIPTION = (
     "Stateful smolagents conversations behind HTTP. Errors are `application/problem+json` with a stable `code`. "

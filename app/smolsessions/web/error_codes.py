@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import html
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
+from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 
 from smolsessions.core.errors import FAILURES, NotFoundError, codes_of_answers
 from smolsessions.web.problems import status_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fastapi import FastAPI
 
 _HEAD = """# Codes of errors
 

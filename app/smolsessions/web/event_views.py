@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from smolsessions.core.events import (
     EVENT_TYPES,
     InputAnswered,
+    Logged,
     MessageDelta,
     StepFinished,
     TurnEnded,
@@ -16,12 +17,9 @@ from smolsessions.core.events import (
     TurnStarted,
     TurnWaiting,
 )
+from smolsessions.core.records import Ref
 from smolsessions.web.views import answer_view, data_of, file_views, image_views, requests_view, time_view, turn_view
 from smolsessions.wire.events import KnownEvent, TurnEvent
-
-if TYPE_CHECKING:
-    from smolsessions.core.events import Logged
-    from smolsessions.core.records import Ref
 
 _REF = "#/components/schemas/{model}"
 

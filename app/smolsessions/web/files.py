@@ -7,18 +7,14 @@ import base64
 import binascii
 import re
 import unicodedata
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
 from urllib.parse import quote
 
 from smolsessions.core.attachments import Audio, File, described, encode_file, is_text, name_flaw, name_of
 from smolsessions.core.errors import InvalidRequestError, TooLargeError
+from smolsessions.core.media import StepFile
 from smolsessions.web.images import THREAD
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from smolsessions.core.media import StepFile
-    from smolsessions.wire.requests import FileIn
+from smolsessions.wire.requests import FileIn
 
 TEXTS = ("text/plain", "text/csv", "text/markdown", "text/tab-separated-values", "application/json")
 _SOUNDS: dict[str, Callable[[bytes], object]] = {

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 from collections import deque
+from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httptools
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from smolsessions.core.errors import (
     HeadTooLargeError,
@@ -22,14 +26,6 @@ from smolsessions.core.errors import (
 )
 from smolsessions.core.request_id import request_id
 from smolsessions.web.problems import response_to
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
-
-    from starlette.responses import Response
-    from starlette.types import ASGIApp, Receive, Scope, Send
-    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 MAX_HEAD_BYTES = 32 * 1024
 MAX_FIELDS = 100

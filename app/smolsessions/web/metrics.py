@@ -8,21 +8,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
-    from pathlib import Path
-
-    from smolsessions.core.agent_ports import ToolServer
-    from smolsessions.core.records import Turn
-    from smolsessions.core.store_ports import Queues
+from smolsessions.core.agent_ports import ToolServer
+from smolsessions.core.records import Turn
+from smolsessions.core.store_ports import Queues
 
 M = TypeVar("M")
 MetricsText = Callable[[], Awaitable[bytes]]

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from ipaddress import ip_address
 from secrets import token_hex
-from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from smolsessions.core.errors import ForeignHostError, ForeignOriginError, MalformedError, MediaTypeError, ServiceError
 from smolsessions.core.request_id import request_id
+from smolsessions.web.auth import Authenticator
 from smolsessions.web.body import LARGE_BYTES, BodyBudget, HeldBody, check_structure, in_thread_if_large, too_large
 from smolsessions.web.problems import response_to
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-    from smolsessions.web.auth import Authenticator
 
 log = logging.getLogger(__name__)
 

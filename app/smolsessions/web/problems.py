@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
+from starlette.types import Scope
 
 from smolsessions.core import errors
 from smolsessions.core.json_data import invalid_request
@@ -17,13 +21,6 @@ from smolsessions.core.request_id import request_id
 from smolsessions.web.links import link
 from smolsessions.wire.conversations import Conversation
 from smolsessions.wire.problems import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from fastapi import FastAPI, Request
-    from pydantic import BaseModel
-    from starlette.types import Scope
 
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 

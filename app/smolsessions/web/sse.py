@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic_core import to_json
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
 from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
 
 from smolsessions.core.errors import InvalidRequestError, NotFoundError, ServiceError
-from smolsessions.core.events import TurnEnded, TurnWaiting
+from smolsessions.core.events import Logged, TurnEnded, TurnWaiting
+from smolsessions.core.records import Turn
+from smolsessions.core.turns import Turns, TurnSubscription
+from smolsessions.web.auth import Authenticator
 from smolsessions.web.event_views import event_view
 from smolsessions.web.http_connection import call_on_disconnect
 from smolsessions.web.routes.common import location_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from starlette.types import Receive, Scope, Send
-
-    from smolsessions.core.events import Logged
-    from smolsessions.core.records import Turn
-    from smolsessions.core.turns import Turns, TurnSubscription
-    from smolsessions.web.auth import Authenticator
 
 log = logging.getLogger(__name__)
 

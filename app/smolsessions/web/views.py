@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import time
 from base64 import b64decode
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 from urllib.parse import quote
 
 from pydantic_core import to_json
 
-from smolsessions.core.media import StepImage
-from smolsessions.core.records import Outcome, StepType
+from smolsessions.core.effects import EffectEntry
+from smolsessions.core.media import StepFile, StepImage
+from smolsessions.core.memories import ExportedMemory, PrunePreview
+from smolsessions.core.records import (
+    AgentInfo,
+    AgentVersion,
+    Conversation,
+    Outcome,
+    Page,
+    PromptSize,
+    StepType,
+    ToolCall,
+    Turn,
+)
+from smolsessions.core.requests import Answer, Approval, InputRequest
 from smolsessions.web.cursors import cursor_at
 from smolsessions.web.links import link
 from smolsessions.wire.conversations import Conversation as ConversationAnswer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from smolsessions.core.effects import EffectEntry
-    from smolsessions.core.media import StepFile
-    from smolsessions.core.memories import ExportedMemory, PrunePreview
-    from smolsessions.core.records import AgentInfo, AgentVersion, Conversation, Page, PromptSize, ToolCall, Turn
-    from smolsessions.core.requests import Answer, Approval, InputRequest
 
 KINDS_OF_VARIABLES = {"code": "variable", "state": "state", "tools": "tool"}
 MAX_PREVIEW_CHARS = 500

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, get_args
+from collections.abc import Iterable
+from typing import Annotated, get_args
 
 from pydantic import Field, JsonValue
 
@@ -15,9 +16,6 @@ from smolsessions.core.records import ConversationStatus as StatusOfConversation
 from smolsessions.core.records import OnBusy, RunState, TurnStatus
 from smolsessions.core.records import StepType as EntryType
 from smolsessions.core.requests import ApprovalDecision, Decision, RequestKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 def _word(known: Iterable[str], meaning: str) -> object:

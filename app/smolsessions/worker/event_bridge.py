@@ -8,16 +8,12 @@ import math
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from smolsessions.core.events import MessageDelta, TurnStarted
+from smolsessions.core.events import MessageDelta, StepEvent, TurnStarted
+from smolsessions.core.memories import PackedStep
+from smolsessions.core.store_ports import Lease, StopReason
 
-if TYPE_CHECKING:
-    from smolsessions.core.events import StepEvent
-    from smolsessions.core.memories import PackedStep
-    from smolsessions.core.store_ports import Lease, StopReason
-
-    Item = tuple[StepEvent | TurnStarted | None, PackedStep | None, tuple[str, bytes] | None]
+Item = tuple[StepEvent | TurnStarted | None, PackedStep | None, tuple[str, bytes] | None]
 
 JOIN_S = 0.03  # deltas of one message within this time become one event
 HOLD_S = 0.25  # events without a reader wait so long for the commit, which seals them as one record

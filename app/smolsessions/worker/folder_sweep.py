@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
 
 from smolsessions.core.errors import ConversationNotFoundError, SealBrokenError, ServiceError, StoreUnavailableError
 from smolsessions.core.records import Owner, Ref
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from smolsessions.core.store_ports import ConversationStore, WorkspaceFolders
+from smolsessions.core.store_ports import ConversationStore, WorkspaceFolders
 
 log = logging.getLogger(__name__)
 

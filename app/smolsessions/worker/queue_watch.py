@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from smolsessions.core.records import AgentName
-    from smolsessions.core.store_ports import Queues
+from smolsessions.core.records import AgentName
+from smolsessions.core.store_ports import Queues
 
 log = logging.getLogger(__name__)
 

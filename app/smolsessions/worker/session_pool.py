@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from smolsessions.core.agent_ports import Session
-    from smolsessions.core.callers import Caller
-    from smolsessions.core.records import Ref
-
+from smolsessions.core.agent_ports import Session
+from smolsessions.core.callers import Caller
+from smolsessions.core.records import Ref
 
 MB = 1024 * 1024
 

@@ -7,16 +7,12 @@ import os
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from smolsessions.core.records import LOCAL
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smolsessions.core.records import Owner
+from smolsessions.core.records import LOCAL, Owner
 
 T = TypeVar("T")
 

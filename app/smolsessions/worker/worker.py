@@ -5,24 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from smolsessions.core.agent_ports import AgentCatalog, Session
 from smolsessions.core.errors import LeaseLostError, SealBrokenError, ServiceError, StoreUnavailableError
+from smolsessions.core.events import ReplayState
 from smolsessions.core.frozen import changed
-from smolsessions.core.records import AGENT_CHANGED, MAX_CRASHES, Failure, Outcome, Suspension
+from smolsessions.core.records import AGENT_CHANGED, MAX_CRASHES, AgentName, Failure, Outcome, Owner, Suspension, Turn
+from smolsessions.core.store_ports import Lease, Scheduler
 from smolsessions.worker.event_bridge import LoopEventBridge
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from smolsessions.core.agent_ports import AgentCatalog, Session
-    from smolsessions.core.events import ReplayState
-    from smolsessions.core.records import AgentName, Owner, Turn
-    from smolsessions.core.store_ports import Lease, Scheduler
-    from smolsessions.worker.session_pool import SessionPool
-    from smolsessions.worker.threads import Threads
+from smolsessions.worker.session_pool import SessionPool
+from smolsessions.worker.threads import Threads
 
 T = TypeVar("T")
 

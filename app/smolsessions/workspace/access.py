@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from smolsessions.workspace.paths import ToolDenied, folded, is_plain
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Access = Literal["hidden", "editable", "readonly", "unlisted"]
 MAX_PATTERN_CHARS = 256

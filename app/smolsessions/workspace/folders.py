@@ -7,18 +7,15 @@ import re
 import secrets
 import shutil
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import unquote
 
 from smolsessions.core.errors import StartError
 from smolsessions.workspace.bounds import Bounds
 from smolsessions.workspace.paths import ToolDenied, opened_folder, parts_of, read_file, write_file
 from smolsessions.workspace.walk import Walk
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 MARK = ".identity"
 _MARK = re.compile("[0-9a-f]{32}")

@@ -9,12 +9,9 @@ import os
 import secrets
 import stat
 import unicodedata
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+from pathlib import Path
 
 MAX_CHARS = 1024
 MAX_DEPTH = 32

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from smolsessions.workspace.paths import MAX_DEPTH, TEMPORARY, is_plain, open_folder, opened_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
 
 LEFT_BEHIND_S = 60
 

@@ -6,20 +6,16 @@ import errno
 import logging
 import os
 import threading
+from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smolsessions.workspace.access import AccessList, compiled_glob
 from smolsessions.workspace.bounds import Bounds, Found, Match, T
 from smolsessions.workspace.paths import ABSENT, ToolDenied, opened_folder, parts_of, read_file, write_file
-from smolsessions.workspace.walk import Walk, usage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from smolsessions.workspace.walk import FoundFile
+from smolsessions.workspace.walk import FoundFile, Walk, usage
 
 log = logging.getLogger(__name__)
 

@@ -8,23 +8,20 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from smolsessions.agents.config.mistakes import mistakes_in
 from smolsessions.agents.config.references import wrong_references
 from smolsessions.agents.config.schema import AgentsFile
+from smolsessions.agents.factories import Factory
 from smolsessions.agents.models.keys import remember_keys
 from smolsessions.agents.tools.mcp_secrets import is_secret
 from smolsessions.agents.tools.tool_servers import ToolServers
 from smolsessions.core.errors import StartError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from smolsessions.agents.factories import Factory
 
 MAX_BYTES = 1024 * 1024
 SETTING = "SMOLSESSIONS_AGENTS_FILE"

@@ -7,46 +7,43 @@ import importlib.resources
 import importlib.util
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import jinja2
 import yaml
-from smolagents import CodeAgent, LogLevel, MultiStepAgent, ToolCallingAgent
+from pydantic import BaseModel
+from smolagents import CodeAgent, LogLevel, Model, MultiStepAgent, PromptTemplates, ToolCallingAgent
 from smolagents.agents import EMPTY_PROMPT_TEMPLATES
 
 import smolsessions
 from smolsessions.agents.approval_checks import refused_tools, tool_names
 from smolsessions.agents.config.mistakes import Place, PlacedStartError, sentence_at
 from smolsessions.agents.config.references import models_of, placed_models, unsuitable
-from smolsessions.agents.config.saved_agents import download, read_saved_agent, read_text
-from smolsessions.agents.config.schema import CODE_KEYS, REMOTE_EXECUTORS, AgentTable, ModelTable
-from smolsessions.agents.factories import import_factory, takes_caller
+from smolsessions.agents.config.saved_agents import SavedAgent, download, read_saved_agent, read_text
+from smolsessions.agents.config.schema import (
+    CODE_KEYS,
+    REMOTE_EXECUTORS,
+    AgentsFile,
+    AgentTable,
+    ModelTable,
+    WorkspaceTable,
+)
+from smolsessions.agents.factories import Factory, import_factory, takes_caller
 from smolsessions.agents.memory.scratchpad import READ, WRITE
 from smolsessions.agents.models.keys import without_secrets
 from smolsessions.agents.models.providers import add_fallbacks, make_model
 from smolsessions.agents.remote_executors import remote_executor
 from smolsessions.agents.tools.ask_user import NAME as ASK_USER
-from smolsessions.agents.tools.sources import RESERVED_NAMES, load_tools
+from smolsessions.agents.tools.sources import RESERVED_NAMES, Loaded, load_tools
+from smolsessions.agents.tools.tool_servers import ToolServers
 from smolsessions.agents.tools.workspace_tools import WORKSPACE_TOOLS, check_workspace
-from smolsessions.core.callers import DUMMY
+from smolsessions.core.callers import DUMMY, Caller
 from smolsessions.core.errors import StartError
 from smolsessions.core.policies import OwnRule, policy_data
 from smolsessions.options import ApproveRule, WorkspaceValues
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pydantic import BaseModel
-    from smolagents import Model, PromptTemplates
-
-    from smolsessions.agents.config.saved_agents import SavedAgent
-    from smolsessions.agents.config.schema import AgentsFile, WorkspaceTable
-    from smolsessions.agents.factories import Factory
-    from smolsessions.agents.tools.sources import Loaded
-    from smolsessions.agents.tools.tool_servers import ToolServers
-    from smolsessions.core.callers import Caller
 
 _OPTIONS = "scratchpad executor model_retries unsafe_to_repeat examples deadline_s ask_user".split()
 Kinds = type[Exception] | tuple[type[Exception], ...]

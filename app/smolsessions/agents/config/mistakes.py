@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from smolsessions.agents.config.schema import (
     BY_NAME,
@@ -19,12 +22,6 @@ from smolsessions.agents.config.schema import (
 )
 from smolsessions.core.errors import StartError
 from smolsessions.core.policies import TAGS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pydantic import BaseModel, ValidationError
-    from pydantic_core import ErrorDetails
 
 Place = tuple[int | str, ...]
 

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import keyword
+from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING
 
-from smolsessions.agents.config.mistakes import sentence_at
-from smolsessions.agents.config.schema import REMOTE_EXECUTORS, ModelTable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from smolsessions.agents.config.mistakes import Place
-    from smolsessions.agents.config.schema import AgentsFile, AgentTable
+from smolsessions.agents.config.mistakes import Place, sentence_at
+from smolsessions.agents.config.schema import REMOTE_EXECUTORS, AgentsFile, AgentTable, ModelTable
 
 _NO_STRUCTURED_OUTPUT = frozenset({"bedrock", "huggingface", "transformers"})
 _STRUCTURED_OUTPUT_BEHIND_HUGGINGFACE = frozenset({"cerebras", "fireworks-ai"})

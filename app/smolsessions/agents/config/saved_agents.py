@@ -10,17 +10,14 @@ import logging
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from smolagents import Tool
+from smolagents import PromptTemplates, Tool
 from smolagents.utils import BASE_BUILTIN_MODULES
 
 from smolsessions.agents.run.agent_state import has_own_state
 from smolsessions.core.errors import StartError
-
-if TYPE_CHECKING:
-    from smolagents import PromptTemplates
 
 log = logging.getLogger(__name__)
 

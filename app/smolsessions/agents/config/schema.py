@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from smolsessions.core.policies import Rules
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Provider = Literal["openai", "azure", "litellm", "huggingface", "bedrock", "transformers"]
 Executor = Literal["child", "thread", "docker", "e2b", "modal", "blaxel"]

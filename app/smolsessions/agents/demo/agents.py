@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Generator, Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smolagents import ChatMessage, CodeAgent, LogLevel, MessageRole, Model, TokenUsage, Tool, ToolCallingAgent
 from smolagents.models import (
@@ -21,9 +22,6 @@ from smolsessions.agents.demo.rules import COUNTING, FORCED_FAILURE, Call, Excha
 from smolsessions.agents.demo.tools import TOOLS
 from smolsessions.agents.memory.step_types import text_in
 from smolsessions.agents.memory.summarizer import INSTRUCTION
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
 
 MAX_STEPS = 8
 COUNTING_PACE_S = 0.1

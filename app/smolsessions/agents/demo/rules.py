@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smolagents import ChatMessage, MessageRole
 
 from smolsessions.agents.demo.tools import NOTED
 from smolsessions.agents.memory.step_types import text_in
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MAX_PARTS = 4
 QUOTE_CHARS = 300  # of an earlier message or an error

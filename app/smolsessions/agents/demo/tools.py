@@ -6,14 +6,12 @@ import ast
 import math
 import operator
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, tzinfo
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from smolagents import Tool
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NOTED = "Noted: "
 EXPRESSION_CHARS = 200

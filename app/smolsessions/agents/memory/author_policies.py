@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 from pydantic import ValidationError
 from smolagents import MultiStepAgent
 
+from smolsessions.agents.memory.policies import PolicyFunction
 from smolsessions.core.errors import InvalidRequestError, StartError
-from smolsessions.core.policies import OwnRule, policy_of, what_is_wrong
+from smolsessions.core.policies import OwnRule, Policy, policy_of, what_is_wrong
 from smolsessions.options import options_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from smolsessions.agents.memory.policies import PolicyFunction
-    from smolsessions.core.policies import Policy
 
 
 def import_own_policies(name: str, agent: MultiStepAgent) -> dict[str, PolicyFunction]:

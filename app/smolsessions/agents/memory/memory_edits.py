@@ -6,26 +6,20 @@ order yields the memory. Entries refer to each other by distance, so a copied re
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from smolagents.memory import ToolCall
+from smolagents.memory import MemoryStep, ToolCall
 from smolagents.models import ChatMessage
 
-from smolsessions.agents.memory.step_types import EditStep, NoteStep, SummaryStep
+from smolsessions.agents.memory.plain_steps import Plain
+from smolsessions.agents.memory.step_types import EditStep, NoteStep, Runs, SummaryStep
+from smolsessions.agents.memory.steps import Step
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-
-    from smolagents.memory import MemoryStep
-
-    from smolsessions.agents.memory.plain_steps import Plain
-    from smolsessions.agents.memory.step_types import Runs
-    from smolsessions.agents.memory.steps import Step
-
-    Parts = list[tuple[dict[Any, Any] | list[Any], tuple[Any, ...]]]
+Parts = list[tuple[dict[Any, Any] | list[Any], tuple[Any, ...]]]
 
 _NESTED = ("tool_calls", "observations_images", "task_images", "model_output", "model_output_message")
 _PLAIN = frozenset({str, int, float, bool, bytes})

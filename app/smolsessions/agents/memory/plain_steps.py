@@ -9,16 +9,13 @@ from __future__ import annotations
 from gc import get_referents
 from math import isfinite
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from smolagents.memory import ActionStep, TaskStep, ToolCall
+from smolagents.memory import ActionStep, MemoryStep, TaskStep, ToolCall
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 from smolagents.monitoring import Timing, TokenUsage
 
 from smolsessions.agents.memory.tokens import set_shown_estimate, shown_estimate
-
-if TYPE_CHECKING:
-    from smolagents.memory import MemoryStep
 
 Plain = str | tuple[Any, ...]
 ROLE = MessageRole.ASSISTANT

@@ -5,31 +5,27 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smolagents.memory import ActionStep, MemoryStep, TaskStep
 
-from smolsessions.agents.memory.prompt_steps import PromptStep
+from smolsessions.agents.memory.prompt_steps import Parts, PromptStep
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
+from smolsessions.agents.memory.tokens import PromptTokens
 from smolsessions.core.errors import ConflictError
 from smolsessions.core.policies import (
     KeepLastNSteps,
     NoPruning,
     OwnRule,
+    Policy,
     PruneOldObservations,
+    Rule,
     Summarize,
     TokenBudget,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    from smolsessions.agents.memory.prompt_steps import Parts
-    from smolsessions.agents.memory.tokens import PromptTokens
-    from smolsessions.core.policies import Policy, Rule
 
 log = logging.getLogger(__name__)
 

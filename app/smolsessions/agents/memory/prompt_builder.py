@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
-from smolagents.memory import TaskStep
+from smolagents import MultiStepAgent
+from smolagents.memory import MemoryStep, TaskStep
+from smolagents.models import ChatMessage
 
-from smolsessions.agents.memory.policies import RuleContext, Steps, apply_policy
+from smolsessions.agents.memory.policies import PolicyFunction, RuleContext, Steps, apply_policy
 from smolsessions.agents.memory.prompt_steps import Parts, PromptMemory
 from smolsessions.agents.memory.step_types import text_in
 from smolsessions.agents.memory.tokens import PromptTokens, set_shown_estimate
 from smolsessions.core.memories import PrunePreview
-from smolsessions.core.policies import OwnRule, Summarize
+from smolsessions.core.policies import OwnRule, Policy, Summarize
 from smolsessions.core.records import LeftOut, PromptSize
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from smolagents import MultiStepAgent
-    from smolagents.memory import MemoryStep
-    from smolagents.models import ChatMessage
-
-    from smolsessions.agents.memory.policies import PolicyFunction
-    from smolsessions.core.policies import Policy
-
-    Summarizing = Callable[[Steps, int], None]
+Summarizing = Callable[[Steps, int], None]
 
 
 class PromptBuilder:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Hashable, Iterable
 from itertools import takewhile
 from operator import attrgetter, is_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from smolagents import CodeAgent, ToolCallingAgent
-from smolagents.memory import ActionStep, TaskStep
+from smolagents import CodeAgent, MultiStepAgent, ToolCallingAgent
+from smolagents.memory import ActionStep, MemoryStep, TaskStep
+from smolagents.models import ChatMessage
 
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep, messages_of, replaced_notes, text_in
 from smolsessions.agents.memory.tokens import estimate_messages
 from smolsessions.agents.values.media import holds_media
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
-
-    from smolagents import MultiStepAgent
-    from smolagents.memory import MemoryStep
-    from smolagents.models import ChatMessage
 
 _OWN_MODULES = ("smolsessions.agents.memory.", "smolsessions.agents.run.")
 NEWEST = 8  # known steps whose identity is checked at each call: a replay replaces the last ones

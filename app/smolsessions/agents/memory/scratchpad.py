@@ -8,9 +8,10 @@ replay returns from the journal still leaves its note.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from smolagents import Tool
+from smolagents import MultiStepAgent, Tool
 from smolagents.memory import ActionStep
 from smolagents.remote_executors import RemotePythonExecutor
 
@@ -21,11 +22,6 @@ from smolsessions.agents.values import loads
 from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.core.errors import StartError
 from smolsessions.options import options_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from smolagents import MultiStepAgent
 
 WRITE, READ = "note_write", "note_read"
 MAX_CHARS = 2000

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import PIL.Image
-from smolagents.memory import ActionStep, PlanningStep, TaskStep, ToolCall
+from smolagents.memory import ActionStep, MemoryStep, PlanningStep, TaskStep, ToolCall
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 from smolagents.monitoring import Timing, TokenUsage
 from smolagents.utils import AgentError
 
 from smolsessions.agents.values.json_forms import json_form, utf8_text
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smolagents.memory import MemoryStep
-
-    Rule = Callable[[Any], Any]
+Rule = Callable[[Any], Any]
 
 Error = TypeVar("Error", bound=AgentError)
 

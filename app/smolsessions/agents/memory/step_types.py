@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,6 @@ from smolagents.models import ChatMessage, MessageRole
 from smolsessions.agents.values.json_forms import joined_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from smolsessions.agents.memory.steps import Step
 
 Runs = list[tuple[int, int]]

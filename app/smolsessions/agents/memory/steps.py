@@ -1,7 +1,7 @@
 """Steps ⇄ bytes: the only pickle of steps. An exact list of classes bounds unpickling.
 
 smolagents' own values survive, and so does plain data of a user's tool. Other values become JSON if they have a JSON
-form, and a labelled text otherwise, unless the agent declares their class in `carries`.
+form, and a labelled text otherwise, unless the agent declares their class in `stored_classes`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import io
 import logging
 import pickle
 import uuid
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import PIL.Image
 from smolagents.agent_types import AgentAudio, AgentImage, AgentText
@@ -34,11 +35,7 @@ from smolsessions.core.attachments import File, decode_file, encode_file
 from smolsessions.core.errors import SealBrokenError, ServiceError
 from smolsessions.core.media import image_name
 from smolsessions.core.memories import PackedStep
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from smolsessions.core.records import EntryType
+from smolsessions.core.records import EntryType
 
 log = logging.getLogger(__name__)
 
@@ -99,12 +96,12 @@ def strip(step: MemoryStep) -> Plain | None:
     return plain
 
 
-def pack(step: MemoryStep, turn: int, carries: Iterable[type] = (), *, is_data: bool = False) -> PackedStep:
+def pack(step: MemoryStep, turn: int, stored_classes: Iterable[type] = (), *, is_data: bool = False) -> PackedStep:
     """Strip and encode a step. Bytes that might not decode are decoded once, so a committed step is readable.
 
     `is_data` skips that: the step consists of JSON data and decoded images.
     """
-    classes = frozenset(carries)
+    classes = frozenset(stored_classes)
     plain = strip(step)
     try:
         data, attachments, is_safe = _dump(step if plain is None else plain, classes)
@@ -129,18 +126,18 @@ def pack_plain(plain: Plain, turn: int) -> PackedStep:
 def unpack(
     data: bytes,
     attachments: dict[str, bytes],
-    carries: Iterable[type] = (),
+    stored_classes: Iterable[type] = (),
     open_image: Callable[[bytes], PIL.Image.Image] = image_from_bytes,
 ) -> Step:
     """Decode a step. Only listed classes are created, although the bytes come out of the seal."""
-    return unpack_as(step_of, data, attachments, carries, open_image)
+    return unpack_as(step_of, data, attachments, stored_classes, open_image)
 
 
 def unpack_as(
     of_plain: Callable[[Plain], T],
     data: bytes,
     attachments: dict[str, bytes],
-    carries: Iterable[type],
+    stored_classes: Iterable[type],
     open_image: Callable[[bytes], PIL.Image.Image],
 ) -> T | Step:
     """Decode a step as `unpack` does, but return `of_plain` of its plain form if it has one."""
@@ -148,7 +145,7 @@ def unpack_as(
         try:
             stored = _PlainUnpickler(io.BytesIO(data)).load()
         except _NotPlainError:
-            stored = _Unpickler(io.BytesIO(data), attachments, carries, open_image).load()
+            stored = _Unpickler(io.BytesIO(data), attachments, stored_classes, open_image).load()
         if type(stored) is str or type(stored) is tuple:
             return of_plain(stored)
     except SealBrokenError:
@@ -183,14 +180,14 @@ def _repair(step: MemoryStep) -> None:
         step.error.__traceback__ = step.error.__cause__ = step.error.__context__ = None
 
 
-def _dump(step: Any, carries: frozenset[type]) -> tuple[bytes, dict[str, bytes], bool]:
+def _dump(step: Any, stored_classes: frozenset[type]) -> tuple[bytes, dict[str, bytes], bool]:
     if (type(step) is str or type(step) is tuple) and holds_data_only(step):  # a pickler costs five times as much
         data = pickle.dumps(step, 5)
         if len(data) > MAX_STEP_BYTES:
             raise StepTooLargeError
         return data, {}, True
     file = io.BytesIO()
-    pickler = _Pickler(file, carries)
+    pickler = _Pickler(file, stored_classes)
     pickler.dump(step)
     largest = max(map(len, pickler.attachments.values()), default=0)
     if file.tell() > MAX_STEP_BYTES or largest > MAX_IMAGE_BYTES:
@@ -198,37 +195,39 @@ def _dump(step: Any, carries: frozenset[type]) -> tuple[bytes, dict[str, bytes],
     return file.getvalue(), pickler.attachments, pickler.is_safe
 
 
-def _simplify(step: Any, carries: frozenset[type]) -> Any:
+def _simplify(step: Any, stored_classes: frozenset[type]) -> Any:
     """Copy a step with a label in place of each value that cannot be stored."""
     if isinstance(step, EditStep):
-        return replace(step, step=_simplify(step.step, carries))
+        return replace(step, step=_simplify(step.step, stored_classes))
     if not isinstance(step, ActionStep):
         return step
-    fields = vars(step) | {"action_output": _value_or_label(step.action_output, carries)}
+    fields = vars(step) | {"action_output": _value_or_label(step.action_output, stored_classes)}
     if step.tool_calls:
-        calls = [ToolCall(call.name, _value_or_label(call.arguments, carries), call.id) for call in step.tool_calls]
+        calls = [
+            ToolCall(call.name, _value_or_label(call.arguments, stored_classes), call.id) for call in step.tool_calls
+        ]
         fields["tool_calls"] = calls
     message = step.model_output_message
-    if message is not None and _value_or_label(message, carries) is not message:
+    if message is not None and _value_or_label(message, stored_classes) is not message:
         fields["model_output_message"] = ChatMessage(role=message.role, content=label_of(message.content))
     return ActionStep(**fields)
 
 
-def _value_or_label(value: Any, carries: frozenset[type]) -> Any:
+def _value_or_label(value: Any, stored_classes: frozenset[type]) -> Any:
     file = io.BytesIO()
-    pickler = _Pickler(file, carries)
+    pickler = _Pickler(file, stored_classes)
     try:
         pickler.dump(value)
-        _Unpickler(io.BytesIO(file.getvalue()), pickler.attachments, carries).load()
+        _Unpickler(io.BytesIO(file.getvalue()), pickler.attachments, stored_classes).load()
     except BaseException:  # noqa: BLE001 - see pack
         return label_of(value)
     return value
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, carries: frozenset[type]) -> None:
+    def __init__(self, file: io.BytesIO, stored_classes: frozenset[type]) -> None:
         super().__init__(file, protocol=5)
-        self._allowed = _ALLOWED_IDS.union(map(id, carries)) if carries else _ALLOWED_IDS
+        self._allowed = _ALLOWED_IDS.union(map(id, stored_classes)) if stored_classes else _ALLOWED_IDS
         self.attachments: dict[str, bytes] = {}
         self.is_safe = True
         """True until a value is neither plain data nor of smolagents' own classes."""
@@ -279,15 +278,15 @@ class _Unpickler(pickle.Unpickler):
         self,
         file: io.BytesIO,
         attachments: dict[str, bytes],
-        carries: Iterable[type],
+        stored_classes: Iterable[type],
         open_image: Callable[[bytes], PIL.Image.Image] = image_from_bytes,
     ) -> None:
         super().__init__(file)
         self._attachments = attachments
         self._open_image = open_image
         self._allowed = _ALLOWED
-        if carries:
-            self._allowed = _ALLOWED | {(kind.__module__, kind.__qualname__): kind for kind in carries}
+        if stored_classes:
+            self._allowed = _ALLOWED | {(kind.__module__, kind.__qualname__): kind for kind in stored_classes}
 
     def find_class(self, module: str, name: str) -> Any:
         found = self._allowed.get((module, name))

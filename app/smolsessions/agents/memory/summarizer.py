@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
+from smolagents import Model, MultiStepAgent
 from smolagents.memory import TaskStep
 from smolagents.models import MessageRole
 
-from smolsessions.agents.memory.policies import turn_start
+from smolsessions.agents.memory.policies import Steps, turn_start
+from smolsessions.agents.memory.prompt_builder import PromptBuilder
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep, text_in, text_message
+from smolsessions.agents.run.model_proxy import ModelProxy
 from smolsessions.agents.values.json_forms import utf8_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smolagents import Model, MultiStepAgent
-
-    from smolsessions.agents.memory.policies import Steps
-    from smolsessions.agents.memory.prompt_builder import PromptBuilder
-    from smolsessions.agents.run.model_proxy import ModelProxy
 
 log = logging.getLogger(__name__)
 

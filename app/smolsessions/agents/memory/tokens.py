@@ -8,22 +8,18 @@ earlier prompt corrects the estimate of a prompt.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from string import ascii_letters, ascii_uppercase, digits, punctuation
 from typing import TYPE_CHECKING, Any
 
-from smolagents import ToolCallingAgent
-from smolagents.memory import ActionStep
+from smolagents import MultiStepAgent, ToolCallingAgent
+from smolagents.memory import ActionStep, MemoryStep
+from smolagents.models import ChatMessage
 from smolagents.utils import AgentMaxStepsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from smolagents import MultiStepAgent
-    from smolagents.memory import MemoryStep
-    from smolagents.models import ChatMessage
-
     from smolsessions.agents.memory.prompt_steps import PromptMemory
 
 MESSAGE_TOKENS = 4

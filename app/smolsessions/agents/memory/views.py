@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from smolagents.memory import ActionStep, PlanningStep, SystemPromptStep, TaskStep
+from smolagents import MultiStepAgent
+from smolagents.memory import ActionStep, MemoryStep, PlanningStep, SystemPromptStep, TaskStep
+from smolagents.models import ChatMessage
 
+from smolsessions.agents.memory.policies import PolicyFunction
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
+from smolsessions.agents.memory.steps import Step
 from smolsessions.agents.memory.tokens import estimate_messages
 from smolsessions.agents.smolagents_patches import patch_agent
 from smolsessions.agents.values.images import stored_images
@@ -15,20 +20,12 @@ from smolsessions.agents.values.json_forms import json_form
 from smolsessions.agents.values.media import attached_files, media_in, stored_files
 from smolsessions.core.attachments import File
 from smolsessions.core.errors import InvalidRequestError
+from smolsessions.core.memories import PrunePreview
+from smolsessions.core.policies import Policy
+from smolsessions.core.records import LeftOut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     import PIL.Image
-    from smolagents import MultiStepAgent
-    from smolagents.memory import MemoryStep
-    from smolagents.models import ChatMessage
-
-    from smolsessions.agents.memory.policies import PolicyFunction
-    from smolsessions.agents.memory.steps import Step
-    from smolsessions.core.memories import PrunePreview
-    from smolsessions.core.policies import Policy
-    from smolsessions.core.records import LeftOut
 
 
 def describe_step(step: MemoryStep) -> dict[str, Any]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smolagents import AmazonBedrockModel
 
+from smolsessions.agents.config.schema import ModelTable
 from smolsessions.agents.models.streams import IncompleteAnswerError, timeouts_of
 from smolsessions.core.errors import StartError
-
-if TYPE_CHECKING:
-    from smolsessions.agents.config.schema import ModelTable
 
 _NAMES = {"temperature": "temperature", "top_p": "topP", "max_tokens": "maxTokens"}
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smolagents import InferenceClientModel
 
+from smolsessions.agents.config.schema import ModelTable
 from smolsessions.agents.models.keys import NO_KEY, Secret, read_key
 from smolsessions.agents.models.streams import check_streams, timeouts_of
 from smolsessions.core.errors import StartError
-
-if TYPE_CHECKING:
-    from smolsessions.agents.config.schema import ModelTable
 
 _OF_CLIENT = {"inference_provider": "provider", "bill_to": "bill_to"}
 

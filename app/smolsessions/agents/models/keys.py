@@ -6,13 +6,10 @@ import functools
 import json
 import os
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable
 from urllib.parse import quote
 
 from smolsessions.core.errors import StartError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
 
 NO_KEY = "none"
 """Sent instead of a key. Without one, clients take the host's OPENAI_API_KEY or HF_TOKEN, for any address."""

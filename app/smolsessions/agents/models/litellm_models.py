@@ -5,16 +5,14 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smolagents import LiteLLMModel
 
+from smolsessions.agents.config.schema import ModelTable
 from smolsessions.agents.models.keys import NO_KEY, Secret, read_key
 from smolsessions.agents.models.streams import check_streams, timeouts_of
 from smolsessions.core.errors import StartError
-
-if TYPE_CHECKING:
-    from smolsessions.agents.config.schema import ModelTable
 
 _OF_CLOUDS = ("bedrock", "sagemaker", "vertex_ai")
 """Providers that authenticate by their cloud. For some, any key would replace that."""

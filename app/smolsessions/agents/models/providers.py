@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from smolagents import ToolCallingAgent
+from smolagents import Model, MultiStepAgent, ToolCallingAgent
 from smolagents.models import STRUCTURED_GENERATION_PROVIDERS
 
+from smolsessions.agents.config.schema import ModelTable
 from smolsessions.agents.models.keys import without_secrets
 from smolsessions.core.errors import StartError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smolagents import Model, MultiStepAgent
-
-    from smolsessions.agents.config.schema import ModelTable
 
 _FALLBACKS = "_smolsessions_fallbacks"
 

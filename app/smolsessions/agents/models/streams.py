@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
+from smolagents.models import ApiModel
+
+from smolsessions.agents.config.schema import ModelTable
 from smolsessions.agents.run.model_connections import current_call
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from smolagents.models import ApiModel
-
-    from smolsessions.agents.config.schema import ModelTable
-
 
 _CONNECT_S = 10.0
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from smolagents import TransformersModel
 
+from smolsessions.agents.config.schema import ModelTable
 from smolsessions.agents.models.streams import timeouts_of
 from smolsessions.agents.run.model_connections import current_call
 from smolsessions.core.errors import StartError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smolsessions.agents.config.schema import ModelTable
 
 _CHECK_S = 0.1
 

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
-from smolagents.memory import ActionStep, PlanningStep
+from smolagents.memory import ActionStep, MemoryStep, PlanningStep
 from smolagents.monitoring import Timing
 
 from smolsessions.agents.run.effects import Effect, as_text, encode_raised, error_text
 from smolsessions.agents.run.failures import TurnStopped, TurnWaiting
-from smolsessions.agents.run.recorder import RECORDER, digest_of, whole_digest_of
+from smolsessions.agents.run.recorder import RECORDER, Recorder, digest_of, whole_digest_of
 from smolsessions.agents.values import dumps
 from smolsessions.agents.values.images import stored_images
 from smolsessions.agents.values.json_forms import flat_form, json_form, truncate_json, truncated, utf8_text
 from smolsessions.caller import CALLER
-from smolsessions.core.events import StepError, StepFinished, StepStarted, ToolCalled, ToolReturned, Where
+from smolsessions.core.events import StepError, StepFinished, StepKind, StepStarted, ToolCalled, ToolReturned, Where
 from smolsessions.core.records import ToolCall, Usage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-
-    from smolagents.memory import MemoryStep
-
-    from smolsessions.agents.run.recorder import Recorder
-    from smolsessions.core.events import StepKind
 
 T = TypeVar("T")
 INTERNAL_TOOLS = frozenset({"python_interpreter", "final_answer"})
@@ -266,9 +259,9 @@ class ToolCallInProgress:
         if known or journal.was_begun(self._key):
             self.record = replace(record, repeated=self.known.repeated if self.known else True)
 
-    def digest(self, arguments: Any, carries: Collection[type]) -> str:
+    def digest(self, arguments: Any, stored_classes: Collection[type]) -> str:
         """Return the whole hash of this call's arguments, large ones too. The journal's key has less."""
-        return whole_digest_of(self.record.name, arguments, self._flat, carries)
+        return whole_digest_of(self.record.name, arguments, self._flat, stored_classes)
 
     def refuse(self, sentence: str) -> None:
         """End this call without making it. The model gets the sentence for its result."""

@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from smolagents.local_python_executor import LocalPythonExecutor, PrintContainer
 
+from smolsessions.agents.run.instrumentation import AgentNode
 from smolsessions.agents.run.remote_interpreter import RemoteInterpreter
 from smolsessions.agents.run.tool_proxy import unproxied
 from smolsessions.agents.sandbox.variables import INTERNAL_NAMES, use_state
 from smolsessions.agents.values import CodecError, dumps, loads
 from smolsessions.agents.values.json_forms import utf8_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from smolsessions.agents.run.instrumentation import AgentNode
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +108,7 @@ class AgentState:
         """Set values of `agent.state` that a replay sets again, so that no effect needs them."""
         with self._lock:
             node.agent.state.update(values)
-            node.journaled |= {name: dumps(value, node.carries) for name, value in values.items()}
+            node.journaled |= {name: dumps(value, node.stored_classes) for name, value in values.items()}
 
     def begin_turn(self) -> str:
         """Return a sentence about variables lost since the last turn, for the model. Reset `dropped`."""
@@ -152,7 +149,7 @@ class AgentState:
         stored = {name.removeprefix(start): data for name, data in self._kept.items() if name.startswith(start)}
         if state := stored.get(STATE):
             node.journaled = loads(state)
-            node.agent.state.update({name: loads(data, node.carries) for name, data in node.journaled.items()})
+            node.agent.state.update({name: loads(data, node.stored_classes) for name, data in node.journaled.items()})
         gone, held = _names(stored.get(LOST)), _names(stored.get(PROCESS_ONLY))
         self._found_lost |= {_full_name(node.path, name) for name in held - gone}
         _lose(node, gone | held)
@@ -174,7 +171,7 @@ class AgentState:
             node = next((node for node in self._nodes if node.path == path), None)
             tool: Any = unproxied(node.agent.tools.get(name)) if node else None
             try:
-                tool.set_state(loads(data, node.carries if node else ()))
+                tool.set_state(loads(data, node.stored_classes if node else ()))
             except Exception:
                 log.exception("the tool %s could not take its state", name, extra={"action": "tool.reset"})
             else:
@@ -198,7 +195,7 @@ class AgentState:
         for name, value in written.items():
             node.journaled[name] = value
             if value:
-                node.agent.state[name] = loads(value, node.carries)
+                node.agent.state[name] = loads(value, node.stored_classes)
             else:
                 node.agent.state.pop(name, None)
                 _lose(node, {name})
@@ -216,7 +213,7 @@ class AgentState:
     def _state_of(self, tool: Any) -> bytes | None:
         """Return a tool's encoded state. None if that fails: the tool counts as one without `get_state()`."""
         try:
-            return dumps(tool.get_state(), self._nodes[0].carries)
+            return dumps(tool.get_state(), self._nodes[0].stored_classes)
         except Exception:
             log.exception("the tool %s could not give its state", tool.name, extra={"action": "tool.stateless"})
             return None
@@ -265,7 +262,7 @@ def _state_of_agent(node: AgentNode) -> dict[str, bytes]:
     found = {}
     for name, value in node.agent.state.copy().items():  # parallel calls may change it
         try:
-            found[name] = dumps(value, node.carries)
+            found[name] = dumps(value, node.stored_classes)
         except CodecError:
             if node.made.get(name) is not value:
                 found[name] = b""

@@ -11,6 +11,7 @@ import hashlib
 import json
 import threading
 import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -18,28 +19,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
+from smolagents import MultiStepAgent
 from smolagents.models import get_tool_json_schema
 
-from smolsessions.agents.run.agent_run import INTERNAL_TOOLS
+from smolsessions.agents.run.agent_run import INTERNAL_TOOLS, ToolCallInProgress
 from smolsessions.agents.run.failures import ReplayDivergedError
+from smolsessions.agents.run.recorder import Recorder
 from smolsessions.agents.tools.ask_user import NAME as ASK_USER
 from smolsessions.agents.values.json_forms import json_form, json_key, truncated
 from smolsessions.agents.values.media import shown_media
+from smolsessions.core.events import ReplayState
 from smolsessions.core.frozen import changed
+from smolsessions.core.media import ShownPart
+from smolsessions.core.records import Turn
 from smolsessions.core.requests import Answer, Approval, InputRequest, answer_key
 from smolsessions.options import options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
-
-    from smolagents import MultiStepAgent
-
-    from smolsessions.agents.run.agent_run import ToolCallInProgress
     from smolsessions.agents.run.instrumentation import AgentNode
-    from smolsessions.agents.run.recorder import Recorder
-    from smolsessions.core.events import ReplayState
-    from smolsessions.core.media import ShownPart
-    from smolsessions.core.records import Turn
 
 MAX_ASKED = 4  # requests for one call: the first, and three for a replay that comes with other arguments
 MAX_OPEN = 100  # requests of a turn at a time; the rest is asked after them
@@ -152,7 +149,7 @@ class Approvals:
         predicates = [rule for rule in rules if callable(rule)]
         if not predicates or name in INTERNAL_TOOLS or name == ASK_USER:
             return False
-        key = f"asks:{call.record.call_id}:{call.digest(arguments, node.carries)}"
+        key = f"asks:{call.record.call_id}:{call.digest(arguments, node.stored_classes)}"
         ask = partial(self._wanted, predicates, name, arguments)
         place, journal = f"{call.record.call_id}.a", self._recorder.journal
         if node.agent_run:  # a predicate may call the agent's model and tools
@@ -182,7 +179,7 @@ class Approvals:
         self, node: AgentNode, call: ToolCallInProgress, arguments: Any, parts: Sequence[ShownPart] = ()
     ) -> tuple[Answer | None, InputRequest]:
         """Return the answer to the request for this call, or None, and the request."""
-        record, digest = call.record, call.digest(arguments, node.carries)
+        record, digest = call.record, call.digest(arguments, node.stored_classes)
         if parts:  # the bytes of large ones, too
             digest = hashlib.sha256("\n".join([digest, *(shown.part.name for shown in parts)]).encode()).hexdigest()
         asked = self._asked.setdefault(record.call_id, [])

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic_core import from_json, to_json
 from smolagents.agent_types import AgentImage, AgentText
@@ -21,9 +22,6 @@ from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
 from smolsessions.agents.values.json_forms import json_form, json_text, utf8_text
 from smolsessions.core.effects import EffectOutcome
 from smolsessions.core.records import Usage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
 
 MODEL_KEY = "model:"
 MAX_BYTES = 64 * 1024 * 1024
@@ -105,7 +103,7 @@ class Effect:
         vars(error).update(self.marks)
         return error
 
-    def outcome(self, carries: Collection[type]) -> Any:
+    def outcome(self, stored_classes: Collection[type]) -> Any:
         if self.raised:
             raise self.error
         assert self.returned is not None, "an opaque effect has no outcome"
@@ -114,7 +112,7 @@ class Effect:
         elif self.form == "json":
             value = from_json(self.returned)
         else:
-            value = loads(self.returned, carries, max_bytes=MAX_BYTES)
+            value = loads(self.returned, stored_classes, max_bytes=MAX_BYTES)
         if self.kind:
             value = _WRAP[self.kind](value)
         return value if self.text is None else ValueWithText(value, self.text)
@@ -136,7 +134,7 @@ def outcome_of(start: bytes) -> EffectOutcome:
     )
 
 
-def encode_returned(value: Any, carries: Collection[type], *, is_lossy: bool) -> tuple[Effect, Any]:
+def encode_returned(value: Any, stored_classes: Collection[type], *, is_lossy: bool) -> tuple[Effect, Any]:
     """Encode a value, and return it decoded again. A value that cannot be stored is returned unchanged.
 
     `is_lossy` replaces parts that cannot be encoded by their JSON form or a label: code gets the same.
@@ -149,9 +147,9 @@ def encode_returned(value: Any, carries: Collection[type], *, is_lossy: bool) ->
     if type(bare) in _SCALARS:
         return Effect(to_json(bare), "json"), value
     try:
-        data = (dumps_lossy if is_lossy else dumps)(bare, carries, max_bytes=MAX_BYTES)
+        data = (dumps_lossy if is_lossy else dumps)(bare, stored_classes, max_bytes=MAX_BYTES)
         effect = Effect(data, kind=kind)
-        again = effect.outcome(carries)
+        again = effect.outcome(stored_classes)
     except CodecError:
         return Effect(), value
     if is_lossy or type(again) is type(value):

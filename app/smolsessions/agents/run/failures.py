@@ -9,17 +9,15 @@ from __future__ import annotations
 import contextlib
 import re
 import traceback
+from collections.abc import Iterator
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from smolagents import Model
 from smolagents.utils import AgentGenerationError
 
 from smolsessions.core.errors import ServiceError
 from smolsessions.core.records import Failure
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class TurnStopped(BaseException):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from smolagents import CodeAgent, MultiStepAgent
 from smolagents.local_python_executor import MAX_EXECUTION_TIME_SECONDS, LocalPythonExecutor
-from smolagents.memory import ActionStep, PlanningStep
+from smolagents.memory import ActionStep, MemoryStep, PlanningStep
 
 from smolsessions.agents.memory.step_fields import repair_fields
 from smolsessions.agents.memory.steps import is_finished
+from smolsessions.agents.run.agent_run import AgentRun
 from smolsessions.agents.run.clean_ups import in_background
 from smolsessions.agents.run.model_proxy import ModelProxy
 from smolsessions.agents.run.remote_interpreter import RemoteInterpreter
@@ -25,21 +27,17 @@ from smolsessions.agents.run.tool_proxy import (
     unproxied,
 )
 from smolsessions.agents.sandbox import guard
+from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.interpreter import ChildInterpreter
 from smolsessions.agents.sandbox.limits import limits_of
 from smolsessions.core.errors import StartError
 from smolsessions.options import options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smolagents.memory import MemoryStep
-
-    from smolsessions.agents.run.agent_run import AgentRun
     from smolsessions.agents.run.agent_state import AgentState
-    from smolsessions.agents.sandbox.fork_client import ForkClient
 
-    CodePlace = Literal["child", "thread", "remote"]
+
+CodePlace = Literal["child", "thread", "remote"]
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +48,7 @@ class AgentNode:
 
     path: str
     agent: MultiStepAgent
-    carries: tuple[type, ...]
+    stored_classes: tuple[type, ...]
     code_runs_in: CodePlace | None
     author_streams: bool
     """True if smolagents would stream: it then joins an answer without text to an empty one."""
@@ -77,24 +75,24 @@ class AgentNode:
             self.agent_run.recorder.check()
 
 
-def instrument(agent: MultiStepAgent, fork_client: ForkClient, carries: tuple[type, ...]) -> list[AgentNode]:
+def instrument(agent: MultiStepAgent, fork_client: ForkClient, stored_classes: tuple[type, ...]) -> list[AgentNode]:
     """Put proxies into an agent and all its managed agents, once. Return their nodes, the root first."""
     nodes: list[AgentNode] = []
-    _visit(agent, "", nodes, fork_client, carries)
+    _visit(agent, "", nodes, fork_client, stored_classes)
     return nodes
 
 
 def _visit(
-    agent: MultiStepAgent, path: str, nodes: list[AgentNode], fork_client: ForkClient, carries: tuple[type, ...]
+    agent: MultiStepAgent, path: str, nodes: list[AgentNode], fork_client: ForkClient, stored_classes: tuple[type, ...]
 ) -> AgentNode:
     for known in nodes:
         if known.agent is agent:  # two agents manage this one
             return known
-    node = AgentNode(path, agent, carries, code_runs_in(agent), getattr(agent, "stream_outputs", False))
+    node = AgentNode(path, agent, stored_classes, code_runs_in(agent), getattr(agent, "stream_outputs", False))
     nodes.append(node)
     _put_proxies(node)
     for name, managed in agent.managed_agents.items():
-        inner = _visit(managed, f"{path}/{name}" if path else name, nodes, fork_client, carries)
+        inner = _visit(managed, f"{path}/{name}" if path else name, nodes, fork_client, stored_classes)
         agent.managed_agents[name] = AgentProxy(managed, node, inner)
     if isinstance(agent, CodeAgent):
         _put_interpreter(node, agent, fork_client)
@@ -160,11 +158,11 @@ def _put_interpreter(node: AgentNode, agent: CodeAgent, fork_client: ForkClient)
     if node.code_runs_in == "child":
         limits = limits_of(options_of(agent).code_limits)
         executor = node.interpreter = ChildInterpreter(
-            executor, fork_client, limits, node.carries, node.check, timeout_s=_timeout_of(agent)
+            executor, fork_client, limits, node.stored_classes, node.check, timeout_s=_timeout_of(agent)
         )
     elif node.code_runs_in == "remote":
         imports, limits = agent.additional_authorized_imports, limits_of(options_of(agent).code_limits)
-        executor.attach(imports, limits, node.carries, node.check, node.lost.update)
+        executor.attach(imports, limits, node.stored_classes, node.check, node.lost.update)
     elif node.code_runs_in == "thread":
         guard.install()
     agent.python_executor = InterpreterProxy(executor, node)  # type: ignore[assignment]  # passes for one

@@ -15,12 +15,10 @@ import ssl
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Iterator
+from typing import Any, Self
 
 from smolsessions.agents.run.failures import TurnStopped
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 log = logging.getLogger(__name__)
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from smolagents import ToolCallingAgent
+from smolagents import Model, ToolCallingAgent
+from smolagents.models import ChatMessage
 from smolagents.utils import truncate_content
 
 from smolsessions.agents.compatibility import PLAN_END
 from smolsessions.agents.identity import model_id_of
 from smolsessions.agents.models.keys import keys_of, shows_secret, without_secrets
 from smolsessions.agents.models.providers import with_fallbacks
+from smolsessions.agents.run.agent_run import AgentRun
 from smolsessions.agents.run.effects import MODEL_KEY, decode_message, encode_message, encode_raised, error_text
 from smolsessions.agents.run.failures import causes, classify_call
 from smolsessions.agents.run.model_retries import wait_before_retry
@@ -22,17 +25,8 @@ from smolsessions.agents.run.model_stream import DeltaEmitter, request_message
 from smolsessions.agents.run.partial_texts import CodeSplitter, PartialJson
 from smolsessions.agents.run.tool_proxy import Proxy, proxy_tools, unproxied
 from smolsessions.agents.values.json_forms import utf8_text
+from smolsessions.core.events import MessageChannel
 from smolsessions.options import options_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from smolagents import Model
-    from smolagents.models import ChatMessage
-
-    from smolsessions.agents.run.agent_run import AgentRun
-    from smolsessions.core.events import MessageChannel
-
 
 log = logging.getLogger(__name__)
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
-from smolagents import TransformersModel
-from smolagents.models import ChatMessage, MessageRole, agglomerate_stream_deltas, remove_content_after_stop_sequences
+from smolagents import Model, TransformersModel
+from smolagents.models import (
+    ChatMessage,
+    ChatMessageStreamDelta,
+    MessageRole,
+    agglomerate_stream_deltas,
+    remove_content_after_stop_sequences,
+)
 from smolagents.monitoring import TokenUsage
 
 from smolsessions.agents.memory.tokens import estimate, estimate_messages
-from smolsessions.agents.run.partial_texts import PartialJson
+from smolsessions.agents.run.partial_texts import CodeSplitter, PartialJson
+from smolsessions.agents.run.recorder import Recorder
 from smolsessions.agents.values.json_forms import json_form, json_text, utf8_text
-from smolsessions.core.events import MessageDelta
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from smolagents import Model
-    from smolagents.models import ChatMessageStreamDelta
-
-    from smolsessions.agents.run.partial_texts import CodeSplitter
-    from smolsessions.agents.run.recorder import Recorder
-    from smolsessions.core.events import MessageChannel, Where
+from smolsessions.core.events import MessageChannel, MessageDelta, Where
 
 
 class DeltaEmitter:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator
+from typing import Literal
 
 Channel = Literal["thought", "code"]
 

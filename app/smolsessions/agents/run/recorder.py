@@ -9,12 +9,14 @@ import os
 import re
 import threading
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
+from smolagents.monitoring import TokenUsage
 
 from smolsessions.agents.run.effects import Effect
 from smolsessions.agents.run.failures import ReplayDivergedError, TurnStopped
@@ -22,19 +24,24 @@ from smolsessions.agents.run.model_connections import ModelCall
 from smolsessions.agents.values import CodecError, dumps
 from smolsessions.agents.values.json_forms import json_form, truncate_json
 from smolsessions.agents.values.parts import MAX_BYTES
-from smolsessions.core.events import MessageDelta, MessageRestarted, StepFinished, StepStarted, ToolCalled, ToolReturned
-from smolsessions.core.records import Usage
+from smolsessions.core.agent_ports import EventBridge
+from smolsessions.core.callers import Caller
+from smolsessions.core.events import (
+    Event,
+    MessageDelta,
+    MessageRestarted,
+    ReplayState,
+    StepEvent,
+    StepFinished,
+    StepStarted,
+    ToolCalled,
+    ToolReturned,
+    Where,
+)
+from smolsessions.core.records import ToolCall, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
-
-    from smolagents.monitoring import TokenUsage
-
     from smolsessions.agents.run.approvals import Approvals
-    from smolsessions.core.agent_ports import EventBridge
-    from smolsessions.core.callers import Caller
-    from smolsessions.core.events import Event, ReplayState, StepEvent, Where
-    from smolsessions.core.records import ToolCall
 
 MAX_CAUGHT_STOPS = 100
 MAX_WHOLE_CALLS = 200  # of a turn, recorded with long texts in their arguments
@@ -253,7 +260,7 @@ def whole_digest_of(
     name: str,
     arguments: Any,
     flat: dict[str, str] | None,
-    carries: Collection[type] = (),
+    stored_classes: Collection[type] = (),
     *,
     max_bytes: int = MAX_BYTES,
 ) -> str:
@@ -263,7 +270,7 @@ def whole_digest_of(
         asked = _sorted_json(call).encode() if flat is None else to_json([name, dict(sorted(flat.items()))])
     except (TypeError, ValueError):
         try:
-            asked = dumps(call, carries, in_order=True, max_bytes=max_bytes)
+            asked = dumps(call, stored_classes, in_order=True, max_bytes=max_bytes)
         except CodecError:
             asked = _ADDRESS.sub(b"", dumps(json_form(call), in_order=True))
     return hashlib.sha256(asked).hexdigest()

@@ -11,13 +11,15 @@ import logging
 import re
 import threading
 import time
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, wait
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from smolagents.local_python_executor import CodeOutput, PythonExecutor
 from smolagents.monitoring import AgentLogger, LogLevel
+from smolagents.remote_executors import RemotePythonExecutor
 from smolagents.utils import AgentError, truncate_content
 
 from smolsessions.agents.models.keys import without_secrets
@@ -28,11 +30,6 @@ from smolsessions.agents.sandbox.limits import CodeLimits
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
 from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.core.attachments import File
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-
-    from smolagents.remote_executors import RemotePythonExecutor
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -97,7 +94,7 @@ class RemoteInterpreter(PythonExecutor):
         self._unseen: frozenset[str] = frozenset()
         """Variables that were lost within this run. The model does not know it yet."""
         self._limits = CodeLimits()
-        self._carries: tuple[type, ...] = ()
+        self._stored_classes: tuple[type, ...] = ()
         self._check: Callable[[], None] = lambda: None
         self._on_loss: Callable[[Collection[str]], None] = lambda _: None
 
@@ -105,12 +102,12 @@ class RemoteInterpreter(PythonExecutor):
         self,
         imports: list[str],
         limits: CodeLimits,
-        carries: tuple[type, ...],
+        stored_classes: tuple[type, ...],
         check: Callable[[], None],
         on_loss: Callable[[Collection[str]], None],
     ) -> None:
         """Take the agent's properties. `check` raises to end a block, `on_loss` takes names of lost variables."""
-        self._imports, self._limits, self._carries = imports, limits, carries
+        self._imports, self._limits, self._stored_classes = imports, limits, stored_classes
         self._check, self._on_loss = check, on_loss
 
     def send_variables(self, variables: dict[str, Any]) -> None:
@@ -153,7 +150,7 @@ class RemoteInterpreter(PythonExecutor):
             _clean_up(real)
 
     def _block_of(self, output: CodeOutput) -> dict[str, Any]:
-        value = dumps_lossy(output.output, self._carries, max_bytes=MAX_EFFECT_BYTES)
+        value = dumps_lossy(output.output, self._stored_classes, max_bytes=MAX_EFFECT_BYTES)
         text = utf8_text(str(output.output))
         return {"output": value, "text": text, "logs": _plain(output.logs), "final": output.is_final_answer}
 
@@ -167,7 +164,7 @@ class RemoteInterpreter(PythonExecutor):
     def _result(self, block: dict[str, Any]) -> CodeOutput:
         if "error" in block:
             raise RemoteCodeError(block["error"])
-        output = loads(block["output"], self._carries, max_bytes=MAX_EFFECT_BYTES)
+        output = loads(block["output"], self._stored_classes, max_bytes=MAX_EFFECT_BYTES)
         if str(output) != block["text"]:
             output = ValueWithText(output, block["text"])
         return CodeOutput(output=output, logs=block["logs"], is_final_answer=block["final"])

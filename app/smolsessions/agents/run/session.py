@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import PIL.Image
 from pydantic_core import from_json, to_json
-from smolagents import CodeAgent
+from smolagents import CodeAgent, MultiStepAgent
 from smolagents.agents import ActionOutput, ToolOutput
 from smolagents.memory import ActionStep, AgentMemory, FinalAnswerStep, TaskStep, ToolCall
 
-from smolsessions.agents.memory.memory_edits import EditTracker
+from smolsessions.agents.memory.memory_edits import EditTracker, Overlay
+from smolsessions.agents.memory.policies import PolicyFunction
 from smolsessions.agents.memory.prompt_steps import PromptMemory, may_change_steps
 from smolsessions.agents.memory.scratchpad import scratchpad_of
 from smolsessions.agents.memory.steps import pack
@@ -24,37 +26,35 @@ from smolsessions.agents.run.approvals import Approvals
 from smolsessions.agents.run.effects import as_text, without_text
 from smolsessions.agents.run.failures import FINAL_ANSWER_FAILED, TurnStopped, classify, is_swallowed_failure
 from smolsessions.agents.run.instrumentation import clean_up, instrument
-from smolsessions.agents.run.recorder import Recorder, place_of
+from smolsessions.agents.run.recorder import Journal, Recorder, place_of
 from smolsessions.agents.run.step_writer import StepWriter
 from smolsessions.agents.run.tool_proxy import proxy_tools
 from smolsessions.agents.run.turn_files import files_of, state_of_files, unread_sentence
+from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.smolagents_patches import patch_agent
 from smolsessions.agents.tools.workspace_tools import workspaces_of
 from smolsessions.agents.values.images import image_from_bytes
 from smolsessions.agents.values.json_forms import joined_text, json_form, label_of, utf8_text
 from smolsessions.agents.values.media import attach_files, drop_pixels
 from smolsessions.caller import CALLER
+from smolsessions.core.agent_ports import EventBridge
 from smolsessions.core.attachments import File
+from smolsessions.core.callers import Caller
 from smolsessions.core.errors import AgentUnavailableError
-from smolsessions.core.policies import policy_data, policy_of
-from smolsessions.core.records import AGENT_CHANGED, Failure, Outcome, Suspension
+from smolsessions.core.events import ReplayState
+from smolsessions.core.memories import PackedStep
+from smolsessions.core.policies import Policy, policy_data, policy_of
+from smolsessions.core.records import (
+    AGENT_CHANGED,
+    AgentVersion,
+    Failure,
+    Outcome,
+    RunState,
+    Suspension,
+    Turn,
+    TurnInput,
+)
 from smolsessions.options import options_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smolagents import MultiStepAgent
-
-    from smolsessions.agents.memory.memory_edits import Overlay
-    from smolsessions.agents.memory.policies import PolicyFunction
-    from smolsessions.agents.run.recorder import Journal
-    from smolsessions.agents.sandbox.fork_client import ForkClient
-    from smolsessions.core.agent_ports import EventBridge
-    from smolsessions.core.callers import Caller
-    from smolsessions.core.events import ReplayState
-    from smolsessions.core.memories import PackedStep
-    from smolsessions.core.policies import Policy
-    from smolsessions.core.records import AgentVersion, RunState, Turn, TurnInput
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class AgentSession:
         agent: MultiStepAgent,
         overlay: Overlay,
         variables: dict[str, bytes],
-        carries: Sequence[type],
+        stored_classes: Sequence[type],
         fork_client: ForkClient,
         *,
         policy: Policy = (),
@@ -120,7 +120,7 @@ class AgentSession:
             agent.step_callbacks.register(ActionStep, self._prompt_builder.record_estimate)
             summary_model = options_of(agent).summary_model
             self._prompt_builder.summarize = Summarizer(agent, self._prompt_builder, summary_model)
-        nodes = instrument(agent, fork_client, tuple(carries))
+        nodes = instrument(agent, fork_client, tuple(stored_classes))
         self._root = nodes[0]
         self._asks = any(options_of(node.agent).approve or options_of(node.agent).ask_user for node in nodes)
         self._state = AgentState(nodes, variables)

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Collection, Iterator
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from smolagents.memory import ActionStep, AgentMemory, PlanningStep
+from smolagents.memory import ActionStep, AgentMemory, MemoryStep, PlanningStep
 from smolagents.utils import AgentMaxStepsError
 
+from smolsessions.agents.memory.memory_edits import EditTracker
 from smolsessions.agents.memory.step_types import EditStep, NoteStep, SummaryStep
 from smolsessions.agents.memory.steps import Step, StepTooLargeError, is_finished, pack, step_type, strip, unpack
+from smolsessions.agents.run.agent_run import AgentRun
 from smolsessions.agents.run.failures import ReplayDivergedError, TurnStopped
+from smolsessions.agents.run.instrumentation import AgentNode
 from smolsessions.agents.smolagents_patches import CachedCallbacks
 from smolsessions.agents.values.media import media_in, stored_media
+from smolsessions.core.events import ReplayState, StepEvent
+from smolsessions.core.media import StepFile, StepImage
+from smolsessions.core.memories import PackedStep
 from smolsessions.core.records import Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-    from smolagents.memory import MemoryStep
-
-    from smolsessions.agents.memory.memory_edits import EditTracker
-    from smolsessions.agents.run.agent_run import AgentRun
-    from smolsessions.agents.run.instrumentation import AgentNode
-    from smolsessions.core.events import ReplayState, StepEvent
-    from smolsessions.core.media import StepFile, StepImage
-    from smolsessions.core.memories import PackedStep
-
 
 _TAKEN = (ActionStep, PlanningStep)
 """Steps that the agent takes itself: not tasks, notes and summaries."""
@@ -42,7 +36,7 @@ class StepWriter:
         self, node: AgentNode, agent_run: AgentRun, turn: int, edits: EditTracker | None, replay: ReplayState | None
     ) -> None:
         self._agent = node.agent
-        self._carries = node.carries
+        self._stored_classes = node.stored_classes
         self._state = node.state
         self._agent_run = agent_run
         self._bridge = agent_run.recorder.bridge
@@ -146,7 +140,7 @@ class StepWriter:
 
     def _packed(self, entry: Step) -> PackedStep:
         try:
-            return pack(entry, self._turn, self._carries)
+            return pack(entry, self._turn, self._stored_classes)
         except StepTooLargeError as error:
             self.defect = error
             raise
@@ -154,7 +148,7 @@ class StepWriter:
     def _recorded_step(self) -> Step | None:
         """Apply the edits that an earlier attempt recorded here, and return the step that it recorded next."""
         while self._replayed:
-            entry = unpack(self._replayed[0], self._attachments, self._carries)
+            entry = unpack(self._replayed[0], self._attachments, self._stored_classes)
             if not isinstance(entry, EditStep):
                 return entry
             del self._replayed[0]

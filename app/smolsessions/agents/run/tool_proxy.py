@@ -5,19 +5,21 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import PIL.Image
+from smolagents import MultiStepAgent, Tool
 from smolagents.agent_types import handle_agent_output_types
 from smolagents.default_tools import FinalAnswerTool
 from smolagents.local_python_executor import CodeOutput, LocalPythonExecutor
-from smolagents.memory import ActionStep, FinalAnswerStep
+from smolagents.memory import ActionStep, FinalAnswerStep, MemoryStep
 
-from smolsessions.agents.run.agent_run import AgentRun
-from smolsessions.agents.run.approvals import edited
+from smolsessions.agents.run.agent_run import AgentRun, ToolCallInProgress
+from smolsessions.agents.run.approvals import Approvals, Decision, edited
 from smolsessions.agents.run.effects import Effect, ValueWithText, as_text, encode_returned, without_text
 from smolsessions.agents.run.turn_files import UNKEPT, by_name, fits, name_in_state
 from smolsessions.agents.sandbox.clock import ClockLog
@@ -29,13 +31,6 @@ from smolsessions.core.attachments import File
 from smolsessions.options import options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from smolagents import MultiStepAgent, Tool
-    from smolagents.memory import MemoryStep
-
-    from smolsessions.agents.run.agent_run import ToolCallInProgress
-    from smolsessions.agents.run.approvals import Approvals, Decision
     from smolsessions.agents.run.instrumentation import AgentNode
 
 WAIT_S = 0.1
@@ -114,7 +109,7 @@ class ToolProxy(Proxy):
                 call.answer(decision.text)
             elif call.known:
                 self._node.state.apply_changes(call.known.changes)
-                call.result = call.known.outcome(self._node.carries)
+                call.result = call.known.outcome(self._node.stored_classes)
             else:
                 act = functools.partial(self._real, *args, **kwargs)
                 call.result = agent_run.run_inside(call.record.call_id, functools.partial(self._live, call, act))
@@ -163,8 +158,8 @@ class ToolProxy(Proxy):
                 call.effect.changes = state.tool_changes(self._real, before)
 
     def _encode(self, value: Any) -> tuple[Effect, Any]:
-        code_runs_in, carries = self._node.code_runs_in, self._node.carries
-        effect, again = encode_returned(value, carries, is_lossy=code_runs_in == "child")
+        code_runs_in, stored_classes = self._node.code_runs_in, self._node.stored_classes
+        effect, again = encode_returned(value, stored_classes, is_lossy=code_runs_in == "child")
         if code_runs_in in {None, "child"}:
             return effect, again
         return (effect if type(again) is type(value) else Effect()), value  # code in this process needs the live object

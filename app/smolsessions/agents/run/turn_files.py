@@ -6,18 +6,17 @@ import builtins
 import keyword
 import re
 import unicodedata
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from smolagents import CodeAgent
 
 from smolsessions.core.attachments import File, decode_file, extension_of, is_text, name_of
 from smolsessions.core.errors import ServiceError
+from smolsessions.core.records import TurnInput
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
     from smolsessions.agents.run.instrumentation import AgentNode
-    from smolsessions.core.records import TurnInput
 
 MAX_STATE_BYTES = 32 * 1024 * 1024
 FILES = """

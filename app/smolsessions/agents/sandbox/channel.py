@@ -7,12 +7,10 @@ import select
 import socket
 import struct
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from smolsessions.agents.values import dumps, loads
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _HEADER = struct.Struct(">I")
 READ_BYTES = 1024 * 1024

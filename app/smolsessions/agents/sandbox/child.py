@@ -8,8 +8,9 @@ import select
 import socket
 import sys
 import threading
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from smolagents import local_python_executor as interpreter
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor, PrintContainer
@@ -18,6 +19,7 @@ from smolagents.utils import truncate_content
 from smolsessions.agents.run.effects import rebuild_error
 from smolsessions.agents.sandbox.channel import Channel, ClosedError
 from smolsessions.agents.sandbox.clock import CLOCKS
+from smolsessions.agents.sandbox.confinement.levels import Confinement
 from smolsessions.agents.sandbox.guard import tool_stub
 from smolsessions.agents.sandbox.json_export import json_answers
 from smolsessions.agents.sandbox.limits import MB, CodeLimits
@@ -26,11 +28,6 @@ from smolsessions.agents.sandbox.variable_chunks import pack_chunks, unpack_chun
 from smolsessions.agents.sandbox.variables import Variables, use_state
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
 from smolsessions.agents.values.json_forms import json_form, utf8_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from smolsessions.agents.sandbox.confinement.levels import Confinement
 
 _EXECUTOR = LocalPythonExecutor([], timeout_seconds=None)  # made once, since it looks for all modules of its imports
 EAGER_PRINTS, PRINTED_CHARS = 200, 1000  # prints of a block that are sent at once, and how many characters later
@@ -64,7 +61,14 @@ def serve(sock: socket.socket, confinement: Confinement) -> None:
 def warm_up(times: int) -> None:
     """Run blocks. The processes of the fork server share what Python creates and specializes at first use."""
     limits, (ours, theirs) = CodeLimits(), socket.socketpair()
-    setup = {"carries": [], "max_print": 0, "imports": [], "authorized": [], "tools": [], "variables": pack_chunks({})}
+    setup = {
+        "stored_classes": [],
+        "max_print": 0,
+        "imports": [],
+        "authorized": [],
+        "tools": [],
+        "variables": pack_chunks({}),
+    }
     setup |= {"inputs": {}, "inputs_are_new": True, "dropped": [], "logs": "", "limits": asdict(limits)}
     with ours, theirs:
         for _ in range(times):
@@ -101,7 +105,7 @@ class _CodeRunner:
     def __init__(self, channel: Channel, setup: dict[str, Any], limits: CodeLimits) -> None:
         self._channel = channel
         self._running = False
-        self._carries = tuple(_classes(setup["carries"]))
+        self._stored_classes = tuple(_classes(setup["stored_classes"]))
         self._executor = copy.copy(_EXECUTOR)
         self._executor.state, self._executor.custom_tools = dict(_EXECUTOR.state), {}
         self._executor.max_print_outputs_length = setup["max_print"]
@@ -132,7 +136,7 @@ class _CodeRunner:
 
     def _set_inputs(self, inputs: dict[str, bytes]) -> None:
         """Bind the values that the agent passes to its code. They replace variables of the same names."""
-        values = {name: loads(data, self._carries) for name, data in inputs.items()}
+        values = {name: loads(data, self._stored_classes) for name, data in inputs.items()}
         self._inputs = {name: (value, inputs[name]) for name, value in values.items()}
         self._executor.send_variables(values)
         self._variables.exclude(values)
@@ -141,7 +145,7 @@ class _CodeRunner:
         """Return the inputs that the code changed in place. In the agent's own process they were the same objects."""
         changed = {}
         for name, (value, known) in self._inputs.items():
-            data = dumps_lossy(value, self._carries)
+            data = dumps_lossy(value, self._stored_classes)
             if data != known:
                 changed[name] = data
                 self._inputs[name] = (value, data)
@@ -171,7 +175,7 @@ class _CodeRunner:
         output, text, is_final, error = None, "None", False, None
         try:
             result = self._executor(code)
-            encoded = dumps_lossy(result.output, self._carries, max_bytes=self._max_bytes)
+            encoded = dumps_lossy(result.output, self._stored_classes, max_bytes=self._max_bytes)
             text = truncate_content(str(result.output), MAX_TEXT_CHARS)
             output, is_final = encoded, result.is_final_answer
         except Exception as raised:  # noqa: BLE001 - the model reads every error of its code
@@ -210,14 +214,14 @@ class _CodeRunner:
             raise rebuild_error(*reply["raised"])
         if is_answer and len(args) + len(kwargs) == 1:
             (answer,) = (*args, *kwargs.values())
-            if reply["returned"] == dumps_lossy(answer, self._carries):
+            if reply["returned"] == dumps_lossy(answer, self._stored_classes):
                 return answer  # the object itself, even if only its label could cross
-        return loads(reply["returned"], self._carries)
+        return loads(reply["returned"], self._stored_classes)
 
     def _encoded(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, allow_json: bool) -> bytes:
         """Encode a call's arguments. With `allow_json`, values that cannot cross become JSON or a label."""
         try:
-            return dumps([list(args), kwargs], self._carries, max_bytes=self._max_bytes)
+            return dumps([list(args), kwargs], self._stored_classes, max_bytes=self._max_bytes)
         except CodecError:
             if not allow_json:
                 raise

@@ -10,12 +10,10 @@ import enum
 import sys
 import types
 from collections import namedtuple
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from smolagents.local_python_executor import create_function
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 Attributes = dict[str, Any]
 

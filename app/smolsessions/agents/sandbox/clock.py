@@ -11,19 +11,15 @@ import ctypes
 import gc
 import struct
 import time
-from datetime import date, datetime
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from datetime import date, datetime, tzinfo
+from typing import Any
 
 from smolagents import local_python_executor as interpreter
 
+from smolsessions.agents.run.recorder import Journal
 from smolsessions.agents.sandbox.channel import MisbehavedError
 from smolsessions.agents.values import dumps, loads
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import tzinfo
-
-    from smolsessions.agents.run.recorder import Journal
 
 MAX_READINGS = 10_000
 """Readings of a block that are recorded. Later ones are real in a replay too."""

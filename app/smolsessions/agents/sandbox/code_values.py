@@ -11,15 +11,17 @@ import io
 import pickle
 import sys
 import types
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import cloudpickle
 from smolagents.local_python_executor import (
     FinalAnswerException,
+    LocalPythonExecutor,
     PrintContainer,
     check_import_authorized,
     create_function,
@@ -30,11 +32,6 @@ from smolagents.local_python_executor import (
 
 from smolsessions.agents.sandbox import clock
 from smolsessions.agents.sandbox.classes import Attributes, class_parts, instance_parts, is_made_here
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from smolagents.local_python_executor import LocalPythonExecutor
 
 PROTOCOL = 5
 PRINTED, COUNTED = "_print_outputs", "_operations_count"

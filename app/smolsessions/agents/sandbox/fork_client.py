@@ -13,19 +13,16 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from math import ceil
-from typing import TYPE_CHECKING, cast, get_args
+from pathlib import Path
+from typing import cast, get_args
 
 from smolsessions.agents.sandbox.confinement.levels import CONFINED, Level
 from smolsessions.agents.sandbox.limits import MB
 from smolsessions.agents.sandbox.memory_budget import MemoryBudget
 from smolsessions.agents.sandbox.process_group import ProcessGroup
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from concurrent.futures import Future
-    from pathlib import Path
 
 log = logging.getLogger(__name__)
 

@@ -19,17 +19,15 @@ import socket
 import string
 import sys
 import types
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smolagents import local_python_executor as interpreter
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor, PythonExecutor
 
 from smolsessions.agents.sandbox.channel import Channel
 from smolsessions.agents.sandbox.classes import is_made_here
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
 
 _HIDDEN = (types.FrameType, types.TracebackType, types.CodeType, PythonExecutor, Channel, socket.socket)
 _HARMLESS = frozenset({bool, bytes, complex, float, int, list, set, str, tuple, types.NoneType, types.EllipsisType})

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError, Future
 from dataclasses import asdict, dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from smolagents.local_python_executor import (
@@ -15,29 +16,22 @@ from smolagents.local_python_executor import (
     CodeOutput,
     ExecutionTimeoutError,
     InterpreterError,
+    LocalPythonExecutor,
     PythonExecutor,
 )
 from smolagents.utils import truncate_content
 
 from smolsessions.agents.run.effects import ValueWithText, encode_raised, without_text
 from smolsessions.agents.sandbox.channel import Channel, ClosedError, MisbehavedError
-from smolsessions.agents.sandbox.limits import MB, Stopwatch
+from smolsessions.agents.sandbox.clock import ClockLog
+from smolsessions.agents.sandbox.fork_client import ChildProcess, ForkClient
+from smolsessions.agents.sandbox.limits import MB, CodeLimits, Stopwatch
 from smolsessions.agents.sandbox.memory_budget import NoMemoryLeftError
 from smolsessions.agents.sandbox.variable_chunks import pack_chunks
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
 from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.caller import CALLER
 from smolsessions.core.records import LOCAL, Owner
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from concurrent.futures import Future
-
-    from smolagents.local_python_executor import LocalPythonExecutor
-
-    from smolsessions.agents.sandbox.clock import ClockLog
-    from smolsessions.agents.sandbox.fork_client import ChildProcess, ForkClient
-    from smolsessions.agents.sandbox.limits import CodeLimits
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -108,7 +102,7 @@ class ChildInterpreter(PythonExecutor):
     original: LocalPythonExecutor
     fork_client: ForkClient
     limits: CodeLimits
-    carries: tuple[type, ...]
+    stored_classes: tuple[type, ...]
     check: Callable[[], None]
     timeout_s: float | None = None
 
@@ -202,7 +196,7 @@ class ChildInterpreter(PythonExecutor):
         self._has_new_inputs = False
         message, error, calls, *printed = loads(effect, max_bytes=2 * MAX_CALLS_BYTES)
         for name, arguments in calls:
-            args, kwargs = loads(arguments, self.carries)
+            args, kwargs = loads(arguments, self.stored_classes)
             with contextlib.suppress(Exception):
                 self._tools[name](*args, **kwargs)
         if message is None:
@@ -341,7 +335,7 @@ class ChildInterpreter(PythonExecutor):
                 "authorized": list(original.authorized_imports),
                 "max_print": self._max_print_chars(),
                 "tools": [[name, str(getattr(tool, "description", ""))] for name, tool in self._tools.items()],
-                "carries": [[kind.__module__, kind.__qualname__] for kind in self.carries],
+                "stored_classes": [[kind.__module__, kind.__qualname__] for kind in self.stored_classes],
                 "inputs": self._encoded_inputs(),
                 "inputs_are_new": self._has_new_inputs,
                 "variables": pack_chunks(self.variables),
@@ -355,7 +349,7 @@ class ChildInterpreter(PythonExecutor):
         return channel
 
     def _encoded_inputs(self) -> dict[str, bytes]:
-        return {name: dumps_lossy(value, self.carries) for name, value in self._inputs.items()}
+        return {name: dumps_lossy(value, self.stored_classes) for name, value in self._inputs.items()}
 
     def _call_tool(self, message: dict[str, Any], stopwatch: Stopwatch) -> dict[str, Any]:
         """Call a tool for the code and return the reply to send."""
@@ -365,11 +359,11 @@ class ChildInterpreter(PythonExecutor):
         if self.clock and "clock" in message:
             self.clock.add(message["clock"])
         try:
-            args, kwargs = loads(message["arguments"], self.carries)
+            args, kwargs = loads(message["arguments"], self.stored_classes)
             self._record_call(name, message["arguments"])
             with stopwatch.paused(), self._in_tool():
                 result = without_text(self._tools[name](*args, **kwargs))
-            returned = dumps_lossy(result, self.carries, max_bytes=MAX_RESULT_BYTES)
+            returned = dumps_lossy(result, self.stored_classes, max_bytes=MAX_RESULT_BYTES)
             if len(returned) > self.limits.output_bytes:
                 raise ValueError(f"what {name} returned is larger than {self.limits.output_mb:g} MB")  # noqa: TRY301
             return {"returned": returned}  # noqa: TRY300
@@ -385,8 +379,8 @@ class ChildInterpreter(PythonExecutor):
         ):
             raise MisbehavedError("the inputs are unknown or too large")
         try:
-            output = None if result.output is None else loads(result.output, self.carries)
-            inputs = {name: loads(data, self.carries) for name, data in result.inputs.items()}
+            output = None if result.output is None else loads(result.output, self.stored_classes)
+            inputs = {name: loads(data, self.stored_classes) for name, data in result.inputs.items()}
         except CodecError as error:
             raise MisbehavedError("a value cannot be decoded") from error
         before, variables = self.variables, self.variables | result.changed

@@ -7,19 +7,16 @@ import json
 import pickle
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from smolsessions.agents.sandbox.channel import Channel, ClosedError, MisbehavedError
+from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.limits import MB, CodeLimits
 from smolsessions.agents.values.json_forms import json_flaw, utf8_text
 from smolsessions.core.errors import OverloadedError, ServiceError
 from smolsessions.core.json_data import read_json
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from smolsessions.agents.sandbox.fork_client import ForkClient
 
 MAX_JSON_BYTES = 64 * MB
 """Of all variables of a document together."""

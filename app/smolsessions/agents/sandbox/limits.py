@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smolagents.local_python_executor import ExecutionTimeoutError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 MB = 1024 * 1024
 _COUNTS = frozenset({"processes", "open_files"})

@@ -7,18 +7,13 @@ import os
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from smolagents.local_python_executor import InterpreterError
 
 from smolsessions.agents.sandbox.limits import MB
-from smolsessions.core.records import LOCAL
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from smolsessions.core.records import Owner
+from smolsessions.core.records import LOCAL, Owner
 
 MOST_WAIT_S = 60.0
 SHARE_OF_CODE = 0.75  # of the memory that the process may use

@@ -17,18 +17,14 @@ import sys
 import threading
 import types
 import uuid
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
-from smolsessions.agents.sandbox.code_values import PROTOCOL, Pickler, Unpickler
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from smolsessions.agents.sandbox.code_values import Scope
+from smolsessions.agents.sandbox.code_values import PROTOCOL, Pickler, Scope, Unpickler
 
 SCALARS = frozenset({int, float, complex, bool, type(None), str, bytes})
 _ATOMS = SCALARS | {

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
-from smolagents.local_python_executor import InterpreterError
+from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
 
 from smolsessions.agents.sandbox.classes import binds
 from smolsessions.agents.sandbox.code_values import COUNTED, PRINTED, Scope, is_settled
@@ -27,11 +28,6 @@ from smolsessions.agents.sandbox.variable_chunks import (
     plain_name,
     restore,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-
-    from smolagents.local_python_executor import LocalPythonExecutor
 
 INTERNAL_NAMES = frozenset({"__name__", PRINTED, COUNTED})
 

@@ -5,16 +5,13 @@ The option `ask_user` adds it. The tool proxy answers its calls (`agents/run/app
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from smolagents import Tool
+from smolagents import MultiStepAgent, Tool
 
 from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.core.errors import StartError
 from smolsessions.options import options_of
-
-if TYPE_CHECKING:
-    from smolagents import MultiStepAgent
 
 NAME = "ask_user"
 MAX_QUESTION_CHARS = 10_000

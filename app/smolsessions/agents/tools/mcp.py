@@ -13,6 +13,8 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from mcp import Client
@@ -26,8 +28,9 @@ from mcp_types import (
     ToolListChangedNotification,
 )
 
+from smolsessions.agents.config.schema import McpTable
 from smolsessions.agents.tools.mcp_results import MAX_ERROR_CHARS, UNKNOWN, ToolServerError
-from smolsessions.agents.tools.mcp_schemas import digest_of, listed_tools
+from smolsessions.agents.tools.mcp_schemas import ListedTool, digest_of, listed_tools
 from smolsessions.agents.tools.mcp_secrets import Secrets, variables_of
 from smolsessions.agents.tools.mcp_transports import MAX_BYTES, stdio, streamable_http
 from smolsessions.agents.values.json_forms import utf8_text
@@ -35,13 +38,7 @@ from smolsessions.core.agent_ports import ToolServer
 from smolsessions.core.errors import AgentUnavailableError, StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from concurrent.futures import Future
-
     from mcp_types import Tool
-
-    from smolsessions.agents.config.schema import McpTable
-    from smolsessions.agents.tools.mcp_schemas import ListedTool
 
 log = logging.getLogger(__name__)
 

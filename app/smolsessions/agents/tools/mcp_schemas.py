@@ -10,6 +10,7 @@ import hashlib
 import json
 import keyword
 import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -17,8 +18,6 @@ from urllib.parse import unquote
 from smolsessions.agents.values.json_forms import utf8_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
     from mcp_types import Tool
 
 MAX_DEPTH = 32

@@ -6,20 +6,17 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 
 from smolsessions.agents.config.mistakes import sentence_at
+from smolsessions.agents.config.schema import McpTable
 from smolsessions.agents.models.keys import NOT_SET
 from smolsessions.core.errors import StartError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from smolsessions.agents.config.schema import McpTable
 
 M = TypeVar("M", bound=BaseModel)
 

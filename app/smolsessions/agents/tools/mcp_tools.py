@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smolagents import Tool
 
 from smolsessions.agents.run.failures import TurnStopped
 from smolsessions.agents.run.recorder import stoppable
+from smolsessions.agents.tools.mcp import McpServer
 from smolsessions.agents.tools.mcp_results import UNKNOWN, ToolServerError, value_of
-
-if TYPE_CHECKING:
-    from smolsessions.agents.tools.mcp import McpServer
-    from smolsessions.agents.tools.mcp_schemas import ListedTool
+from smolsessions.agents.tools.mcp_schemas import ListedTool
 
 
 class McpTool(Tool):

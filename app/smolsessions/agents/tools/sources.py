@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import smolagents
 from smolagents.default_tools import TOOL_MAPPING, PythonInterpreterTool, UserInputTool
@@ -20,10 +21,7 @@ from smolsessions.agents.models.keys import describe_error
 from smolsessions.agents.run.agent_state import has_own_state
 from smolsessions.core.errors import StartError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    Loaded = tuple[Any, Callable[[], Any] | None]
+Loaded = tuple[Any, Callable[[], Any] | None]
 
 OWN = "smolagents"
 BASE_TOOLS = tuple(f"{OWN}:{kind.__name__}" for kind in TOOL_MAPPING.values() if kind is not PythonInterpreterTool)

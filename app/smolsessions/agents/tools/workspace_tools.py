@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dis
 import inspect
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from smolagents import CodeAgent, Tool
+from smolagents import CodeAgent, MultiStepAgent, Tool
 from smolagents.default_tools import PythonInterpreterTool
 from smolagents.local_python_executor import PythonExecutor, evaluate_python_code
 from smolagents.remote_executors import RemotePythonExecutor
@@ -19,17 +20,11 @@ from smolagents.remote_executors import RemotePythonExecutor
 from smolsessions.agents.run.instrumentation import code_runs_in, with_managed
 from smolsessions.agents.run.tool_proxy import unproxied
 from smolsessions.caller import CALLER
+from smolsessions.core.callers import Caller
 from smolsessions.core.errors import StartError
 from smolsessions.options import options_of
 from smolsessions.workspace import ToolDenied, Workspace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from smolagents import MultiStepAgent
-
-    from smolsessions.core.callers import Caller
-    from smolsessions.workspace.folders import ConversationFolders
+from smolsessions.workspace.folders import ConversationFolders
 
 DENIED = "[denied]"
 CUT = "(There is more: these are the first results. Narrow the search.)"

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable
+from typing import Any, Literal
 
 from smolsessions.agents.transfer.document_models import Strict, checked
 from smolsessions.agents.values.json_forms import json_pointer
 from smolsessions.core.attachments import Audio, File, decode_file, encode_file
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.media import image_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class _FileIn(Strict):

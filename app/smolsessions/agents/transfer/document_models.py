@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from types import UnionType
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
     ClassVar,
@@ -23,11 +23,8 @@ from pydantic_core import PydanticCustomError
 from smolsessions.agents.values.json_forms import is_utf8, json_flaw, json_form, json_pointer, utf8_text
 from smolsessions.core.errors import InvalidRequestError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Encode = Callable[[Any, str, set[str]], Any]
-    Place = tuple[int | str, ...]
+Encode = Callable[[Any, str, set[str]], Any]
+Place = tuple[int | str, ...]
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +16,7 @@ from smolsessions.agents.transfer.document_models import Strict, checked
 from smolsessions.agents.transfer.plain_documents import PlainIn, decode_plain, encode_plain
 from smolsessions.agents.transfer.smolagents_memory import read_memory_step
 from smolsessions.agents.transfer.step_models import IMAGE_FIELDS, EditIn, StepIn, encode_step, made_step, read_step
-from smolsessions.agents.transfer.variables import export_variables, import_variables
+from smolsessions.agents.transfer.variables import ImportTarget, ReadCode, export_variables, import_variables
 from smolsessions.agents.values.images import FORMATS, image_from_bytes, image_header, is_canonical, placeholder
 from smolsessions.agents.values.json_forms import json_pointer
 from smolsessions.core.documents import MEMORY_FORMAT
@@ -24,11 +25,7 @@ from smolsessions.core.media import IMAGE_NAME_DIGITS, image_name
 from smolsessions.core.memories import ExportedMemory, ImportedMemory, PackedStep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     import PIL.Image
-
-    from smolsessions.agents.transfer.variables import ImportTarget, ReadCode
 
 MAX_STEPS = 100_000
 MAX_EDITED_ENTRIES = 5_000_000  # a rebuilt session walks through all entries that edits name
@@ -47,7 +44,7 @@ def export(
     steps: Sequence[bytes],
     attachments: dict[str, bytes],
     variables: dict[str, bytes],
-    carries: tuple[type, ...],
+    stored_classes: tuple[type, ...],
     read_code: ReadCode,
 ) -> ExportedMemory:
     """Return steps, variables, and the images and files that they name, as JSON data.
@@ -55,7 +52,8 @@ def export(
     Empty bytes stand for a destroyed step, so that distances between entries are those of the document.
     """
     opened = [
-        unpack_as(lambda plain: plain, step, attachments, carries, image_from_bytes) if step else None for step in steps
+        unpack_as(lambda plain: plain, step, attachments, stored_classes, image_from_bytes) if step else None
+        for step in steps
     ]
     documents: Iterable[dict[str, Any]] = (
         encode_plain(step) if isinstance(step, str | tuple) else encode_step(step) for step in without_gaps(opened)

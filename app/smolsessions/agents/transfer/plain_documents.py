@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import isfinite
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from smolsessions.agents.memory.plain_steps import ROLE
+from smolsessions.agents.memory.plain_steps import ROLE, Plain
 from smolsessions.agents.run.failures import is_swallowed_failure
 from smolsessions.agents.transfer.document_models import (
     MAX_COUNT,
@@ -20,11 +21,6 @@ from smolsessions.agents.transfer.document_models import (
 )
 from smolsessions.agents.transfer.step_models import MAX_TURNS, stored_file, stored_image
 from smolsessions.agents.values.json_forms import is_utf8, json_flaw, utf8_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smolsessions.agents.memory.plain_steps import Plain
 
 _MESSAGE = "/model_output_message"
 _ROLE = ROLE.value

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from smolagents.models import MessageRole
 
@@ -12,10 +13,7 @@ from smolsessions.agents.transfer.step_models import IMAGE_FIELDS, ActionIn, Pla
 from smolsessions.agents.values.json_forms import json_flaw, json_pointer
 from smolsessions.core.errors import InvalidRequestError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Members = dict[str, Any]
+Members = dict[str, Any]
 
 _ROLES = {role.name: role for role in MessageRole} | {role.value: role for role in MessageRole}
 _OWN = StepIn.own | {"action_output_image", "action_output_file", "shown_estimate", "task_files"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -13,7 +14,7 @@ from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolC
 from smolagents.monitoring import Timing, TokenUsage
 
 from smolsessions.agents.memory.step_types import EditStep, NoteStep, SummaryStep
-from smolsessions.agents.memory.steps import ERROR_NAMES, agent_error, step_type
+from smolsessions.agents.memory.steps import ERROR_NAMES, Step, agent_error, step_type
 from smolsessions.agents.memory.tokens import set_shown_estimate, shown_estimate
 from smolsessions.agents.transfer.document_models import (
     Count,
@@ -30,9 +31,6 @@ from smolsessions.core.attachments import File
 from smolsessions.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smolsessions.agents.memory.steps import Step
     from smolsessions.agents.transfer.documents import DocumentMedia
 
 MAX_TURNS = 1_000_000_000

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field
+from smolagents import MultiStepAgent
 
 from smolsessions.agents.run.agent_state import (
     LOGS,
@@ -26,6 +28,7 @@ from smolsessions.agents.sandbox.limits import limits_of
 from smolsessions.agents.sandbox.seeding import RANDOM_CHUNK
 from smolsessions.agents.sandbox.variable_chunks import chunk_id, chunk_names, plain_chunk
 from smolsessions.agents.sandbox.variables import INTERNAL_NAMES
+from smolsessions.agents.transfer.document_files import DocumentFiles
 from smolsessions.agents.transfer.document_models import Json, Strict, Text, checked
 from smolsessions.agents.values import CodecError, dumps, loads
 from smolsessions.agents.values.json_forms import is_utf8, json_flaw, json_pointer, utf8_text
@@ -34,14 +37,7 @@ from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.media import image_name
 from smolsessions.options import options_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from smolagents import MultiStepAgent
-
-    from smolsessions.agents.transfer.document_files import DocumentFiles
-
-    ReadCode = Callable[[Mapping[str, bytes]], dict[str, Any]]
+ReadCode = Callable[[Mapping[str, bytes]], dict[str, Any]]
 
 _MB = 1024 * 1024
 _MAX_NOT_EXPORTED = 10_000
@@ -130,7 +126,7 @@ class _Export:
         try:
             value = loads(data)
         except CodecError:
-            self._miss(kind, name, "is or holds an instance of a class that the agent carries")
+            self._miss(kind, name, "is or holds an instance of a class that the agent declares")
             return False
         if isinstance(value, File) and member == "state":
             stored = encode_file(value)

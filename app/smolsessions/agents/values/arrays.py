@@ -10,13 +10,11 @@ import importlib
 import math
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from smolsessions.agents.values.classes import class_name
 from smolsessions.agents.values.parts import MAX_BYTES, MAX_NODES, Kind, Parts, check_keys
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _DTYPE = re.compile(r"[<>|]([biufcSU]\d{1,8}|[mM]8(\[\d{0,9}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?)")
 _LONG = re.compile(r".(f1[26]|c2\d|c3\d)")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Collection, Iterator
 from types import GetSetDescriptorType, MappingProxyType, MemberDescriptorType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+from typing import Any
 
 _TYPE = vars(type)
 _BUILTINS = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, type, BaseException)
@@ -42,12 +40,12 @@ def class_name(kind: type) -> str:
     return name if module == "builtins" else f"{module}.{name}"
 
 
-class Carried:
+class StoredClasses:
     """Classes that an agent declares, by identity and by name."""
 
-    def __init__(self, carries: Collection[type]) -> None:
-        self.names = {id(kind): class_name(kind) for kind in carries}
-        self.kinds = {class_name(kind): kind for kind in carries}
+    def __init__(self, stored_classes: Collection[type]) -> None:
+        self.names = {id(kind): class_name(kind) for kind in stored_classes}
+        self.kinds = {class_name(kind): kind for kind in stored_classes}
 
 
 def member_name(value: Any, kind: type) -> str | None:

@@ -7,16 +7,14 @@ import io
 import json
 import threading
 import warnings
+from collections.abc import Iterable
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import PIL.Image
 import PIL.ImageFile
 
 from smolsessions.core.media import StepImage, image_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})

@@ -14,10 +14,10 @@ import math
 import os
 import uuid
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import repeat
 from operator import is_
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from zoneinfo import ZoneInfo
 
 import PIL.Image
@@ -28,9 +28,6 @@ from smolagents.agent_types import AgentImage, AgentText
 from smolsessions.agents.values.classes import class_name
 from smolsessions.agents.values.parts import MAX_DEPTH, MAX_NODES
 from smolsessions.core.attachments import File
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 T = TypeVar("T")
 

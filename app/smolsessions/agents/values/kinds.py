@@ -15,10 +15,11 @@ import sys
 import uuid
 import zoneinfo
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path, PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import PIL.Image
 from smolagents.agent_types import AgentImage
@@ -28,9 +29,6 @@ from smolsessions.agents.values.classes import class_name, is_in, mro_of
 from smolsessions.agents.values.images import is_lazy
 from smolsessions.agents.values.parts import MAX_BYTES, Declared, Kind, Parts
 from smolsessions.core.attachments import Audio, File
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _NONE = type(None)
 _ZONES = (_NONE, dt.timezone, zoneinfo.ZoneInfo)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from typing import Any, cast
 
 import PIL.Image
 from smolagents.agent_types import AgentImage
@@ -15,12 +16,7 @@ from smolsessions.agents.values.json_forms import MEDIA, json_key, shown_form
 from smolsessions.agents.values.parts import MAX_DEPTH, MAX_NODES
 from smolsessions.core.attachments import File, described, encode_file
 from smolsessions.core.json_data import json_pointer
-from smolsessions.core.media import ShownPart, StepImage, image_name
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable, Iterator, Sequence
-
-    from smolsessions.core.media import StepFile
+from smolsessions.core.media import ShownPart, StepFile, StepImage, image_name
 
 MAX_OUTPUT_PARTS = 16  # images and files of an output
 MAX_SEARCHED_NODES = 10_000  # of an output

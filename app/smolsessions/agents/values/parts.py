@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
 MAX_BYTES = 64 * 1024 * 1024
 MAX_NODES = 1_000_000

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sized
+from typing import Any
 
-from smolsessions.agents.values.classes import instance, member
+from smolsessions.agents.values.classes import StoredClasses, instance, member
 from smolsessions.agents.values.kinds import kind_of, put_together
 from smolsessions.agents.values.parts import MAX_DEPTH, MAX_INT_BITS, MAX_NODES, SET_WEIGHT, Declared, check_keys
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sized
-
-    from smolsessions.agents.values.classes import Carried
 
 _COUNT, _INT, _FLOAT, _COMPLEX = (struct.Struct(form) for form in ("<I", "<q", "<d", "<dd"))
 
 
 class Reader:
-    def __init__(self, data: bytes, carried: Carried) -> None:
+    def __init__(self, data: bytes, carried: StoredClasses) -> None:
         self._data = data
         self._carried = carried
         self._at = 0

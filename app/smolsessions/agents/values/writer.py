@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
-from smolsessions.agents.values.classes import Carried, class_name, is_in, member_name, mro_of, state_of
+from smolsessions.agents.values.classes import StoredClasses, class_name, is_in, member_name, mro_of, state_of
 from smolsessions.agents.values.kinds import kind_of, parts_of
 from smolsessions.agents.values.parts import MAX_DEPTH, MAX_INT_BITS, MAX_NODES, SET_WEIGHT, Parts
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-
-_ONLY = "only data can: numbers, texts, lists, dicts, dates, images, arrays and the classes that the agent carries"
+_ONLY = "only data can: numbers, texts, lists, dicts, dates, images, arrays and the classes that the agent declares"
 _COUNT, _INT, _FLOAT, _COMPLEX = (struct.Struct(form) for form in ("<I", "<q", "<d", "<dd"))
 _FEW = 8  # lists of more numbers than this go as one block
 
@@ -34,7 +32,7 @@ class RefusalError(Exception):
 class Writer:
     """Append nodes to a buffer. Classes are looked up by identity, because their `hash()` may be hostile."""
 
-    def __init__(self, carried: Carried, *, in_order: bool, max_bytes: int) -> None:
+    def __init__(self, carried: StoredClasses, *, in_order: bool, max_bytes: int) -> None:
         self._carried = carried
         self._in_order = in_order
         self._max_bytes = max_bytes

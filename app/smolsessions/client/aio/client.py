@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self, Unpack
 
 import httpx2
 
 from smolsessions.client.aio.connection import NO_CONTENT, AsyncConnection
-from smolsessions.client.answers import Document, read_conversation
+from smolsessions.client.answers import Document, ReadConversation, read_conversation
 from smolsessions.client.errors import foreign_answer
-from smolsessions.client.requests import answers_request, check_address, check_key, named, path_of, turn_request
+from smolsessions.client.requests import (
+    Answer,
+    Policy,
+    TurnOptions,
+    Until,
+    answers_request,
+    check_address,
+    check_key,
+    named,
+    path_of,
+    turn_request,
+)
+from smolsessions.core.requests import Decision
 from smolsessions.wire.conversations import (
+    Agent,
     AgentDetails,
     AgentList,
+    Conversation,
     ConversationPage,
     Messages,
     PruneResult,
+    Step,
     StepPage,
+    Variable,
     VariableList,
+    WorkspaceFile,
     WorkspaceFileList,
 )
-from smolsessions.wire.effects import EffectPage
-from smolsessions.wire.events import TurnEnded
+from smolsessions.wire.effects import Effect, EffectPage
+from smolsessions.wire.events import TurnEnded, TurnEvent
 from smolsessions.wire.turns import Turn, TurnPage
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-    from types import TracebackType
-
-    from smolsessions.client.answers import ReadConversation
-    from smolsessions.client.requests import Answer, Policy, TurnOptions, Until
-    from smolsessions.core.requests import Decision
-    from smolsessions.wire.conversations import Agent, Conversation, Step, Variable, WorkspaceFile
-    from smolsessions.wire.effects import Effect
-    from smolsessions.wire.events import TurnEvent
 
 WAIT_S = 25
 """Seconds for which one request waits for a turn's end. Many proxies end a silent request after 30."""

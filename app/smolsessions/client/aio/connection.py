@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import httpx2
@@ -11,17 +12,11 @@ from pydantic import BaseModel, ValidationError
 
 from smolsessions.client.answers import read
 from smolsessions.client.errors import ApiError, UnreachableError, error_of, foreign_answer
-from smolsessions.client.requests import Patience, may_repeat, named, path_of
-from smolsessions.wire.events import InputAnswered, TurnEnded, TurnWaiting, event_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-
-    from smolsessions.client.requests import Until
-    from smolsessions.wire.conversations import ConversationPage, StepPage
-    from smolsessions.wire.effects import EffectPage
-    from smolsessions.wire.events import TurnEvent
-    from smolsessions.wire.turns import TurnPage
+from smolsessions.client.requests import Patience, Until, may_repeat, named, path_of
+from smolsessions.wire.conversations import ConversationPage, StepPage
+from smolsessions.wire.effects import EffectPage
+from smolsessions.wire.events import InputAnswered, TurnEnded, TurnEvent, TurnWaiting, event_of
+from smolsessions.wire.turns import TurnPage
 
 M = TypeVar("M", bound=BaseModel)
 PING_S = 15

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from hiredis import pack_command
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.connection import AbstractConnection
 
 Command = tuple[str | bytes | int, ...]
 Reply = asyncio.Future[Any]

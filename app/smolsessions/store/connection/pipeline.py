@@ -6,10 +6,12 @@ import asyncio
 import logging
 import sys
 from collections import deque
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any, NoReturn
 
-from redis.asyncio.connection import SSLConnection
+from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection, SSLConnection
 from redis.exceptions import (
     AskError,
     ClusterDownError,
@@ -26,22 +28,13 @@ from redis.exceptions import (
 )
 
 from smolsessions.core.errors import StoreFullError, StoreUnavailableError
-from smolsessions.store.connection.commands import ask, pack, refuse
+from smolsessions.store.connection.commands import Command, Reply, ask, pack, refuse
 from smolsessions.store.connection.replica_ack import ReplicaAck
 from smolsessions.store.connection.reply_protocol import ReplyProtocol
 from smolsessions.store.connection.server_errors import error_text
+from smolsessions.store.connection.servers import Servers
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from contextlib import AbstractAsyncContextManager
-
-    from redis.asyncio import Redis
-    from redis.asyncio.connection import AbstractConnection
-
-    from smolsessions.store.connection.commands import Command, Reply
-    from smolsessions.store.connection.servers import Servers
-
-    Handler = Callable[[bytes, bytes], None]
+Handler = Callable[[bytes, bytes], None]
 
 log = logging.getLogger(__name__)
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
+
+from redis.asyncio.connection import AbstractConnection
 
 from smolsessions.core.errors import StoreUnavailableError
-from smolsessions.store.connection.commands import ask, refuse, resolve
-
-if TYPE_CHECKING:
-    from redis.asyncio.connection import AbstractConnection
-
-    from smolsessions.store.connection.commands import Command, Reply
+from smolsessions.store.connection.commands import Command, Reply, ask, refuse, resolve
 
 REPLICAS = 1
 WAIT_MS = 1000

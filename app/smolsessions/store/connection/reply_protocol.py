@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hiredis import Reader
-from redis.asyncio.connection import DefaultParser
+from redis.asyncio.connection import AbstractConnection, DefaultParser
 from redis.exceptions import InvalidResponse, RedisError
 
-from smolsessions.store.connection.commands import refuse
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from redis.asyncio.connection import AbstractConnection
-
-    from smolsessions.store.connection.commands import Reply
+from smolsessions.store.connection.commands import Reply, refuse
 
 _transport_of = attrgetter("_writer.transport")  # redis-py has no public name for it
 _INCOMPLETE = object()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
+from redis.asyncio import Redis
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 from redis.exceptions import RedisError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from redis.asyncio import Redis
 
 State = dict[str, Any]
 Masters = dict[str, State] | Exception

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import (
@@ -17,11 +17,7 @@ from redis.exceptions import (
 )
 
 from smolsessions.core.errors import StartError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smolsessions.store.connection.servers import Address
+from smolsessions.store.connection.servers import Address
 
 RIGHTS = "~{p* &{p* +@read +@write +@pubsub -@dangerous +evalsha +script|load +info +time"
 NODE_SENTENCE = "the store is a node of a cluster; write its address as redis+cluster://host:port,host:port"

@@ -10,7 +10,8 @@ import ssl
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from redis.asyncio import ConnectionPool, Redis
@@ -25,9 +26,6 @@ from redis.exceptions import RedisClusterException, RedisError
 from smolsessions.core.errors import StartError
 from smolsessions.core.files import check_private
 from smolsessions.store.connection.sentinels import QuorumSentinel
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 log = logging.getLogger(__name__)
 

@@ -9,28 +9,23 @@ import asyncio
 import logging
 import os
 import re
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
 from smolsessions.core.errors import SealBrokenError, StartError, StoreUnavailableError
-from smolsessions.store.connection.pipeline import REPLY_TIMEOUT_S
+from smolsessions.store.connection.pipeline import REPLY_TIMEOUT_S, Pipeline
 from smolsessions.store.connection.replica_ack import REPLICAS, WAIT_MS
 from smolsessions.store.connection.server_errors import NODE_SENTENCE, start_errors
+from smolsessions.store.connection.servers import Address, Servers
+from smolsessions.store.partition import Options
 from smolsessions.store.scripts.loader import NAMES, script
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from redis.asyncio import Redis
-
-    from smolsessions.store.connection.pipeline import Pipeline
-    from smolsessions.store.connection.servers import Address, Servers
-    from smolsessions.store.partition import Options
-    from smolsessions.store.seal import Sealer
+from smolsessions.store.seal import Sealer
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,10 @@ import asyncio
 import heapq
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
 from smolsessions.core.errors import (
@@ -20,19 +21,27 @@ from smolsessions.core.errors import (
     StoreUnavailableError,
 )
 from smolsessions.core.events import Logged, TurnEnded
-from smolsessions.core.records import AgentName, Conversation, Failure, Outcome, Page, Terms
+from smolsessions.core.memories import Head, StoredStep
+from smolsessions.core.records import (
+    AgentName,
+    Conversation,
+    ConversationFields,
+    ConversationQuery,
+    ConversationSettings,
+    Failure,
+    Order,
+    Outcome,
+    Owner,
+    Page,
+    Ref,
+    StepType,
+    Turn,
+)
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import check_count, image_blobs, load_images, open_head, open_step
-from smolsessions.store.partition import NO_TERMS
+from smolsessions.store.partition import NO_SETTINGS, Partition, Partitions, Scope
 from smolsessions.store.scripts.loader import flattened
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smolsessions.core.memories import Head, StoredStep
-    from smolsessions.core.records import ConversationFields, ConversationQuery, Order, Owner, Ref, StepType, Turn
-    from smolsessions.store.partition import Partition, Partitions, Scope
-    from smolsessions.store.turns.turn_store import TurnStore
+from smolsessions.store.turns.turn_store import TurnStore
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +60,7 @@ class ConversationStore:
 
     async def create(self, ref: Ref, agent: AgentName, draft: ConversationFields) -> Conversation:
         scope = self._partitions.scope(ref)
-        fields = sealed_fields(scope, agent, draft, 0, Terms(draft.policy, approve=draft.approve))
+        fields = sealed_fields(scope, agent, draft, 0, ConversationSettings(draft.policy, approve=draft.approve))
         state, *rest = await scope.call("create", owner=ref.owner, agent=agent, ttl=ttl_us(draft.ttl_s), **fields)
         if state == b"exists":
             raise ConversationExistsError
@@ -107,9 +116,9 @@ class ConversationStore:
                 record, sealed, title = row[1][1], row[1][7], row[1][10]
                 conversation = self.of_row(*row)
                 draft = change(conversation)
-                terms = replace(scope.terms(sealed), policy=draft.policy, approve=draft.approve)
-                fields = sealed_fields(scope, conversation.agent, draft, conversation.turns, terms)
-                read = {"read": record, "read_terms": sealed or b"", "read_title": title or b""}
+                settings = replace(scope.settings(sealed), policy=draft.policy, approve=draft.approve)
+                fields = sealed_fields(scope, conversation.agent, draft, conversation.turns, settings)
+                read = {"read": record, "read_settings": sealed or b"", "read_title": title or b""}
                 state, *rest = await scope.call("patch", ttl=ttl_us(draft.ttl_s), **read, **fields)
                 if state == b"ok":
                     return self.of_row(*rest[0])
@@ -204,18 +213,18 @@ class ConversationStore:
         ref = codec.ref_of(codec.text(scope_name))
         scope = self._partitions.scope(ref)
         about = codec.decode_conversation(scope.open(record or b"", "conversation"), agent)
-        terms = scope.terms(sealed)
+        settings = scope.settings(sealed)
         head = open_head(scope, generation, sealed_head)
         check_count(head, stored_steps, queued)
         if (
             codec.number(turns) != stored_turns
             or (listed_at and float(listed_at) != codec.number(created))
-            or (terms == NO_TERMS and about.has_terms)
+            or (settings == NO_SETTINGS and about.has_settings)
             or (turns != b"0" and about.title is None and not title)
             or (ttl is None) != (expires is None)
         ):
             raise SealBrokenError(DAMAGED)
-        origin = terms.lineage[0] if terms.lineage else None
+        origin = settings.lineage[0] if settings.lineage else None
         return Conversation(
             ref=ref,
             agent=about.agent,
@@ -227,12 +236,12 @@ class ConversationStore:
             running_turn=codec.number(running) if running else None,
             queued_turns=queued - 1 if running else queued,
             archived_steps=(head.out & ~head.destroyed).bit_count(),
-            policy=terms.policy,
+            policy=settings.policy,
             ttl_s=None if ttl is None else codec.moment(ttl),
             expires_at=None if expires is None else codec.moment(expires),
             forked_from=(codec.ref_of(origin.scope).id, origin.turn) if origin else None,
             title=(_opened_title(scope, title) if about.title is None else about.title) or None,
-            approve=terms.approve,
+            approve=settings.approve,
             waits=bool(waits),
         )
 
@@ -269,8 +278,8 @@ class _StepScan:
         found = await self._scope.call("steps", first=start, last=end)
         if not found:
             raise ConversationNotFoundError
-        unsealed, generation, self.head_blob, blobs, terms, stored, queued, record = found
-        self._scope.terms(terms)
+        unsealed, generation, self.head_blob, blobs, settings, stored, queued, record = found
+        self._scope.settings(settings)
         head = open_head(self._scope, generation, self.head_blob)
         check_count(head, stored, queued)
         self.agent = codec.decode_conversation(self._scope.open(record, "conversation"), unsealed).agent
@@ -306,12 +315,12 @@ class _StepScan:
 
 
 def sealed_fields(
-    scope: Scope, agent: AgentName, draft: ConversationFields, turns: int, terms: Terms
+    scope: Scope, agent: AgentName, draft: ConversationFields, turns: int, settings: ConversationSettings
 ) -> dict[str, bytes]:
-    """Seal a conversation's record and terms, as arguments of scripts. With turns, its title is decided."""
+    """Seal a conversation's record and settings, as arguments of scripts. With turns, its title is decided."""
     title = "" if turns and draft.title is None else draft.title
-    record = codec.encode_conversation(agent, draft.metadata, title, has_terms=terms != NO_TERMS)
-    return {"record": scope.seal(record, "conversation"), "terms": scope.seal_terms(terms)}
+    record = codec.encode_conversation(agent, draft.metadata, title, has_settings=settings != NO_SETTINGS)
+    return {"record": scope.seal(record, "conversation"), "settings": scope.seal_settings(settings)}
 
 
 def _opened_title(scope: Scope, sealed: bytes | None) -> str:

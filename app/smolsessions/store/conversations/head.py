@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from smolsessions.core.errors import DAMAGED, ConversationNotFoundError, SealBrokenError
 from smolsessions.core.frozen import changed
-from smolsessions.core.memories import Head
+from smolsessions.core.media import StepFile, StepImage
+from smolsessions.core.memories import Head, StoredStep
+from smolsessions.core.records import EntryType, Outcome, StepType, Turn
 from smolsessions.store import codec
+from smolsessions.store.codec import StepParts
 from smolsessions.store.seal import tag_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from smolsessions.core.media import StepFile, StepImage
-    from smolsessions.core.memories import StoredStep
-    from smolsessions.core.records import EntryType, Outcome, StepType, Turn
-    from smolsessions.store.codec import StepParts
     from smolsessions.store.partition import Scope
 
 T = TypeVar("T", "Turn", "Outcome")
@@ -105,8 +103,8 @@ async def load_images(scope: Scope, attachments: Iterable[Sequence[str]]) -> dic
 
 async def image_blobs(scope: Scope, names: Sequence[str]) -> list[bytes | None]:
     """Load sealed attachments. None stands for a missing one."""
-    terms, blobs = await scope.call("images", *names)
-    scope.terms(terms)
+    settings, blobs = await scope.call("images", *names)
+    scope.settings(settings)
     found: list[bytes | None] = blobs
     return found
 

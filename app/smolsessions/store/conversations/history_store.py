@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from smolsessions.core.errors import (
     BusyError,
@@ -20,10 +21,28 @@ from smolsessions.core.errors import (
     StoreUnavailableError,
     TurnNotFoundError,
 )
-from smolsessions.core.memories import ConversationRecord, Head, Memory, Version
-from smolsessions.core.records import ConversationFields, Origin, Ref, Rollback, Terms
+from smolsessions.core.memories import (
+    ConversationRecord,
+    Head,
+    ImportedConversation,
+    ImportedMemory,
+    Memory,
+    StoredStep,
+    Version,
+)
+from smolsessions.core.records import (
+    AgentName,
+    Conversation,
+    ConversationFields,
+    ConversationSettings,
+    Origin,
+    Ref,
+    Rollback,
+    StepType,
+    Turn,
+)
 from smolsessions.store import codec
-from smolsessions.store.conversations.conversation_store import sealed_fields, ttl_us
+from smolsessions.store.conversations.conversation_store import ConversationStore, sealed_fields, ttl_us
 from smolsessions.store.conversations.head import (
     VARIABLES_SENTENCE,
     counted,
@@ -34,18 +53,10 @@ from smolsessions.store.conversations.head import (
     open_head,
 )
 from smolsessions.store.conversations.staging import pieces, stage_copy, staged_keys
-from smolsessions.store.scripts.loader import flattened
+from smolsessions.store.partition import Partitions, Scope
+from smolsessions.store.scripts.loader import Argument, flattened
 from smolsessions.store.seal import tag_of
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
-
-    from smolsessions.core.memories import ImportedConversation, ImportedMemory, StoredStep
-    from smolsessions.core.records import AgentName, Conversation, StepType, Turn
-    from smolsessions.store.conversations.conversation_store import ConversationStore
-    from smolsessions.store.partition import Partitions, Scope
-    from smolsessions.store.scripts.loader import Argument
-    from smolsessions.store.turns.turn_store import TurnStore
+from smolsessions.store.turns.turn_store import TurnStore
 
 T = TypeVar("T")
 
@@ -61,7 +72,7 @@ class _Snapshot:
 
     scope: Scope
     conversation: Conversation
-    terms: Terms
+    settings: ConversationSettings
     version: Version
     head: Head
     earlier: Head | None
@@ -125,12 +136,12 @@ class HistoryStore:
             later = ((1 << head.count) - 1) >> earlier.count << earlier.count
             back = replace(earlier, count=head.count, hash=head.hash, rolled_back=earlier.rolled_back | later)
             # Of two rollbacks without a turn between them only the second counts.
-            before = tuple(jump for jump in snapshot.terms.jumps if jump.after < turns)
+            before = tuple(rollback for rollback in snapshot.settings.rollbacks if rollback.after < turns)
             return await self._amend(
                 ref,
                 snapshot.version,
                 await _as_destroyed(snapshot, back),
-                terms=replace(snapshot.terms, jumps=(*before, Rollback(turns, turn))),
+                settings=replace(snapshot.settings, rollbacks=(*before, Rollback(turns, turn))),
                 restore=await _chunk_tags(snapshot, earlier),
                 turns=turns,
             )
@@ -144,10 +155,10 @@ class HistoryStore:
         self, snapshot: _Snapshot, *, turn: int | None, metadata: dict[str, Any] | None
     ) -> Conversation | None:
         """Copy steps and turns. Returns None if the conversation has changed, or the new id is taken."""
-        origin, now = snapshot.conversation, snapshot.terms
+        origin, now = snapshot.conversation, snapshot.settings
         at = origin.turns if turn is None else turn
         head = await _as_destroyed(snapshot, snapshot.head if turn is None else await _earlier(snapshot, turn))
-        jumps = tuple(jump for jump in now.jumps if jump.after < at or turn is None)
+        rollbacks = tuple(rollback for rollback in now.rollbacks if rollback.after < at or turn is None)
         lineage = (Origin(snapshot.scope.name, at), *now.lineage)
         if len(lineage) > MOST_FORKS:
             raise BusyError(f"This conversation was forked {MOST_FORKS} times in a row; export it and import it.")
@@ -169,7 +180,9 @@ class HistoryStore:
                 count=head.count,
                 turn=at,
                 ttl=ttl_us(origin.ttl_s),
-                **sealed_fields(new, origin.agent, draft, at, Terms(now.policy, lineage, jumps, now.approve)),
+                **sealed_fields(
+                    new, origin.agent, draft, at, ConversationSettings(now.policy, lineage, rollbacks, now.approve)
+                ),
             )
         return self._changed(state, rest, {b"moved", b"exists", b"expired"})
 
@@ -185,7 +198,9 @@ class HistoryStore:
             images = await load_images(scope, [step.attachments for step in steps])
             if not await self._is_unchanged(ref, snapshot.version):
                 return None
-            return ConversationRecord(snapshot.conversation, turns, snapshot.terms.jumps, tuple(steps), images, chunks)
+            return ConversationRecord(
+                snapshot.conversation, turns, snapshot.settings.rollbacks, tuple(steps), images, chunks
+            )
 
         return await self._with_snapshot(ref, read)
 
@@ -198,7 +213,11 @@ class HistoryStore:
             raise ConversationExistsError
         sealed, head = await asyncio.to_thread(_seal_import, scope, brought)
         fields = sealed_fields(
-            scope, agent, draft, turns, Terms(draft.policy, jumps=brought.jumps, approve=draft.approve)
+            scope,
+            agent,
+            draft,
+            turns,
+            ConversationSettings(draft.policy, rollbacks=brought.rollbacks, approve=draft.approve),
         )
         async with staged_keys(partition) as staged:
             for kind, values in sealed.items():
@@ -255,13 +274,13 @@ class HistoryStore:
         conversation = self._conversations.of_row(*row)
         if turn > conversation.turns:
             raise TurnNotFoundError
-        _, _, head, generation, _, _, _, terms, *_ = row[1]
+        _, _, head, generation, _, _, _, settings, *_ = row[1]
         opened = open_head(scope, generation, head)
         head_then = Head(opened.generation)
         if earlier:
             head_then = codec.decode_head(scope.open(earlier, "head", is_past_head=True))
-        version = Version(head or b"", terms or b"")
-        return _Snapshot(scope, conversation, scope.terms(terms), version, opened, head_then if of_turn else None)
+        version = Version(head or b"", settings or b"")
+        return _Snapshot(scope, conversation, scope.settings(settings), version, opened, head_then if of_turn else None)
 
     async def _all_turns(self, ref: Ref, count: int) -> tuple[Turn, ...]:
         turns: list[Turn] = []
@@ -288,7 +307,7 @@ class HistoryStore:
         version: Version,
         head: Head,
         *,
-        terms: Terms | None = None,
+        settings: ConversationSettings | None = None,
         restore: dict[str, bytes] | None = None,
         turns: int | str = "",
         gone: Sequence[StoredStep] = (),
@@ -304,10 +323,10 @@ class HistoryStore:
             *flattened(chunks.items()),
             *counted_groups,
             read_head=version.head,
-            read_terms=version.terms,
+            read_settings=version.settings,
             turns=turns,
             head=scope.seal(codec.encode_head(head), "head"),
-            terms=scope.seal_terms(terms) if terms else b"",
+            settings=scope.seal_settings(settings) if settings else b"",
             restores=int(restore is not None),
         )
         return self._changed(state, rest, {b"moved"})
@@ -337,7 +356,7 @@ async def _memory_of(snapshot: _Snapshot, steps: Sequence[StoredStep]) -> Memory
     return Memory(
         snapshot.conversation.agent,
         snapshot.conversation.metadata,
-        snapshot.terms,
+        snapshot.settings,
         snapshot.version,
         tuple(steps),
         images,

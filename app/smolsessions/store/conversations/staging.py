@@ -6,17 +6,13 @@ Keys of a killed process stay invisible and expire.
 from __future__ import annotations
 
 import secrets
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 from smolsessions.core.errors import StoreUnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
-
-    from smolsessions.store.partition import Partition, Scope
-    from smolsessions.store.scripts.loader import Argument
+from smolsessions.store.partition import Partition, Scope
+from smolsessions.store.scripts.loader import Argument
 
 PIECE_VALUES, PIECE_BYTES = 1000, 1024 * 1024  # of one script: more would delay others
 STAGED = ("turns", "heads", "logs", "steps", "images", "old", "oldest", "variables")

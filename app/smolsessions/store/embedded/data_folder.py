@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from smolsessions.core.errors import StartError
 from smolsessions.core.files import SOCKET_PATH_BYTES, check_private
@@ -18,8 +18,7 @@ from smolsessions.core.files import SOCKET_PATH_BYTES, check_private
 if sys.platform != "win32":
     import fcntl
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
 
 OTHER_FOLDER = "set SMOLSESSIONS_DATA_DIR to another folder"
 

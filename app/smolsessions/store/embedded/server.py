@@ -11,17 +11,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from smolsessions.core.errors import StartError
 from smolsessions.store.embedded.data_folder import OTHER_FOLDER, ask, held, socket_place, unusable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 OLDEST_MAJOR = 7
 RESTARTS = 5

@@ -1,14 +1,14 @@
--- Replace the head, and the terms unless they are empty, of a conversation without open turns, if both are still as read.
+-- Replace the head, and the settings unless they are empty, of a conversation without open turns, if both are still as read.
 -- `wanted` holds counted groups: (name, tag) of chunks, which become the variables if `restores` is 1; indexes of steps to
 -- reduce to their tags; names of images to keep if there are such steps; numbers of turns whose logs are deleted.
 -- `turns` is the number of turns that the conversation must have (empty: any).
--- ARGV: ref read_head read_terms turns head terms restores ...wanted
+-- ARGV: ref read_head read_settings turns head settings restores ...wanted
 local conversation, i = key('conversation', ref), 1
-local found = redis.call('HMGET', conversation, 'agent', 'generation', 'head', 'terms', 'turns')
+local found = redis.call('HMGET', conversation, 'agent', 'generation', 'head', 'settings', 'turns')
 if not found[1] then check_not_damaged(ref) return {'unknown'} end
 local first = first_turn(ref)
 if first then return {'busy', first, waits_until(ref, first) and 1 or 0} end
-if (found[3] or '') ~= read_head or (found[4] or '') ~= read_terms or (turns ~= '' and found[5] ~= turns) then
+if (found[3] or '') ~= read_head or (found[4] or '') ~= read_settings or (turns ~= '' and found[5] ~= turns) then
   return {'moved'}
 end
 check_logs(ref)
@@ -61,7 +61,7 @@ if next(is_gone) then
 end
 for _ = 1, tonumber(take()) do delete_log(ref, take()) end
 redis.call('HSET', conversation, 'head', head)
-if terms ~= '' then redis.call('HSET', conversation, 'terms', terms) end
+if settings ~= '' then redis.call('HSET', conversation, 'settings', settings) end
 local at = now()
 redis.call('HSET', conversation, 'updated', at)
 touch(ref, at)

@@ -1,7 +1,7 @@
 -- Create an empty conversation.
--- ARGV: owner ref agent record terms ttl
+-- ARGV: owner ref agent record settings ttl
 if redis.call('EXISTS', key('conversation', ref)) == 1 then return {'exists'} end
 create(owner, ref, agent, record)
-if terms ~= '' then redis.call('HSET', key('conversation', ref), 'terms', terms) end
+if settings ~= '' then redis.call('HSET', key('conversation', ref), 'settings', settings) end
 set_ttl(ref, ttl)
 return {'ok', row(ref)}

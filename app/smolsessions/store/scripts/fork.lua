@@ -1,6 +1,6 @@
--- Create a conversation of staged copies of the first `count` steps and `turn` turns of another one, with a head and terms of its
+-- Create a conversation of staged copies of the first `count` steps and `turn` turns of another one, with a head and settings of its
 -- own. `wanted` are the chunks of its variables as (name, tag).
--- ARGV: owner ref read_head staged to agent record terms head count turn ttl ...wanted
+-- ARGV: owner ref read_head staged to agent record settings head count turn ttl ...wanted
 local from = redis.call('HMGET', key('conversation', ref), 'agent', 'generation', 'head')
 if not from[1] then check_not_damaged(ref) return {'unknown'} end
 local first = first_turn(ref)
@@ -25,7 +25,7 @@ for _, number in ipairs(long_logs(ref)) do
 end
 for i = 1, #wanted, 2 do redis.call('HSET', key('variables', to, generation), wanted[i], chunks[i]) end
 create(owner, to, agent, record)
-redis.call('HSET', key('conversation', to), 'turns', turn, 'generation', generation, 'terms', terms, 'old_bytes',
+redis.call('HSET', key('conversation', to), 'turns', turn, 'generation', generation, 'settings', settings, 'old_bytes',
   parse_int(redis.call('HGET', key('conversation', ref), 'old_bytes')) or 0)
 if head ~= '' then redis.call('HSET', key('conversation', to), 'head', head) end
 if redis.call('EXISTS', key('heads', to)) == 0 then keep_head(to, turn) end  -- the origin has none

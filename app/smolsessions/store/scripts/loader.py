@@ -6,17 +6,14 @@ import hashlib
 import importlib.resources
 import logging
 import re
+from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redis.exceptions import ResponseError
 
 from smolsessions.core.errors import DAMAGED, SealBrokenError, ServiceError, StoreUnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from smolsessions.store.connection.commands import Command, Reply
+from smolsessions.store.connection.commands import Command, Reply
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
--- Return a turn's record, the length of its log, its start and attempts if it is open, whether it waits, and terms. Returns
+-- Return a turn's record, the length of its log, its start and attempts if it is open, whether it waits, and settings. Returns
 -- nothing without the conversation, and an empty list without the turn.
 -- ARGV: ref turn
-local about = redis.call('HMGET', key('conversation', ref), 'agent', 'terms')
+local about = redis.call('HMGET', key('conversation', ref), 'agent', 'settings')
 if not about[1] then check_not_damaged(ref) return false end
 if tonumber(turn) > count_turns(ref) then return {} end
 local run = redis.call('HMGET', key('run', ref, turn), 'started', 'attempts', 'waits')

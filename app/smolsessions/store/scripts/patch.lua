@@ -1,13 +1,13 @@
--- Replace a conversation's record, terms (empty: none) and time to live in microseconds (empty: none), if record, terms and the
+-- Replace a conversation's record, settings (empty: none) and time to live in microseconds (empty: none), if record, settings and the
 -- title of the first message are still as read.
--- ARGV: ref read record read_terms terms read_title ttl
+-- ARGV: ref read record read_settings settings read_title ttl
 local conversation = key('conversation', ref)
-local current = redis.call('HMGET', conversation, 'record', 'terms', 'title')
+local current = redis.call('HMGET', conversation, 'record', 'settings', 'title')
 if not current[1] then check_not_damaged(ref) return {'unknown'} end
-if current[1] ~= read or (current[2] or '') ~= read_terms or (current[3] or '') ~= read_title then return {'moved'} end
+if current[1] ~= read or (current[2] or '') ~= read_settings or (current[3] or '') ~= read_title then return {'moved'} end
 local at = now()
 redis.call('HSET', conversation, 'record', record, 'updated', at)
 touch(ref, at)
-if terms == '' then redis.call('HDEL', conversation, 'terms') else redis.call('HSET', conversation, 'terms', terms) end
+if settings == '' then redis.call('HDEL', conversation, 'settings') else redis.call('HSET', conversation, 'settings', settings) end
 set_ttl(ref, ttl)
 return {'ok', row(ref)}

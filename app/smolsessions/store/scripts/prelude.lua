@@ -394,7 +394,7 @@ end
 -- Return the fields of a conversation, and the lengths that are checked against its sealed head.
 local function row(ref)
   local fields = redis.call('HMGET', key('conversation', ref), 'agent', 'record', 'head', 'generation', 'created',
-    'updated', 'turns', 'terms', 'ttl', 'expires', 'title')
+    'updated', 'turns', 'settings', 'ttl', 'expires', 'title')
   local first, running, waits = first_turn(ref), '', 0
   if first then
     local run = redis.call('HMGET', key('run', ref, first), 'started', 'waits')

@@ -2,19 +2,19 @@
 -- packed log is returned as its one record, whatever the cursor. The last value is the length of the log. The worker of an open turn
 -- learns of a reader whose cursor is in the log, and writes the events that it holds.
 -- ARGV: ref turn after most own_channel
-local about = redis.call('HMGET', key('conversation', ref), 'agent', 'terms')
+local about = redis.call('HMGET', key('conversation', ref), 'agent', 'settings')
 if not about[1] then check_not_damaged(ref) return {'unknown'} end
 if tonumber(turn) > count_turns(ref) then return {'unknown'} end
 local record = redis.call('LINDEX', key('turns', ref), turn - 1)
 local log, run = key('log', ref, turn), key('run', ref, turn)
 local open = redis.call('EXISTS', run) == 1 and (redis.call('HEXISTS', run, 'waits') == 1 and 'waiting' or 'open')
-local terms, length = about[2] or '', redis.call('LLEN', log)
+local settings, length = about[2] or '', redis.call('LLEN', log)
 if open and own_channel ~= '' then
   redis.call('SADD', key('watch', ref, turn), own_channel)
   if tonumber(after) <= length then notify_worker(ref, turn, 'reader') end
 end
 local packed = not open and redis.call('HGET', key('logs', ref), turn)
-if packed then return {'packed', record, {packed}, terms, length} end
+if packed then return {'packed', record, {packed}, settings, length} end
 local first = not open and redis.call('LINDEX', log, 0)
-if first and string.sub(first, 1, 7) == 'packed\n' then return {'packed', record, {string.sub(first, 8)}, terms, length} end
-return {open or 'over', record, redis.call('LRANGE', log, after, after + most - 1), terms, length}
+if first and string.sub(first, 1, 7) == 'packed\n' then return {'packed', record, {string.sub(first, 8)}, settings, length} end
+return {open or 'over', record, redis.call('LRANGE', log, after, after + most - 1), settings, length}

@@ -12,8 +12,8 @@
 -- ARGV: owner ref agent conversation title turn record input event own_channel wake on_busy most_behind most_queued idem digest worker lease_us fingerprint ...agents
 local conversation_key, run, journal = key('conversation', ref), key('run', ref, turn), key('journal', ref, turn)
 local at, first = now(), nil
-local known_agent, created, turns, ttl, committed, fence, fences, generation, head, terms, stored_record = unpack(redis.call('HMGET',
-  conversation_key, 'agent', 'created', 'turns', 'ttl', 'committed', 'fence', 'fences', 'generation', 'head', 'terms', 'record'))
+local known_agent, created, turns, ttl, committed, fence, fences, generation, head, settings, stored_record = unpack(redis.call('HMGET',
+  conversation_key, 'agent', 'created', 'turns', 'ttl', 'committed', 'fence', 'fences', 'generation', 'head', 'settings', 'record'))
 local function is_overloaded()
   local left = most_queued - redis.call('ZCARD', key('ready', agent))
   return redis.call('ZCARD', key('owned', agent, owner)) >= 3 * left
@@ -32,7 +32,7 @@ local function claim(last)
   fence = grant_lease(ref, worker, lease_us, at, fences, 'turns', last, 'updated', at)
   redis.call('HSET', run, 'input', input, 'attempts', 1, 'started', at, 'fingerprint', fingerprint, 'effects_at', 0,
     'written', 0, 'claimed', at)
-  return {fence, generation or '', head or '', stored, chunks or '', terms or '', stored_record or conversation}
+  return {fence, generation or '', head or '', stored, chunks or '', settings or '', stored_record or conversation}
 end
 if (parse_int(turns) or 0) >= tonumber(turn) and redis.pcall('LINDEX', key('turns', ref), turn - 1) == record then
   return {'ok', 1, unpack(worker ~= '' and is_claimed_for_lost_reply() and claim(turns) or {})}  -- the reply was lost

@@ -1,7 +1,7 @@
--- Return turn records from `first` to `last`, start and attempts of the open turns, terms, number of turns, and agent.
+-- Return turn records from `first` to `last`, start and attempts of the open turns, settings, number of turns, and agent.
 -- If `last` is less than `first`, the newest record comes first. Records beyond `max_bytes` are left out, except the first.
 -- ARGV: ref first last max_bytes
-local about = redis.call('HMGET', key('conversation', ref), 'agent', 'terms')
+local about = redis.call('HMGET', key('conversation', ref), 'agent', 'settings')
 if not about[1] then check_not_damaged(ref) return false end
 local open, stored = {}, count_turns(ref)
 local queue = redis.call('LRANGE', key('queue', ref), 0, MAX_QUEUED)

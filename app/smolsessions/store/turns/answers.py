@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
 
 from smolsessions.core.errors import ConversationNotFoundError, StoreUnavailableError, TurnNotFoundError
 from smolsessions.core.events import InputAnswered, Logged
 from smolsessions.core.frozen import changed
-from smolsessions.core.requests import Answered, answer_key
+from smolsessions.core.records import Turn
+from smolsessions.core.requests import Answer, Answered, answer_key
 from smolsessions.store import codec
+from smolsessions.store.partition import Scope
 from smolsessions.store.scripts.loader import flattened
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from smolsessions.core.records import Turn
-    from smolsessions.core.requests import Answer
-    from smolsessions.store.partition import Scope
-
-    Accept = Callable[[Turn, bool], Awaitable[Sequence[Answer] | None]]
+Accept = Callable[[Turn, bool], Awaitable[Sequence[Answer] | None]]
 
 MOST_TRIES = 20
 MOST_ANSWERED = 1000  # of a turn, of which a repeated answer is known
@@ -62,8 +57,8 @@ async def _open_turn(scope: Scope, number: int) -> tuple[Turn, bytes, int, bool]
         raise ConversationNotFoundError
     if not found:
         raise TurnNotFoundError
-    record, logged, at, attempts, waits, terms = found
-    scope.terms(terms)
+    record, logged, at, attempts, waits, settings = found
+    scope.settings(settings)
     turn = codec.decode_turn(scope.open(record, "turn", number), codec.ref_of(scope.name), number)
     if at and not turn.outcome:
         turn = codec.started(turn, codec.moment(at), codec.number(attempts), waits=True)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from smolsessions.core.errors import DAMAGED, SealBrokenError
 from smolsessions.core.memories import Head
-from smolsessions.core.records import AgentName, AgentVersion, Failure, Outcome, Timing, Turn, TurnInput, TurnOptions
+from smolsessions.core.records import (
+    AgentName,
+    AgentVersion,
+    ConversationSettings,
+    Failure,
+    Outcome,
+    Timing,
+    Turn,
+    TurnInput,
+    TurnOptions,
+)
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import COUNT_SENTENCE, open_chunk_list, open_head
-from smolsessions.store.partition import NO_TERMS
-
-if TYPE_CHECKING:
-    from smolsessions.core.records import Terms
-    from smolsessions.store.partition import Scope
-
+from smolsessions.store.partition import NO_SETTINGS, Scope
 
 _REASONS: dict[bytes, Literal["interrupted", "rolled_back"]] = {b"interrupt": "interrupted", b"rollback": "rolled_back"}
 _STRENGTH = ("cancelled", "interrupted", "rolled_back")
@@ -41,7 +46,7 @@ class ClaimReply(NamedTuple):
     chunk_list: bytes
     crashes: int
     fingerprint: bytes
-    terms: bytes
+    settings: bytes
     flaw: bytes
     conversation: bytes
     """Sealed record of the conversation, with its metadata."""
@@ -57,14 +62,14 @@ class Claim:
     head: Head = field(default_factory=Head)
     chunks: dict[str, bytes] = field(default_factory=dict)
     """Tags of the variables' chunks by name, as the head was sealed over them."""
-    terms: Terms = NO_TERMS
+    settings: ConversationSettings = NO_SETTINGS
     defect: SealBrokenError | None = None
     """Set if the state cannot be read. The lease can only end the turn."""
 
 
 def claim_of_submission(scope: Scope, turn: Turn, fingerprint: str, logged: int, fields: list[Any]) -> ClaimReply:
     """Return the claim of a turn that was claimed as it was submitted, from the fields of submit.lua's reply."""
-    fence, generation, head, stored_steps, chunk_list, terms, conversation = fields
+    fence, generation, head, stored_steps, chunk_list, settings, conversation = fields
     return ClaimReply(
         scope.name.encode(),
         str(turn.number).encode(),
@@ -82,7 +87,7 @@ def claim_of_submission(scope: Scope, turn: Turn, fingerprint: str, logged: int,
         chunk_list=chunk_list,
         crashes=0,
         fingerprint=fingerprint.encode(),
-        terms=terms,
+        settings=settings,
         flaw=b"",
         conversation=conversation,
     )
@@ -96,7 +101,7 @@ def open_claim(scope: Scope, reply: ClaimReply, submitted: tuple[Turn, TurnInput
     number, ref = codec.number(reply.turn), codec.ref_of(scope.name)
     claim = Claim(reply, Turn(ref, number, AgentVersion(AgentName(""), "", ""), "", TurnOptions(), Timing(time.time())))
     try:
-        claim.terms = scope.terms(reply.terms)
+        claim.settings = scope.settings(reply.settings)
         claim.head = open_head(scope, reply.generation, reply.head)
         claim.chunks = open_chunk_list(scope, claim.head, reply.chunk_list)
         if submitted:

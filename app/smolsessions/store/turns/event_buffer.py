@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from smolsessions.core.events import TurnQueued
+from smolsessions.core.events import Event, TurnQueued
 from smolsessions.store import codec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smolsessions.core.events import Event
 
 MOST_PACKED_BYTES = 256 * 1024  # sealing more delays the event loop noticeably
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from smolsessions.core.effects import Journal, JournaledResult
 from smolsessions.core.errors import SealBrokenError
 from smolsessions.store import codec
+from smolsessions.store.partition import Scope
 from smolsessions.store.turns.turn_memory import JOURNAL_SENTENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smolsessions.store.partition import Scope
 
 LARGE_BYTES = 256 * 1024  # opening more delays the event loop noticeably
 MOST_ENTRIES = 10_000

@@ -5,35 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from redis.exceptions import ResponseError
 
 from smolsessions.core.callers import Caller
 from smolsessions.core.errors import DAMAGED, LeaseLostError, SealBrokenError, StoreUnavailableError
-from smolsessions.core.events import FINAL, Logged, TurnEnded, TurnWaiting
+from smolsessions.core.events import FINAL, Event, Logged, ReplayState, TurnEnded, TurnWaiting
 from smolsessions.core.frozen import changed
+from smolsessions.core.memories import PackedStep
+from smolsessions.core.records import Outcome, Suspension, Turn
+from smolsessions.core.store_ports import StopReason
 from smolsessions.store import codec
+from smolsessions.store.connection.commands import Reply
 from smolsessions.store.conversations.head import COUNT_SENTENCE
-from smolsessions.store.partition import SealedMetadata
-from smolsessions.store.scripts.loader import as_service_error
+from smolsessions.store.partition import Scope, SealedMetadata
+from smolsessions.store.scripts.loader import Argument, as_service_error
 from smolsessions.store.seal import tag_of
-from smolsessions.store.turns.claim import StopRequest
+from smolsessions.store.turns.claim import Claim, StopRequest
 from smolsessions.store.turns.event_buffer import EventBuffer
 from smolsessions.store.turns.turn_memory import TurnMemory
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
-    from smolsessions.core.events import Event, ReplayState
-    from smolsessions.core.memories import PackedStep
-    from smolsessions.core.records import Outcome, Suspension, Turn
-    from smolsessions.core.store_ports import StopReason
-    from smolsessions.store.connection.commands import Reply
-    from smolsessions.store.partition import Scope
-    from smolsessions.store.scripts.loader import Argument
-    from smolsessions.store.turns.claim import Claim
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -72,8 +65,8 @@ class HeldLease:
         self.version = tag_of(reply.head)
         self.crashes = reply.crashes
         self.fingerprint = reply.fingerprint.decode(errors="replace")
-        self.policy = claim.terms.policy
-        self.approve = claim.terms.approve
+        self.policy = claim.settings.policy
+        self.approve = claim.settings.approve
         self.stop_reason: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
         self.has_progressed = self.lost = self._is_delay_logged = False
         self.is_over = claim.defect is not None

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from smolsessions.store.partition import Partition
+from smolsessions.store.partition import Partition
 
 CHECK_ALL_S = 2.0  # wake-ups may be lost: after this time all partitions are due
 FIRST, UNKNOWN = -1.0, 0.0  # in place of a time

@@ -8,28 +8,22 @@ import math
 import re
 import time
 from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from smolsessions.core.errors import SealBrokenError, StoreUnavailableError
-from smolsessions.core.records import MAX_CRASHES
-from smolsessions.core.store_ports import Queue, Queues
+from smolsessions.core.records import MAX_CRASHES, AgentName, Owner
+from smolsessions.core.store_ports import Intake, Queue, Queues
 from smolsessions.store import codec
-from smolsessions.store.scripts.loader import reply_of
+from smolsessions.store.connection.commands import Reply
+from smolsessions.store.partition import Options, Partition, Partitions
+from smolsessions.store.scripts.loader import Argument, reply_of
 from smolsessions.store.turns.claim import ClaimReply, open_claim
 from smolsessions.store.turns.lease import HeldLease
 from smolsessions.store.turns.partition_order import FIRST, PartitionOrder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-
-    from smolsessions.core.records import AgentName, Owner
-    from smolsessions.core.store_ports import Intake
-    from smolsessions.store.connection.commands import Reply
-    from smolsessions.store.partition import Options, Partition, Partitions
-    from smolsessions.store.scripts.loader import Argument
 
 log = logging.getLogger(__name__)
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 from weakref import WeakValueDictionary
 
 from smolsessions.core.errors import DAMAGED, SealBrokenError, ServiceError, StoreUnavailableError, TurnNotFoundError
-from smolsessions.core.events import FINAL, Logged, TurnEnded, TurnWaiting
+from smolsessions.core.events import FINAL, Event, Logged, TurnEnded, TurnWaiting
+from smolsessions.core.records import Ref, Turn
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import with_stored_images
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-    from typing import Self
-
-    from smolsessions.core.events import Event
-    from smolsessions.core.records import Ref, Turn
     from smolsessions.store.partition import Partition
 
 log = logging.getLogger(__name__)
@@ -110,8 +107,8 @@ class TurnLog:
         )
         if state == b"unknown":
             raise TurnNotFoundError
-        record, entries, terms, length = rest
-        scope.terms(terms)  # a fork needs its origins to open its first turns
+        record, entries, settings, length = rest
+        scope.settings(settings)  # a fork needs its origins to open its first turns
         if state == b"packed":
             events = codec.unpack_events(scope.open(entries[0], "log", turn))
             found = [Logged(seq, event) for seq, event in enumerate(events, 1) if event and seq > after]

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from smolsessions.core.errors import ConversationNotFoundError, LeaseLostError, SealBrokenError
-from smolsessions.core.events import ReplayState
+from smolsessions.core.events import Event, ReplayState
+from smolsessions.core.memories import PackedStep
+from smolsessions.core.records import EntryType
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import VARIABLES_SENTENCE, extended, load_images, open_step, open_steps
+from smolsessions.store.partition import Scope
+from smolsessions.store.scripts.loader import Argument
 from smolsessions.store.seal import tag_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smolsessions.core.events import Event
-    from smolsessions.core.memories import PackedStep
-    from smolsessions.core.records import EntryType
-    from smolsessions.store.partition import Scope
-    from smolsessions.store.scripts.loader import Argument
-    from smolsessions.store.turns.claim import Claim
+from smolsessions.store.turns.claim import Claim
 
 JOURNAL_SENTENCE = "The journal of this turn does not hold the effects that were written to it."
 EVENTS_AT_ONCE = 200

@@ -7,12 +7,14 @@ import hmac
 import secrets
 import time
 from collections import OrderedDict
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
+from smolsessions.core.effects import Journal, JournaledResult
 from smolsessions.core.errors import (
     DAMAGED,
     BusyError,
@@ -29,25 +31,29 @@ from smolsessions.core.errors import (
 )
 from smolsessions.core.events import Logged, TurnEnded, TurnQueued
 from smolsessions.core.frozen import changed
-from smolsessions.core.records import AgentName, Outcome, Page, Ref, title_of
+from smolsessions.core.records import (
+    AgentName,
+    ConversationSettings,
+    IdempotentRequest,
+    Order,
+    Outcome,
+    Owner,
+    Page,
+    Ref,
+    Submission,
+    Turn,
+    TurnInput,
+    title_of,
+)
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import with_stored_images
-from smolsessions.store.turns.answers import record_answers
+from smolsessions.store.partition import Options, Partition, Partitions, Scope
+from smolsessions.store.turns.answers import Accept, record_answers
 from smolsessions.store.turns.claim import claim_of_submission, open_claim
 from smolsessions.store.turns.journal import read_journal, read_results
 from smolsessions.store.turns.lease import HeldLease
-from smolsessions.store.turns.scheduler import Offer
+from smolsessions.store.turns.scheduler import Offer, Scheduler
 from smolsessions.store.turns.turn_log import LogReader
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from contextlib import AbstractContextManager
-
-    from smolsessions.core.effects import Journal, JournaledResult
-    from smolsessions.core.records import IdempotentRequest, Order, Owner, Submission, Terms, Turn, TurnInput
-    from smolsessions.store.partition import Options, Partition, Partitions, Scope
-    from smolsessions.store.turns.answers import Accept
-    from smolsessions.store.turns.scheduler import Scheduler
 
 MOST_GUESSES = 10_000
 MOST_OF_A_KEY = 1000  # conversations that one Idempotency-Key began, each deleted and begun again
@@ -210,7 +216,7 @@ class TurnStore:
             raise ConversationNotFoundError
         records, still_open, sealed, last_turn, agent = found
         known = {codec.number(number): (at, attempts, bool(waits)) for number, at, attempts, waits in still_open}
-        return records, _OpenTurns(known, scope.terms(sealed), last_turn, agent)
+        return records, _OpenTurns(known, scope.settings(sealed), last_turn, agent)
 
     async def _begin(self, new: Submission, once: IdempotentRequest) -> tuple[Turn, bool]:
         """Submit the first turn of a new conversation, under the first free id of its key."""
@@ -370,7 +376,7 @@ class _OpenTurns:
     """
 
     open: dict[int, tuple[bytes, bytes, bool]]
-    terms: Terms
+    settings: ConversationSettings
     last: int
     agent: bytes
 
@@ -380,7 +386,7 @@ def _decoded(ref: Ref, number: int, record: bytes, known: _OpenTurns) -> Turn:
     if not turn.outcome and (number not in known.open or turn.agent.name.encode() != known.agent):
         raise SealBrokenError(DAMAGED)
     at, attempts, waits = known.open.get(number, (b"", b"", False))
-    if known.terms.is_rolled_back(number, known.last):
+    if known.settings.is_rolled_back(number, known.last):
         turn = replace(turn, rolled_back=True)
     if not at or turn.outcome:
         return turn

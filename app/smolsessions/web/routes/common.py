@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import Depends, Path, Query, Request, Response
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from pydantic_core import to_json
 from starlette.datastructures import QueryParams
+from starlette.types import Receive, Scope, Send
 
 from smolsessions.core.errors import InvalidRequestError
-from smolsessions.core.records import Order, Owner
+from smolsessions.core.records import Order, Owner, Turn
+from smolsessions.web.auth import Authenticator
 from smolsessions.web.links import link
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from starlette.types import Receive, Scope, Send
-
-    from smolsessions.core.records import Turn
-    from smolsessions.web.auth import Authenticator
 
 MAX_NAME_CHARS = 50
 PathId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The conversation's id.")]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from functools import partial
 from hashlib import sha256
 from itertools import compress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 from pydantic_core import to_json
 
+from smolsessions.core.conversations import Conversations
 from smolsessions.core.errors import PreconditionFailedError
 from smolsessions.core.json_data import read_json
 from smolsessions.core.records import (
@@ -34,6 +36,7 @@ from smolsessions.web.routes.common import (
     CallerOwner,
     Cursor,
     Limit,
+    Limits,
     PathId,
     StrictRoute,
     answer,
@@ -61,12 +64,6 @@ from smolsessions.wire.conversations import (
 )
 from smolsessions.wire.conversations import Conversation as ConversationAnswer
 from smolsessions.wire.requests import ConversationPatch, ForkRequest, NewConversation, PruneRequest, RollbackRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from smolsessions.core.conversations import Conversations
-    from smolsessions.web.routes.common import Limits
 
 AgentPath = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The agent's name.")]
 ImageName = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="The image's name, a hash of its content.")]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fastapi import APIRouter, Response
 
 from smolsessions.core.records import Page, Ref
+from smolsessions.core.turns import Turns
 from smolsessions.web.cursors import number_at
 from smolsessions.web.problems import responses
 from smolsessions.web.routes.common import (
@@ -21,9 +20,6 @@ from smolsessions.web.routes.common import (
 )
 from smolsessions.web.views import effect_view, page_view
 from smolsessions.wire.effects import EffectPage
-
-if TYPE_CHECKING:
-    from smolsessions.core.turns import Turns
 
 
 def effect_routes(turns: Turns) -> APIRouter:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import ValidationError
+from starlette.types import Scope
 
 from smolsessions.core.errors import InvalidRequestError, ShuttingDownError
-from smolsessions.core.records import Owner, Ref, TurnInput, TurnOptions
+from smolsessions.core.records import Owner, Ref, Turn, TurnInput, TurnOptions
 from smolsessions.core.requests import Answer, Answerer
-from smolsessions.core.turns import NewTurn
-from smolsessions.web.body import in_thread_if_large
+from smolsessions.core.turns import NewTurn, Turns
+from smolsessions.web.body import HeldBody, in_thread_if_large
 from smolsessions.web.cursors import number_at
 from smolsessions.web.files import read_files
 from smolsessions.web.images import read_images
@@ -32,21 +34,11 @@ from smolsessions.web.routes.common import (
     answer,
     location_of,
 )
-from smolsessions.web.sse import EVENT_STREAM, TurnStream, cursor_of
+from smolsessions.web.sse import EVENT_STREAM, EventStreams, TurnStream, cursor_of
 from smolsessions.web.views import page_view, turn_view
 from smolsessions.wire.requests import AnswerIn, AnswersRequest, TurnRequest
 from smolsessions.wire.turns import Turn as TurnAnswer
 from smolsessions.wire.turns import TurnPage
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from starlette.types import Scope
-
-    from smolsessions.core.records import Turn
-    from smolsessions.core.turns import Turns
-    from smolsessions.web.body import HeldBody
-    from smolsessions.web.sse import EventStreams
 
 log = logging.getLogger(__name__)
 

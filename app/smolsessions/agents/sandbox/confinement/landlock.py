@@ -6,15 +6,10 @@ import ctypes
 import os
 import struct
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from smolsessions.agents.sandbox.confinement.libc import call
-from smolsessions.agents.sandbox.confinement.readable_paths import DEVICES
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from smolsessions.agents.sandbox.confinement.readable_paths import ReadablePaths
+from smolsessions.agents.sandbox.confinement.readable_paths import DEVICES, ReadablePaths
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same on all architectures
 GET_VERSION, PATH_BENEATH = 1, 1

@@ -8,17 +8,14 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from smolsessions.agents.sandbox.confinement import landlock, namespaces, seccomp
 from smolsessions.agents.sandbox.confinement.libc import SET_DEATH_SIGNAL, SET_DUMPABLE, SET_NO_NEW_PRIVILEGES
 from smolsessions.agents.sandbox.confinement.readable_paths import ReadablePaths, import_path
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from smolsessions.agents.sandbox.limits import CodeLimits
+from smolsessions.agents.sandbox.limits import CodeLimits
 
 Level = Literal["namespaces", "landlock", "uid", "none"]
 CONFINED: frozenset[Level] = frozenset({"namespaces", "landlock"})

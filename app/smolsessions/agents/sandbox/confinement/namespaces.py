@@ -7,13 +7,10 @@ import os
 import platform
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smolsessions.agents.sandbox.confinement.libc import SET_DUMPABLE, call
-from smolsessions.agents.sandbox.confinement.readable_paths import DEVICES
-
-if TYPE_CHECKING:
-    from smolsessions.agents.sandbox.confinement.readable_paths import ReadablePaths
+from smolsessions.agents.sandbox.confinement.readable_paths import DEVICES, ReadablePaths
 
 NEW_MOUNTS, NEW_IPC, NEW_USERS, NEW_PIDS, NEW_NET = 0x00020000, 0x08000000, 0x10000000, 0x20000000, 0x40000000
 BIND, RECURSIVE, PRIVATE, DETACH = 4096, 16384, 1 << 18, 2

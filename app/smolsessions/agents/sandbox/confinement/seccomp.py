@@ -11,13 +11,10 @@ import os
 import platform
 import struct
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from smolsessions.agents.sandbox.confinement.libc import SET_DEATH_SIGNAL, SET_DUMPABLE, SET_SECCOMP, call
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 FILTER_MODE = 2
 LOAD, AND, EQUAL, AT_LEAST, RETURN = 0x20, 0x54, 0x15, 0x35, 0x06  # of words, with a constant
