@@ -156,7 +156,7 @@ def test_a_repeated_call_finds_its_note_if_only_its_sibling_was_journaled() -> N
     before = Scratchpad()
     assert [before.write(text, None) for text in ("one", "two")] == [1, 2]
     kept = {":tool:note_write": dumps(before.state())}
-    effects = {"tool:1.2:note_write:0": Effect(dumps("Written as note 2."), changes=kept).to_bytes()}
+    effects = [Effect(dumps("Written as note 2."), changes=kept)]
     for first_comes in ("made again", "given back"):
         pad = Scratchpad()
         pad.expect(effects)

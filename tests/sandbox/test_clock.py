@@ -16,7 +16,7 @@ from smolagents import tool
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
 
 from smolsessions import Client
-from smolsessions.agents.run.recorder import Journal
+from smolsessions.agents.run.journal import Journal
 from smolsessions.agents.sandbox.channel import MisbehavedError
 from smolsessions.agents.sandbox.clock import MAX_READINGS, SECOND, ClockLog
 from smolsessions.agents.sandbox.fork_client import ForkClient

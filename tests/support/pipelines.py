@@ -196,7 +196,7 @@ class Settled(AgentLogger):  # type: ignore[misc, unused-ignore]
     def log(self, *_: Any, **__: Any) -> None:
         node = getattr(self.agent and self.agent.model, "_node", None)
         if node and node.agent_run:
-            node.agent_run.recorder.bridge.flush()
+            node.agent_run.turn_run.bridge.flush()
 
 
 @tool

@@ -21,7 +21,7 @@ from smolsessions.agents.memory.memory_edits import Overlay
 from smolsessions.agents.memory.steps import unpack
 from smolsessions.agents.memory.views import PromptPreview, describe_step
 from smolsessions.agents.run.clean_ups import wait_for_clean_ups
-from smolsessions.agents.run.effects import MODEL_KEY, outcome_of, usage_of
+from smolsessions.agents.run.effects import outcome_of, usage_of
 from smolsessions.agents.run.instrumentation import clean_up
 from smolsessions.agents.run.session import ANSWER_TTL_S, AgentSession, task_step
 from smolsessions.agents.sandbox.confinement.levels import CONFINED, Level
@@ -302,7 +302,7 @@ class Catalog:
 
     def journal_usage(self, replay: ReplayState) -> Usage:
         """Return the tokens of the model calls that a turn's journal holds."""
-        used = [usage_of(data) for key, data in replay.effects.items() if key.startswith(MODEL_KEY)]
+        used = [usage_of(data) for key, data in replay.effects.items() if key.startswith("model:")]
         return Usage(sum(each.input_tokens for each in used), sum(each.output_tokens for each in used))
 
     def effect_outcome(self, start: bytes) -> EffectOutcome:

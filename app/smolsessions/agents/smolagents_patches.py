@@ -29,7 +29,7 @@ from smolagents.monitoring import AgentLogger, LogLevel
 
 from smolsessions.agents.memory.policies import PolicyFunction
 from smolsessions.agents.memory.prompt_builder import PromptBuilder
-from smolsessions.agents.run.tool_proxy import unproxied
+from smolsessions.agents.run.proxy import unproxied
 
 MAX_CACHED_PROMPTS = 1000
 _SILENT = frozenset({LogLevel.OFF, LogLevel.INFO})

@@ -8,7 +8,7 @@ replay returns from the journal still leaves its note.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from smolagents import MultiStepAgent, Tool
@@ -17,7 +17,7 @@ from smolagents.remote_executors import RemotePythonExecutor
 
 from smolsessions.agents.memory.step_types import NoteStep, replaced_notes
 from smolsessions.agents.run.effects import Effect
-from smolsessions.agents.run.tool_proxy import unproxied
+from smolsessions.agents.run.proxy import unproxied
 from smolsessions.agents.values import loads
 from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.core.errors import StartError
@@ -58,10 +58,10 @@ class Scratchpad:
         self._last = max([self._last, *self._known])
         agent.step_callbacks.register(ActionStep, lambda _step: self._become_steps(agent))
 
-    def expect(self, effects: Mapping[str, bytes]) -> None:
+    def expect(self, effects: Iterable[Effect]) -> None:
         """Reserve the numbers of an earlier attempt's notes: a replay may return its calls at any time."""
-        for key, data in effects.items():
-            if f":{WRITE}:" in key and (state := Effect.from_bytes(data).changes.get(f":tool:{WRITE}")):
+        for effect in effects:
+            if state := effect.changes.get(f":tool:{WRITE}"):
                 last, notes = _notes_of(loads(state))
                 self._last = max(self._last, last)
                 self._expected += notes

@@ -1,4 +1,7 @@
-"""State of a session's agents beside their steps: variables, `agent.state` and the tools' own state."""
+"""Agents of a session as their proxies see them, and the state beside their steps.
+
+That state is variables, `agent.state` and the tools' own state.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +9,74 @@ import json
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+from smolagents import MultiStepAgent
 from smolagents.local_python_executor import LocalPythonExecutor, PrintContainer
 
-from smolsessions.agents.run.instrumentation import AgentNode
+from smolsessions.agents.run.agent_run import AgentRun
+from smolsessions.agents.run.approvals import Approvals
+from smolsessions.agents.run.proxy import unproxied
 from smolsessions.agents.run.remote_interpreter import RemoteInterpreter
-from smolsessions.agents.run.tool_proxy import unproxied
+from smolsessions.agents.sandbox.interpreter import ChildInterpreter
 from smolsessions.agents.sandbox.variables import INTERNAL_NAMES, use_state
 from smolsessions.agents.values import CodecError, dumps, loads
 from smolsessions.agents.values.json_forms import utf8_text
 
 log = logging.getLogger(__name__)
 
-STATE, LOST, PROCESS_ONLY, REPORTED, LOGS = "state", "gone", "held", "told", "logs"
+CodePlace = Literal["child", "thread", "remote"]
+STATE, LOST, PROCESS_ONLY, REPORTED, LOGS = "state", "lost", "process_only", "reported", "logs"
 VARIABLE, TOOL, RESET = "v:", "tool:", "reset:"
 _DATA = (str, int, float, bytes, bytearray, list, tuple, dict, set, frozenset, type(None))
 _NO_STATE = frozenset({"is_initialized", "inputs", "output_type", "output_schema", "name", "description"})
 LOST_SENTENCE = "(These variables of earlier code could not be kept and are gone: {names}.)"
 
 
+@dataclass(eq=False)
+class AgentNode:
+    """One agent of a session, as its proxies see it. Its path is empty for the root, `helper/searcher` below it."""
+
+    path: str
+    agent: MultiStepAgent
+    stored_classes: tuple[type, ...]
+    code_runs_in: CodePlace | None
+    author_streams: bool
+    """True if smolagents would stream: it then joins an answer without text to an empty one."""
+    busy: threading.Lock = field(default_factory=threading.Lock)
+    """Held during a run of a managed agent."""
+    agent_run: AgentRun | None = None
+    approvals: Approvals | None = None
+    """None: no call of the turn needs a person's decision."""
+    interpreter: ChildInterpreter | None = None
+    state: AgentState = field(init=False)
+    made: dict[str, Any] = field(init=False)
+    """`agent.state` as the factory made it."""
+    journaled: dict[str, bytes] = field(default_factory=dict)
+    """`agent.state` as the journal has it."""
+    unkept: set[str] = field(default_factory=set)
+    """Names in `agent.state` whose values cannot be stored."""
+    lost: set[str] = field(default_factory=set)
+    """Lost names of an agent without a child process."""
+
+    def __post_init__(self) -> None:
+        self.made = self.agent.state.copy()
+
+    def check(self) -> None:
+        """Raise `TurnStopped` if a stop was requested."""
+        if self.agent_run:
+            self.agent_run.turn_run.check()
+
+
 class AgentState:
     """State of all agents of a session, stored as pieces by name.
 
-    `path:state` is `agent.state`, and `path:v:…` a variable of an interpreter. `path:gone` lists names whose values
-    could not be stored. `path:held` lists names of values that live in this process only, so that a rebuilt agent has
-    lost them. `path:logs` is the output of the last code block. `path:tool:…` is the `get_state()` of a tool, and
-    `path:reset:…` marks a tool without `get_state()` that has changed.
+    `path:state` is `agent.state`, and `path:v:…` a variable of an interpreter. `path:lost` lists names whose values
+    could not be stored. `path:process_only` lists names of values that live in this process only, so that a rebuilt
+    agent has lost them. `:reported` lists the lost names that the model knows of. `path:logs` is the output of the
+    last code block. `path:tool:…` is the `get_state()` of a tool, and `path:reset:…` marks a tool without
+    `get_state()` that has changed.
     """
 
     def __init__(self, nodes: Sequence[AgentNode], pieces: dict[str, bytes]) -> None:
@@ -55,13 +99,10 @@ class AgentState:
 
     def changes(self) -> dict[str, bytes | None]:
         """Return the pieces that changed since the last call. None stands for a removed one."""
-        if not (self._kept or self._tools or self._reported or self._with_variables()):
-            return {}
-        now, changed = dict(self._now()), dict[str, bytes | None]()
-        if now != self._kept:
-            changed = {name: data for name, data in now.items() if self._kept.get(name) != data}
-            changed |= {name: None for name in self._kept if name not in now}
-            self._kept = now
+        now = dict(self._pieces())
+        changed: dict[str, bytes | None] = {name: data for name, data in now.items() if self._kept.get(name) != data}
+        changed |= {name: None for name in self._kept if name not in now}
+        self._kept = now
         for node in self._nodes:
             if node.interpreter:
                 start = f"{node.path}:{VARIABLE}"
@@ -78,31 +119,60 @@ class AgentState:
 
     def tool_changes(self, tool: Any, before: object) -> dict[str, bytes]:
         """Return the pieces that changed during a tool's call: agents' states and the tool's own state."""
+        changes: dict[str, bytes] = {}
         with self._lock:
             try:
-                changes = self._changed_states()
+                for node in self._nodes:
+                    now = _encoded_state(node)
+                    written = {name: data for name, data in now.items() if node.journaled.get(name) != data}
+                    removed = [name for name in node.journaled if name not in now]
+                    if written or removed:
+                        node.journaled = now
+                        changes[f"{node.path}:{STATE}"] = dumps([written, removed])
             except Exception:  # the result of the call stays valid
                 log.exception("what %s changed cannot be kept", tool.name, extra={"action": "state.unkept"})
-                changes = {}
-            state = self._state_of(tool) if before is None else None
+            state = None
+            if before is None:
+                try:
+                    state = dumps(tool.get_state(), self._nodes[0].stored_classes)
+                except Exception:  # the tool counts as one without `get_state()`
+                    log.exception("the tool %s could not give its state", tool.name, extra={"action": "tool.stateless"})
             if state is None and before == _data_marks(tool):
                 return changes
-            path, name = self._locate(tool)
-            piece = path + (RESET if state is None else TOOL) + name
-            state = b"1" if state is None else state
+            places = (
+                (node.path, name)
+                for node in self._nodes
+                for name, one in node.agent.tools.items()
+                if unproxied(one) is tool
+            )
+            path, name = next(places, ("", tool.name))
+            piece = f"{path}:{RESET if state is None else TOOL}{name}"
+            state = state or b"1"
             if self._tools.get(piece) != state:
                 changes[piece] = self._tools[piece] = state
             return changes
 
     def apply_changes(self, changes: dict[str, bytes]) -> None:
+        """Apply the changes that a replayed call made."""
         with self._lock:
             for piece, data in changes.items():
                 path, _, rest = piece.partition(":")
-                if rest == STATE:
-                    self._change_state(next(node for node in self._nodes if node.path == path), data)
-                else:
+                if rest != STATE:
                     self._restore_tool(piece, data)
                     self._tools[piece] = data
+                    continue
+                node = next(node for node in self._nodes if node.path == path)
+                written, removed = loads(data)
+                node.journaled |= written
+                for name, value in written.items():
+                    if value:
+                        node.agent.state[name] = loads(value, node.stored_classes)
+                    else:
+                        node.agent.state.pop(name, None)
+                        _lose(node, {name})
+                for name in removed:
+                    node.journaled.pop(name, None)
+                    node.agent.state.pop(name, None)
 
     def put(self, node: AgentNode, values: Mapping[str, Any]) -> None:
         """Set values of `agent.state` that a replay sets again, so that no effect needs them."""
@@ -150,9 +220,9 @@ class AgentState:
         if state := stored.get(STATE):
             node.journaled = loads(state)
             node.agent.state.update({name: loads(data, node.stored_classes) for name, data in node.journaled.items()})
-        gone, held = _names(stored.get(LOST)), _names(stored.get(PROCESS_ONLY))
-        self._found_lost |= {_full_name(node.path, name) for name in held - gone}
-        _lose(node, gone | held)
+        lost, process_only = _names(stored.get(LOST)), _names(stored.get(PROCESS_ONLY))
+        self._found_lost |= {_full_name(node.path, name) for name in process_only - lost}
+        _lose(node, lost | process_only)
         logs = stored.get(LOGS, b"").decode()
         if node.interpreter:
             variables = [name for name in stored if name.startswith(VARIABLE)]
@@ -161,7 +231,7 @@ class AgentState:
             )
         elif executor := _in_thread(node):
             names = use_state(executor)
-            names.dropped = frozenset(gone | held)
+            names.dropped = frozenset(lost | process_only)
             names["_print_outputs"] = PrintContainer().append(logs)
 
     def _restore_tool(self, piece: str, data: bytes) -> None:
@@ -179,52 +249,14 @@ class AgentState:
                 return
         self._reset.add(_full_name(path, name))
 
-    def _changed_states(self) -> dict[str, bytes]:
-        changes = {}
-        for node in self._with_variables():
-            before, now = node.journaled, _state_of_agent(node)
-            written = {name: data for name, data in now.items() if before.get(name) != data}
-            gone = [name for name in before if name not in now]
-            if written or gone:
-                node.journaled = now
-                changes[f"{node.path}:{STATE}"] = dumps([written, gone])
-        return changes
-
-    def _change_state(self, node: AgentNode, data: bytes) -> None:
-        written, gone = loads(data)
-        for name, value in written.items():
-            node.journaled[name] = value
-            if value:
-                node.agent.state[name] = loads(value, node.stored_classes)
-            else:
-                node.agent.state.pop(name, None)
-                _lose(node, {name})
-        for name in gone:
-            node.journaled.pop(name, None)
-            node.agent.state.pop(name, None)
-
-    def _locate(self, tool: Any) -> tuple[str, str]:
+    def _pieces(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the pieces as they are now, without the variables of child processes."""
         for node in self._nodes:
-            for name, one in node.agent.tools.items():
-                if unproxied(one) is tool:
-                    return f"{node.path}:", name
-        return ":", tool.name
-
-    def _state_of(self, tool: Any) -> bytes | None:
-        """Return a tool's encoded state. None if that fails: the tool counts as one without `get_state()`."""
-        try:
-            return dumps(tool.get_state(), self._nodes[0].stored_classes)
-        except Exception:
-            log.exception("the tool %s could not give its state", tool.name, extra={"action": "tool.stateless"})
-            return None
-
-    def _now(self) -> Iterator[tuple[str, bytes]]:
-        for node in self._with_variables():
-            start, state = f"{node.path}:", _state_of_agent(node)
+            start, state = f"{node.path}:", _encoded_state(node)
             node.unkept = {name for name, data in state.items() if not data}
             if kept := {name: data for name, data in state.items() if data}:
                 yield start + STATE, dumps(kept)
-            for piece, names in ((LOST, _lost_of(node)), (PROCESS_ONLY, _held_of(node))):
+            for piece, names in ((LOST, _lost_of(node)), (PROCESS_ONLY, _process_only(node))):
                 if names:
                     yield start + piece, json.dumps(sorted(names)).encode()
             executor = _in_thread(node)
@@ -232,21 +264,12 @@ class AgentState:
             if logs := node.interpreter.logs if node.interpreter else printed:
                 yield start + LOGS, logs.encode()
         yield from self._tools.items()
-        if self._reported:
-            self._reported &= _lost_of(self._nodes[0])  # a name that is lost again is reported again
+        self._reported &= _lost_of(self._nodes[0])  # a name that is lost again is reported again
         if self._reported:
             yield f":{REPORTED}", json.dumps(sorted(self._reported)).encode()
 
     def _all_lost(self) -> set[str]:
         return {_full_name(node.path, name) for node in self._nodes for name in _lost_of(node)}
-
-    def _with_variables(self) -> list[AgentNode]:
-        """Return the agents that have or had variables, or may run code."""
-        return [
-            node
-            for node in self._nodes
-            if node.agent.state or node.journaled or node.unkept or node.lost or hasattr(node.agent, "python_executor")
-        ]
 
 
 def _names(data: bytes | None) -> set[str]:
@@ -257,7 +280,7 @@ def _full_name(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _state_of_agent(node: AgentNode) -> dict[str, bytes]:
+def _encoded_state(node: AgentNode) -> dict[str, bytes]:
     """Encode `agent.state`. A value that cannot be stored, and that the factory does not make, is empty bytes."""
     found = {}
     for name, value in node.agent.state.copy().items():  # parallel calls may change it
@@ -281,10 +304,10 @@ def _lost_of(node: AgentNode) -> set[str]:
     lost = {*(node.interpreter.dropped if node.interpreter else node.lost)}
     if not (lost or node.unkept):
         return lost
-    return (lost - node.agent.state.keys() - _held_of(node)) | (set() if _in_thread(node) else node.unkept)
+    return (lost - node.agent.state.keys() - _process_only(node)) | (set() if _in_thread(node) else node.unkept)
 
 
-def _held_of(node: AgentNode) -> set[str]:
+def _process_only(node: AgentNode) -> set[str]:
     """Return the names of code that runs in a thread or a remote executor: they live as long as this session."""
     executor = unproxied(getattr(node.agent, "python_executor", None))
     if isinstance(executor, RemoteInterpreter):

@@ -85,12 +85,9 @@ _BROKEN_OFF_NAME = re.compile(
 _UNREACHABLE_NAME = re.compile(r"Connect|TransportError")
 _STREAM_NAMES = {"MidStreamFallbackError", "UnknownError", "APIError"}
 """Errors of LiteLLM, Hugging Face and OpenAI for one that the provider sent within a stream."""
-_STREAM_TEXT = "unexpected response from Ollama"
-_QUOTA = "insufficient_quota"
 _QUOTA_TEXT = re.compile(
     r"insufficient_quota|exceeded your current quota|insufficient balance|credit balance is too low", re.IGNORECASE
 )
-_QUOTA_NAME = "ServiceQuotaExceeded"
 _MARK = "smolsessions_kind"
 """Attribute of an exception that was read from the journal."""
 _HTTP_STATUS = re.compile(r"[1-5][0-9]{2}")
@@ -108,9 +105,11 @@ def classify(error: BaseException) -> Failure:
     """
     if isinstance(error, ServiceError):
         return Failure(error.code, error.message)
-    if not (isinstance(error, AgentGenerationError) or _passed_a_model(error)):
-        return _failure("agent_error", error)
-    return classify_call(error)
+    passed_a_model = isinstance(error, AgentGenerationError) or any(
+        frame.f_code.co_name in {"generate", "generate_stream"} and isinstance(frame.f_locals.get("self"), Model)
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
+    return classify_call(error) if passed_a_model else _failure("agent_error", error)
 
 
 def classify_call(error: BaseException) -> Failure:
@@ -161,13 +160,6 @@ def _kind_of(error: BaseException) -> tuple[str, BaseException]:
     return next((each for wanted in deeper for each in found if each[0] == wanted), found[0])
 
 
-def _passed_a_model(error: BaseException) -> bool:
-    return any(
-        frame.f_code.co_name in {"generate", "generate_stream"} and isinstance(frame.f_locals.get("self"), Model)
-        for frame, _ in traceback.walk_tb(error.__traceback__)
-    )
-
-
 def causes(error: BaseException) -> Iterator[BaseException]:
     """Yield the chain of causes, without smolagents' wrapper: its text repeats the text of its cause."""
     seen: set[int] = set()
@@ -187,16 +179,21 @@ def _recognise(error: BaseException) -> str | None:
     names = " ".join(kind.__name__ for kind in type(error).__mro__)
     text = " ".join(argument for argument in error.args if isinstance(argument, str))
     status, code = _status(error), _code(error)
+
+    def shows_quota() -> bool:
+        # Hugging Face shows the code only in the response's text, which some clients read when it is asked for.
+        return bool(_QUOTA_TEXT.search(f"{text}{attribute(attribute(error, 'response'), 'text')}"))
+
     is_overflow = code == "context_length_exceeded" or "ContextWindow" in names or _OVERFLOW_TEXT.search(text)
     is_refused_image = (status in _REFUSED and _IMAGE_TEXT.search(text)) or _NO_IMAGES_TEXT.search(text)
     is_limit = status == HTTPStatus.TOO_MANY_REQUESTS or "RateLimit" in names or code == "rate_limit_exceeded"
     is_quota = (
         status == HTTPStatus.PAYMENT_REQUIRED
-        or _QUOTA_NAME in names
-        or ((is_limit or status in _REFUSED) and (code == _QUOTA or _QUOTA_TEXT.search(text + _body_of(error))))
+        or "ServiceQuotaExceeded" in names
+        or ((is_limit or status in _REFUSED) and (code == "insufficient_quota" or shows_quota()))
     )
     is_auth = status in {401, 403} or code == "invalid_api_key" or _AUTH_NAME.search(names)
-    is_streamed = type(error).__name__ in _STREAM_NAMES or _STREAM_TEXT in text
+    is_streamed = type(error).__name__ in _STREAM_NAMES or "unexpected response from Ollama" in text
     rules = (
         ("auth", is_auth),
         # Waiting does not restore a used-up quota.
@@ -232,12 +229,6 @@ def _code(error: BaseException) -> object:
         _member(response, "Error", "Code"),
     )
     return next((value for value in held if isinstance(value, str | int)), None)
-
-
-def _body_of(error: BaseException) -> str:
-    """Return the text of the answer that an exception holds: Hugging Face's shows the code nowhere else."""
-    text = attribute(attribute(error, "response"), "text")
-    return text if isinstance(text, str) else ""
 
 
 def _member(holder: object, *names: str) -> object:

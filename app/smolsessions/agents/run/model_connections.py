@@ -32,9 +32,9 @@ _instrumented: set[str] = set()
 class ModelCall:
     """One model call in progress. As a context manager it is the current call of its thread."""
 
-    def __init__(self, running: set[ModelCall]) -> None:
-        """`running` holds this call while it is the current one."""
-        self._running = running
+    def __init__(self, waits: set[Callable[[], object]]) -> None:
+        """`waits` holds `cut` of this call while it is the current one."""
+        self._waits = waits
         self.read_timeout_s: float | None = None
         """Longest wait for the next bytes. None: that of the client."""
         self.is_cut = False
@@ -47,10 +47,13 @@ class ModelCall:
     def __enter__(self) -> Self:
         for library in LIBRARIES:
             if library in sys.modules and library not in _instrumented:
-                _instrument(library)
+                with _lock:
+                    if library not in _instrumented:
+                        _instrument(library)
+                        _instrumented.add(library)
         self._outer = current_call()
         _thread.call = self
-        self._running.add(self)
+        self._waits.add(self.cut)
         return self
 
     def __exit__(self, kind: object, _error: object, _trace: object) -> None:
@@ -63,7 +66,7 @@ class ModelCall:
                     body.close()
         finally:
             _thread.call = self._outer
-            self._running.discard(self)
+            self._waits.discard(self.cut)
 
     def cut(self) -> None:
         """End the connection at once, from any thread. The thread that uses it raises `TurnStopped`."""
@@ -102,18 +105,12 @@ def current_call() -> ModelCall | None:
 
 
 def _instrument(library: str) -> None:
-    with _lock:
-        if library not in _instrumented:
-            _instrument_one(library)
-            _instrumented.add(library)
-
-
-def _instrument_one(library: str) -> None:
+    """Let the classes of a library that transfer bytes look up the model call of their thread."""
     try:
         stream: Any = importlib.import_module(f"{library}._backends.sync").SyncStream
         body: Any = importlib.import_module(f"{library}._sync.connection_pool").PoolByteStream
-        read, write, iterate, close = stream.read, stream.write, body.__iter__, body.close
-        start_tls = _within_call(stream.start_tls)
+        read, write, start_tls = stream.read, stream.write, stream.start_tls
+        iterate, close = body.__iter__, body.close
     except (ImportError, AttributeError) as error:
         log.warning(
             "a stop cannot close connections made through this release of %s: its classes are not as expected (%s)",
@@ -134,6 +131,13 @@ def _instrument_one(library: str) -> None:
             return write(self, buffer, timeout)
         return call.transfer(self.get_extra_info("socket"), lambda: write(self, buffer, timeout))
 
+    def start_tls_within_call(self: Any, *args: Any, **options: Any) -> Any:
+        connection = self.get_extra_info("socket")
+        if (call := current_call()) is None or isinstance(connection, ssl.SSLSocket):  # TLS within TLS
+            return start_tls(self, *args, **options)
+        with connection.dup() as same:  # the socket itself is detached before the handshake
+            return call.transfer(same, lambda: start_tls(self, *args, **options))
+
     def iterate_within_call(self: Any) -> Iterator[bytes]:
         if (call := current_call()) is None:
             yield from iterate(self)
@@ -150,20 +154,8 @@ def _instrument_one(library: str) -> None:
         _drain(self)
         close(self)
 
-    stream.read, stream.write, stream.start_tls = read_within_call, write_within_call, start_tls
+    stream.read, stream.write, stream.start_tls = read_within_call, write_within_call, start_tls_within_call
     body.__iter__, body.close = iterate_within_call, close_within_call
-
-
-def _within_call(start_tls: Callable[..., Any]) -> Callable[..., Any]:
-
-    def start_tls_within_call(self: Any, *args: Any, **options: Any) -> Any:
-        connection = self.get_extra_info("socket")
-        if (call := current_call()) is None or isinstance(connection, ssl.SSLSocket):  # TLS within TLS
-            return start_tls(self, *args, **options)
-        with connection.dup() as same:  # the socket itself is detached before the handshake
-            return call.transfer(same, lambda: start_tls(self, *args, **options))
-
-    return start_tls_within_call
 
 
 def _drain(body: Any) -> None:

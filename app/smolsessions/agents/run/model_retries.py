@@ -30,7 +30,14 @@ def wait_before_retry(error: Exception, retry: int, left_s: float, *, has_fallba
 
 def retry_after_s(error: BaseException) -> float:
     """Return how long the provider asks to wait, or 0."""
-    headers = next((found for link in causes(error) if (found := _headers_of(link))), {})
+    held: list[Any] = []
+    for link in causes(error):
+        response = attribute(link, "response")
+        held += [attribute(link, "litellm_response_headers"), attribute(response, "headers")]
+        if isinstance(response, dict):  # of botocore
+            held.append((response.get("ResponseMetadata") or {}).get("HTTPHeaders"))
+    found = next((each for each in held if isinstance(each, Mapping) and each), {})
+    headers = {str(name).lower(): value for name, value in found.items()}
     milliseconds = _number(headers.get("retry-after-ms"))
     if milliseconds is not None:
         return max(0.0, milliseconds / 1000)
@@ -40,15 +47,6 @@ def retry_after_s(error: BaseException) -> float:
         with contextlib.suppress(ValueError, TypeError, OverflowError):
             seconds = parsedate_to_datetime(text).timestamp() - time.time()
     return max(0.0, seconds or 0.0)
-
-
-def _headers_of(error: BaseException) -> dict[str, Any]:
-    response = attribute(error, "response")
-    held: list[Any] = [attribute(error, "litellm_response_headers"), attribute(response, "headers")]
-    if isinstance(response, dict):  # of botocore
-        held.append((response.get("ResponseMetadata") or {}).get("HTTPHeaders"))
-    found = next((each for each in held if isinstance(each, Mapping) and each), {})
-    return {str(name).lower(): value for name, value in found.items()}
 
 
 def _number(value: object) -> float | None:

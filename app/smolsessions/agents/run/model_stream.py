@@ -17,7 +17,7 @@ from smolagents.monitoring import TokenUsage
 
 from smolsessions.agents.memory.tokens import estimate, estimate_messages
 from smolsessions.agents.run.partial_texts import CodeSplitter, PartialJson
-from smolsessions.agents.run.recorder import Recorder
+from smolsessions.agents.run.turn_run import TurnRun
 from smolsessions.agents.values.json_forms import json_form, json_text, utf8_text
 from smolsessions.core.events import MessageChannel, MessageDelta, Where
 
@@ -27,7 +27,7 @@ class DeltaEmitter:
 
     def __init__(
         self,
-        recorder: Recorder,
+        turn_run: TurnRun,
         where: Where | None,
         call_id: str,
         channel: MessageChannel = "thought",
@@ -37,7 +37,7 @@ class DeltaEmitter:
 
         Without `where` nothing is emitted. A stop still ends the call at its next delta.
         """
-        self.recorder = recorder
+        self.turn_run = turn_run
         self.call_id = call_id
         self._where = where
         self._channel = channel
@@ -53,11 +53,11 @@ class DeltaEmitter:
         """Void the text that readers have seen: of an earlier attempt, or before a retry."""
         self._begin()
         if self._where:
-            self.recorder.restart(self._where, self.call_id, is_retry=is_retry)
+            self.turn_run.restart(self._where, self.call_id, is_retry=is_retry)
 
     def add_delta(self, delta: ChatMessageStreamDelta) -> None:
         """Emit the text of a delta. Raises `TurnStopped` if a stop was requested."""
-        self.recorder.check()
+        self.turn_run.check()
         if delta.content:
             self._add_content(delta.content)
         for call in delta.tool_calls or ():
@@ -74,8 +74,11 @@ class DeltaEmitter:
             name, arguments = call.function.name, call.function.arguments
             if isinstance(arguments, str):
                 self._add_arguments(index, name, arguments)
-            elif name == "final_answer":
-                self._add_answer(json_form(arguments))
+            elif name == "final_answer":  # as `PartialJson` reads it out of a stream
+                form = json_form(arguments)
+                answer = form.get("answer", "") if isinstance(form, dict) else ""
+                if text := answer if isinstance(answer, str) else json_text(answer):
+                    self._emit("answer", text)
             else:
                 self._add_arguments(index, name, json_text(json_form(arguments)))
         if self._reader or self._answers:
@@ -103,19 +106,13 @@ class DeltaEmitter:
         elif text:
             self._emit("arguments", text, index, name)
 
-    def _add_answer(self, arguments: Any) -> None:
-        """Emit the answer of a whole message, as `PartialJson` reads it out of a stream."""
-        answer = arguments.get("answer", "") if isinstance(arguments, dict) else ""
-        if text := answer if isinstance(answer, str) else json_text(answer):
-            self._emit("answer", text)
-
     def _emit_all(self, pieces: Iterable[tuple[str, str]]) -> None:
         for channel, text in pieces:
             self._emit(cast("MessageChannel", channel), text)
 
     def _emit(self, channel: MessageChannel, text: str, index: int | None = None, name: str | None = None) -> None:
         if self._where:
-            self.recorder.emit(MessageDelta(self._where, self.call_id, channel, utf8_text(text), index, name))
+            self.turn_run.emit(MessageDelta(self._where, self.call_id, channel, utf8_text(text), index, name))
 
 
 def request_message(
@@ -126,17 +123,6 @@ def request_message(
         whole: ChatMessage = model.generate(messages, **options)
         emitter.add_message(whole)
         return whole
-    message = _join(_stream(model, messages, options, emitter))
-    if not getattr(model, "supports_stop_parameter", True) or isinstance(model, TransformersModel):
-        # As `generate` of these models does: the agent would take text after a stop sequence as the model's own.
-        text = cast("str | None", message.content)
-        message.content = remove_content_after_stop_sequences(text, options.get("stop_sequences"))
-    return message
-
-
-def _stream(
-    model: Model, messages: list[ChatMessage], options: dict[str, Any], emitter: DeltaEmitter
-) -> list[ChatMessageStreamDelta]:
     stream: Any = model.generate_stream(messages, **options)  # type: ignore[attr-defined]  # `_has_stream`
     deltas: list[ChatMessageStreamDelta] = []
     try:
@@ -144,23 +130,32 @@ def _stream(
             deltas.append(delta)
             emitter.add_delta(delta)
     except BaseException:
-        reported = next((delta.token_usage for delta in reversed(deltas) if delta.token_usage), None)
-        emitter.recorder.note_usage(reported or _estimated(messages, deltas))  # a provider reports at the end
+        used = next((delta.token_usage for delta in reversed(deltas) if delta.token_usage), None)
+        if deltas and not used:  # a provider reports at the end
+            calls = [call.function.arguments for delta in deltas for call in delta.tool_calls or () if call.function]
+            text = "".join([str(part) for part in (*(delta.content for delta in deltas), *calls) if part])
+            used = TokenUsage(estimate_messages(messages), estimate(text))
+        emitter.turn_run.note_usage(used)
         raise
     finally:
         if close := getattr(stream, "close", None):  # the provider stops generating
             close()
     emitter.flush()
-    return deltas
-
-
-def _estimated(messages: list[ChatMessage], deltas: list[ChatMessageStreamDelta]) -> TokenUsage | None:
-    """Estimate the tokens of a stream that broke off. None if the model had not begun to answer."""
-    if not deltas:
-        return None
-    calls = [call.function.arguments for delta in deltas for call in delta.tool_calls or () if call.function]
-    text = "".join([str(part) for part in (*(delta.content for delta in deltas), *calls) if part])
-    return TokenUsage(estimate_messages(messages), estimate(text))
+    joined = agglomerate_stream_deltas(deltas)
+    content = joined.content
+    # Beside calls, the content is None if the provider sent none: smolagents puts an empty text beside the usage. An
+    # empty text without calls stays, as it makes another prompt.
+    if joined.tool_calls and all(delta.content is None or delta.token_usage for delta in deltas):
+        content = content or None
+    if not getattr(model, "supports_stop_parameter", True) or isinstance(model, TransformersModel):
+        # As `generate` of these models does: the agent would take text after a stop sequence as the model's own.
+        content = remove_content_after_stop_sequences(cast("str | None", content), options.get("stop_sequences"))
+    return ChatMessage(
+        role=MessageRole.ASSISTANT,
+        content=content,
+        tool_calls=joined.tool_calls or None,
+        token_usage=joined.token_usage if any(delta.token_usage for delta in deltas) else None,
+    )
 
 
 def _has_stream(model: Model) -> bool:
@@ -173,21 +168,3 @@ def _has_stream(model: Model) -> bool:
         if "generate" in vars(holder):
             return False
     return True  # of a model that hands attributes on to another
-
-
-def _join(deltas: list[ChatMessageStreamDelta]) -> ChatMessage:
-    """Join a stream to the message that the model returns without streaming.
-
-    An empty list of calls is None. Beside calls, content is None if the provider sent none: smolagents puts an empty
-    text beside the usage. An empty text without calls stays, as it makes another prompt.
-    """
-    joined = agglomerate_stream_deltas(deltas)
-    content = joined.content
-    if joined.tool_calls and all(delta.content is None or delta.token_usage for delta in deltas):
-        content = content or None
-    return ChatMessage(
-        role=MessageRole.ASSISTANT,
-        content=content,
-        tool_calls=joined.tool_calls or None,
-        token_usage=joined.token_usage if any(delta.token_usage for delta in deltas) else None,
-    )

@@ -24,11 +24,11 @@ from smolagents.utils import AgentError, truncate_content
 
 from smolsessions.agents.models.keys import without_secrets
 from smolsessions.agents.run.clean_ups import in_background
-from smolsessions.agents.run.effects import ValueWithText
 from smolsessions.agents.sandbox.interpreter import valid_names
 from smolsessions.agents.sandbox.limits import CodeLimits
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
 from smolsessions.agents.values.json_forms import utf8_text
+from smolsessions.agents.values.results import ValueWithText
 from smolsessions.core.attachments import File
 
 T = TypeVar("T")
@@ -125,7 +125,13 @@ class RemoteInterpreter(PythonExecutor):
         """Run a block. Raises `RemoteCodeError`."""
         self.effect = b""
         try:
-            block = self._block_of(self._run(code_action))
+            output = self._run(code_action)
+            block = {
+                "output": dumps_lossy(output.output, self._stored_classes, max_bytes=MAX_EFFECT_BYTES),
+                "text": utf8_text(str(output.output)),
+                "logs": _plain(output.logs),
+                "final": output.is_final_answer,
+            }
         except RemoteCodeError as raised:
             block = {"error": str(raised)}
         except CodecError:
@@ -148,11 +154,6 @@ class RemoteInterpreter(PythonExecutor):
         self._forget(self.names)
         if real:
             _clean_up(real)
-
-    def _block_of(self, output: CodeOutput) -> dict[str, Any]:
-        value = dumps_lossy(output.output, self._stored_classes, max_bytes=MAX_EFFECT_BYTES)
-        text = utf8_text(str(output.output))
-        return {"output": value, "text": text, "logs": _plain(output.logs), "final": output.is_final_answer}
 
     def _accept(self, block: dict[str, Any]) -> CodeOutput:
         try:

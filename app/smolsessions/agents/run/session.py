@@ -17,25 +17,28 @@ from smolagents.memory import ActionStep, AgentMemory, FinalAnswerStep, TaskStep
 from smolsessions.agents.memory.memory_edits import EditTracker, Overlay
 from smolsessions.agents.memory.policies import PolicyFunction
 from smolsessions.agents.memory.prompt_steps import PromptMemory, may_change_steps
+from smolsessions.agents.memory.scratchpad import WRITE as NOTE_WRITE
 from smolsessions.agents.memory.scratchpad import scratchpad_of
 from smolsessions.agents.memory.steps import pack
 from smolsessions.agents.memory.summarizer import Summarizer
 from smolsessions.agents.run.agent_run import AgentRun
 from smolsessions.agents.run.agent_state import AgentState
 from smolsessions.agents.run.approvals import Approvals
-from smolsessions.agents.run.effects import as_text, without_text
+from smolsessions.agents.run.effects import as_text
 from smolsessions.agents.run.failures import FINAL_ANSWER_FAILED, TurnStopped, classify, is_swallowed_failure
 from smolsessions.agents.run.instrumentation import clean_up, instrument
-from smolsessions.agents.run.recorder import Journal, Recorder, place_of
+from smolsessions.agents.run.journal import Journal
 from smolsessions.agents.run.step_writer import StepWriter
 from smolsessions.agents.run.tool_proxy import proxy_tools
 from smolsessions.agents.run.turn_files import files_of, state_of_files, unread_sentence
+from smolsessions.agents.run.turn_run import TurnRun, place_of
 from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.smolagents_patches import patch_agent
 from smolsessions.agents.tools.workspace_tools import workspaces_of
 from smolsessions.agents.values.images import image_from_bytes
 from smolsessions.agents.values.json_forms import joined_text, json_form, label_of, utf8_text
 from smolsessions.agents.values.media import attach_files, drop_pixels
+from smolsessions.agents.values.results import without_text
 from smolsessions.caller import CALLER
 from smolsessions.core.agent_ports import EventBridge
 from smolsessions.core.attachments import File
@@ -59,14 +62,12 @@ from smolsessions.options import options_of
 log = logging.getLogger(__name__)
 
 MAX_REPLY_CHARS = 1_000_000
-POLICY = "policy"
-APPROVE = "approve"
+START = "start"
+"""Name of the choices that hold for all attempts at a turn."""
 ANSWER_TTL_S = 7 * 86400.0
 UNCONFINED_SENTENCE = (
     "This turn needs approvals, and here the agent's code could reach the service and approve its own calls."
 )
-FINGERPRINT = "fingerprint"
-_CHOICES = frozenset(f"once:{name}" for name in (POLICY, APPROVE, FINGERPRINT))
 _WITHIN_STEP = frozenset({ToolCall, ToolOutput, ActionOutput})
 """Items of a run that come before the end of their step in smolagents' own loop."""
 ARGUMENTS = """
@@ -107,7 +108,7 @@ class AgentSession:
         self._answer_ttl_s = answer_ttl_s
         self._made_for = made_for
         self.version = version
-        self._fingerprint = version.fingerprint.encode() if takes_caller else b""
+        self._fingerprint = version.fingerprint if takes_caller else None
         self._agent = agent
         agent.memory.steps = overlay.memory()  # type: ignore[assignment]  # notes and summaries are steps, too
         self._prompt_builder = patch_agent(agent, own_policies or {})
@@ -120,10 +121,10 @@ class AgentSession:
             agent.step_callbacks.register(ActionStep, self._prompt_builder.record_estimate)
             summary_model = options_of(agent).summary_model
             self._prompt_builder.summarize = Summarizer(agent, self._prompt_builder, summary_model)
-        nodes = instrument(agent, fork_client, tuple(stored_classes))
-        self._root = nodes[0]
-        self._asks = any(options_of(node.agent).approve or options_of(node.agent).ask_user for node in nodes)
-        self._state = AgentState(nodes, variables)
+        self._nodes = instrument(agent, fork_client, tuple(stored_classes))
+        self._root = self._nodes[0]
+        self._asks = any(options_of(node.agent).approve or options_of(node.agent).ask_user for node in self._nodes)
+        self._state = AgentState(self._nodes, variables)
         self._scratchpad = scratchpad_of(agent)
         self._workspaces = workspaces_of(agent)
         if self._scratchpad:
@@ -151,37 +152,63 @@ class AgentSession:
         policy: Policy | None = None,
         approve: tuple[str, ...] = (),
     ) -> Outcome | Suspension:
-        recorder = Recorder(bridge, turn.attempts, caller, replay)
-        self._set_policy(self._policy if policy is None else policy, recorder.journal, replay)
-        if self._fingerprint and recorder.journal.once(FINGERPRINT, lambda: self._fingerprint) != self._fingerprint:
+        turn_run = TurnRun(bridge, turn.attempts, caller, replay)
+        journal, builder = turn_run.journal, self._prompt_builder
+        # A replay keeps the policy and the approvals of its first attempt: others would change prompts and calls. An
+        # attempt that made no such choice had none.
+        policy = self._policy if policy is None else policy
+        own = {"policy": policy_data(policy), "approve": list(approve), "fingerprint": self._fingerprint}
+        known = journal.chosen(START)
+        if known is None and any(own.values()) and not journal.has_effects:
+            known = journal.once(START, lambda: to_json(own))
+        choice = from_json(known) if known else dict.fromkeys(own)
+        if self._fingerprint and choice["fingerprint"] not in {None, self._fingerprint}:
             return Outcome("failed", error=AGENT_CHANGED)
-        recorder.approvals = approvals = self._approvals(recorder, turn, approve, replay)
-        if replay and self._scratchpad:
-            self._scratchpad.expect(replay.effects)
-        agent_run = self._root.agent_run = AgentRun(recorder, turn.agent.name)
+        if builder:
+            builder.begin_turn(policy_of(choice["policy"] or []))
+        names = {*(choice["approve"] or ()), *turn.options.approve}
+        approvals = None
+        if names or self._asks:
+            if self._refuses_approvals:
+                raise AgentUnavailableError(UNCONFINED_SENTENCE)
+            approvals = Approvals(
+                turn_run,
+                turn,
+                names=names,
+                root=self._agent,
+                stored_classes=self._root.stored_classes,
+                ttl_s=self._answer_ttl_s,
+            )
+        if self._scratchpad:
+            self._scratchpad.expect(journal.results_of(NOTE_WRITE))
+        agent_run = self._root.agent_run = AgentRun(turn_run, turn.agent.name)
         proxy_tools(self._root)
         writer = self._writer = StepWriter(self._root, agent_run, turn.number, self._edits, replay)
         agent_run.before_model_call = writer.write_finished
+        for node in self._nodes:
+            node.approvals = approvals
         token = CALLER.set(caller)  # for models, callbacks and instructions
         try:
-            outcome = self._run(turn, turn_input, recorder.journal, writer)
+            outcome = self._run(turn, turn_input, journal, writer)
         finally:
             CALLER.reset(token)
             writer.close()
             agent_run.before_model_call = lambda: None  # without this cycle, run and writer are freed at once
             self._writer = self._root.agent_run = None  # a warm session holds no turn that is over
+            for node in self._nodes:
+                node.approvals = None
             self._state.stop_interpreters()
             self.held_bytes = drop_pixels(self._memory.illustrated()) + self._state.size()
-        if approvals and approvals.requests and not (bridge.stop_requested or recorder.journal.diverged):
+        if approvals and approvals.requests and not (bridge.stop_requested or journal.diverged):
             asked = sorted(approvals.requests.values(), key=lambda request: place_of(request.call_id))
             return Suspension(tuple(asked), writer.outcome("cancelled"), approvals.media)
-        left_out = self._prompt_builder.left_out() if self._prompt_builder else None
+        left_out = builder.left_out() if builder else None
         return replace(outcome, left_out=left_out) if left_out else outcome
 
     def cut_model_calls(self) -> None:
         agent_run = self._root.agent_run
         if agent_run:
-            agent_run.recorder.cut_model_calls()
+            agent_run.turn_run.end_waits()
 
     def partial_outcome(self) -> Outcome:
         return self._writer.outcome("cancelled") if self._writer else Outcome("cancelled")
@@ -206,7 +233,16 @@ class AgentSession:
             failure = classify(writer.defect or error)
         if journal.diverged or (journal.holds_more and not failure):
             return writer.outcome("failed", error=DIVERGED)
-        return _outcome(answer, failure, writer)
+        output = answer.output if answer else None
+        state: RunState | None = None
+        if answer and not failure:
+            state = "max_steps_error" if writer.ran_out else "success"
+            if state == "max_steps_error" and is_swallowed_failure(output):
+                failure = FINAL_ANSWER_FAILED
+        if failure:
+            return writer.outcome("failed", state=state, error=failure)
+        media = {"images": writer.images, "files": writer.files}
+        return writer.outcome("finished", reply=_reply(output), output=json_form(output), state=state, **media)
 
     def _run_agent(self, turn: Turn, turn_input: TurnInput, writer: StepWriter) -> FinalAnswerStep | None:
         images = [image_from_bytes(data) for data in turn_input.images]
@@ -240,42 +276,12 @@ class AgentSession:
         writer.write_edits()
         return answer
 
-    def _approvals(
-        self, recorder: Recorder, turn: Turn, approve: tuple[str, ...], replay: ReplayState | None
-    ) -> Approvals | None:
-        """Return the approvals of a turn, if any call may need one. A replay keeps the names of its first attempt."""
-        if (known := recorder.journal.chosen(APPROVE)) or _has_acted(replay):
-            approve = tuple(from_json(known or b"[]"))
-        elif approve:
-            recorder.journal.once(APPROVE, lambda: to_json(approve))
-        names = {*approve, *turn.options.approve}
-        if not names and not self._asks:
-            return None
-        if self._refuses_approvals:
-            raise AgentUnavailableError(UNCONFINED_SENTENCE)
-        return Approvals(recorder, turn, replay, names=names, root=self._agent, ttl_s=self._answer_ttl_s)
-
-    def _set_policy(self, policy: Policy, journal: Journal, replay: ReplayState | None) -> None:
-        """Apply the memory policy. A replay applies the one of its first attempt: another would change the prompts."""
-        if not self._prompt_builder:
-            return
-        if (known := journal.chosen(POLICY)) or _has_acted(replay):
-            policy = policy_of(from_json(known or b"[]"))
-        elif policy:
-            journal.once(POLICY, lambda: to_json(policy_data(policy)))
-        self._prompt_builder.begin_turn(policy)
-
     def _make_ids_unique(self, step: ActionStep) -> None:
         """Make the id of a code block unique: smolagents counts the steps in memory, and a prune removes some."""
         taken = self._memory.call_ids()
         for call in step.tool_calls or ():
             while call.id in taken:
                 call.id += "_2"
-
-
-def _has_acted(replay: ReplayState | None) -> bool:
-    """Return whether an earlier attempt came past its choices: it may have ended when it had written some of them."""
-    return replay is not None and not replay.effects.keys() <= _CHOICES
 
 
 def task_step(turn: Turn, turn_input: TurnInput) -> PackedStep:
@@ -287,19 +293,6 @@ def task_step(turn: Turn, turn_input: TurnInput) -> PackedStep:
     step = TaskStep(task + unread_sentence(files), [image_from_bytes(data) for data in turn_input.images] or None)
     attach_files(step, files)
     return pack(step, turn.number)
-
-
-def _outcome(answer: FinalAnswerStep | None, failure: Failure | None, writer: StepWriter) -> Outcome:
-    output = answer.output if answer else None
-    state: RunState | None = None
-    if answer and not failure:
-        state = "max_steps_error" if writer.ran_out else "success"
-        if state == "max_steps_error" and is_swallowed_failure(output):
-            failure = FINAL_ANSWER_FAILED
-    if failure:
-        return writer.outcome("failed", state=state, error=failure)
-    media = {"images": writer.images, "files": writer.files}
-    return writer.outcome("finished", reply=_reply(output), output=json_form(output), state=state, **media)
 
 
 def _reply(output: Any) -> str:

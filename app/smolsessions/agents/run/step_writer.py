@@ -16,8 +16,8 @@ from smolsessions.agents.memory.memory_edits import EditTracker
 from smolsessions.agents.memory.step_types import EditStep, NoteStep, SummaryStep
 from smolsessions.agents.memory.steps import Step, StepTooLargeError, is_finished, pack, step_type, strip, unpack
 from smolsessions.agents.run.agent_run import AgentRun
+from smolsessions.agents.run.agent_state import AgentNode
 from smolsessions.agents.run.failures import ReplayDivergedError, TurnStopped
-from smolsessions.agents.run.instrumentation import AgentNode
 from smolsessions.agents.smolagents_patches import CachedCallbacks
 from smolsessions.agents.values.media import media_in, stored_media
 from smolsessions.core.events import ReplayState, StepEvent
@@ -39,7 +39,7 @@ class StepWriter:
         self._stored_classes = node.stored_classes
         self._state = node.state
         self._agent_run = agent_run
-        self._bridge = agent_run.recorder.bridge
+        self._bridge = agent_run.turn_run.bridge
         self._turn = turn
         self._edits = edits
         self._callbacks: CachedCallbacks | None = None
@@ -81,7 +81,10 @@ class StepWriter:
         memory, before = self._agent.memory, list(self._agent.memory.steps)
         try:
             yield
-            _check_memory(self._agent.memory)
+            if not _is_memory(self._agent.memory):
+                raise TypeError(  # noqa: TRY301 - as if the callback had raised it
+                    "A callback left in agent.memory.steps something else than a list of steps; let it edit the list."
+                )
         except TurnStopped:
             raise
         except BaseException:
@@ -104,18 +107,7 @@ class StepWriter:
         elif len(steps) == self._seen:  # called at every event of the run
             return
         self._seen, new = len(steps), steps[self._next :]
-        self._write(list(new) if are_whole and self._edits else list(itertools.takewhile(is_finished, new)))
-
-    def write_edits(self) -> None:
-        """Write the changes that callbacks made to older steps."""
-        if not self._edits or self._recorded_step():
-            return
-        for edit in self._edits.find(self._agent.memory.steps[: self._edits.old(self._agent.memory.steps)]):
-            packed = self._packed(edit)
-            self._edits.add(edit)
-            self._bridge.emit(None, packed)
-
-    def _write(self, whole: list[Any]) -> None:
+        whole: list[Any] = list(new) if are_whole and self._edits else list(itertools.takewhile(is_finished, new))
         while whole and isinstance(whole[-1], NoteStep | SummaryStep):
             del whole[-1]
         if whole and self._edits:
@@ -125,12 +117,26 @@ class StepWriter:
                 self._restore(step, recorded, is_last=step is whole[-1])
                 continue
             self._agent_run.add_replayed_time(step)
-            kept = self._with_answer(step) if getattr(step, "is_final_answer", False) is True else step
+            kept = step
+            is_answer = isinstance(step, ActionStep) and step.is_final_answer is True
+            if is_answer and step.action_output is None and media_in(self.answer):
+                strip(step)  # a ToolCallingAgent leaves out the images and files of its answer
+                kept = copy(step)
+                kept.action_output = self.answer
             packed = self._packed(kept)
             if step is whole[-1] and self._changes_variables(step) and (changes := self._state.changes()):
                 packed = replace(packed, variables=changes)
             self._bridge.emit(self._finished(kept, packed.attachments), packed)
             self._add(step)
+
+    def write_edits(self) -> None:
+        """Write the changes that callbacks made to older steps."""
+        if not self._edits or self._recorded_step():
+            return
+        for edit in self._edits.find(self._agent.memory.steps[: self._edits.old(self._agent.memory.steps)]):
+            packed = self._packed(edit)
+            self._edits.add(edit)
+            self._bridge.emit(None, packed)
 
     def _add(self, step: Step) -> None:
         if self._edits:
@@ -163,7 +169,7 @@ class StepWriter:
         """
         del self._replayed[0]
         if step_type(kept) != step_type(step):
-            self._agent_run.recorder.journal.diverged = True
+            self._agent_run.turn_run.journal.diverged = True
             raise ReplayDivergedError
         self._agent.memory.steps[self._next] = kept  # type: ignore[assignment]  # an action or a plan
         self._bridge.emit(self._finished(kept, self._attachments))
@@ -174,16 +180,6 @@ class StepWriter:
     def _changes_variables(self, step: MemoryStep) -> bool:
         return isinstance(step, _TAKEN) or self.task_changes_variables
 
-    def _with_answer(self, step: Step) -> Step:
-        """Return the final step with the images and files of its answer, which a ToolCallingAgent leaves out."""
-        if not isinstance(step, ActionStep) or step.action_output is not None:
-            return step
-        if media_in(self.answer):
-            strip(step)
-            step = copy(step)
-            step.action_output = self.answer
-        return step
-
     def _finished(self, step: MemoryStep, attachments: Collection[str]) -> StepEvent | None:
         event = self._agent_run.finish(step) if isinstance(step, _TAKEN) else None
         if attachments and isinstance(step, ActionStep):
@@ -192,8 +188,7 @@ class StepWriter:
                 self.images, self.files = images, files
             if event and (images or files):
                 event = replace(event, images=tuple(dict.fromkeys((*event.images, *images))), files=files)
-        recorder = self._agent_run.recorder
-        return recorder.unseen(event) if recorder.is_replay else event
+        return self._agent_run.turn_run.unseen(event)
 
     def write_rest(self) -> None:
         """Write the finished steps of a failed run, up to one that cannot be stored."""
@@ -204,21 +199,14 @@ class StepWriter:
 
     def outcome(self, status: Literal["finished", "failed", "cancelled"], **more: Any) -> Outcome:
         """Return an outcome with the written steps (the task is not counted) and the calls so far."""
-        recorder = self._agent_run.recorder
+        turn_run = self._agent_run.turn_run
         return Outcome(
             status,
             steps=self._written,
-            tool_calls=recorder.calls,
-            usage=recorder.usage,
+            tool_calls=turn_run.calls,
+            usage=turn_run.usage,
             dropped_variables=self._state.dropped(),
             **more,
-        )
-
-
-def _check_memory(memory: Any) -> None:
-    if not _is_memory(memory):
-        raise TypeError(
-            "A callback left in agent.memory.steps something else than a list of steps; let it edit the list."
         )
 
 

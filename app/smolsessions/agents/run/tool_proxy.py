@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import PIL.Image
 from smolagents import MultiStepAgent, Tool
@@ -19,24 +19,23 @@ from smolagents.local_python_executor import CodeOutput, LocalPythonExecutor
 from smolagents.memory import ActionStep, FinalAnswerStep, MemoryStep
 
 from smolsessions.agents.run.agent_run import AgentRun, ToolCallInProgress
-from smolsessions.agents.run.approvals import Approvals, Decision, edited
-from smolsessions.agents.run.effects import Effect, ValueWithText, as_text, encode_returned, without_text
+from smolsessions.agents.run.agent_state import AgentNode
+from smolsessions.agents.run.approvals import edited
+from smolsessions.agents.run.effects import Effect, as_text, encode_raised, encode_returned
+from smolsessions.agents.run.proxy import Proxy
 from smolsessions.agents.run.turn_files import UNKEPT, by_name, fits, name_in_state
 from smolsessions.agents.sandbox.clock import ClockLog
 from smolsessions.agents.sandbox.guard import tool_stub
 from smolsessions.agents.tools.ask_user import AskUser, checked_question
 from smolsessions.agents.values.json_forms import label_of
+from smolsessions.agents.values.results import ValueWithText, without_text
 from smolsessions.caller import CALLER
 from smolsessions.core.attachments import File
 from smolsessions.options import options_of
 
-if TYPE_CHECKING:
-    from smolsessions.agents.run.instrumentation import AgentNode
-
 WAIT_S = 0.1
 _SANITIZE = "sanitize_inputs_outputs"  # how a ToolCallingAgent asks for typed results
-_MEDIA = (File, PIL.Image.Image)
-_STORED = (File, list)
+_RUN_OPTIONS = {"max_steps", "stream"}  # of `MultiStepAgent.run`: a stream would run after the call
 _DATA_OF_A_TOOL = ("description", "inputs", "output_type", "output_schema")
 UNKNOWN_SENTENCE = (
     "it is not known whether this call of {name} had its effect: the process that made it ended before the tool "
@@ -48,80 +47,70 @@ class UnknownOutcomeError(RuntimeError):
     """A call of a tool that is unsafe to repeat was in flight when its process ended."""
 
 
-class Proxy:
-    """Stands in for a real object, whose class it reports. Outside a turn it only forwards calls."""
-
-    __slots__ = ("_node", "_real")
-    _real: Any
-    _node: AgentNode
-
-    def __init__(self, real: Any, node: AgentNode) -> None:
-        object.__setattr__(self, "_real", real)
-        object.__setattr__(self, "_node", node)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(object.__getattribute__(self, "_real"), name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._real, name, value)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        return type(self._real)
-
-    @property
-    def __dict__(self) -> Any:  # type: ignore[override]
-        return vars(self._real)
-
-
 class ToolProxy(Proxy):
     """Proxy of a tool. Its call is an effect: a replay returns the journaled result."""
 
+    _node: AgentNode
     __slots__ = ()
 
-    @property
-    def inputs(self) -> Any:  # smolagents reads it eight times a turn, and `__getattr__` raises and drops an error
-        return self._real.inputs
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        agent_run = self._node.agent_run
+        node, tool, agent_run = self._node, self._real, self._node.agent_run
         if agent_run is None:
-            return self._real(*args, **kwargs)
-        arguments = _named(self._real, args, kwargs)
-        if state := self._node.agent.state:
+            return tool(*args, **kwargs)
+        arguments = _named(tool, args, kwargs)
+        if state := node.agent.state:
             arguments = by_name(arguments, state)
-            names = getattr(self._real, "inputs_for_names", ())
+            names = getattr(tool, "inputs_for_names", ())
             kwargs |= {key: arguments[key] for key in names if key in kwargs}
-        is_answer = type(self._real) is FinalAnswerTool  # it returns its argument
-        with agent_run.tool_call(self._real.name, arguments, "" if is_answer else "tool") as call:
-            approvals, decision = agent_run.recorder.approvals, None
-            if approvals and not is_answer:
-                shown, decision = call.record.arguments, self._decision(approvals, call, arguments)
-                if decision and decision.arguments is not None:
-                    given = {**kwargs, **_named(self._real, args, kwargs)}
+        if type(tool) is FinalAnswerTool:  # it returns its argument
+            with agent_run.tool_call(tool.name, arguments) as call:
+                call.result = tool(*args, **kwargs)
+            return call.result
+        with agent_run.tool_call(tool.name, arguments, "tool") as call:
+            if node.approvals and isinstance(tool, AskUser):
+                node.approvals.question(agent_run, call, *checked_question(**arguments))
+            elif node.approvals:
+                shown = call.record.arguments
+                new = node.approvals.decide(agent_run, call, tool, arguments)
+                if new is not None:
                     as_agent = {key: kwargs[key] for key in (_SANITIZE,) if key in kwargs}
-                    args, kwargs = (), edited(given, shown, decision.arguments) | as_agent
-            if is_answer:
-                call.result = self._real(*args, **kwargs)
-            elif decision and decision.refusal is not None:
+                    given = {**kwargs, **_named(tool, args, kwargs)}
+                    args, kwargs = (), edited(given, shown, new) | as_agent
+            if call.is_over:
                 pass
-            elif decision and decision.text is not None:
-                call.answer(decision.text)
             elif call.known:
-                self._node.state.apply_changes(call.known.changes)
-                call.result = call.known.outcome(self._node.stored_classes)
+                node.state.apply_changes(call.known.changes)
+                call.result = call.known.outcome(node.stored_classes)
             else:
-                act = functools.partial(self._real, *args, **kwargs)
-                call.result = agent_run.run_inside(call.record.call_id, functools.partial(self._live, call, act))
-        if isinstance(call.result, _STORED) and not (is_answer or self._node.code_runs_in):
+                with agent_run.nested(call.record.call_id):
+                    call.result = self._run(call, args, kwargs)
+        if isinstance(call.result, File | list) and not node.code_runs_in:
             return self._stored(call.result)
         return call.result
 
-    def _decision(self, approvals: Approvals, call: ToolCallInProgress, arguments: Any) -> Decision | None:
-        """Return a person's decision on a call, if it needs one. Raises `TurnWaiting` to wait for it."""
-        if isinstance(self._real, AskUser):
-            return approvals.question(self._node, call, *checked_question(**arguments))
-        return approvals.decide(self._node, call, self._real, arguments)
+    def _run(self, call: ToolCallInProgress, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the tool. Return or raise its result as it comes out of the journal."""
+        node, tool = self._node, self._real
+        is_unsafe = tool.name in options_of(node.agent).unsafe_to_repeat or getattr(tool, "unsafe_to_repeat", False)
+        is_unknown = call.record.repeated and is_unsafe
+        if is_unknown:
+            call.record = replace(call.record, repeated=False)  # an earlier attempt made this call: it is not repeated
+        before = node.state.snapshot_tool(tool)
+        call.begin()
+        try:
+            if is_unknown:
+                raise UnknownOutcomeError(UNKNOWN_SENTENCE.format(name=tool.name))  # noqa: TRY301 - journaled, too
+            value = tool(*args, **kwargs)
+        except Exception as error:
+            call.effect = encode_raised(error)
+            call.effect.changes = node.state.tool_changes(tool, before)
+            raise call.effect.error from error
+        call.effect, again = encode_returned(value, node.stored_classes, is_lossy=node.code_runs_in == "child")
+        needs_original = node.code_runs_in in {"thread", "remote"}  # code in this process needs the live object
+        if needs_original and type(again) is not type(value):
+            call.effect = Effect()
+        call.effect.changes = node.state.tool_changes(tool, before)
+        return value if needs_original else again
 
     def _stored(self, result: File | list[Any]) -> Any:
         """Put files into `agent.state`, as smolagents does with an image: the model passes them on by name.
@@ -131,8 +120,12 @@ class ToolProxy(Proxy):
         parts = result if isinstance(result, list) else [result]
         names: dict[int, str] = {}
         for place, part in enumerate(parts):
-            if isinstance(part, _MEDIA):
-                names[place] = _free_name(name_in_state(part), names.values())
+            if isinstance(part, File | PIL.Image.Image):
+                name = name_in_state(part)
+                stem, dot, extension = name.rpartition(".")
+                numbered = (f"{stem}_{n}.{extension}" if dot else f"{name}_{n}" for n in itertools.count(2))
+                taken = set(names.values())
+                names[place] = next(each for each in itertools.chain([name], numbered) if each not in taken)
         if not names:
             return result
         values = {name: parts[place] for place, name in names.items()}
@@ -144,34 +137,12 @@ class ToolProxy(Proxy):
             texts[place] = f"Stored '{name}' in memory." if has_room else label_of(parts[place]) + UNKEPT
         return ValueWithText(result, "\n".join(texts))
 
-    def _live(self, call: ToolCallInProgress, act: Callable[[], Any]) -> Any:
-        name, unsafe = self._real.name, options_of(self._node.agent).unsafe_to_repeat
-        if call.record.repeated and (name in unsafe or getattr(self._real, "unsafe_to_repeat", False)):
-            call.record = replace(call.record, repeated=False)  # an earlier attempt made this call: it is not repeated
-            act = functools.partial(_refuse, name)
-        state = self._node.state
-        before = state.snapshot_tool(self._real)
-        try:
-            return call.run(act, self._encode)
-        finally:
-            if call.effect:
-                call.effect.changes = state.tool_changes(self._real, before)
-
-    def _encode(self, value: Any) -> tuple[Effect, Any]:
-        code_runs_in, stored_classes = self._node.code_runs_in, self._node.stored_classes
-        effect, again = encode_returned(value, stored_classes, is_lossy=code_runs_in == "child")
-        if code_runs_in in {None, "child"}:
-            return effect, again
-        return (effect if type(again) is type(value) else Effect()), value  # code in this process needs the live object
-
-
-_RUN_OPTIONS = {"max_steps", "stream"}  # of `MultiStepAgent.run`: a stream would run after the call
-
 
 class AgentProxy(Proxy):
     """Proxy of a managed agent, whose own node is `inner`. It has one run at a time: two would corrupt it."""
 
     __slots__ = ("_inner",)
+    _node: AgentNode
     _inner: AgentNode
 
     def __init__(self, real: MultiStepAgent, node: AgentNode, inner: AgentNode) -> None:
@@ -194,26 +165,25 @@ class AgentProxy(Proxy):
         agent_run, inner = self._node.agent_run, self._inner
         if agent_run is None:
             return run(*args, **kwargs)
+        turn_run = agent_run.turn_run
         arguments = kwargs if not args else {"task": args[0], **kwargs}
         with agent_run.tool_call(self._real.name or "", arguments) as call:
-            approvals = agent_run.recorder.approvals
-            shown = call.record.arguments
-            if approvals and (decision := approvals.decide(self._node, call, self._real, arguments)):
-                if decision.refusal is not None:
+            if self._node.approvals:
+                shown = call.record.arguments
+                new = self._node.approvals.decide(agent_run, call, self._real, arguments)
+                if call.is_over:
                     return call.result
-                if decision.arguments is not None:
-                    args, kwargs = (), edited(arguments, shown, decision.arguments)
+                if new is not None:
+                    args, kwargs = (), edited(arguments, shown, new)
             while not inner.busy.acquire(timeout=WAIT_S):
-                agent_run.recorder.check()
+                turn_run.check()
+            token = CALLER.set(turn_run.caller)
             try:
                 path = f"{agent_run.path}/{self._real.name}"
-                inner.agent_run = AgentRun(agent_run.recorder, path, call.record.call_id, agent_run)
-                token = CALLER.set(agent_run.recorder.caller)
-                try:
-                    call.result = run(*args, **kwargs)
-                finally:
-                    CALLER.reset(token)
+                inner.agent_run = AgentRun(turn_run, path, call.record.call_id, agent_run)
+                call.result = run(*args, **kwargs)
             finally:
+                CALLER.reset(token)
                 inner.agent_run = None
                 inner.busy.release()
         return call.result
@@ -226,6 +196,7 @@ class InterpreterProxy(Proxy):
     the journal. A block in a thread runs again, and only its tool calls come from the journal.
     """
 
+    _node: AgentNode
     __slots__ = ()
 
     def __call__(self, code_action: str) -> Any:
@@ -233,55 +204,59 @@ class InterpreterProxy(Proxy):
         if agent_run is None:
             return real(code_action)
         with agent_run.tool_call("python_interpreter", code_action, "code") as call:
-            approvals = agent_run.recorder.approvals
-            if approvals and (decision := approvals.decide(self._node, call, None, code_action)):
-                if decision.refusal is not None:
-                    return CodeOutput(output=None, logs=decision.refusal, is_final_answer=False)
-                if decision.arguments is not None:
-                    code_action = decision.arguments["code"]
-            agent_run.replays_block = call.known is not None
-            try:
-                output = real.replay(call.known.returned) if call.known else self._live(call, agent_run, code_action)
-            finally:
-                agent_run.replays_block = False
+            if self._node.approvals:
+                new = self._node.approvals.decide(agent_run, call, None, code_action)
+                if call.is_over:
+                    return CodeOutput(output=None, logs=call.result, is_final_answer=False)
+                if new is not None:
+                    code_action = new["code"]
+            if call.known:
+                agent_run.replays_block = True
+                try:
+                    output = real.replay(call.known.returned)
+                finally:
+                    agent_run.replays_block = False
+            else:
+                output = self._run(call, agent_run, code_action)
             call.result = output.logs if output.output is None else output.logs + as_text(output.output)
         return output
 
     def send_tools(self, tools: dict[str, Any]) -> None:
         """Send functions instead of tools to an interpreter of this process: tools would expose their attributes."""
         if isinstance(self._real, LocalPythonExecutor):
-            tools = {name: tool_stub(name, tool, _data_of(tool)) for name, tool in tools.items()}
+            tools = {
+                name: tool_stub(
+                    name, tool, {each: deepcopy(getattr(tool, each)) for each in _DATA_OF_A_TOOL if hasattr(tool, each)}
+                )
+                for name, tool in tools.items()
+            }
         self._real.send_tools(tools)
 
-    def _live(self, call: ToolCallInProgress, agent_run: AgentRun, code_action: str) -> Any:
-        is_child = hasattr(self._real, "seed")
+    def _run(self, call: ToolCallInProgress, agent_run: AgentRun, code_action: str) -> Any:
+        real, turn_run = self._real, agent_run.turn_run
+        is_child = self._node.interpreter is not None
         call.begin(is_harmless=is_child)  # only its tool calls reach outside, and they wait
-        if self._node.code_runs_in == "remote" and call.record.repeated:
-            self._refuse_unsafe(call, code_action)
         if is_child:
-            self._real.seed = agent_run.recorder.seed(call.record.call_id)
-            self._real.clock = ClockLog(agent_run.recorder.journal, call.record.call_id)
+            real.seed = turn_run.seed(call.record.call_id)
+            real.clock = ClockLog(turn_run.journal, call.record.call_id)
         try:
-            with agent_run.recorder.stoppable(self._real.end_during_tool) if is_child else nullcontext():
-                return self._real(code_action)
+            if self._node.code_runs_in == "remote" and call.record.repeated:
+                # An earlier attempt may have called a tool that is unsafe to repeat.
+                for name in options_of(self._node.agent).unsafe_to_repeat:
+                    if re.search(rf"\b{re.escape(name)}\b", code_action):
+                        call.record = replace(call.record, repeated=False)
+                        return real.refuse(UNKNOWN_SENTENCE.format(name=name))
+            with turn_run.stoppable(real.end_during_tool) if is_child else nullcontext():
+                return real(code_action)
         finally:
-            if effect := getattr(self._real, "effect", b""):
+            if effect := getattr(real, "effect", b""):
                 call.effect = Effect(effect)
-
-    def _refuse_unsafe(self, call: ToolCallInProgress, code_action: str) -> None:
-        """Refuse a block that names a tool which is unsafe to repeat, as an earlier attempt may have called it."""
-        for name in options_of(self._node.agent).unsafe_to_repeat:
-            if re.search(rf"\b{re.escape(name)}\b", code_action):
-                call.record = replace(call.record, repeated=False)
-                try:
-                    self._real.refuse(UNKNOWN_SENTENCE.format(name=name))
-                finally:
-                    call.effect = Effect(self._real.effect)
 
 
 class CallbacksProxy(Proxy):
     """Proxy of an agent's callbacks. They get a step's output as the value, never as its text for the model."""
 
+    _node: AgentNode
     __slots__ = ()
 
     def callback(self, memory_step: MemoryStep, **kwargs: Any) -> None:
@@ -329,26 +304,6 @@ def proxy_tools(node: AgentNode) -> None:
             node.agent.tools[name] = ToolProxy(tool, node)
 
 
-def unproxied(thing: Any) -> Any:
-    """Return the real object behind a proxy, and any other object unchanged."""
-    return object.__getattribute__(thing, "_real") if type(thing) in _KINDS else thing
-
-
-def _refuse(name: str) -> Any:
-    raise UnknownOutcomeError(UNKNOWN_SENTENCE.format(name=name))
-
-
-def _free_name(name: str, taken: Collection[str]) -> str:
-    """Return a name of a file that is not taken, with a number if need be."""
-    stem, dot, extension = name.rpartition(".")
-    numbered = (f"{stem}_{number}.{extension}" if dot else f"{name}_{number}" for number in itertools.count(2))
-    return next(each for each in itertools.chain([name], numbered) if each not in taken)
-
-
-def _data_of(tool: Any) -> dict[str, Any]:
-    return {name: deepcopy(getattr(tool, name)) for name in _DATA_OF_A_TOOL if hasattr(tool, name)}
-
-
 def _named(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return a call's arguments by name. A tool also accepts them as one dictionary."""
     named = kwargs.copy()
@@ -359,6 +314,3 @@ def _named(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args[0]
     names = [*tool.inputs, *(str(number) for number in range(len(tool.inputs), len(args)))]
     return {**dict(zip(names, args, strict=False)), **named}
-
-
-_KINDS = frozenset({ToolProxy, AgentProxy, InterpreterProxy})

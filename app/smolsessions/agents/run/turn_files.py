@@ -7,16 +7,14 @@ import keyword
 import re
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smolagents import CodeAgent
 
+from smolsessions.agents.run.agent_state import AgentNode
 from smolsessions.core.attachments import File, decode_file, extension_of, is_text, name_of
 from smolsessions.core.errors import ServiceError
 from smolsessions.core.records import TurnInput
-
-if TYPE_CHECKING:
-    from smolsessions.agents.run.instrumentation import AgentNode
 
 MAX_STATE_BYTES = 32 * 1024 * 1024
 FILES = """
@@ -57,8 +55,14 @@ def state_of_files(node: AgentNode, files: Sequence[File], arguments: Collection
         return values, FILES.format(files="\n".join(f"- {_about(file)}" for file in files))
     taken = _NAMES | {*agent.tools, *agent.managed_agents, *arguments}
     values = dict(zip(_variables(files, taken), contents, strict=True))
-    is_remote = node.code_runs_in == "remote"
-    lines = (_of_variable(name, file, is_remote=is_remote) for name, file in zip(values, files, strict=True))
+    lines = []
+    for name, file in zip(values, files, strict=True):
+        if is_text(file.media_type):
+            lines.append(f"- {name}: the text of {_about(file)}")
+        elif node.code_runs_in == "remote":  # the kernel lacks this class
+            lines.append(f"- {name}: the bytes of {_about(file)}")
+        else:
+            lines.append(f"- {name}: the file {_about(file)}; {name}.data holds its bytes")
     return values, VARIABLES.format(files="\n".join(lines))
 
 
@@ -85,13 +89,13 @@ def by_name(arguments: Any, state: Mapping[str, Any]) -> Any:
     """Return a call's arguments with its name in place of each text of a file: a record does not repeat files."""
     if type(arguments) is not dict:
         return arguments
-    names = {id(value): name for name, value in [*state.items()] if _is_file(name, value)}
+    names = {
+        id(value): name
+        for name, value in [*state.items()]
+        # Python keeps one object of each text of one character.
+        if type(value) is str and len(value) > 1 and _WITH_EXTENSION.fullmatch(name)
+    }
     return {key: names.get(id(value), value) for key, value in arguments.items()} if names else arguments
-
-
-def _is_file(name: str, value: Any) -> bool:
-    # Python keeps one object of each text of one character.
-    return type(value) is str and len(value) > 1 and _WITH_EXTENSION.fullmatch(name) is not None
 
 
 def _variables(files: Sequence[File], taken: Collection[str]) -> Iterator[str]:
@@ -109,11 +113,3 @@ def _variables(files: Sequence[File], taken: Collection[str]) -> Iterator[str]:
 
 def _about(file: File) -> str:
     return f"{file.name} ({file.media_type}, {len(file.data):,} bytes)"
-
-
-def _of_variable(name: str, file: File, *, is_remote: bool) -> str:
-    if is_text(file.media_type):
-        return f"- {name}: the text of {_about(file)}"
-    if is_remote:  # the kernel lacks this class
-        return f"- {name}: the bytes of {_about(file)}"
-    return f"- {name}: the file {_about(file)}; {name}.data holds its bytes"

@@ -16,7 +16,6 @@ from smolagents import local_python_executor as interpreter
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor, PrintContainer
 from smolagents.utils import truncate_content
 
-from smolsessions.agents.run.effects import rebuild_error
 from smolsessions.agents.sandbox.channel import Channel, ClosedError
 from smolsessions.agents.sandbox.clock import CLOCKS
 from smolsessions.agents.sandbox.confinement.levels import Confinement
@@ -28,6 +27,7 @@ from smolsessions.agents.sandbox.variable_chunks import pack_chunks, unpack_chun
 from smolsessions.agents.sandbox.variables import Variables, use_state
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
 from smolsessions.agents.values.json_forms import json_form, utf8_text
+from smolsessions.agents.values.results import rebuild_error
 
 _EXECUTOR = LocalPythonExecutor([], timeout_seconds=None)  # made once, since it looks for all modules of its imports
 EAGER_PRINTS, PRINTED_CHARS = 200, 1000  # prints of a block that are sent at once, and how many characters later

@@ -13,11 +13,10 @@ import struct
 import time
 from collections.abc import Callable
 from datetime import date, datetime, tzinfo
-from typing import Any
+from typing import Any, Protocol
 
 from smolagents import local_python_executor as interpreter
 
-from smolsessions.agents.run.recorder import Journal
 from smolsessions.agents.sandbox.channel import MisbehavedError
 from smolsessions.agents.values import dumps, loads
 
@@ -46,10 +45,20 @@ SECOND = 1_000_000_000
 READING_BYTES = 8
 
 
+class Choices(Protocol):
+    """Values by name that a turn's journal keeps for its replays."""
+
+    def chosen(self, name: str) -> bytes | None:
+        """Return the value that an earlier attempt wrote."""
+
+    def once(self, name: str, make: Callable[[], bytes]) -> bytes:
+        """Return the value under this name. The first attempt makes and writes it."""
+
+
 class ClockLog:
     """Readings of one block in the journal of its turn."""
 
-    def __init__(self, journal: Journal, call_id: str) -> None:
+    def __init__(self, journal: Choices, call_id: str) -> None:
         """`call_id` is that of the block."""
         self._journal = journal
         self._name = f"clock:{call_id}:"

@@ -21,7 +21,6 @@ from smolagents.local_python_executor import (
 )
 from smolagents.utils import truncate_content
 
-from smolsessions.agents.run.effects import ValueWithText, encode_raised, without_text
 from smolsessions.agents.sandbox.channel import Channel, ClosedError, MisbehavedError
 from smolsessions.agents.sandbox.clock import ClockLog
 from smolsessions.agents.sandbox.fork_client import ChildProcess, ForkClient
@@ -30,6 +29,7 @@ from smolsessions.agents.sandbox.memory_budget import NoMemoryLeftError
 from smolsessions.agents.sandbox.variable_chunks import pack_chunks
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
 from smolsessions.agents.values.json_forms import utf8_text
+from smolsessions.agents.values.results import ValueWithText, raised_parts, without_text
 from smolsessions.caller import CALLER
 from smolsessions.core.records import LOCAL, Owner
 
@@ -368,7 +368,7 @@ class ChildInterpreter(PythonExecutor):
                 raise ValueError(f"what {name} returned is larger than {self.limits.output_mb:g} MB")  # noqa: TRY301
             return {"returned": returned}  # noqa: TRY300
         except Exception as error:  # noqa: BLE001 - the code handles it
-            return {"raised": list(encode_raised(error).raised)}
+            return {"raised": list(raised_parts(error))}
 
     def _accept(self, message: dict[str, Any]) -> tuple[_BlockResult, Any]:
         """Validate a result and store its variables. Returns it with its output, or raises `MisbehavedError`."""

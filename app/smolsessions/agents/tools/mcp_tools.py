@@ -8,7 +8,7 @@ from typing import Any
 from smolagents import Tool
 
 from smolsessions.agents.run.failures import TurnStopped
-from smolsessions.agents.run.recorder import stoppable
+from smolsessions.agents.run.turn_run import stoppable
 from smolsessions.agents.tools.mcp import McpServer
 from smolsessions.agents.tools.mcp_results import UNKNOWN, ToolServerError, value_of
 from smolsessions.agents.tools.mcp_schemas import ListedTool

@@ -18,7 +18,7 @@ from smolagents.local_python_executor import PythonExecutor, evaluate_python_cod
 from smolagents.remote_executors import RemotePythonExecutor
 
 from smolsessions.agents.run.instrumentation import code_runs_in, with_managed
-from smolsessions.agents.run.tool_proxy import unproxied
+from smolsessions.agents.run.proxy import unproxied
 from smolsessions.caller import CALLER
 from smolsessions.core.callers import Caller
 from smolsessions.core.errors import StartError

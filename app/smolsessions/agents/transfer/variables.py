@@ -99,7 +99,7 @@ class _Export:
             for member, value in loads(data).items():
                 self._add_encoded("state", "state", member, value)
         elif rest in {LOST, PROCESS_ONLY, REPORTED}:
-            self._names[REPORTED if rest == REPORTED else LOST] |= set(filter(_is_name, json.loads(data)))
+            self._names["told" if rest == REPORTED else "gone"] |= set(filter(_is_name, json.loads(data)))
         elif rest in {LOGS, VARIABLE + RANDOM_CHUNK}:
             return
         elif f"{kind}:" == VARIABLE:
