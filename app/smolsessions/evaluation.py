@@ -11,7 +11,6 @@ from threading import Lock
 from typing import Any, Generic, Self, TypeVar
 
 from smolsessions.client import AsyncClient, ClientError
-from smolsessions.wire.turns import Turn
 
 __all__ = ["ServiceAdapter", "SmolagentsAdapter", "ToolCall", "TurnFailedError", "UnknownHistoryError"]
 T = TypeVar("T")
@@ -66,7 +65,10 @@ class SmolagentsAdapter:
         return await asyncio.to_thread(self._run, history, _message_of(history), _is_new(history))
 
     def _run(self, history: History, message: str, is_new: bool) -> tuple[str, list[str]]:
-        agent, lock = self._begun() if is_new else self._open.of(history)
+        if is_new:
+            agent, lock = (self._factory(), Lock()) if self._factory else self._single
+        else:
+            agent, lock = self._open.of(history)
         with lock:
             if not is_new:
                 self._open.of(history)  # it may have been closed during the wait
@@ -79,9 +81,6 @@ class SmolagentsAdapter:
         if not self._include_internal_tools:
             names = [name for name in names if name not in INTERNAL_TOOLS]
         return str(reply), names
-
-    def _begun(self) -> tuple[Any, Lock]:
-        return (self._factory(), Lock()) if self._factory else self._single
 
 
 class ServiceAdapter:
@@ -105,7 +104,10 @@ class ServiceAdapter:
         self._open.add(history, turn.conversation_id)
         self._open.answered(history, turn.reply or "")
         if turn.status != "finished":
-            raise _failure_of(turn)
+            ended = "it waits for a person" if turn.status == "waiting" else "it was stopped"
+            code, sentence = (turn.error.code, turn.error.message) if turn.error else (turn.status, ended)
+            about = f"turn {turn.turn} of conversation {turn.conversation_id}: {code}: {sentence}"
+            raise TurnFailedError(code, about)
         return turn.reply or "", [ToolCall(call.name, _arguments(call.arguments)) for call in turn.tool_calls]
 
 
@@ -191,9 +193,3 @@ def _arguments(arguments: Any) -> dict[str, Any] | None:
         except ValueError:
             return None
     return arguments if isinstance(arguments, dict) else None
-
-
-def _failure_of(turn: Turn) -> TurnFailedError:
-    ended = "it waits for a person" if turn.status == "waiting" else "it was stopped"
-    code, message = (turn.error.code, turn.error.message) if turn.error else (turn.status, ended)
-    return TurnFailedError(code, f"turn {turn.turn} of conversation {turn.conversation_id}: {code}: {message}")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
+from typing import Annotated, Any, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from typing_extensions import TypedDict
 
 __all__ = [
     "CodeLimitValues",
@@ -28,10 +30,59 @@ PolicyRules = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 ApproveRule = Sequence[str] | Callable[[str, Any, Any], bool]
 """Names and patterns of tools, or a function `(name, arguments, caller) -> bool`."""
 
-_ATTRIBUTE = "_smolsessions_options"
+ATTRIBUTE = "_smolsessions_options"
 _NAME = "_smolsessions_name"
 _ALIKE = 0.81
 """Similarity that makes a name a misspelt option. `policies` is less like `own_policies` than this."""
+
+
+def _line(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise ValueError("is empty or holds control characters; write one line")
+    return text
+
+
+def _top_level_class(kind: object) -> object:
+    if not isinstance(kind, type) or "." in kind.__qualname__:
+        raise ValueError(f"holds {kind!r}; list classes, each a class at the top of its module")
+    return kind
+
+
+def _approve_rule(rule: object) -> object:
+    if callable(rule):
+        return rule
+    if not isinstance(rule, list | tuple | set | frozenset) or not all(isinstance(one, str) for one in rule):
+        raise ValueError("is neither a list of names of tools, nor a function of name, arguments and caller; write one")
+    return tuple(rule)
+
+
+Text = Annotated[str, Field(min_length=1, max_length=100_000)]
+Line = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_line)]
+Lines = Annotated[tuple[Line, ...], Field(strict=False, max_length=1000)]
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+_Limit = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_CountLimit = Annotated[int, Field(ge=0)]
+
+
+class CodeLimitValues(TypedDict, total=False):
+    """Limits of a CodeAgent's code in its child process. docs/security.md lists the defaults."""
+
+    cpu_s: _Limit
+    wall_s: _Limit
+    memory_mb: _Limit
+    output_mb: _Limit
+    variables_mb: _Limit
+    processes: _CountLimit
+    open_files: _CountLimit
+
+
+class WorkspaceValues(TypedDict, total=False):
+    """Keyword arguments of `WorkspaceOptions`."""
+
+    editable: list[str] | tuple[str, ...]
+    readonly: list[str] | tuple[str, ...]
+    hidden: list[str] | tuple[str, ...]
+    path: str | None
 
 
 class SummaryModel(Protocol):
@@ -42,33 +93,8 @@ class SummaryModel(Protocol):
         """The method that calls the model."""
 
 
-class CodeLimitValues(TypedDict, total=False):
-    """Limits of a CodeAgent's code in its child process. docs/security.md lists the defaults."""
-
-    cpu_s: float
-    wall_s: float
-    memory_mb: float
-    output_mb: float
-    variables_mb: float
-    processes: int
-    open_files: int
-
-
-class WorkspaceValues(TypedDict, total=False):
-    """Files of an agent's conversations: gitignore patterns, without `!`. A path that none lists is denied."""
-
-    editable: list[str] | tuple[str, ...]
-    """Files that the agent may write and read."""
-    readonly: list[str] | tuple[str, ...]
-    """Files that it may read."""
-    hidden: list[str] | tuple[str, ...]
-    """Files that it cannot notice. They win over the others."""
-    path: str | None
-    """A given directory, read-only, instead of one for each conversation."""
-
-
 class OptionValues(TypedDict, total=False):
-    """Keyword arguments of `options` and `agent`."""
+    """Keyword arguments of `options` and `agent`, as a type checker knows them. `Options` documents them."""
 
     memory_policy: PolicyRules
     own_policies: list[str] | tuple[str, ...]
@@ -87,45 +113,69 @@ class OptionValues(TypedDict, total=False):
     ask_user: bool
 
 
-@dataclass(frozen=True)
-class Options:
-    """All options of one agent, with their defaults. The check at start validates the values."""
+class Table(BaseModel):
+    """Strict model of options. No error shows a value, because any value could be a key."""
 
-    memory_policy: PolicyRules = ()
-    """Rules that bound the memory that the model sees."""
-    own_policies: Sequence[str] = ()
-    """Functions `(steps) -> steps` that a policy may name, as `module:function`."""
-    summary_model: Any = None
-    """Model that summarizes. None: the agent's own."""
-    scratchpad: bool = False
-    """The agent gets the tools `note_write` and `note_read`."""
-    executor: Literal["child", "thread"] = "child"
-    """Place where a CodeAgent's code runs: a child process, or the thread of its turn."""
-    code_limits: CodeLimitValues = field(default_factory=CodeLimitValues)
-    """Limits of code in its child process."""
-    stored_classes: Sequence[type] | set[type] | frozenset[type] = ()
-    """Classes of which memory and variables keep instances. Others are kept as data or text."""
-    unsafe_to_repeat: Sequence[str] | set[str] | frozenset[str] = ()
-    """Tools whose calls are not repeated after a crash that left their outcome unknown."""
-    model_retries: int = 0
-    """Number of times that a model call that failed in transit is repeated."""
-    workspace: WorkspaceValues | None = None
-    """The agent gets the tools `read_file`, `write_file`, `edit_file`, `glob` and `grep` for these files."""
-    fingerprint: str | None = None
-    """Text that replaces the hash of prompts and tools: an agent of another one replays no turn of this one."""
-    examples: Sequence[str] = ()
-    """Questions that a page may offer."""
-    deadline_s: float | None = None
-    """Longest time of a turn whose caller sets none. None: the service's."""
-    approve: ApproveRule = ()
-    """Tools whose calls wait for a person's approval: names, patterns such as `delete_*`, or a function of name,
-    arguments and caller. It holds for managed agents, too."""
-    ask_user: bool = False
-    """The agent gets the tool `ask_user(question, choices=None)`, and its turn waits for the answer."""
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True, defer_build=True)
+
+    @property
+    def given(self) -> frozenset[str]:
+        """Names of the keys that the file sets."""
+        return frozenset(self.model_fields_set)
 
 
-NAMES = tuple(each.name for each in fields(Options))
-_DEFAULTS = Options()
+class WorkspaceOptions(Table):
+    """A directory of each conversation and its file tools. A path that no pattern lists is denied."""
+
+    editable: Lines = Field((), description="Patterns (as in .gitignore) of files that the agent may write.")
+    readonly: Lines = Field((), description="Patterns of files that it may read.")
+    hidden: Lines = Field((), description="Patterns of files that it cannot notice. They win over the others.")
+    path: Line | None = Field(None, description="A given directory, read-only, instead of one for each conversation.")
+
+    @model_validator(mode="after")
+    def _is_usable(self) -> Self:
+        if self.path and self.editable:
+            raise ValueError("path is read-only, so nothing is editable; remove one of the two")
+        if not self.editable and not self.readonly:
+            raise ValueError("lists no file that the agent may read; add readonly or editable patterns")
+        return self
+
+
+class SharedOptions(Table):
+    """Options that factories set and that are keys of agents.toml, too."""
+
+    examples: Annotated[tuple[Text, ...], Field(strict=False, max_length=20)] = Field(
+        (), description="Questions that the page offers."
+    )
+    code_limits: CodeLimitValues = Field(default_factory=CodeLimitValues, description="Limits of code.")
+    scratchpad: bool = Field(False, description="Add the tools note_write and note_read.")
+    model_retries: int = Field(0, ge=0, le=10, description="How often a failed model call is repeated.")
+    unsafe_to_repeat: Lines = Field((), description="Tools that are not called again after a crash.")
+    deadline_s: Seconds | None = Field(None, description="Longest time of a turn. Else the service's own.")
+    workspace: WorkspaceOptions | None = Field(None, description="Files of the agent's conversations.")
+    ask_user: bool = Field(False, description="Add the tool ask_user, whose question a person answers.")
+
+
+class Options(SharedOptions):
+    """All options of one agent, with their defaults. The check of the agent validates the values."""
+
+    memory_policy: Any = Field((), description="Rules that bound the memory that the model sees.")
+    own_policies: Lines = Field((), description="Functions `(steps) -> steps` that a policy may name: module:function.")
+    summary_model: Any = Field(None, description="Model that summarizes. None: the agent's own.")
+    executor: Literal["child", "thread"] = Field("child", description="Place where a CodeAgent's code runs.")
+    stored_classes: Annotated[tuple[Annotated[Any, AfterValidator(_top_level_class)], ...], Field(strict=False)] = (
+        Field((), description="Classes of which memory and variables keep instances. Others are kept as data or text.")
+    )
+    fingerprint: str | None = Field(None, description="Text that replaces the hash of prompts and tools.")
+    approve: Annotated[Any, AfterValidator(_approve_rule)] = Field(
+        (),
+        description="Tools whose calls wait for a person's approval: names, patterns such as `delete_*`, or a function "
+        "of name, arguments and caller. It holds for managed agents, too.",
+    )
+
+
+NAMES = tuple(OptionValues.__annotations__)
+_DEFAULTS = Options.model_construct()
 
 
 def options(agent: Agent, **values: Unpack[OptionValues]) -> Agent:
@@ -133,7 +183,7 @@ def options(agent: Agent, **values: Unpack[OptionValues]) -> Agent:
     if not hasattr(agent, "run") or not hasattr(agent, "memory"):
         raise TypeError(f"{agent!r} is no smolagents agent; pass one, and decorate a factory with @smolsessions.agent")
     _check_names("options", values)
-    setattr(agent, _ATTRIBUTE, replace(options_of(agent), **values))
+    setattr(agent, ATTRIBUTE, options_of(agent).model_copy(update=dict(values)))
     return agent
 
 
@@ -156,7 +206,7 @@ def agent(name: str, **values: Unpack[OptionValues]) -> Callable[[Callable[P, Ag
 
 def options_of(agent: object) -> Options:
     """Return the options that were set on an agent, by default those without a change."""
-    found: Options = getattr(agent, _ATTRIBUTE, _DEFAULTS)
+    found: Options = getattr(agent, ATTRIBUTE, _DEFAULTS)
     return found
 
 

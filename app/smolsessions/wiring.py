@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from smolsessions.agents.catalog import Catalog
 from smolsessions.agents.chat import ChatOptions, chat_factory
-from smolsessions.agents.config.agents_file import load_agents_file
+from smolsessions.agents.config.assembly import load_agents_file
 from smolsessions.agents.demo.agents import make_demo, make_demo_code
 from smolsessions.agents.factories import Factory, load_factories
 from smolsessions.agents.sandbox.confinement.levels import keep_memory_private

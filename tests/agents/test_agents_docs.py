@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from smolagents import ToolCallingAgent
 
 from smolsessions.agents.catalog import Catalog
-from smolsessions.agents.config.agents_file import load_agents_file
+from smolsessions.agents.config.assembly import load_agents_file
 from smolsessions.agents.config.json_schema import keys_reference, schema_text
 from smolsessions.agents.demo.agents import RuleModel
 from smolsessions.core.errors import StartError

@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from smolsessions.agents.catalog import Catalog
-from smolsessions.agents.config.agents_file import load_agents_file
+from smolsessions.agents.config.assembly import load_agents_file
 from smolsessions.agents.config.json_schema import FILE, schema_text
 from smolsessions.agents.models.providers import with_fallbacks
 from smolsessions.core.errors import StartError
@@ -111,7 +111,7 @@ def test_a_mistake_stops_the_start_and_the_check_names_it(tmp_path: Path) -> Non
     assert f"{file}: [agents.shop] max_steps: is out of range" in errors
     status, output, _ = run(tmp_path, settings, "check")
     assert status == 1
-    assert f"agents      FAIL  {file}: [agents.shop] max_steps: is out of range" in output
+    assert f"agents      FAIL  {file}: [agents.shop] scratchpad: is neither true nor false" in output
 
 
 def test_the_shipped_schema_is_current_and_finds_mistakes() -> None:

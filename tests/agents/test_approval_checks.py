@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import smolsessions
-from smolsessions.agents.approval_checks import argument_problems, check_approvals
+from smolsessions.agents.option_checks import argument_problems, check_approvals
 from smolsessions.agents.run.approvals import edited, matches
 from smolsessions.core.errors import StartError
 from tests.support import approvals
@@ -16,7 +16,7 @@ def test_a_rule_has_the_name_that_a_tool_itself_has() -> None:
     agent = approvals.make_plain()
     agent.tools["mail"] = agent.tools.pop("send_email")
     check_approvals("office", smolsessions.options(agent, approve=["send_email"]), takes_caller=False)
-    with pytest.raises(StartError, match="'mail' names none of its tools"):
+    with pytest.raises(StartError, match="approve: entry 1 names no tool that the agent can call"):
         check_approvals("office", smolsessions.options(agent, approve=["mail"]), takes_caller=False)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from smolsessions.agents.config.agents_file import load_agents_file
+from smolsessions.agents.config.assembly import load_agents_file
 from smolsessions.store.seal import new_key
 from tests.support.data import data
 from tests.support.http_server import Server

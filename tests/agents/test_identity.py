@@ -10,12 +10,12 @@ import pytest
 from smolagents import InferenceClientModel, OpenAIModel, ToolCallingAgent
 
 import smolsessions
-from smolsessions.agents.config.agents_file import load_agents_file
+from smolsessions.agents.config.assembly import load_agents_file
 from smolsessions.agents.factories import SMOLAGENTS, check_factory
 from smolsessions.agents.identity import model_identity, release_of
 from smolsessions.core.records import ModelIdentity
 from tests.support import agents
-from tests.support.identities import AGENTS, KEY, Hanging, Raising, Unprintable, make_own, make_plain
+from tests.support.identities import AGENTS, KEY, Raising, Unprintable, make_own, make_plain
 from tests.support.service import Service
 from tests.support.streaming import StreamedModel
 from tests.support.turns import DONE
@@ -43,11 +43,6 @@ def test_a_model_has_an_identity_whatever_its_class_does(model: object, identity
     assert model_identity(model) == ModelIdentity(*identity)
 
 
-def test_a_property_that_hangs_is_read_once() -> None:
-    assert [model_identity(Hanging()), model_identity(Hanging())] == [ModelIdentity("Hanging")] * 2
-    assert Hanging.reads == 1
-
-
 def test_the_release_is_that_of_the_package_that_holds_the_factory() -> None:
     assert release_of(partial(ToolCallingAgent, tools=[])) == SMOLAGENTS
     assert release_of(make_plain) is None
@@ -69,7 +64,6 @@ def test_every_turn_names_what_answered(service: Service) -> None:
     for name, model in {
         "plain": {"provider": "ScriptedModel", "id": "scripted-1"},
         "raising": {"provider": "Raising", "id": None},
-        "hanging": {"provider": "Hanging", "id": None},
         "managing": {"provider": "ScriptedModel", "id": "scripted-1"},
     }.items():
         turn = service.play(DONE, agent=name)

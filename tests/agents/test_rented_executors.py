@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from smolsessions.agents.catalog import Catalog
-from smolsessions.agents.config.agents_file import load_agents_file
+from smolsessions.agents.config.assembly import load_agents_file
 from smolsessions.core.errors import StartError
 from tests.support.llm import LLM
 from tests.support.sandboxes import DockerDaemon, E2BService, Sandboxes, serving

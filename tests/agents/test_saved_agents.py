@@ -10,7 +10,7 @@ import pytest
 from smolagents import CodeAgent, OpenAIModel, Tool, ToolCallingAgent
 
 from smolsessions.agents.catalog import Catalog
-from smolsessions.agents.config.agents_file import load_agents_file
+from smolsessions.agents.config.assembly import load_agents_file
 from smolsessions.core.errors import StartError
 from tests.support.hub import Hub
 from tests.support.llm import LLM

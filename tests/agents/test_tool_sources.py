@@ -29,9 +29,9 @@ REFUSED = {
     "tests.support.own_tools:Async": "the tool later has an async forward, whose coroutine smolagents would return",
     "tests.support.own_tools:Fails": r"setup\(\) of the tool .* failed with OSError: no disk; mend it",
     "tests.support.own_tools:make_number": "gave int, which is no smolagents tool; return one",
-    "tests.support.own_tools:nothing": "has no nothing; name a tool, its class, or a function that makes it",
+    "tests.support.own_tools:nothing": "has no tool nothing; name an instance, a class or a factory",
     "tests.support.own_tools:counting": "is one tool that holds state .* name its class",
-    "tests.support.own_tools:OWN": "has no OWN",
+    "tests.support.own_tools:OWN": "has no tool OWN",
     "tests.support.nowhere:x": "importing tests.support.nowhere failed with ModuleNotFoundError",
     "smolagents:PythonInterpreterTool": "runs model-written code in this process; use an agent of kind code",
     "smolagents:UserInputTool": "reads from the terminal of the service",
@@ -117,7 +117,7 @@ def _managed() -> ToolCallingAgent:
     ("factory", "sentence"),
     [
         (make_singer, r"'sing' of agent '\w+' has output_type = 'audio', .* return smolsessions\.Audio"),
-        (_managed, r"'sing' of agent '\w+' has output_type = 'audio'"),
+        (_managed, r"'sing' of agent 'mine → singer' has output_type = 'audio'"),
         (make_listener, r"'listen' of agent '\w+' has an input 'sound' of the type 'audio', .* write 'any'"),
     ],
 )

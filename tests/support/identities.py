@@ -3,7 +3,6 @@
 PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
 """
 
-import time
 from typing import Any
 
 from smolagents import MultiStepAgent, ToolCallingAgent
@@ -13,7 +12,7 @@ from tests.support import agents
 
 KEY = "sk-of-the-identity"
 AGENTS = ",".join(
-    f"{name}=tests.support.identities:make_{name}" for name in ("plain", "raising", "hanging", "managing", "personal")
+    f"{name}=tests.support.identities:make_{name}" for name in ("plain", "raising", "managing", "personal")
 )
 
 
@@ -21,20 +20,6 @@ class Raising(agents.ScriptedModel):
     @property
     def model_id(self) -> str:
         raise OSError(KEY)
-
-    @model_id.setter
-    def model_id(self, value: str) -> None:
-        pass
-
-
-class Hanging(agents.ScriptedModel):
-    reads = 0
-
-    @property
-    def model_id(self) -> str:
-        Hanging.reads += 1
-        time.sleep(60)
-        return "late"
 
     @model_id.setter
     def model_id(self, value: str) -> None:
@@ -56,10 +41,6 @@ def make_plain(model: Any = None, **options: Any) -> ToolCallingAgent:
 
 def make_raising() -> ToolCallingAgent:
     return make_plain(Raising())
-
-
-def make_hanging() -> ToolCallingAgent:
-    return make_plain(Hanging())
 
 
 def make_managing() -> ToolCallingAgent:

@@ -154,9 +154,9 @@ def test_other_agents_get_the_tools(make: Callable[[], MultiStepAgent], tmp_path
 
 
 MISTAKES: dict[str, tuple[Any, str]] = {
-    "no dict": (["**"], "is no dict"),
-    "unknown key": ({"editible": ["**"]}, "is no dict of editable, readonly, hidden, path"),
-    "text for a list": ({"editable": "**"}, "write a list"),
+    "no dict": (["**"], "is no table"),
+    "unknown key": ({"editible": ["**"]}, "editible is no key here; did you mean editable?"),
+    "text for a list": ({"editable": "**"}, "editable: is no list"),
     "negation": ({"editable": ["**"], "hidden": ["!a"]}, "hidden, entry 1: it begins with !"),
     "parent": ({"editable": ["../**"]}, "editable, entry 1: it has a part that no path has"),
     "no directory": ({"readonly": ["**"], "path": "/nowhere"}, "no directory of files"),
@@ -170,7 +170,7 @@ def test_a_mistake_stops_the_start(values: Any, sentence: str, tmp_path: Path) -
     def make() -> MultiStepAgent:
         return smolsessions.options(make_scripted(), workspace=values)
 
-    with pytest.raises(StartError, match="the workspace of agent 'shop'") as caught:
+    with pytest.raises(StartError, match="the agent 'shop': workspace") as caught:
         check_factory("shop", make, ConversationFolders(tmp_path))
     assert sentence in caught.value.message
 

@@ -13,13 +13,13 @@ from typing import Any, Literal
 
 from smolagents import MultiStepAgent
 
-from smolsessions.agents.approval_checks import UNCONFINED, argument_problems, refused_tools
 from smolsessions.agents.config.mistakes import placed
 from smolsessions.agents.factories import CheckedAgent, Factory, check_factory, make_agent
 from smolsessions.agents.memory.author_policies import check_own_rules
 from smolsessions.agents.memory.memory_edits import Overlay
 from smolsessions.agents.memory.steps import unpack
 from smolsessions.agents.memory.views import PromptPreview, describe_step
+from smolsessions.agents.option_checks import UNCONFINED, argument_problems, refused_tools
 from smolsessions.agents.run.clean_ups import wait_for_clean_ups
 from smolsessions.agents.run.effects import outcome_of, usage_of
 from smolsessions.agents.run.instrumentation import clean_up
@@ -104,9 +104,11 @@ class Catalog:
         self._workspaces = workspaces
         secrets = [*hidden, *([workspaces.base] if workspaces else [])]
         for name, checked in self._agents.items():
-            with _placed(name, checked.factory):
+            try:
                 for bound in checked.workspaces:
                     bound.refuse_secrets(secrets)
+            except StartError as error:
+                raise placed(error, name, checked.factory) from None
         roots = {bound.workspace.root for agent in self._agents.values() for bound in agent.workspaces}
         self._fork_client = ForkClient(
             sorted(preload), [*secrets, *roots], code_folders, must_confine=must_confine, memory=code_memory
@@ -168,7 +170,12 @@ class Catalog:
     def confinement(self) -> dict[AgentName, Level | Literal["not run here"] | None]:
         """Return the confinement of each agent's code. None: it runs no code. Waits for the server of processes."""
         level = self._fork_client.level() if self._started else None
-        return {name: _confinement(agent.executors, level) for name, agent in self._agents.items()}
+        found: dict[AgentName, Level | Literal["not run here"] | None] = {}
+        for name, agent in self._agents.items():
+            weakest: Level | Literal["not run here"] | None = "not run here" if agent.executors else None
+            weakest = level if "child" in agent.executors else weakest
+            found[name] = "none" if "thread" in agent.executors else weakest
+        return found
 
     def build(
         self,
@@ -316,27 +323,10 @@ class Catalog:
         return self._agents[name]
 
 
-@contextmanager
-def _placed(name: str, factory: Factory) -> Iterator[None]:
-    try:
-        yield
-    except StartError as error:
-        raise placed(error, name, factory) from None
-
-
 def _system_prompts(agent: MultiStepAgent, path: str = "") -> Iterator[tuple[str, str]]:
     yield path, agent.system_prompt
     for name, managed in agent.managed_agents.items():
         yield from _system_prompts(managed, f"{path}/{name}")
-
-
-def _confinement(executors: frozenset[str], level: Level | None) -> Level | Literal["not run here"] | None:
-    """Return the weakest confinement of an agent's code. `level` is that of child processes."""
-    if "thread" in executors:
-        return "none"
-    if "child" in executors:
-        return level
-    return "not run here" if executors else None
 
 
 def _overlay(agent: CheckedAgent, entries: Sequence[bytes], attachments: dict[str, bytes]) -> Overlay:

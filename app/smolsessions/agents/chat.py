@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.resources
 import threading
 from collections.abc import Callable
 from typing import Any
 
-import jinja2
-import yaml
 from pydantic import ValidationError
 from smolagents import LogLevel, Model, PromptTemplates, Tool, ToolCallingAgent
 
 import smolsessions
 from smolsessions.agents.config.schema import ModelOptions, ModelTable
+from smolsessions.agents.config.templates import check_jinja, smolagents_templates
 from smolsessions.agents.demo.tools import Calculator, Clock, TextStats
 from smolsessions.agents.models.providers import make_model
 from smolsessions.core.errors import StartError
@@ -54,17 +52,17 @@ class ChatOptions:
 
 
 def chat_factory(options: ChatOptions) -> Callable[[], ToolCallingAgent]:
-    """Return the factory of the chat agent. Calling it raises `StartError` if an option is missing or wrong."""
-    model = functools.cache(functools.partial(_model, options))
+    """Return a factory of the chat agent. Its first call raises `StartError` if a setting is missing or wrong."""
+    parts = functools.cache(functools.partial(_parts, options))
     lock = threading.Lock()
 
     def make() -> ToolCallingAgent:
         with lock:  # all agents share one model with its connection pool, so two first calls must not make two
-            shared = model()
+            model, templates = parts()
         chat = ToolCallingAgent(
             tools=[tool() for tool in _TOOLS],
-            model=shared,
-            prompt_templates=_prompt_templates(options.system_prompt),
+            model=model,
+            prompt_templates=templates,
             name="chat",
             description=f"A chat with {options.model_id}, which can calculate, tell the time and count words.",
             verbosity_level=LogLevel.OFF,
@@ -74,7 +72,12 @@ def chat_factory(options: ChatOptions) -> Callable[[], ToolCallingAgent]:
     return make
 
 
-def _model(options: ChatOptions) -> Model:
+def _parts(options: ChatOptions) -> tuple[Model, PromptTemplates]:
+    """Return the model and the prompt templates that all chat agents share."""
+    templates = smolagents_templates("toolcalling_agent")
+    if options.system_prompt is not None:
+        check_jinja("SMOLSESSIONS_MODEL_SYSTEM_PROMPT", options.system_prompt)
+        templates = PromptTemplates(**{**templates, "system_prompt": options.system_prompt})
     chosen: dict[str, Any] = {"max_tokens": options.max_tokens, "temperature": options.temperature}
     try:
         table = ModelTable(
@@ -86,7 +89,7 @@ def _model(options: ChatOptions) -> Model:
             timeout_s=options.timeout_s,
             options=ModelOptions(**{name: value for name, value in chosen.items() if value is not None}),
         )
-        return make_model(table)
+        return make_model(table), templates
     except ValidationError as error:
         names = {str(mistake["loc"][0]) for mistake in error.errors(include_input=False)}
         settings = ", ".join(f"SMOLSESSIONS_MODEL_{_SETTINGS.get(name, name).upper()}" for name in sorted(names))
@@ -94,20 +97,3 @@ def _model(options: ChatOptions) -> Model:
     except StartError as error:
         sentence = error.message.replace("api_key_env: ", "SMOLSESSIONS_MODEL_API_KEY_ENV ")
         raise StartError(f"the agent chat: {sentence} ({_HOW_TO_FIX})") from error
-
-
-@functools.cache
-def _prompt_templates(system_prompt: str | None) -> PromptTemplates:
-    """Parse smolagents' own templates once, which takes 2.3 ms. They are shared by all chat agents."""
-    text = importlib.resources.files("smolagents.prompts").joinpath("toolcalling_agent.yaml").read_text("utf-8")
-    templates: PromptTemplates = yaml.safe_load(text)
-    if system_prompt is not None:
-        try:
-            jinja2.Environment(autoescape=False).parse(system_prompt)  # noqa: S701 - a prompt is no HTML
-        except jinja2.TemplateError as error:
-            raise StartError(
-                f"SMOLSESSIONS_MODEL_SYSTEM_PROMPT is no Jinja template ({error}); write {{{{ and {{% as text with "
-                "{% raw %} … {% endraw %} around them"
-            ) from error
-        templates["system_prompt"] = system_prompt
-    return templates

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import importlib.metadata
 import inspect
 import json
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,14 +16,21 @@ from typing import Any
 from smolagents import MultiStepAgent
 from smolagents.models import get_tool_json_schema
 
-import smolsessions
-from smolsessions.agents.approval_checks import approved_tools, asks, cannot_wait, check_approvals, tool_names
 from smolsessions.agents.identity import model_identity, release_of
+from smolsessions.agents.imports import import_named, search_modules_in
 from smolsessions.agents.memory.author_policies import agent_policy, import_own_policies
 from smolsessions.agents.memory.policies import PolicyFunction
 from smolsessions.agents.memory.scratchpad import add_scratchpad
 from smolsessions.agents.models.keys import describe_error
-from smolsessions.agents.option_checks import check_options, stored_classes_of
+from smolsessions.agents.option_checks import (
+    approved_tools,
+    asks,
+    cannot_wait,
+    check_approvals,
+    check_options,
+    tool_names,
+    validate_options,
+)
 from smolsessions.agents.remote_executors import (
     check_remote_executor,
     is_of_executor,
@@ -99,22 +104,46 @@ def load_factories(spec: str) -> list[tuple[str, Factory]]:
     Without `name=`, the factory's decorator names the agent, or else the function: `make_shop` makes `shop`.
     The working directory is searched for modules, too.
     """
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
-    return [_load(entry.strip()) for entry in spec.split(",") if entry.strip()]
+    search_modules_in(Path.cwd())
+    found = []
+    for entry in filter(None, map(str.strip, spec.split(","))):
+        match = re.fullmatch(r"(?:([^=]+)=)?(?:(.+)\.py|([\w.]+)):(\w+)", entry)
+        if not match:
+            raise StartError(f"SMOLSESSIONS_AGENTS has {entry!r}; write each agent as name=module:factory")
+        name, file, module_name, function = match.groups()
+        if file:
+            path = Path(f"{file}.py")
+            if not path.is_file() or not path.stem.isidentifier():
+                raise StartError(
+                    f"{path} is no Python file that can be imported; check the path, and name it as a module"
+                )
+            search_modules_in(path.parent.absolute())
+            module_name = path.stem
+        try:
+            factory = import_named(module_name, function, "function", "name the one that makes it")
+        except StartError as error:
+            raise StartError(f"the agent {name or function!r}: {error.message}") from error
+        found.append((name or factory_name(factory) or _PREFIX.sub("", function), factory))
+    return found
 
 
 def make_agent(
     name: str, factory: Factory, caller: Caller, folders: ConversationFolders | None = None
 ) -> MultiStepAgent:
-    """Call a factory and add the tools that its agent requests of the service."""
-    agent = factory(caller=caller) if takes_caller(factory) else factory()
-    if isinstance(agent, MultiStepAgent):
+    """Call a factory, validate the options of its agent and add the tools that they request of the service."""
+    agent: MultiStepAgent = call_factory(factory, caller)
+    if isinstance(agent, MultiStepAgent):  # a factory may return anything
+        validate_options(name, agent)
         add_scratchpad(name, agent)
         add_workspaces(name, agent, caller, folders)
         for each in with_managed(agent):
             add_ask_user(name, each)
     return agent
+
+
+def call_factory(factory: Factory, caller: Caller) -> Any:
+    """Return what a factory makes. It gets the caller if it has such a parameter."""
+    return factory(caller=caller) if takes_caller(factory) else factory()
 
 
 def takes_caller(factory: Factory) -> bool:
@@ -127,40 +156,55 @@ def takes_caller(factory: Factory) -> bool:
 
 def check_factory(name: str, factory: Factory, folders: ConversationFolders | None = None) -> CheckedAgent:
     """Call a factory twice and check its agents. Raises `StartError` if two conversations could mix."""
-    first = _call(name, factory, folders)
+    first = _checked_call(name, factory, folders)
     refuse_started_executor(name, first)  # a second one might need the same port
-    second = _call(name, factory, folders)
+    second = _checked_call(name, factory, folders)
     for one, other in zip(with_managed(first), with_managed(second), strict=False):
         _refuse_shared_parts(name, one, other)
-        _check_tools(name, one)
-        check_options(name, one)
+        for tool in one.tools.values():
+            check_tool(tool, f"the agent {name!r}: ")
+        check_options(name if one is first else f"{name} → {one.name}", one)
         check_remote_executor(name, one)
     check_approvals(name, first, takes_caller=takes_caller(factory))
-    stored_classes = stored_classes_of(name, first)
-    unstable = _differing(first, second)
+    parts, others = _parts(first), _parts(second)
+    unstable = frozenset(part for part, value in parts.items() if others.get(part) != value)
     own_policies = import_own_policies(name, first)
+    options = options_of(first)
+    schemas = [
+        get_tool_json_schema(tool)["function"] for tool in (*first.tools.values(), *first.managed_agents.values())
+    ]
+    place = code_runs_in(first)
     info = AgentInfo(
         _version(AgentName(name), first, factory, unstable),
         str(getattr(first, "description", None) or ""),
-        tuple(_tool_info(tool) for tool in _offered(first) if tool.name != "final_answer"),
+        tuple(
+            ToolInfo(schema["name"], str(schema["description"]), json_form(schema["parameters"]))
+            for schema in schemas
+            if schema["name"] != "final_answer"
+        ),
         int(first.max_steps),
-        _code_place(first),
+        first.python_executor.kind if place == "remote" else place,  # type: ignore[attr-defined]  # it is ours
         agent_policy(name, first, own_policies),
-        tuple(options_of(first).examples),
-        options_of(first).deadline_s,
+        options.examples,
+        options.deadline_s,
         tuple(filter(None, map(limitation_of, with_managed(first)))),
         approved_tools(first),
         any(options_of(each).ask_user for each in with_managed(first)),
     )
     clean_up(first)
     clean_up(second)
-    executors = frozenset(place for agent in with_managed(first) if (place := code_runs_in(agent)))
+    places = {id(each): code_runs_in(each) for each in with_managed(first)}
+    coders = [each for each in with_managed(first) if places[id(each)] == "child"]
+    imports = {module for each in coders for module in getattr(each, "additional_authorized_imports", ())}
+    preload = {module.removesuffix(".*") for module in imports if module != "*"}
+    if coders:
+        preload |= {kind.__module__ for kind in options.stored_classes}
     return CheckedAgent(
         factory,
         info,
-        stored_classes,
-        _preload(first, stored_classes),
-        executors,
+        options.stored_classes,
+        frozenset(preload),
+        frozenset(filter(None, places.values())),
         own_policies,
         import_targets(first),
         takes_caller(factory),
@@ -172,60 +216,7 @@ def check_factory(name: str, factory: Factory, folders: ConversationFolders | No
     )
 
 
-def _load(entry: str) -> tuple[str, Factory]:
-    match = re.fullmatch(r"(?:([^=]+)=)?(?:(.+)\.py|([\w.]+)):(\w+)", entry)
-    if not match:
-        raise StartError(f"SMOLSESSIONS_AGENTS has {entry!r}; write each agent as name=module:factory")
-    name, file, module_name, attribute = match.groups()
-    if file:
-        module_name = _module_of(Path(f"{file}.py"))
-    try:
-        factory = import_factory(module_name, attribute)
-    except StartError as error:
-        raise StartError(f"the agent {name or attribute!r}: {error.message}") from error
-    return name or factory_name(factory) or _PREFIX.sub("", attribute), factory
-
-
-def import_factory(module_name: str, attribute: str, role: str = "makes it") -> Factory:
-    """Import a function that makes agents, or has another role. Raises `StartError`."""
-    _refuse_namesake(module_name)
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("smolsessions."):
-            _refuse_namesake(error.name or "")
-        raise StartError(
-            f"importing {module_name} failed with {describe_error(error)}; mend the module, or start the "
-            "service in the folder that holds it"
-        ) from error
-    factory: Factory | None = getattr(module, attribute, None)
-    if not callable(factory):
-        raise StartError(f"{module_name} has no function {attribute}; name the one that {role}")
-    return factory
-
-
-def _module_of(file: Path) -> str:
-    """Return the name under which a file can be imported, and make it so."""
-    folder = str(file.parent.absolute())
-    if not file.is_file() or not file.stem.isidentifier():
-        raise StartError(f"{file} is no Python file that can be imported; check the path, and name it as a module")
-    if folder not in sys.path:
-        sys.path.append(folder)
-    return file.stem
-
-
-def _refuse_namesake(module_name: str) -> None:
-    ours = Path(next(iter(smolsessions.__path__)))
-    namesakes = (Path.cwd() / "smolsessions", Path.cwd() / "smolsessions.py")
-    theirs = next((path for path in namesakes if path.exists() and path != ours), None)
-    if theirs and module_name.split(".", maxsplit=1)[0] == "smolsessions":
-        raise StartError(
-            f"your {theirs.name} has the name of the service's own package, so {module_name} cannot be imported; "
-            "rename yours, say to my_agents"
-        )
-
-
-def _call(name: str, factory: Factory, folders: ConversationFolders | None) -> MultiStepAgent:
+def _checked_call(name: str, factory: Factory, folders: ConversationFolders | None) -> MultiStepAgent:
     try:
         agent = make_agent(name, factory, DUMMY, folders)
     except (StartError, AgentUnavailableError):
@@ -242,16 +233,6 @@ def _call(name: str, factory: Factory, folders: ConversationFolders | None) -> M
             f"the factory of agent {name!r} gave {type(agent).__name__}, not a smolagents agent; return one"
         )
     return agent
-
-
-def _tool_info(tool: Any) -> ToolInfo:
-    """Describe a tool or a managed agent by the schema that a model gets of it."""
-    schema = get_tool_json_schema(tool)["function"]
-    return ToolInfo(schema["name"], str(schema["description"]), json_form(schema["parameters"]))
-
-
-def _offered(agent: MultiStepAgent) -> list[Any]:
-    return [*agent.tools.values(), *agent.managed_agents.values()]
 
 
 def _refuse_shared_parts(name: str, one: MultiStepAgent, other: MultiStepAgent) -> None:
@@ -274,53 +255,20 @@ def _refuse_shared_parts(name: str, one: MultiStepAgent, other: MultiStepAgent) 
             )
 
 
-def _check_tools(name: str, agent: MultiStepAgent) -> None:
-    for tool in agent.tools.values():
-        try:
-            check_tool(tool)
-        except StartError as error:
-            raise StartError(f"the agent {name!r}: {error.message}") from None
-
-
-def _preload(first: MultiStepAgent, stored_classes: tuple[type, ...]) -> frozenset[str]:
-    coders = [agent for agent in with_managed(first) if code_runs_in(agent) == "child"]
-    imports = {module for agent in coders for module in getattr(agent, "additional_authorized_imports", ())}
-    modules = {module.removesuffix(".*") for module in imports if module != "*"}
-    return frozenset(modules | {kind.__module__ for kind in stored_classes} if coders else modules)
-
-
-def _code_place(agent: MultiStepAgent) -> str | None:
-    place = code_runs_in(agent)
-    return agent.python_executor.kind if place == "remote" else place  # type: ignore[attr-defined]  # it is ours
-
-
-def _kind(agent: MultiStepAgent) -> str:
-    """Name the smolagents class that an agent's own class derives from."""
-    return next(kind.__name__ for kind in type(agent).__mro__ if kind.__module__.startswith("smolagents"))
-
-
 def _version(name: AgentName, agent: MultiStepAgent, factory: Factory, unstable: frozenset[str]) -> AgentVersion:
-    fingerprint, model = _fingerprint(agent, unstable), model_identity(agent.model)
-    return AgentVersion(name, _kind(agent), SMOLAGENTS, model, fingerprint, release_of(factory))
+    """Return the version of an agent. Its fingerprint hashes prompts, tools and options.
 
-
-def _differing(first: MultiStepAgent, second: MultiStepAgent) -> frozenset[str]:
-    """Return the names of the parts that differ between two agents of one factory."""
-    parts, others = _parts(first), _parts(second)
-    return frozenset(name for name, part in parts.items() if others.get(name) != part)
-
-
-def _fingerprint(agent: MultiStepAgent, unstable: frozenset[str]) -> str:
-    """Hash prompts, tools and options: only an equal agent may replay a turn.
-
+    Only an agent of the same fingerprint may replay a turn.
     Dates and `unstable` parts are left out, and so are releases: a turn may outlast an upgrade. A template or the
     description of a tool that smolagents or this service has changed counts. The option `fingerprint` replaces it.
     """
-    own = options_of(agent).fingerprint
-    if own is not None:
-        return hashlib.sha256(own.encode()).hexdigest()[:16]
-    same = {name: part for name, part in _parts(agent).items() if name not in unstable}
-    return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
+    hashed = options_of(agent).fingerprint
+    if hashed is None:
+        same = {part: value for part, value in _parts(agent).items() if part not in unstable}
+        hashed = json.dumps(same, sort_keys=True)
+    fingerprint = hashlib.sha256(hashed.encode()).hexdigest()[:16]
+    kind = next(each.__name__ for each in type(agent).__mro__ if each.__module__.startswith("smolagents"))
+    return AgentVersion(name, kind, SMOLAGENTS, model_identity(agent.model), fingerprint, release_of(factory))
 
 
 @lru_cache(maxsize=64)  # most agents of a kind share their templates, which are long

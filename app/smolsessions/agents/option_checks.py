@@ -1,87 +1,85 @@
-"""Checks at start of the options that an author sets on an agent."""
+"""Checks of an agent's options, of the tools that a caller names, and of the arguments that a person changes."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
-import math
+from collections.abc import Collection
+from typing import Any
 
+from pydantic import ValidationError
 from smolagents import MultiStepAgent
 
+from smolsessions.agents.config.mistakes import mistakes_in
 from smolsessions.agents.models.providers import check_model
-from smolsessions.agents.sandbox.limits import limits_of
+from smolsessions.agents.run.approvals import matches
+from smolsessions.agents.run.instrumentation import code_runs_in, with_managed
 from smolsessions.core.errors import StartError
-from smolsessions.options import nearest, options_of
+from smolsessions.core.json_data import json_pointer
+from smolsessions.options import ATTRIBUTE, Options, nearest, options_of
 
-MAX_MODEL_RETRIES = 10
 log = logging.getLogger(__name__)
+
+UNCONFINED = (
+    "its code could reach this service and approve its own calls, as this system confines code with neither namespaces "
+    "nor Landlock (docs/security.md)"
+)
+MAX_PROBLEMS = 10
+_UNCHECKED = frozenset(
+    {"pattern", "patternProperties", "$ref", "$dynamicRef", "uniqueItems", "unevaluatedItems", "unevaluatedProperties"}
+)
+_SCHEMAS_BY_NAME = frozenset({"properties", "dependentSchemas", "$defs", "definitions"})
+_DATA = frozenset({"const", "enum", "default", "examples", "required", "dependentRequired"})
+
+
+def validate_options(name: str, agent: MultiStepAgent) -> None:
+    """Validate the values that a factory set on an agent. Raises `StartError`."""
+    for each in with_managed(agent):
+        try:
+            setattr(each, ATTRIBUTE, Options.model_validate(dict(options_of(each))))
+        except ValidationError as error:
+            raise StartError(mistakes_in(error, ("options", name))[0]) from None
 
 
 def check_options(name: str, agent: MultiStepAgent) -> None:
-    """Check the options of one agent. Raises `StartError`."""
-    _refuse_attributes(name, agent)
-    options = options_of(agent)
-    unsafe = options.unsafe_to_repeat
-    if not isinstance(unsafe, list | tuple | set | frozenset) or not set(unsafe) <= set(agent.tools):
-        raise StartError(f"the agent {name!r} has unsafe_to_repeat = {unsafe!r}; make it a list of names of its tools")
-    if options.executor not in {"child", "thread"}:
-        raise StartError(f"the agent {name!r} has executor = {options.executor!r}; make it 'child' or 'thread'")
-    if options.fingerprint is not None and not isinstance(options.fingerprint, str):
-        raise StartError(f"the agent {name!r} has fingerprint = {options.fingerprint!r}; make it a text")
-    if not isinstance(options.examples, list | tuple) or not all(isinstance(each, str) for each in options.examples):
-        raise StartError(f"the agent {name!r} has examples that are no list of texts; make them one")
-    deadline_s = options.deadline_s
-    if deadline_s is not None and (type(deadline_s) not in {int, float} or not 0 < deadline_s < math.inf):
-        raise StartError(f"the agent {name!r} has deadline_s = {deadline_s!r}; make it a number of seconds above 0")
-    try:
-        limits_of(options.code_limits)
-    except (ValueError, AttributeError) as error:
-        raise StartError(f"the code_limits of agent {name!r}: it {error}") from error
-    _check_retries(name, agent)
-    _refuse_audio(name, agent)
-    check_model(name, agent)
-
-
-def stored_classes_of(name: str, agent: MultiStepAgent) -> tuple[type, ...]:
-    """Return the classes of the option `stored_classes`. Raises `StartError`."""
-    stored_classes = options_of(agent).stored_classes
-    if not isinstance(stored_classes, list | tuple | set | frozenset):
-        raise StartError(f"the agent {name!r} has stored_classes={stored_classes!r}; make it a list of classes")
-    for kind in stored_classes:
-        if not isinstance(kind, type) or "." in kind.__qualname__:
-            raise StartError(
-                f"the agent {name!r} has {kind!r} in stored_classes; it must be a class at the top of its module"
-            )
-    return tuple(stored_classes)
-
-
-def _refuse_attributes(name: str, agent: MultiStepAgent) -> None:
-    """Refuse attributes of an agent, or of its own class, that look like options: they have no effect."""
-    for attribute in sorted(_own_attributes(agent)):
+    """Check that the options of one agent suit its tools and its model. Raises `StartError`."""
+    classes = [
+        kind for kind in type(agent).__mro__ if kind is not object and not kind.__module__.startswith("smolagents")
+    ]
+    fields = {
+        key
+        for kind in classes
+        for key, value in vars(kind).items()
+        if not (callable(value) or isinstance(value, property | classmethod | staticmethod))
+    }
+    for attribute in sorted({*vars(agent), *fields}):
         if option := nearest(attribute):
             advice = "" if option == attribute else ", or rename the attribute if you use it yourself"
             raise StartError(
                 f"the agent {name!r} has an attribute {attribute!r}, and attributes set no options; remove it and "
                 f"write smolsessions.options(agent, {option}=…) in the factory{advice}"
             )
-
-
-def _own_attributes(agent: MultiStepAgent) -> set[str]:
-    classes = [
-        kind for kind in type(agent).__mro__ if kind is not object and not kind.__module__.startswith("smolagents")
-    ]
-    fields = {key for kind in classes for key, value in vars(kind).items() if not _is_code(value)}
-    return {*vars(agent), *fields}
-
-
-def _is_code(value: object) -> bool:
-    return callable(value) or isinstance(value, property | classmethod | staticmethod)
+    if not set(options_of(agent).unsafe_to_repeat) <= set(agent.tools):
+        there = ", ".join(agent.tools)
+        raise StartError(
+            f"the agent {name!r}: unsafe_to_repeat: names a tool that the agent does not have; it has {there}"
+        )
+    if importlib.util.find_spec("torch") is None:
+        _refuse_audio(name, agent)
+    hidden = getattr(getattr(agent.model, "client", None), "max_retries", 0)
+    if isinstance(hidden, int) and hidden > 0:
+        log.warning(
+            "the model client of agent %r repeats failed calls %d times, unseen by the turn; pass "
+            'client_kwargs={"max_retries": 0} to the model',
+            name,
+            hidden,
+            extra={"action": "model.retries"},
+        )
+    check_model(name, agent)
 
 
 def _refuse_audio(name: str, agent: MultiStepAgent) -> None:
     """Refuse tools with audio as smolagents has it: without torch they would fail after they ran, or at each call."""
-    if importlib.util.find_spec("torch") is not None:
-        return
     for tool in agent.tools.values():
         if getattr(tool, "output_type", None) == "audio":
             raise StartError(
@@ -96,16 +94,94 @@ def _refuse_audio(name: str, agent: MultiStepAgent) -> None:
                 )
 
 
-def _check_retries(name: str, agent: MultiStepAgent) -> None:
-    retries = options_of(agent).model_retries
-    if type(retries) is not int or not 0 <= retries <= MAX_MODEL_RETRIES:
-        raise StartError(f"the agent {name!r} has model_retries = {retries!r}; make it 0 to {MAX_MODEL_RETRIES}")
-    hidden = getattr(getattr(agent.model, "client", None), "max_retries", 0)
-    if isinstance(hidden, int) and hidden > 0:
-        log.warning(
-            "the model client of agent %r repeats failed calls %d times, unseen by the turn; pass "
-            'client_kwargs={"max_retries": 0} to the model',
-            name,
-            hidden,
-            extra={"action": "model.retries"},
-        )
+def tool_names(agent: MultiStepAgent) -> frozenset[str]:
+    """Return the names of everything that an agent can call, and the agents below it."""
+    names: set[str] = set()
+    for each in with_managed(agent):
+        names |= {tool.name for tool in (*each.tools.values(), *each.managed_agents.values())}  # rules see these names
+        if code_runs_in(each):
+            names.add("python_interpreter")
+    return frozenset(names)
+
+
+def cannot_wait(agent: MultiStepAgent) -> str | None:
+    """Return why no turn of an agent can wait for a person, or None. Its code must be able to run again."""
+    for each in with_managed(agent):
+        place = code_runs_in(each)
+        if place in {"thread", "remote"}:
+            where = "the thread of its turn (executor='thread')" if place == "thread" else "a remote executor"
+            return f"its code runs in {where}, so a turn cannot wait for a person; let it run in a child process"
+    return None
+
+
+def asks(agent: MultiStepAgent) -> bool:
+    """Return whether an agent or one below it has an option that lets turns wait for a person."""
+    return any(options_of(each).approve or options_of(each).ask_user for each in with_managed(agent))
+
+
+def approved_tools(agent: MultiStepAgent) -> tuple[str, ...] | None:
+    """Return the tools that the options of an agent and those below it name. None: a function decides on calls."""
+    rules = [options_of(each).approve for each in with_managed(agent)]
+    if any(callable(rule) for rule in rules):
+        return None
+    return tuple(dict.fromkeys(name for rule in rules for name in rule))
+
+
+def check_approvals(name: str, agent: MultiStepAgent, *, takes_caller: bool) -> None:
+    """Check the options `approve` and `ask_user` of an agent and those below it. Raises `StartError`."""
+    for each in with_managed(agent):
+        rule, known = options_of(each).approve, tool_names(each)
+        if not callable(rule) and not takes_caller and (refused := refused_tools(name, known, rule)):
+            there = ", ".join(sorted(known - {"final_answer"})) or "none"
+            key = "approve" if each is agent else f"approve of {each.name}"
+            raise StartError(
+                f"the agent {name!r}: {key}: entry {refused[0] + 1} names no tool that the agent can call; it can "
+                f"call {there}"
+            )
+    if asks(agent) and (sentence := cannot_wait(agent)):
+        raise StartError(f"the agent {name!r} has the option approve or ask_user, and {sentence}")
+
+
+def refused_tools(name: str, known: Collection[str], tools: Collection[str]) -> tuple[int, str] | None:
+    """Return place and sentence of the first pattern that names no tool of an agent."""
+    for place, pattern in enumerate(tools):
+        if not any(matches(tool, [pattern]) for tool in known):
+            return place, f"{pattern!r} names no tool of the agent {name!r}"
+    return None
+
+
+def argument_problems(parameters: dict[str, Any], arguments: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return pointer and message of each mistake in arguments, by their JSON Schema.
+
+    Patterns and `uniqueItems` are not checked, as they may take for ever, and no reference is followed. A schema that
+    is itself wrong, as a foreign server's may be, refuses all arguments.
+    """
+    from jsonschema.validators import Draft202012Validator  # noqa: PLC0415 - it takes 60 ms
+    from referencing import Registry  # noqa: PLC0415
+
+    found = []
+    try:
+        validator = Draft202012Validator(_checked_part(parameters), registry=Registry())
+        for error in validator.iter_errors(arguments):
+            found.append((json_pointer([str(part) for part in error.absolute_path]), error.message[:300]))
+            if len(found) == MAX_PROBLEMS:
+                break
+    except Exception:  # noqa: BLE001 - whatever the library raises for a wrong schema
+        return [("", "cannot be checked, as the schema of the tool is wrong: approve the call as it is, or reject it")]
+    return found
+
+
+def _checked_part(schema: Any) -> Any:
+    """Return a JSON Schema without the keywords that are not checked, and those that need them."""
+    if isinstance(schema, list):
+        return [_checked_part(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    left_out = _UNCHECKED | ({"additionalProperties"} if "patternProperties" in schema else set())
+    kept = {key: value for key, value in schema.items() if key not in left_out}
+    for key, value in kept.items():
+        if key in _SCHEMAS_BY_NAME and isinstance(value, dict):
+            kept[key] = {name: _checked_part(each) for name, each in value.items()}
+        elif key not in _DATA:
+            kept[key] = _checked_part(value)
+    return kept

@@ -18,8 +18,9 @@ from typing import Any
 from smolagents import MultiStepAgent, remote_executors
 from smolagents.monitoring import AgentLogger
 from smolagents.remote_executors import RemotePythonExecutor
+from smolagents.tools import get_tools_definition_code
 
-from smolsessions.agents.models.keys import read_key
+from smolsessions.agents.models.keys import read_key, remember_keys
 from smolsessions.agents.run.instrumentation import clean_up, with_managed
 from smolsessions.agents.run.remote_interpreter import RemoteInterpreter
 from smolsessions.agents.values.json_forms import json_form
@@ -85,8 +86,10 @@ def remote_executor(
         raise StartError(
             "a remote executor has allow_pickle=True, and then code in its sandbox runs any code here, too; remove it"
         )
+    shown = {name: value for name, value in options.items() if not re.search("env|secret|token|key", name)}
+    described = repr(json_form(shown))
     if not isinstance(executor, str):
-        return RemoteInterpreter("remote", functools.partial(_make, executor, options), _described(options))
+        return RemoteInterpreter("remote", functools.partial(_make, lambda: executor, options), described)
     if executor not in KINDS:
         raise StartError(f"there is no remote executor {executor!r}; use one of {', '.join(KINDS)}")
     kind = KINDS[executor]
@@ -99,9 +102,46 @@ def remote_executor(
         raise StartError(
             f"the executor {executor} has no option {unknown[0]!r}; it has {', '.join(sorted(kind.options))}"
         )
-    key = _key(executor, kind, key_env, options)
-    make = functools.partial(_make_kind, executor, {**options, **key})
-    return RemoteInterpreter(executor, make, _described(options), _secrets(kind, key))
+    if kind.key_option:
+        if kind.key_option in options:
+            raise StartError(
+                f"the executor {executor} has its key among its options; name its variable as key_env instead"
+            )
+        variable = key_env or kind.key_variables[0]
+        if not key_env and not os.environ.get(variable):
+            raise StartError(f"the executor {executor} wants a key; set {variable}, or name its variable")
+        options[kind.key_option] = read_key(variable, "key_env")
+    elif key_env:
+        own = " and ".join(kind.key_variables)
+        advice = f"set {own}, which its library reads itself, and remove it" if own else "remove it"
+        raise StartError(f"the executor {executor} takes no name of a key's variable; {advice}")
+    remember_keys(kind.key_variables)
+    if executor == "docker":
+        # By the label an operator finds containers of a killed process. Port 0 stands for a free one.
+        run = {"labels": {"smolsessions": "executor"}, **(options.get("container_run_kwargs") or {})}
+        options = {"port": 0, "build_new_image": False, **options, "container_run_kwargs": run}
+    make = functools.partial(_make, lambda: getattr(remote_executors, kind.class_name), options)
+    return RemoteInterpreter(executor, make, described)
+
+
+def _make(
+    kind: Callable[[], Callable[..., RemotePythonExecutor]],
+    options: dict[str, Any],
+    imports: list[str],
+    logger: AgentLogger,
+) -> RemotePythonExecutor:
+    """Start a remote executor with the packages of these modules. Those of Python itself need none."""
+    tops = dict.fromkeys(name.partition(".")[0] for name in imports if name != "*")
+    packages = [_PACKAGES.get(name, name) for name in tops if name not in sys.stdlib_module_names]
+    if options.get("port") == 0:  # smolagents' own default is the same for every container
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            options = {**options, "port": probe.getsockname()[1]}
+    made = kind()(packages, logger, **options)
+    if made.allow_pickle:
+        made.cleanup() if hasattr(made, "cleanup") else None
+        raise StartError("a remote executor has allow_pickle=True; remove it")
+    return made
 
 
 def refuse_started_executor(name: str, agent: MultiStepAgent) -> None:
@@ -154,80 +194,15 @@ def check_remote_executor(name: str, agent: MultiStepAgent) -> None:
         if is_set:
             raise StartError(f"the agent {name!r} has {reason}, or use the executor 'child'")
     for tool in agent.tools.values():
-        if problem := _problem_of(tool):
+        problem = "its state would stay there" if callable(getattr(tool, "get_state", None)) else ""
+        try:
+            tool.to_dict()
+            compile(get_tools_definition_code({tool.name: copy(tool)}), tool.name, "exec")
+        except Exception as error:  # noqa: BLE001 - smolagents raises several kinds
+            about = f"it has no source that stands alone ({type(error).__name__}: {error})"
+            problem = problem or " ".join(about.split())[:300]
+        if problem:
             raise StartError(
                 f"the agent {name!r} has the tool {tool.name!r}, which cannot run in a remote executor: {problem}; "
                 "write it as a class or function of a module without names from outside, or use the executor 'child'"
             )
-
-
-def _problem_of(tool: Any) -> str:
-    """Return the reason for which a tool cannot be sent as source, or nothing."""
-    if callable(getattr(tool, "get_state", None)):
-        return "its state would stay there"
-    from smolagents.tools import get_tools_definition_code  # noqa: PLC0415 - with a remote executor alone
-
-    try:
-        tool.to_dict()
-        compile(get_tools_definition_code({tool.name: copy(tool)}), tool.name, "exec")
-    except Exception as error:  # noqa: BLE001 - smolagents raises several kinds
-        return " ".join(f"it has no source that stands alone ({type(error).__name__}: {error})".split())[:300]
-    return ""
-
-
-def _make(
-    kind: Callable[..., RemotePythonExecutor], options: dict[str, Any], imports: list[str], logger: AgentLogger
-) -> RemotePythonExecutor:
-    made = kind(_packages_of(imports), logger, **options)
-    if made.allow_pickle:
-        made.cleanup() if hasattr(made, "cleanup") else None
-        raise StartError("a remote executor has allow_pickle=True; remove it")
-    return made
-
-
-def _make_kind(name: str, options: dict[str, Any], imports: list[str], logger: AgentLogger) -> RemotePythonExecutor:
-    if name == "docker":
-        options = {"port": _free_port(), "build_new_image": False, **options}
-        run = dict(options.get("container_run_kwargs") or {})
-        run.setdefault("labels", {"smolsessions": "executor"})  # so that an operator finds those of a killed process
-        options["container_run_kwargs"] = run
-    return _make(getattr(remote_executors, KINDS[name].class_name), options, imports, logger)
-
-
-def _packages_of(imports: list[str]) -> list[str]:
-    """Return the packages to install for these modules: none for those of Python itself."""
-    tops = dict.fromkeys(name.partition(".")[0] for name in imports if name != "*")
-    return [_PACKAGES.get(name, name) for name in tops if name not in sys.stdlib_module_names]
-
-
-def _free_port() -> int:
-    """Return a free port. smolagents' own default is the same for every container."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _key(executor: str, kind: _Vendor, key_env: str | None, options: dict[str, Any]) -> dict[str, str]:
-    if key_env and not kind.key_option:
-        own = " and ".join(kind.key_variables)
-        mend = f"set {own}, which its library reads itself, and remove it" if own else "remove it"
-        raise StartError(f"the executor {executor} takes no name of a key's variable; {mend}")
-    if not kind.key_option:
-        return {}
-    if kind.key_option in options:
-        raise StartError(f"the executor {executor} has its key among its options; name its variable as key_env instead")
-    if not key_env and not os.environ.get(kind.key_variables[0]):
-        raise StartError(f"the executor {executor} wants a key; set {kind.key_variables[0]}, or name its variable")
-    return {kind.key_option: read_key(key_env or kind.key_variables[0], "key_env")}
-
-
-def _secrets(kind: _Vendor, key: dict[str, str]) -> tuple[str, ...]:
-    """Return the values that no error may repeat."""
-    return (*key.values(), *(os.environ.get(variable, "") for variable in kind.key_variables))
-
-
-def _described(options: dict[str, Any]) -> str:
-    """Return the options for the fingerprint, without values of variables."""
-    shown = {name: value for name, value in options.items() if not re.search("env|secret|token|key", name)}
-    return repr(json_form(shown))

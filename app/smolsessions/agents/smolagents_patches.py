@@ -1,29 +1,23 @@
-"""Patches for values that smolagents rebuilds for each agent or run: prompts, messages of old steps, log panels."""
+"""Patches for values that smolagents rebuilds for each run: prompts, messages of old steps, lines of a log."""
 
 from __future__ import annotations
 
 import importlib.resources
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import AbstractContextManager
-from copy import copy, deepcopy
-from functools import lru_cache, partial
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from functools import lru_cache
 from operator import attrgetter
 from textwrap import indent
 from typing import Any
 
 import smolagents.agents
-import smolagents.monitoring
 import smolagents.tools
 from jinja2 import Template
 from rich.console import Console
-from rich.panel import Panel
-from rich.text import Text
 from smolagents import CodeAgent, MultiStepAgent, Tool, ToolCallingAgent
 from smolagents.agent_types import handle_agent_output_types
-from smolagents.default_tools import FinalAnswerTool
 from smolagents.memory import CallbackRegistry, MemoryStep
 from smolagents.monitoring import AgentLogger, LogLevel
 
@@ -34,21 +28,33 @@ from smolsessions.agents.run.proxy import unproxied
 MAX_CACHED_PROMPTS = 1000
 _SILENT = frozenset({LogLevel.OFF, LogLevel.INFO})
 """Levels at which a default logger prints nothing. INFO is smolagents' default, and a service is no console."""
+_PLAIN = frozenset({int, float, bool, type(None), dict, list, tuple})
+_WRAPPED = frozenset({"string", "image", "audio"})
+_TOOL_INPUTS = attrgetter("name", "description", "inputs", "output_type", "output_schema")
+_PROMPTS = attrgetter("to_code_prompt.__func__", "to_tool_calling_prompt.__func__")
+_USUAL_PROMPTS = (Tool.to_code_prompt, Tool.to_tool_calling_prompt)
+_OWN_TEMPLATES = [
+    file.read_text("utf-8")
+    for file in importlib.resources.files("smolagents.prompts").iterdir()
+    if file.name.endswith(".yaml")
+]
+_RENDERERS: dict[type[MultiStepAgent], Callable[[Any], str]] = {
+    kind: kind.initialize_system_prompt for kind in (ToolCallingAgent, CodeAgent)
+}
 
 
 def patch_smolagents() -> None:
-    """Replace parts of smolagents that cost time at each new agent, run or answer. The results stay the same."""
-    if importlib.util.find_spec("torch") is None:
-        sys.modules["torch"] = None  # type: ignore[assignment]  # every answer would search the whole path for it
+    """Replace parts of smolagents that cost time at each run or answer. The results stay the same."""
     names: Any = smolagents.agents
     names.Template = lru_cache(maxsize=MAX_CACHED_PROMPTS)(Template)
-    names.FinalAnswerTool = partial(copy, FinalAnswerTool())  # the check of a new one takes half of an agent's time
     names.AgentLogger = DefaultLogger
     tools: Any = smolagents.tools
-    names.handle_agent_output_types = tools.handle_agent_output_types = _wrap_output
-    monitoring: Any = smolagents.monitoring
-    names.Text = monitoring.Text = _deferred(Text)
-    names.Panel = _deferred(Panel)
+
+    def wrap_output(output: Any, output_type: str | None = None) -> Any:
+        is_plain = type(output) in _PLAIN and output_type not in _WRAPPED  # smolagents would search the path for torch
+        return output if is_plain else handle_agent_output_types(output, output_type)
+
+    names.handle_agent_output_types = tools.handle_agent_output_types = wrap_output
     ToolCallingAgent._substitute_state_variables = _substitute  # type: ignore[method-assign, assignment]  # noqa: SLF001
     for kind, render in _RENDERERS.items():
         kind.initialize_system_prompt = _cached(render)  # type: ignore[method-assign, assignment]
@@ -86,37 +92,16 @@ class CachedCallbacks(CallbackRegistry):  # type: ignore[misc, unused-ignore]
         self.around: Callable[[MemoryStep], AbstractContextManager[None]] | None = None
 
     def callback(self, memory_step: MemoryStep, **kwargs: Any) -> None:
-        if self.around is None:
-            self._call_all(memory_step, kwargs)
-            return
-        with self.around(memory_step):
-            self._call_all(memory_step, kwargs)
-
-    def _call_all(self, memory_step: MemoryStep, kwargs: dict[str, Any]) -> None:
-        for kind in type(memory_step).__mro__:
-            for call in self._callbacks.get(kind, ()):
-                takes_one = self._takes_one.get(id(call))
-                if takes_one is None:
-                    takes_one = self._takes_one[id(call)] = len(inspect.signature(call).parameters) == 1
-                if takes_one:
-                    call(memory_step)
-                else:
-                    call(memory_step, **kwargs)
+        with self.around(memory_step) if self.around else nullcontext():
+            for kind in type(memory_step).__mro__:
+                for call in self._callbacks.get(kind, ()):
+                    if id(call) not in self._takes_one:
+                        self._takes_one[id(call)] = len(inspect.signature(call).parameters) == 1
+                    call(memory_step, **({} if self._takes_one[id(call)] else kwargs))
 
 
 class DefaultLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
-    """Logger of an agent whose author passed none. Its console takes 3 KB and is made at its first use."""
-
-    def __init__(self, level: LogLevel = LogLevel.INFO, console: Console | None = None) -> None:
-        super().__init__(level, console or _QUIET_CONSOLE)
-        if not console:
-            del self.console
-
-    def __getattr__(self, name: str) -> Any:
-        if name != "console":
-            raise AttributeError(name)
-        self.console = Console(highlight=False)  # as smolagents' own
-        return self.console
+    """Logger of an agent whose author passed none."""
 
 
 class SilentLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
@@ -131,10 +116,7 @@ class SilentLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
     log_error = log_markdown = log_code = log_rule = log_task = log_messages = log
 
 
-def _wrap_output(output: Any, output_type: str | None = None) -> Any:
-    """Wrap a tool's output as smolagents does, which looks in vain for a tensor in a plain one."""
-    is_plain = type(output) in _PLAIN and output_type not in _WRAPPED
-    return output if is_plain else handle_agent_output_types(output, output_type)
+_QUIET_CONSOLE = Console(quiet=True)
 
 
 class _Arguments(dict[str, Any]):
@@ -158,31 +140,31 @@ def _substitute(agent: ToolCallingAgent, arguments: Any) -> Any:
     return values
 
 
-def _deferred(kind: Any) -> type:
-    """Return a subclass whose objects are initialized once they are read: most of these are made and never printed."""
-
-    def keep(self: Any, *args: Any, **kwargs: Any) -> None:
-        self._given = args, kwargs
-
-    def initialize(self: Any, name: str) -> Any:
-        if (given := vars(self).pop("_given", None)) is None:
-            raise AttributeError(name)
-        args, kwargs = given
-        kind.__init__(self, *args, **kwargs)
-        return getattr(self, name)
-
-    return type(kind.__name__, (kind,), {"__init__": keep, "__getattr__": initialize})
-
-
 def _cached(render: Callable[[Any], str]) -> Callable[[Any], str]:
-    """Return a method that renders a system prompt once for all agents with the same inputs."""
+    """Return a method that renders a system prompt once for all agents with the same inputs.
+
+    It renders others each time: templates of the author's own, and tools that write their prompts themselves.
+    """
     rendered: dict[tuple[Hashable, ...], tuple[list[Any], str]] = {}
 
     def initialize_system_prompt(agent: MultiStepAgent) -> str:
-        template, inputs = agent.prompt_templates["system_prompt"], _prompt_inputs(agent)
-        if inputs is None or not _is_smolagents_own(template):
+        template, tools = agent.prompt_templates["system_prompt"], list(map(unproxied, agent.tools.values()))
+        try:
+            is_known = _is_smolagents_own(template) and all(_PROMPTS(tool) == _USUAL_PROMPTS for tool in tools)
+        except AttributeError:  # a function in place of a method
+            is_known = False
+        if not is_known:
             return render(agent)
-        key = (type(agent), template, agent.instructions, *agent.tools, *agent.managed_agents)
+        inputs = [
+            *map(_TOOL_INPUTS, tools),
+            *(
+                (one.name, one.description, getattr(one, "inputs", None), getattr(one, "output_type", None))
+                for one in agent.managed_agents.values()
+            ),
+            getattr(agent, "authorized_imports", None),
+            getattr(agent, "code_block_tags", None),
+        ]
+        key = (type(agent), template, agent.instructions, *agent.tools, None, *agent.managed_agents)
         try:
             known = rendered.get(key)
             if known and known[0] == inputs:
@@ -198,45 +180,8 @@ def _cached(render: Callable[[Any], str]) -> Callable[[Any], str]:
     return initialize_system_prompt
 
 
-def _prompt_inputs(agent: MultiStepAgent) -> list[Any] | None:
-    """Return the inputs of a system prompt beside names. None if the author's own tools may take others."""
-    tools = list(map(unproxied, agent.tools.values()))
-    try:
-        prompts = list(map(_PROMPTS, tools))
-    except AttributeError:  # a function in place of a method
-        return None
-    if prompts.count(_USUAL_PROMPTS) < len(tools):
-        return None
-    managed = [
-        (one.name, one.description, getattr(one, "inputs", None), getattr(one, "output_type", None))
-        for one in agent.managed_agents.values()
-    ]
-    return [
-        *map(_TOOL_INPUTS, tools),
-        managed,
-        getattr(agent, "authorized_imports", None),
-        getattr(agent, "code_block_tags", None),
-    ]
-
-
 @lru_cache(maxsize=64)
 def _is_smolagents_own(template: str) -> bool:
     """Return whether smolagents' files hold the template, and so all expressions in it are known."""
     part = indent(template, "  ")
     return any(part in text for text in _OWN_TEMPLATES)
-
-
-_OWN_TEMPLATES = [
-    file.read_text("utf-8")
-    for file in importlib.resources.files("smolagents.prompts").iterdir()
-    if file.name.endswith(".yaml")
-]
-_TOOL_INPUTS = attrgetter("name", "description", "inputs", "output_type", "output_schema")
-_PROMPTS = attrgetter("to_code_prompt.__func__", "to_tool_calling_prompt.__func__")
-_USUAL_PROMPTS = (Tool.to_code_prompt, Tool.to_tool_calling_prompt)
-_PLAIN = frozenset({int, float, bool, type(None), dict, list, tuple})
-_WRAPPED = frozenset({"string", "image", "audio"})
-_QUIET_CONSOLE = Console(quiet=True)
-_RENDERERS: dict[type[MultiStepAgent], Callable[[Any], str]] = {
-    kind: kind.initialize_system_prompt for kind in (ToolCallingAgent, CodeAgent)
-}

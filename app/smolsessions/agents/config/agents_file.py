@@ -14,13 +14,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from smolsessions.agents.config.mistakes import mistakes_in
-from smolsessions.agents.config.references import wrong_references
+from smolsessions.agents.config.mistakes import mistakes_in, wrong_references
 from smolsessions.agents.config.schema import AgentsFile
-from smolsessions.agents.factories import Factory
 from smolsessions.agents.models.keys import remember_keys
 from smolsessions.agents.tools.mcp_secrets import is_secret
-from smolsessions.agents.tools.tool_servers import ToolServers
 from smolsessions.core.errors import StartError
 
 MAX_BYTES = 1024 * 1024
@@ -29,21 +26,11 @@ _TWICE = re.compile("twice|overwrite a value|Duplicate inline")  # of the senten
 _NAMES_OF_VARIABLES = frozenset({"api_key_env", "executor_key_env", "env", "headers"})
 
 
-def load_agents_file(path: Path, tool_servers: ToolServers | None = None) -> list[tuple[str, Factory]]:
-    """Return the factories of the file's agents, in its order. Raises `StartError`.
-
-    `tool_servers` takes the MCP servers, which its owner closes.
-    """
-    from smolsessions.agents.config.assembly import Assembly  # noqa: PLC0415 - it imports smolagents
-
-    file = read_agents_file(path)
-    remember_keys(_keys_of(file))
-    assembly = Assembly(path, file, tool_servers or ToolServers())
-    return [(name, assembly.factory(name)) for name in file.agents]
-
-
 def read_agents_file(path: Path) -> AgentsFile:
-    """Parse and check the file. Raises `StartError` with a line for each mistake."""
+    """Parse and check the file, and mask the keys that it names from then on.
+
+    Raises `StartError` with a line for each mistake.
+    """
     try:
         file = AgentsFile.model_validate(_toml(path))
     except ValidationError as error:
@@ -52,6 +39,14 @@ def read_agents_file(path: Path) -> AgentsFile:
         raise StartError("\n".join(f"{path}: {sentence}" for sentence in sentences))
     if not file.agents:
         raise StartError(f"{path}: has no agent; add a table [agents.NAME]")
+    keys = {model.api_key_env for model in file.models.values()}
+    for agent in file.agents.values():
+        keys.add(agent.executor_key_env)
+        keys.add(getattr(agent.model, "api_key_env", None))
+    for server in file.mcp.values():
+        keys |= {*server.headers.values()}
+        keys |= {name for target, name in server.env.items() if is_secret(target, os.environ.get(name, ""))}
+    remember_keys(filter(None, keys))
     return file
 
 
@@ -61,18 +56,6 @@ def key_variables(path: Path) -> frozenset[str]:
         return frozenset(_variables(_toml(path)))
     except StartError:  # the one who loads it reports the mistake
         return frozenset()
-
-
-def _keys_of(file: AgentsFile) -> Iterator[str]:
-    """Yield the names of the variables that hold keys."""
-    for model in (*file.models.values(), *(agent.model for agent in file.agents.values())):
-        yield from filter(None, [getattr(model, "api_key_env", None)])
-    yield from filter(None, (agent.executor_key_env for agent in file.agents.values()))
-    for server in file.mcp.values():
-        yield from server.headers.values()
-        yield from (
-            variable for target, variable in server.env.items() if is_secret(target, os.environ.get(variable, ""))
-        )
 
 
 def _toml(path: Path) -> dict[str, Any]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from pydantic import BaseModel
 
-from smolsessions.agents.config.schema import AgentsFile, AgentTable, McpTable, ModelOptions, ModelTable, WorkspaceTable
+from smolsessions.agents.config.schema import AgentsFile, AgentTable, McpTable, ModelOptions, ModelTable
+from smolsessions.options import WorkspaceOptions
 
 FILE = "agents.schema.json"
 _TABLES: dict[str, type[BaseModel]] = {
     "[models.NAME]": ModelTable,
     "options of a model": ModelOptions,
     "[agents.NAME]": AgentTable,
-    "workspace of an agent": WorkspaceTable,
+    "workspace of an agent": WorkspaceOptions,
     "[mcp.NAME]": McpTable,
 }
 
@@ -30,15 +30,11 @@ def keys_reference() -> str:
     """Return a Markdown table of the keys of each table."""
     parts = []
     for title, table in _TABLES.items():
-        rows = [
-            f"| `{name}` | {_default(field.get_default(call_default_factory=True))} | {field.description or ''} |"
-            for name, field in table.model_fields.items()
-        ]
+        rows = []
+        for name in sorted(table.model_fields, key=lambda key: key not in table.__annotations__):  # inherited ones last
+            field = table.model_fields[name]
+            default = field.get_default(call_default_factory=True)
+            shown = f"`{json.dumps(default)}`" if isinstance(default, str | int | float) else ""
+            rows.append(f"| `{name}` | {shown} | {field.description or ''} |")
         parts.append("\n".join([f"### {title}", "| key | default | meaning |", "|---|---|---|", *rows]))
     return "\n\n".join(parts)
-
-
-def _default(value: Any) -> str:
-    if value is None or value in ((), {}) or isinstance(value, BaseModel) or not isinstance(value, str | int | float):
-        return ""
-    return f"`{json.dumps(value)}`"

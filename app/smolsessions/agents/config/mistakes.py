@@ -1,41 +1,46 @@
-"""Sentences about mistakes in agents.toml: table, key and mend, without the value."""
+"""Sentences about mistakes in agents.toml and in options: place, key and what to do, without the value."""
 
 from __future__ import annotations
 
 import difflib
+import keyword
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
 
 from smolsessions.agents.config.schema import (
     BY_NAME,
     IN_PLACE,
+    REMOTE_EXECUTORS,
     AgentsFile,
     AgentTable,
-    CodeLimitsTable,
     McpTable,
     ModelOptions,
     ModelTable,
-    WorkspaceTable,
 )
 from smolsessions.core.errors import StartError
 from smolsessions.core.policies import TAGS
+from smolsessions.options import CodeLimitValues, Options, WorkspaceOptions
 
 Place = tuple[int | str, ...]
 
-_TABLES: Mapping[Place, type[BaseModel]] = {
-    (): AgentsFile,
-    ("models", "*"): ModelTable,
-    ("models", "*", "options"): ModelOptions,
-    ("agents", "*"): AgentTable,
-    ("agents", "*", "model"): ModelTable,
-    ("agents", "*", "model", "options"): ModelOptions,
-    ("agents", "*", "code_limits"): CodeLimitsTable,
-    ("agents", "*", "workspace"): WorkspaceTable,
-    ("mcp", "*"): McpTable,
+_KEYS: Mapping[Place, Collection[str]] = {
+    (): AgentsFile.model_fields,
+    ("models", "*"): ModelTable.model_fields,
+    ("models", "*", "options"): ModelOptions.model_fields,
+    ("agents", "*"): AgentTable.model_fields,
+    ("agents", "*", "model"): ModelTable.model_fields,
+    ("agents", "*", "model", "options"): ModelOptions.model_fields,
+    ("agents", "*", "code_limits"): CodeLimitValues.__annotations__,
+    ("agents", "*", "workspace"): WorkspaceOptions.model_fields,
+    ("mcp", "*"): McpTable.model_fields,
+    ("options", "*"): Options.model_fields,
+    ("options", "*", "code_limits"): CodeLimitValues.__annotations__,
+    ("options", "*", "workspace"): WorkspaceOptions.model_fields,
 }
+"""Keys of each table. `options` are those that code sets."""
 _SENTENCES = {
     "missing": "is missing; add it",
     "string_type": "is no text; write one in quotes",
@@ -51,33 +56,28 @@ _SENTENCES = {
     "string_too_short": "is empty; write a text, or remove it",
     "string_too_long": "is too long; shorten it",
 }
+_BOUNDS = {"ge": "{:.10g} or more", "gt": "more than {:.10g}", "le": "{:.10g} or less", "lt": "less than {:.10g}"}
 _VARIABLE = "is no name of an environment variable; write the name of the variable that holds the key, not the key"
+_NAME_OF_TABLE = "is no name; use 1 to 64 letters, digits, - and _"
+_ADDRESS = "is no address; it begins with http:// or https://"
 _SENTENCES_OF_KEYS = {
-    "api_key_env": _VARIABLE,
-    "executor_key_env": _VARIABLE,
+    **dict.fromkeys(("api_key_env", "executor_key_env", "env", "headers"), _VARIABLE),
+    **dict.fromkeys(("agents", "models", "mcp", "model", "fallbacks", "managed_agents"), _NAME_OF_TABLE),
+    **dict.fromkeys(("base", "url"), _ADDRESS),
     "authorized_imports": "is no name of a module; write one such as math or numpy.*",
-    "env": _VARIABLE,
-    "headers": _VARIABLE,
-    "base": "is no address; it begins with http:// or https://",
-    "url": "is no address; it begins with http:// or https://",
     "factory": 'is no import string; write "module:factory"',
     "tools": 'is no import string; write "module:name", or "smolagents:NAME"',
     "approve": 'is neither a list of tools nor an import string; write ["send_*", …], or "module:function"',
     "hub": 'is no repository; write "owner/name"',
     "revision": "is no commit; write its 40 hexadecimal digits, as a branch or tag can change",
-    "agents": "is no name; use 1 to 64 letters, digits, - and _",
-    "models": "is no name; use 1 to 64 letters, digits, - and _",
-    "mcp": "is no name; use 1 to 64 letters, digits, - and _",
-    "model": "is no name; use 1 to 64 letters, digits, - and _",
-    "fallbacks": "is no name; use 1 to 64 letters, digits, - and _",
-    "managed_agents": "is no name; use 1 to 64 letters, digits, - and _",
 }
 _CODE_BLOCK_TAGS = 'is neither "markdown" nor two texts; write "markdown" or ["<code>", "</code>"]'
-_BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 _TABLE_DEPTH = 2
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HARMLESS = re.compile(r"[A-Za-z][A-Za-z_-]{0,39}")
 """Names of table keys that a sentence may repeat. Keys of providers have digits, and do not match."""
+_NO_STRUCTURED_OUTPUT = frozenset({"bedrock", "huggingface", "transformers"})
+_STRUCTURED_OUTPUT_BEHIND_HUGGINGFACE = frozenset({"cerebras", "fireworks-ai"})
 
 
 class PlacedStartError(StartError, code="cannot_start"):
@@ -93,86 +93,141 @@ def placed(error: StartError, name: str, factory: object) -> StartError:
     return PlacedStartError(f"{place} {sentence}")
 
 
-def mistakes_in(error: ValidationError) -> list[str]:
-    """Return a sentence for each mistake, in the order of the file, without repeats."""
+def mistakes_in(error: ValidationError, table: Place = ()) -> list[str]:
+    """Return a sentence for each mistake, in the order of the file, without repeats. `table` is the checked table."""
     problems = error.errors(include_url=False, include_input=False)
-    return list(dict.fromkeys(_sentence(problem) for problem in problems))
+    sentences = []
+    for problem in problems:
+        place = (*table, *(part for part in problem["loc"] if part not in {*TAGS, BY_NAME, IN_PLACE, "[key]"}))
+        kind, context = problem["type"], problem.get("ctx", {})
+        key = next((str(part) for part in reversed(place) if part in _SENTENCES_OF_KEYS), "")
+        if kind == "extra_forbidden":
+            place, text = place[:-1], _unknown_key(place)
+        elif "code_block_tags" in place:
+            place, text = place[: place.index("code_block_tags") + 1], _CODE_BLOCK_TAGS
+        elif kind == "value_error":
+            text = problem["msg"].removeprefix("Value error, ")
+        elif (kind == "string_pattern_mismatch" and key) or (
+            kind == "string_too_long" and _SENTENCES_OF_KEYS.get(key) == _VARIABLE
+        ):
+            text = _SENTENCES_OF_KEYS[key]
+        elif kind == "literal_error":
+            text = f"is none of {context['expected'].replace(' or ', ', ')}; write one of them".replace("'", '"')
+        elif bound := next((name for name in _BOUNDS if name in context), None):
+            text = f"is out of range; write {_BOUNDS[bound].format(context[bound])}"
+        else:
+            text = _SENTENCES.get(kind, f"{problem['msg'].replace('Input should', 'should')}; mend it")
+        sentences.append(sentence_at(place, text))
+    return list(dict.fromkeys(sentences))
 
 
 def sentence_at(place: Place, text: str) -> str:
     """Return `[agents.shop] key: text` for the place ("agents", "shop", "key")."""
     table, keys = place[:_TABLE_DEPTH], place[_TABLE_DEPTH:]
     head = f"[{'.'.join(_shown(part, _NAME) for part in table)}]" if place else ""
-    return " ".join(part for part in (head, _path(keys), text) if part)
+    if table[:1] == ("options",):
+        head = f"the agent {table[1]!r}:"
+    path = ""
+    for key in keys:
+        if isinstance(key, int):
+            path += f", entry {key + 1}"
+        else:
+            path += f"{'.' if path else ''}{_shown(key, _HARMLESS)}"
+    return " ".join(part for part in (head, path and f"{path}:", text) if part)
 
 
-def _sentence(problem: ErrorDetails) -> str:
-    place = tuple(part for part in problem["loc"] if part not in {*TAGS, BY_NAME, IN_PLACE})
-    if problem["type"] == "extra_forbidden":
-        return sentence_at(place[:-1], _unknown(place))
-    if "code_block_tags" in place:
-        return sentence_at(place[: place.index("code_block_tags") + 1], _CODE_BLOCK_TAGS)
-    if place and place[-1] == "[key]":
-        place = place[:-1]
-    return sentence_at(place, _text(problem, place))
+def keys_at(table: Place) -> Collection[str]:
+    """Return the keys that the table at a place may have. A rule of a policy has none here."""
+    return _KEYS.get(tuple("*" if number == 1 else part for number, part in enumerate(table)), ())
 
 
-def _text(problem: ErrorDetails, place: Place) -> str:
-    kind: str = problem["type"]
-    key = next((part for part in reversed(place) if part in _SENTENCES_OF_KEYS), "")
-    if kind == "value_error":
-        return problem["msg"].removeprefix("Value error, ")
-    if kind == "string_pattern_mismatch" and key:
-        return _SENTENCES_OF_KEYS[str(key)]
-    if kind == "string_too_long" and key in {"api_key_env", "executor_key_env", "env", "headers"}:
-        return _VARIABLE
-    if kind == "literal_error":
-        return f"is none of {problem['ctx']['expected'].replace(' or ', ', ')}; write one of them".replace("'", '"')
-    if kind in {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}:
-        return f"is out of range; write {_range(problem, place)}"
-    sentence = problem["msg"].replace("Input should", "should")
-    return _SENTENCES.get(kind, f"{sentence}; mend it")
-
-
-def _range(problem: ErrorDetails, place: Place) -> str:
-    """Return the numbers that a key takes, from the schema of its table. A rule of a policy tells one bound alone."""
-    bounds = {_BOUNDS[name]: bound for name, bound in problem["ctx"].items() if name in _BOUNDS}
-    if table := _table(place[:-1]):
-        schema = table.model_json_schema()["properties"][str(place[-1])]
-        for each in (schema, *schema.get("anyOf", ())):
-            bounds |= {name: bound for name, bound in each.items() if name in _BOUNDS.values()}
-    low, high = bounds.get("minimum"), bounds.get("maximum", bounds.get("exclusiveMaximum"))
-    if "exclusiveMinimum" in bounds:
-        words = f"more than {bounds['exclusiveMinimum']:g}"
-        return words if high is None else f"{words}, up to {high}"
-    if low is None or high is None:
-        return f"{low:g} or more" if high is None else f"{high:g} or less"
-    return f"{low:g} to {high:g}"
-
-
-def _unknown(place: Place) -> str:
-    name, table = str(place[-1]), _table(place[:-1])
+def _unknown_key(place: Place) -> str:
+    name = str(place[-1])
     shown = _shown(name, _HARMLESS)
-    if table is None:
+    known = keys_at(place[:-1])
+    if not known:
         return f"{shown} is no key here; remove it"
-    known = list(table.model_fields)
     near = difflib.get_close_matches(name, known, 1)
     return f"{shown} is no key here; " + (f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}")
 
 
-def _table(place: Place) -> type[BaseModel] | None:
-    return _TABLES.get(tuple("*" if number == 1 else part for number, part in enumerate(place)))
-
-
-def _path(keys: Place) -> str:
-    text = ""
-    for key in keys:
-        if isinstance(key, int):
-            text += f", entry {key + 1}"
-        else:
-            text += f"{'.' if text else ''}{_shown(key, _HARMLESS)}"
-    return f"{text}:" if text else ""
-
-
 def _shown(part: int | str, pattern: re.Pattern[str]) -> str:
     return str(part) if pattern.fullmatch(str(part)) else "…"
+
+
+def wrong_references(file: AgentsFile) -> Iterator[str]:
+    """Yield a sentence for each name of a table that is none, and for parts that do not go together."""
+    for name, table in file.models.items():
+        yield from _wrong_fallbacks(file, ("models", name), table, own=name)
+    for name, agent in file.agents.items():
+        place = ("agents", name)
+        if isinstance(agent.model, str):
+            yield from _unknown_names((*place, "model"), [agent.model], "models", file.models)
+        elif agent.model:
+            yield from _wrong_fallbacks(file, (*place, "model"), agent.model, own="")
+        yield from _unknown_names((*place, "mcp"), agent.mcp, "mcp", file.mcp)
+        for _, model in models_of(file, name, agent) if agent.kind else ():
+            if sentence := unsuitable(model, writes_code=agent.kind == "code", structured=agent.structured_output):
+                yield sentence_at((*place, "model"), sentence)
+        yield from _wrong_managed_agents(file, name, agent)
+        unreachable = {"managed_agents": "agents", "mcp": "MCP servers", "workspace": "a workspace"}
+        for key, what in unreachable.items() if agent.executor in REMOTE_EXECUTORS else ():
+            if getattr(agent, key):
+                sentence = f'executor = "{agent.executor}" cannot call {what}; use executor = "child"'
+                yield sentence_at((*place, key), sentence)
+    managed = {name: [one for one in agent.managed_agents if one in file.agents] for name, agent in file.agents.items()}
+    try:
+        TopologicalSorter(managed).prepare()
+    except CycleError as error:
+        cycle: list[str] = error.args[1][::-1]
+        sentence = f"leads back to itself ({' → '.join(cycle)}); remove one of them"
+        yield sentence_at(("agents", cycle[0], "managed_agents"), sentence)
+
+
+def unsuitable(model: ModelTable, *, writes_code: bool, structured: bool) -> str | None:
+    """Return why an agent of this kind cannot work on a model, with advice."""
+    if model.provider == "bedrock" and not writes_code:
+        return 'provider = "bedrock" calls no tools; make it kind = "code", or use provider = "litellm"'
+    behind = model.options.inference_provider
+    if structured and model.provider in _NO_STRUCTURED_OUTPUT and behind not in _STRUCTURED_OUTPUT_BEHIND_HUGGINGFACE:
+        return f'provider = "{model.provider}" has no structured output; remove structured_output = true'
+    return None
+
+
+def models_of(file: AgentsFile, name: str, agent: AgentTable) -> list[tuple[Place, ModelTable]]:
+    """Return the model of an agent and its fallbacks, in their order, each with the place of its table."""
+    place: Place = ("models", agent.model) if isinstance(agent.model, str) else ("agents", name, "model")
+    model = file.models.get(agent.model) if isinstance(agent.model, str) else agent.model
+    if model is None:
+        return []
+    fallbacks = [each for each in model.fallbacks if each in file.models]
+    return [(place, model), *((("models", each), file.models[each]) for each in fallbacks)]
+
+
+def _wrong_fallbacks(file: AgentsFile, place: Place, table: ModelTable, own: str) -> Iterator[str]:
+    place = (*place, "fallbacks")
+    yield from _unknown_names(place, table.fallbacks, "models", file.models)
+    for name in table.fallbacks:
+        if name == own or table.fallbacks.count(name) > 1:
+            yield sentence_at(place, f"{name} is {'the model itself' if name == own else 'named twice'}; remove it")
+            return
+        if name in file.models and file.models[name].fallbacks:
+            yield sentence_at(place, f"{name} has fallbacks itself; list all in one place")
+
+
+def _wrong_managed_agents(file: AgentsFile, name: str, agent: AgentTable) -> Iterator[str]:
+    place = ("agents", name, "managed_agents")
+    yield from _unknown_names(place, agent.managed_agents, "agents", file.agents)
+    if len(set(agent.managed_agents)) < len(agent.managed_agents):
+        yield sentence_at(place, "names an agent twice; remove one")
+    for each in dict.fromkeys(one for one in agent.managed_agents if one in file.agents):
+        if not each.isidentifier() or keyword.iskeyword(each):
+            yield sentence_at(place, f"{each} is no Python name, as models call it; rename it with letters and _")
+        elif file.agents[each].kind and not file.agents[each].description:
+            yield sentence_at(("agents", each, "description"), f"is missing, and {name} manages this agent; add it")
+
+
+def _unknown_names(place: Place, names: Iterable[str], kind: str, known: Iterable[str]) -> Iterator[str]:
+    if any(name not in known for name in names):
+        there = ", ".join(known) or "none"
+        yield sentence_at(place, f"names no [{kind}.NAME] of this file; there are: {there}")

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from smolsessions.core.policies import Rules
+from smolsessions.options import Line, Lines, Seconds, SharedOptions, Table, Text
 
 Provider = Literal["openai", "azure", "litellm", "huggingface", "bedrock", "transformers"]
 Executor = Literal["child", "thread", "docker", "e2b", "modal", "blaxel"]
@@ -17,10 +18,9 @@ CODE_KEYS = (
     "structured_output authorized_imports code_block_tags executor executor_options executor_key_env code_limits"
 ).split()
 """Keys that only an agent that writes code has."""
-FACTORY_KEYS = (
-    "factory description examples executor memory_policy scratchpad model_retries unsafe_to_repeat code_limits "
-    "deadline_s workspace approve ask_user"
-).split()
+FACTORY_KEYS = frozenset(
+    {*SharedOptions.model_fields, *"factory trust description executor memory_policy approve".split()}
+)
 """Keys of an agent that a factory makes. The factory sets the rest itself."""
 BY_NAME, IN_PLACE = "by name", "in place"
 """Names that pydantic adds to the path of an error."""
@@ -37,12 +37,6 @@ OPTIONS_OF: dict[str, frozenset[str]] = {
 """Options that each provider takes."""
 
 
-def _line(text: str) -> str:
-    if not text.strip() or not text.isprintable():
-        raise ValueError("is empty or holds control characters; write one line")
-    return text
-
-
 def _address(text: str) -> str:
     if "@" in text.partition("://")[2].partition("/")[0] or _KEYED.search(text.partition("?")[2]):
         raise ValueError("holds a key or a user; name a variable that holds it instead (api_key_env, headers)")
@@ -51,31 +45,18 @@ def _address(text: str) -> str:
 
 _KEYED = re.compile(r"(key|token|secret|passw|credential|auth|sig)[^=&]*=", re.IGNORECASE)
 _SECRET_OPTION = re.compile("key|token|secret|passw|credential", re.IGNORECASE)
-Text = Annotated[str, Field(min_length=1, max_length=100_000)]
-Line = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_line)]
 TableName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)]
 ModuleName = Annotated[str, Field(pattern=r"^(\*|[A-Za-z_]\w*(\.\w+)*(\.\*)?)$", max_length=100)]
 ImportString = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$", max_length=300)]
 Address = Annotated[Line, Field(pattern=r"^https?://"), AfterValidator(_address)]
-Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Names = Annotated[tuple[TableName, ...], Field(strict=False, max_length=100)]
 ImportStrings = Annotated[tuple[ImportString, ...], Field(strict=False, max_length=100)]
 ModuleNames = Annotated[tuple[ModuleName, ...], Field(strict=False, max_length=100)]
-Lines = Annotated[tuple[Line, ...], Field(strict=False, max_length=100)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True, defer_build=True)
-
-    @property
-    def given(self) -> frozenset[str]:
-        """Names of the keys that the file sets."""
-        return frozenset(self.model_fields_set)
-
-
-class ModelOptions(_Table):
+class ModelOptions(Table):
     """Parameters of each call. Each provider takes some of them."""
 
     temperature: float | None = Field(None, ge=0, le=2, description="Randomness of the answers.")
@@ -96,7 +77,7 @@ class ModelOptions(_Table):
     torch_dtype: Line | None = Field(None, description="Number format of a local model: bfloat16, auto.")
 
 
-class ModelTable(_Table):
+class ModelTable(Table):
     """A model and the address that serves it."""
 
     provider: Provider = Field(description="Protocol of the endpoint, or the library that calls it.")
@@ -123,39 +104,7 @@ class ModelTable(_Table):
         return self
 
 
-class CodeLimitsTable(_Table):
-    """Limits of model-written code in its child process."""
-
-    cpu_s: float | None = Field(None, ge=0, allow_inf_nan=False)
-    wall_s: float | None = Field(None, ge=0, allow_inf_nan=False)
-    memory_mb: float | None = Field(None, ge=0, allow_inf_nan=False)
-    output_mb: float | None = Field(None, ge=0, allow_inf_nan=False)
-    variables_mb: float | None = Field(None, ge=0, allow_inf_nan=False)
-    processes: int | None = Field(None, ge=0)
-    open_files: int | None = Field(None, ge=0)
-
-
-class WorkspaceTable(_Table):
-    """A directory of each conversation and its file tools. A path that no pattern lists is denied."""
-
-    editable: Lines = Field((), description="Patterns (as in .gitignore) of files that the agent may write.")
-    readonly: Lines = Field((), description="Patterns of files that it may read.")
-    hidden: Lines = Field((), description="Patterns of files that it cannot notice. They win over the others.")
-    path: Line | None = Field(None, description="A given directory, read-only, instead of one for each conversation.")
-
-    @model_validator(mode="after")
-    def _is_usable(self) -> Self:
-        for name in ("editable", "readonly", "hidden"):
-            if any(pattern.startswith("!") for pattern in getattr(self, name)):
-                raise ValueError(f"{name} has a pattern with !, which would un-hide files; list what is meant instead")
-        if self.path and self.editable:
-            raise ValueError("path is read-only, so nothing is editable; remove one of the two")
-        if not self.editable and not self.readonly:
-            raise ValueError("lists no file that the agent may read; add readonly or editable patterns")
-        return self
-
-
-class McpTable(_Table):
+class McpTable(Table):
     """A server of the Model Context Protocol: a command that is started, or an address."""
 
     command: Line | None = Field(None, description="Program that speaks MCP on its standard streams.")
@@ -185,20 +134,11 @@ def _names_in(value: Any) -> Iterator[str]:
         yield from _names_in(each)
 
 
-def _match_themselves(opening: str, closing: str) -> bool:
-    """Return whether smolagents finds code between these tags, as it does not escape them in its pattern."""
-    try:
-        found = re.fullmatch(rf"{opening}(.*?){closing}", f"{opening}x = 1{closing}")
-    except re.error:
-        return False
-    return found is not None and found.groups() == ("x = 1",)
-
-
 def _form(value: Any) -> str:
     return BY_NAME if isinstance(value, str) else IN_PLACE
 
 
-class AgentTable(_Table):
+class AgentTable(SharedOptions):
     """An agent. Exactly one of `kind`, `factory`, `folder` and `hub` says how it is made."""
 
     kind: Literal["tool_calling", "code"] | None = Field(None, description="The agent calls tools, or writes code.")
@@ -216,9 +156,6 @@ class AgentTable(_Table):
         | None
     ) = Field(None, description="Name of a [models.NAME], or such a table in place.")
     description: Text | None = Field(None, description="For readers of GET /agents, and for agents that manage it.")
-    examples: Annotated[tuple[Text, ...], Field(strict=False, max_length=20)] = Field(
-        (), description="Questions that the page offers."
-    )
     instructions: Text | None = Field(None, description="Added to the system prompt.")
     prompt_templates: Line | None = Field(
         None, description="YAML file with smolagents' prompt templates, beside this file. Needs trust."
@@ -239,20 +176,14 @@ class AgentTable(_Table):
     executor_key_env: VariableName | None = Field(
         None, description="Name of the variable that holds the remote executor's key."
     )
-    code_limits: CodeLimitsTable = Field(default_factory=CodeLimitsTable, description="Limits of code.")
     memory_policy: Rules = Field((), description="Rules that bound the memory that the model sees.")
-    scratchpad: bool = Field(False, description="Add the tools note_write and note_read.")
     model_retries: int = Field(2, ge=0, le=10, description="How often a failed model call is repeated.")
-    unsafe_to_repeat: Lines = Field((), description="Tools that are not called again after a crash.")
-    deadline_s: Seconds | None = Field(None, description="Longest time of a turn. Else the service's own.")
-    workspace: WorkspaceTable | None = Field(None, description="Files of the agent's conversations.")
     approve: Annotated[
         Annotated[ImportString, Tag(BY_NAME)] | Annotated[Lines, Tag(IN_PLACE)], Discriminator(_form)
     ] = Field(
         (),
         description="Tools whose calls wait for a person's approval: names and patterns, or a function as module:name.",
     )
-    ask_user: bool = Field(False, description="Add the tool ask_user, whose question a person answers.")
 
     @model_validator(mode="after")
     def _is_made_in_one_way(self) -> Self:
@@ -261,17 +192,13 @@ class AgentTable(_Table):
             found = f"has {' and '.join(ways)}" if ways else "does not say how it is made"
             raise ValueError(f"{found}; give one of kind, factory, folder and hub")
         if ways == ["factory"]:
-            self._refuse(self.given - {*FACTORY_KEYS, "trust"}, "the factory sets it itself; remove it")
+            self._refuse(self.given - FACTORY_KEYS, "the factory sets it itself; remove it")
         elif self.model is None:
             raise ValueError("has no model; name a [models.NAME], or write model = {provider = …, id = …}")
         if self.kind == "tool_calling":
-            self._refuse(self.given & set(CODE_KEYS), 'it belongs to kind = "code"; remove it')
+            self._refuse(self.given & {*CODE_KEYS}, 'it belongs to kind = "code"; remove it')
         if (self.revision is None) != (self.hub is None):
             raise ValueError("hub and revision belong together; name the commit of the repository, or remove revision")
-        return self
-
-    @model_validator(mode="after")
-    def _is_trusted(self) -> Self:
         for name in ("folder", "hub", "prompt_templates"):
             if getattr(self, name) is not None and not self.trust:
                 raise ValueError(
@@ -284,22 +211,24 @@ class AgentTable(_Table):
         if self.executor in REMOTE_EXECUTORS:
             if self.factory:
                 raise ValueError("executor: the factory passes a remote one to its agent itself; remove it")
-            self._refuse(self.code_limits.given - {"wall_s"}, "a remote executor has only the limit wall_s; remove it")
+            limits = frozenset(self.code_limits) - {"wall_s"}
+            self._refuse(limits, "a remote executor has only the limit wall_s; remove it")
             if any(map(_SECRET_OPTION.search, _names_in(self.executor_options))):
                 raise ValueError("executor_options: holds a key; name a variable that holds it in executor_key_env")
         else:
-            self._refuse(
-                self.given & {"executor_options", "executor_key_env"}, "only a remote executor has it; remove it"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _has_plain_tags(self) -> Self:
-        if isinstance(self.code_block_tags, tuple) and not _match_themselves(*self.code_block_tags):
-            raise ValueError(
-                "code_block_tags: hold characters of a regular expression, which smolagents takes them for; use "
-                "letters, digits, <, > and `"
-            )
+            foreign = self.given & {"executor_options", "executor_key_env"}
+            self._refuse(foreign, "only a remote executor has it; remove it")
+        if isinstance(self.code_block_tags, tuple):
+            opening, closing = self.code_block_tags
+            try:  # smolagents puts the tags into a pattern as they are
+                found = re.fullmatch(f"{opening}(.*?){closing}", f"{opening}x = 1{closing}")
+            except re.error:
+                found = None
+            if found is None or found.groups() != ("x = 1",):
+                raise ValueError(
+                    "code_block_tags: hold characters of a regular expression, which smolagents takes them for; use "
+                    "letters, digits, <, > and `"
+                )
         return self
 
     @staticmethod
@@ -308,7 +237,7 @@ class AgentTable(_Table):
             raise ValueError(f"{min(keys)}: {reason}")
 
 
-class AgentsFile(_Table):
+class AgentsFile(Table):
     """The file: agents, and the models and MCP servers that they name."""
 
     models: dict[TableName, ModelTable] = Field(default_factory=dict, description="Models by name.")

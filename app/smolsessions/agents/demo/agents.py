@@ -6,7 +6,6 @@ import json
 import re
 import time
 from collections.abc import Generator, Iterator
-from functools import cache
 from typing import Any
 
 from smolagents import ChatMessage, CodeAgent, LogLevel, MessageRole, Model, TokenUsage, Tool, ToolCallingAgent
@@ -18,6 +17,7 @@ from smolagents.models import (
 )
 
 import smolsessions
+from smolsessions.agents.config.templates import smolagents_templates
 from smolsessions.agents.demo.rules import COUNTING, FORCED_FAILURE, Call, Exchange, Part, summarize_by_rules
 from smolsessions.agents.demo.tools import TOOLS
 from smolsessions.agents.memory.step_types import text_in
@@ -53,18 +53,12 @@ def _options(kind: type[ToolCallingAgent | CodeAgent], name: str, method: str) -
     return {
         "tools": [make() for make in TOOLS],
         "model": RuleModel(),
-        "prompt_templates": _prompts(kind),
+        "prompt_templates": smolagents_templates("code_agent" if kind is CodeAgent else "toolcalling_agent"),
         "name": name,
         "description": f"Calculates, tells the time, takes notes and counts words by {method}. {NO_LLM}",
         "max_steps": MAX_STEPS,
         "verbosity_level": LogLevel.OFF,
     }
-
-
-@cache
-def _prompts(kind: type[ToolCallingAgent | CodeAgent]) -> Any:
-    """Return smolagents' own templates, parsed once and shared. They must not be changed in place."""
-    return kind(tools=[], model=RuleModel(), verbosity_level=LogLevel.OFF).prompt_templates
 
 
 class DemoFailure(Exception):  # noqa: N818 - a client reads this name
@@ -100,7 +94,11 @@ class RuleModel(Model):
         content = f"I call {' and '.join(names)}." if names else ""
         calls: list[ChatMessageToolCall] = []
         if tools_to_call_from:
-            calls = _tool_calls(parts, next_calls, prefix=f"call_{len(messages)}")  # unique in the conversation
+            called = [(call.tool, call.arguments) for call in next_calls]
+            for number, (name, arguments) in enumerate(called or [("final_answer", {"answer": _joined(parts)})], 1):
+                function = ChatMessageToolCallFunction(name=name, arguments=json.dumps(arguments, ensure_ascii=False))
+                call_id = f"call_{len(messages)}_{number}"  # unique in the conversation; smolagents sorts results by id
+                calls.append(ChatMessageToolCall(function, id=call_id, type="function"))
         elif stop_sequences:
             content = _code(parts, next_calls, thought=content or "I answer.")
         else:  # smolagents asks for a final answer at the step limit
@@ -111,7 +109,14 @@ class RuleModel(Model):
 
     def generate_stream(self, messages: list[ChatMessage], **options: Any) -> Generator[ChatMessageStreamDelta]:
         message = self.generate(messages, **options)
-        deltas = [*_deltas(message)]
+        deltas = [ChatMessageStreamDelta(content=piece) for piece in _pieces(str(message.content))]
+        for index, call in enumerate(message.tool_calls or []):
+            name = ChatMessageToolCallFunction(name=call.function.name, arguments="")
+            parts = [ChatMessageToolCallStreamDelta(index=index, id=call.id, type="function", function=name)]
+            for piece in _pieces(call.function.arguments):
+                fragment = ChatMessageToolCallFunction(name="", arguments=piece)
+                parts.append(ChatMessageToolCallStreamDelta(index=index, function=fragment))
+            deltas += [ChatMessageStreamDelta(tool_calls=[part]) for part in parts]
         deltas[-1].token_usage = message.token_usage
         is_slow = COUNTING.fullmatch(Exchange.current(messages).task)
         for delta in deltas:
@@ -120,34 +125,10 @@ class RuleModel(Model):
             yield delta
 
 
-def _deltas(message: ChatMessage) -> Iterator[ChatMessageStreamDelta]:
-    for piece in _pieces(str(message.content)):
-        yield ChatMessageStreamDelta(content=piece)
-    for index, call in enumerate(message.tool_calls or []):
-        name = ChatMessageToolCallFunction(name=call.function.name, arguments="")
-        head = ChatMessageToolCallStreamDelta(index=index, id=call.id, type="function", function=name)
-        yield ChatMessageStreamDelta(tool_calls=[head])
-        for piece in _pieces(call.function.arguments):
-            fragment = ChatMessageToolCallFunction(name="", arguments=piece)
-            yield ChatMessageStreamDelta(tool_calls=[ChatMessageToolCallStreamDelta(index=index, function=fragment)])
-
-
 def _pieces(text: str) -> Iterator[str]:
     words = re.findall(r"\s*\S+|\s+", text)
     at_once = len(words) // MAX_PIECES + 1
     return ("".join(words[start : start + at_once]) for start in range(0, len(words), at_once))
-
-
-def _tool_calls(parts: list[Part], next_calls: list[Call], prefix: str) -> list[ChatMessageToolCall]:
-    called = [(call.tool, call.arguments) for call in next_calls] or [("final_answer", {"answer": _joined(parts)})]
-    return [
-        ChatMessageToolCall(
-            ChatMessageToolCallFunction(name=name, arguments=json.dumps(arguments, ensure_ascii=False)),
-            id=f"{prefix}_{number}",  # smolagents sorts results by id
-            type="function",
-        )
-        for number, (name, arguments) in enumerate(called, 1)
-    ]
 
 
 def _code(parts: list[Part], next_calls: list[Call], thought: str) -> str:

@@ -86,7 +86,10 @@ class Exchange:
         next_calls = pending = [place for place, part in enumerate(parts) if isinstance(part, Call)]
         is_single = len(pending) == 1
         for response in _responses(self.messages[self.start + 1 :]):
-            results = _results(response, len(next_calls))
+            results: list[str] = []  # one for each call, none of an error
+            if response.startswith(OBSERVATION):
+                text = response.removeprefix(OBSERVATION).removeprefix(LOGS).partition(LAST_OUTPUT)[0]
+                results = text.strip().split("\n", len(next_calls) - 1)
             if is_single or results:
                 for place, result in zip(next_calls, results or [""], strict=False):
                     call: Any = parts[place]
@@ -130,14 +133,6 @@ def _responses(messages: list[ChatMessage]) -> list[str]:
     return [text for text in texts if LAST_OUTPUT in text or not text.startswith(OBSERVATION + LOGS)]
 
 
-def _results(response: str, count: int) -> list[str]:
-    """Return a result for each call, or none for an error."""
-    if not response.startswith(OBSERVATION):
-        return []
-    text = response.removeprefix(OBSERVATION).removeprefix(LOGS).partition(LAST_OUTPUT)[0]
-    return text.strip().split("\n", count - 1)
-
-
 def _reason(response: str) -> str:
     text = response.partition(ERROR)[2].partition("\n")[0]
     return short(re.split(r"(?:Error|Exception): ", text, maxsplit=1)[-1])
@@ -165,10 +160,6 @@ def _count(_exchange: Exchange, match: re.Match[str]) -> str:
 def _stats(_exchange: Exchange, match: re.Match[str]) -> Call:
     quoted = re.fullmatch(r'["“«](.*)["”»][?.!]?', match["text"].strip(), re.DOTALL)
     return Call("text_stats", {"text": quoted[1] if quoted else match["text"].strip()}, "The text has ")
-
-
-def _note(_exchange: Exchange, match: re.Match[str]) -> Call:
-    return Call("note", {"text": " ".join(match["text"].split())}, "OK. ", "")
 
 
 def _notes(exchange: Exchange, _match: re.Match[str]) -> str:
@@ -207,10 +198,6 @@ def _images(exchange: Exchange, _match: re.Match[str] | None = None) -> str:
     return f"{count} came with this message ({sizes}). I am a set of rules and cannot see what is in it."
 
 
-def _about(_exchange: Exchange, _match: re.Match[str]) -> str:
-    return HELP
-
-
 _SIGNS = str.maketrans("×÷", "*/")  # noqa: RUF001
 _STATS = re.compile(
     r"(?:text[ _]stats\b|(?:count|how many)\b[^:\n]{0,40}?\b(?:words|characters|letters|sentences|lines)\b"
@@ -224,7 +211,7 @@ _NUMBER, _OPERATOR = r"\d[\d.,]*(?<!,)", r"(?:\*\*|[*+×]| (?:-|//?|%|÷) )"  # 
 _RULES: tuple[tuple[re.Pattern[str], Callable[[Exchange, re.Match[str]], Part]], ...] = (
     (re.compile(rf"\A{COUNTING.pattern}\Z", re.IGNORECASE), _count),
     (_STATS, _stats),
-    (_NOTE, _note),
+    (_NOTE, lambda _, match: Call("note", {"text": " ".join(match["text"].split())}, "OK. ", "")),
     (re.compile(r"\b(?:my|what|list|show)\b.*\bnotes?\b", re.IGNORECASE), _notes),
     (re.compile(r"\b(?P<kind>what|how many)\b.*\bI (?:ask|say|write)\b", re.IGNORECASE), _history),
     (re.compile(rf"[-+(]*{_NUMBER}(?:[ )]*?{_OPERATOR}[ (+-]*{_NUMBER})+\)*"), _arithmetic),
@@ -236,5 +223,5 @@ _RULES: tuple[tuple[re.Pattern[str], Callable[[Exchange, re.Match[str]], Part]],
         _clock,
     ),
     (re.compile(r"\b(?:image|picture|photo)s?\b", re.IGNORECASE), _images),
-    (re.compile(r"\b(?:help|hello|hi|hey|who are you|llm|language model)\b", re.IGNORECASE), _about),
+    (re.compile(r"\b(?:help|hello|hi|hey|who are you|llm|language model)\b", re.IGNORECASE), lambda *_: HELP),
 )

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from mcp import Client
 from mcp.shared.exceptions import MCPError
@@ -25,21 +25,22 @@ from mcp_types import (
     CallToolRequest,
     CallToolRequestParams,
     CallToolResult,
+    Tool,
     ToolListChangedNotification,
 )
+from pydantic import BaseModel
 
 from smolsessions.agents.config.schema import McpTable
+from smolsessions.agents.models.keys import without_secrets
 from smolsessions.agents.tools.mcp_results import MAX_ERROR_CHARS, UNKNOWN, ToolServerError
 from smolsessions.agents.tools.mcp_schemas import ListedTool, digest_of, listed_tools
-from smolsessions.agents.tools.mcp_secrets import Secrets, variables_of
+from smolsessions.agents.tools.mcp_secrets import secrets_of, variables_of
 from smolsessions.agents.tools.mcp_transports import MAX_BYTES, stdio, streamable_http
 from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.core.agent_ports import ToolServer
 from smolsessions.core.errors import AgentUnavailableError, StartError
 
-if TYPE_CHECKING:
-    from mcp_types import Tool
-
+M = TypeVar("M", bound=BaseModel)
 log = logging.getLogger(__name__)
 
 START_S = 10.0  # longest wait for the list of tools, at start and after a reconnection
@@ -139,7 +140,7 @@ class McpServer:
         self._last_line = ""
         self._table = table
         self._variables = variables_of(name, table)
-        self._secrets = Secrets(self._variables, table.url)
+        self._secrets = secrets_of(self._variables, table.url)
         self._pinned = ""
         self._changed = ""
         self._client: Client | None = None
@@ -179,18 +180,27 @@ class McpServer:
             self._wake.set()
 
     async def _call(self, tool: str, arguments: dict[str, Any]) -> CallToolResult:
-        client = self._client or await self._next_client()
+        """Call a tool. Wait for the attempt to connect that runs, unless the last one failed."""
+        client = self._client or (None if self._is_down else await asyncio.shield(self._attempt))
+        if client is None:
+            wait_s = max(1, round(self._connects_at - self._loop.time()))
+            raise ToolServerError(
+                f"the MCP server {self.name} cannot be reached ({self.cause}), so the call was not made; the next "
+                f"attempt to connect is in {wait_s} s"
+            )
         request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=arguments))
         self._in_flight += 1
         try:
             result = await client.session.send_request(request, CallToolResult)
         except MCPError as error:
+            text = utf8_text(without_secrets(error.message, self._secrets)[:MAX_ERROR_CHARS])
             if error.code in _ANSWERS:
                 self._answered_at = self._loop.time()
-                raise ToolServerError(self._error_text(error)) from None
+                raise ToolServerError(text) from None
             self._wake.set()
-            text = self._error_text(error).rstrip(".")
-            raise ToolServerError(f"the MCP server {self.name} gave no result ({text}); {UNKNOWN}") from None
+            raise ToolServerError(
+                f"the MCP server {self.name} gave no result ({text.rstrip('.')}); {UNKNOWN}"
+            ) from None
         except Exception as error:  # noqa: BLE001 - the SDK raises many kinds for a foreign answer
             self._wake.set()
             raise ToolServerError(
@@ -199,21 +209,14 @@ class McpServer:
         finally:
             self._in_flight -= 1
         self._answered_at = self._loop.time()
-        return self._secrets.hide_in(result)
+        return self._without_secrets(result)
 
-    def _error_text(self, error: MCPError) -> str:
-        return utf8_text(self._secrets.hide(error.message)[:MAX_ERROR_CHARS])
-
-    async def _next_client(self) -> Client:
-        """Wait for the attempt to connect that runs. Raises `ToolServerError` if the last one failed."""
-        client = None if self._is_down else await asyncio.shield(self._attempt)
-        if client is None:
-            wait_s = max(1, round(self._connects_at - self._loop.time()))
-            raise ToolServerError(
-                f"the MCP server {self.name} cannot be reached ({self.cause}), so the call was not made; the next "
-                f"attempt to connect is in {wait_s} s"
-            )
-        return client
+    def _without_secrets(self, message: M) -> M:
+        if not self._secrets:
+            return message
+        text = message.model_dump_json(by_alias=True, exclude_unset=True)
+        masked = without_secrets(text, self._secrets)
+        return message if masked == text else type(message).model_validate_json(masked)
 
     async def keep_connected(self, *, tries_once: bool = False) -> None:
         """Connect, and connect again with back-off, until it is cancelled. If tried once, end at a failure."""
@@ -225,7 +228,7 @@ class McpServer:
             try:
                 await self._connect_and_watch()
             except Exception as error:  # noqa: BLE001 - foreign servers and the SDK raise many kinds
-                self.cause = self._secrets.hide(_cause_of(error))
+                self.cause = without_secrets(_cause_of(error), self._secrets)
             self._lose()
             if tries_once:
                 self._tried.set()
@@ -253,47 +256,53 @@ class McpServer:
             self._client, self._attempt = None, self._loop.create_future()
 
     async def _connect_and_watch(self) -> None:
+        """Connect, then list the tools now and then, and after failed calls. Raises if the server is dead or frozen."""
         ended = asyncio.Event()
-        async with asyncio.timeout(START_S) as limit:
-            transport = self._transport(ended)
-            async with Client(transport, message_handler=self._hear, cache=None) as client:
-                self._note_list(await self._list(client))
-                limit.reschedule(None)
-                self._client, self._is_down = client, False
-                self._connected_at = self._answered_at = self._loop.time()
-                self._attempt.set_result(client)
-                self._log_up()
-                await self._watch(client, ended)
-
-    def _transport(self, ended: asyncio.Event) -> Any:
-        table = self._table
-        if table.url:
-            return streamable_http(table.url, self._variables, table.timeout_s)
 
         def on_end() -> None:
             ended.set()
             self._wake.set()
             self._lose()
 
-        return stdio([table.command or "", *table.args], self._variables, self._log_text, on_end)
+        async def on_message(message: Any) -> None:
+            if isinstance(message, ToolListChangedNotification):
+                self._wake.set()
 
-    async def _watch(self, client: Client, ended: asyncio.Event) -> None:
-        """Check the server now and then, and after failed calls. Raises if it is dead or frozen."""
-        while True:
-            await _wait(ended, PAUSE_S)
-            await _wait(self._wake, CHECK_S)
-            self._wake.clear()
-            if ended.is_set():
-                raise ConnectionError("its program ended")
-            try:
-                async with asyncio.timeout(ALIVE_S):
-                    self._note_list(await self._list(client))
-            except TimeoutError:
-                silent_s = self._loop.time() - self._answered_at
-                if self._in_flight and silent_s < self.timeout_s + ALIVE_S:
-                    continue  # it may be busy with a call
-                raise TimeoutError("it does not answer") from None
-            self._answered_at = self._loop.time()
+        transport: Any
+        if self._table.url:
+            transport = streamable_http(self._table.url, self._variables, self.timeout_s)
+        else:
+            command = [self._table.command or "", *self._table.args]
+            transport = stdio(command, self._variables, self._log_text, on_end)
+        async with (
+            asyncio.timeout(START_S) as limit,
+            Client(transport, message_handler=on_message, cache=None) as client,
+        ):
+            self._note_list(await self._list(client))
+            limit.reschedule(None)
+            self._client, self._is_down = client, False
+            self._connected_at = self._answered_at = self._loop.time()
+            self._attempt.set_result(client)
+            extra = {"action": "mcp.up", "server": self.name}
+            log.info("the MCP server %s is up", self.name, extra=extra)
+            if self._is_missed:
+                text = "the MCP server %s was down at the start; restart the service to serve the agents that use it"
+                log.warning(text, self.name, extra=extra)
+            while True:
+                await _wait(ended, PAUSE_S)
+                await _wait(self._wake, CHECK_S)
+                self._wake.clear()
+                if ended.is_set():
+                    raise ConnectionError("its program ended")
+                try:
+                    async with asyncio.timeout(ALIVE_S):
+                        self._note_list(await self._list(client))
+                except TimeoutError:
+                    silent_s = self._loop.time() - self._answered_at
+                    if self._in_flight and silent_s < self.timeout_s + ALIVE_S:
+                        continue  # it may be busy with a call
+                    raise TimeoutError("it does not answer") from None
+                self._answered_at = self._loop.time()
 
     async def _list(self, client: Client) -> list[Tool]:
         tools: list[Tool] = []
@@ -302,7 +311,7 @@ class McpServer:
         for _ in range(MAX_PAGES):
             page = await client.list_tools(cursor=cursor)
             size += len(page.model_dump_json())
-            tools += [self._secrets.hide_in(tool) for tool in page.tools]
+            tools += [self._without_secrets(tool) for tool in page.tools]
             cursor = page.next_cursor
             if len(tools) > MAX_TOOLS or size > MAX_BYTES:
                 break
@@ -326,30 +335,17 @@ class McpServer:
             self._list_changes += 1
             self._log_once(f"the MCP server {self.name} lists other tools now; restart the service to adopt them")
 
-    def _log_up(self) -> None:
-        extra = {"action": "mcp.up", "server": self.name}
-        log.info("the MCP server %s is up", self.name, extra=extra)
-        if self._is_missed:
-            log.warning(
-                "the MCP server %s was down at the start; restart the service to serve the agents that use it",
-                self.name,
-                extra=extra,
-            )
-
     def _log_once(self, text: str) -> None:
         log.warning("%s", text, extra={"action": "mcp.tools", "server": self.name})
 
     def _log_text(self, text: str) -> None:
         """Log what the program wrote to its standard error, bounded."""
         extra = {"action": "mcp.stderr", "server": self.name}
-        lines = [line.rstrip()[:MAX_LOG_CHARS] for line in self._secrets.hide(text).splitlines() if line.strip()]
+        masked = without_secrets(text, self._secrets)
+        lines = [line.rstrip()[:MAX_LOG_CHARS] for line in masked.splitlines() if line.strip()]
         self._last_line = lines[-1] if lines else self._last_line
         for line in lines[:20]:
             log.info("the MCP server %s: %s", self.name, line, extra=extra)
-
-    async def _hear(self, message: Any) -> None:
-        if isinstance(message, ToolListChangedNotification):
-            self._wake.set()
 
 
 async def _wait(event: asyncio.Event, most_s: float) -> None:

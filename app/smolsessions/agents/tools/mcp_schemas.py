@@ -165,7 +165,8 @@ def _types_of(schema: dict[str, Any]) -> list[str]:
                 types.update(_types_of(branch) if isinstance(branch, dict) else ANYTHING)
     if not types:
         values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-        types.update(_type_of(value) for value in values)
+        kinds = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+        types.update(kinds.get(type(value), "object") for value in values)
     if schema.get("nullable") is True:
         types.add("null")
     if not types:
@@ -173,13 +174,6 @@ def _types_of(schema: dict[str, Any]) -> list[str]:
     if "number" in types and len(types) > 1:
         types.add("integer")  # smolagents compares the names of types
     return [each for each in (*ANYTHING, "null") if each in types]
-
-
-def _type_of(value: Any) -> str:
-    if value is None:
-        return "null"
-    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
-    return kinds.get(type(value), "object")
 
 
 def _bounded(text: str) -> str:
@@ -203,33 +197,26 @@ class _Resolver:
             return [self.resolve(each, open_references, depth + 1) for each in schema]
         if not isinstance(schema, dict):
             return schema if not isinstance(schema, str) else utf8_text(schema)
-        found = {
-            utf8_text(key): self._resolve_keyword(key, value, open_references, depth + 1)
-            for key, value in schema.items()
-            if key not in _REFERENCES
-        }
+        found = {}
+        for key, value in schema.items():
+            name = utf8_text(key)
+            if key in _DATA:
+                found[name] = value
+            elif key in _MAPS and isinstance(value, dict):  # its keys are names of parameters
+                inner = {
+                    utf8_text(each): self.resolve(part, open_references, depth + 2) for each, part in value.items()
+                }
+                found[name] = inner
+            elif key not in _REFERENCES:
+                found[name] = self.resolve(value, open_references, depth + 1)
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return found
         if reference in open_references:
             return {"type": "object", **found}
-        target = self._find(reference)
-        resolved = self.resolve(target, (*open_references, reference), depth + 1)
-        return {**resolved, **found} if isinstance(resolved, dict) else found
-
-    def _resolve_keyword(self, key: str, value: Any, open_references: tuple[str, ...], depth: int) -> Any:
-        if key in _DATA:
-            return value
-        if key in _MAPS and isinstance(value, dict):  # its keys are names of parameters
-            return {utf8_text(name): self.resolve(each, open_references, depth) for name, each in value.items()}
-        return self.resolve(value, open_references, depth)
-
-    def _find(self, reference: str) -> Any:
-        """Return the part that a JSON pointer names. An empty schema for others, as they would need the net."""
-        if not reference.startswith("#"):
-            return {}
-        found = self._document
+        target: Any = self._document if reference.startswith("#") else {}  # others would need the net
         for part in reference.removeprefix("#").split("/")[1:]:
             key = unquote(part).replace("~1", "/").replace("~0", "~")
-            found = found.get(key) if isinstance(found, dict) else None
-        return found if isinstance(found, dict) else {}
+            target = target.get(key) if isinstance(target, dict) else None
+        target = target if isinstance(target, dict) else {}
+        return {**self.resolve(target, (*open_references, reference), depth + 1), **found}

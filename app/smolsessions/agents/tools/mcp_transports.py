@@ -1,4 +1,8 @@
-"""Transports to MCP servers, with bounds that the SDK's own lack: no message may be larger than `MAX_BYTES`."""
+"""Transports to MCP servers. No message may be larger than `MAX_BYTES`.
+
+The SDK's `stdio_client` reads a line of any size, and leaves descendants of a program that has ended by itself. So
+programs have a transport of their own here.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +82,19 @@ async def stdio(
 @contextlib.asynccontextmanager
 async def streamable_http(url: str, headers: Mapping[str, str], timeout_s: float) -> AsyncIterator[tuple[Any, Any]]:
     """Connect to a server at an address."""
+
+    async def bound_end(request: httpx2.Request) -> None:
+        if request.method == "DELETE":  # the end of a session, which a frozen server does not answer
+            request.extensions["timeout"] = httpx2.Timeout(END_S).as_dict()
+
+    async def bound_body(response: httpx2.Response) -> None:
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise TooLargeError("the server sent a compressed answer, which was not asked for")
+        if not response.headers.get("content-type", "").startswith("text/event-stream"):  # those are bounded by event
+            response.stream = _BoundedStream(response.stream)
+
     timeout = httpx2.Timeout(timeout_s + END_S, connect=CONNECT_S)
-    hooks: dict[str, list[Any]] = {"request": [_hurry_end], "response": [_bound]}
+    hooks: dict[str, list[Any]] = {"request": [bound_end], "response": [bound_body]}
     given = {**headers, "Accept-Encoding": "identity"}  # compressed bytes would pass the bound
     async with (
         httpx2.AsyncClient(headers=given, timeout=timeout, event_hooks=hooks) as client,
@@ -93,11 +108,22 @@ async def _read(
     to_session: MemoryObjectSendStream[SessionMessage | Exception],
     on_end: Callable[[], None],
 ) -> None:
+    """Pass messages on. A line that is too large is dropped as it comes, and an error of its request replaces it."""
     assert process.stdout
+    parts: list[bytes] = []
+    size = 0
     try:
-        async for line in _lines(process.stdout):
-            if message := _message(line):
-                await to_session.send(_bounded(SessionMessage(message)))
+        while data := await process.stdout.read(_READ_BYTES):
+            *ends, rest = data.split(b"\n")
+            for end in ends:
+                is_whole = size + len(end) <= MAX_BYTES
+                message = _message(b"".join([*parts, end])) if is_whole else _failure(parts[0], TOO_LARGE)
+                if message:
+                    await to_session.send(_bounded(SessionMessage(message)))
+                parts, size = [], 0
+            size += len(rest)
+            if rest and size <= MAX_BYTES:
+                parts.append(rest)
     except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
         pass
     finally:
@@ -118,27 +144,6 @@ def _failure(line: bytes, text: str) -> JSONRPCError | None:
     found = _ID.search(line[:1000])
     error = ErrorData(code=INTERNAL_ERROR, message=text)
     return JSONRPCError(jsonrpc="2.0", id=int(found[1]), error=error) if found else None
-
-
-async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Yield lines. One that is too large is dropped as it comes, and an error for its request stands for it."""
-    parts: list[bytes] = []
-    size = 0
-    while data := await stream.read(_READ_BYTES):
-        *ends, rest = data.split(b"\n")
-        for end in ends:
-            yield _line([*parts, end], size + len(end))
-            parts, size = [], 0
-        size += len(rest)
-        if rest and size <= MAX_BYTES:
-            parts.append(rest)
-
-
-def _line(parts: list[bytes], size: int) -> bytes:
-    if size <= MAX_BYTES:
-        return b"".join(parts)
-    failure = _failure(parts[0], TOO_LARGE)
-    return failure.model_dump_json().encode() if failure else b""
 
 
 async def _write(
@@ -195,20 +200,6 @@ async def _has_ended(process: asyncio.subprocess.Process) -> bool:
             return True
         await asyncio.sleep(_POLL_S)
     return False
-
-
-async def _hurry_end(request: httpx2.Request) -> None:
-    """Bound the end of a session, which a frozen server does not answer."""
-    if request.method == "DELETE":
-        request.extensions["timeout"] = httpx2.Timeout(END_S).as_dict()
-
-
-async def _bound(response: httpx2.Response) -> None:
-    """Bound the body of an answer. Streams of events are bounded by event."""
-    if response.headers.get("content-encoding", "identity") != "identity":
-        raise TooLargeError("the server sent a compressed answer, which was not asked for")
-    if not response.headers.get("content-type", "").startswith("text/event-stream"):
-        response.stream = _BoundedStream(response.stream)
 
 
 def _bounded(message: SessionMessage | Exception) -> SessionMessage | Exception:

@@ -6,16 +6,15 @@ share the others, whose `setup()` runs once.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import smolagents
 from smolagents.default_tools import TOOL_MAPPING, PythonInterpreterTool, UserInputTool
 from smolagents.tools import BaseTool
 
+from smolsessions.agents.imports import import_named
 from smolsessions.agents.memory.scratchpad import READ, WRITE
 from smolsessions.agents.models.keys import describe_error
 from smolsessions.agents.run.agent_state import has_own_state
@@ -56,23 +55,27 @@ def load_tools(
     return lambda: [make() if make else tool for tool, make in loaded]
 
 
-def check_tool(tool: Any) -> None:
-    """Raise `StartError` for a tool that cannot work here, wherever it comes from."""
+def check_tool(tool: Any, place: str = "") -> None:
+    """Raise `StartError`, whose sentence begins with the place, for a tool that cannot work here."""
     for kind, reason in _REFUSED.items():
         if isinstance(tool, kind):
-            raise StartError(f"the tool {tool.name} ({kind.__name__}) {reason}")
+            raise StartError(f"{place}the tool {tool.name} ({kind.__name__}) {reason}")
     for method in ("forward", "__call__"):
         function = inspect.unwrap(getattr(tool, method, None) or tool)
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             raise StartError(
-                f"the tool {tool.name} has an async {method}, whose coroutine smolagents would return as the result; "
-                "write it without async, with asyncio.run inside"
+                f"{place}the tool {tool.name} has an async {method}, whose coroutine smolagents would return as the "
+                "result; write it without async, with asyncio.run inside"
             )
 
 
 def _load(entry: str) -> Loaded:
     """Return a tool, and the function that makes further ones if it holds state."""
-    found = _import(entry)
+    module_name, _, name = entry.partition(":")
+    if module_name == OWN:
+        _refuse_missing(entry, _NEEDED.get(name, ()))
+    advice = "name an instance, a class or a factory of a smolagents tool"
+    found = import_named(module_name, name, "tool", advice)
     if isinstance(found, BaseTool):
         tool, make = found, None
     else:
@@ -93,25 +96,6 @@ def _load(entry: str) -> Loaded:
         return own
 
     return tool, make_own
-
-
-def _import(entry: str) -> Any:
-    module_name, _, name = entry.partition(":")
-    if module_name == OWN:
-        _refuse_missing(entry, _NEEDED.get(name, ()))
-    try:
-        module = smolagents if module_name == OWN else importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise StartError(
-            f"importing {module_name} failed with {describe_error(error)}; mend the module, or start the "
-            "service in the folder that holds it"
-        ) from error
-    found = getattr(module, name, None)
-    if found is None:
-        raise StartError(f"{module_name} has no {name}; name a tool, its class, or a function that makes it")
-    if not callable(found):
-        raise StartError(f"{entry} is no tool; name an instance, a class or a factory of a smolagents tool")
-    return found
 
 
 def _refuse_missing(entry: str, packages: Iterable[str]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,6 @@ from smolsessions.workspace.folders import ConversationFolders
 DENIED = "[denied]"
 CUT = "(There is more: these are the first results. Narrow the search.)"
 _PATTERN = "A pattern as in .gitignore, such as notes/**/*.md."
-_LISTS = ("editable", "readonly", "hidden")
-_KEYS = (*_LISTS, "path")
 _CODE_TOOLS = (
     "python_interpreter run_python run_python_code execute_python run_code execute_code run_command execute_command "
     "run_shell_command shell bash terminal"
@@ -193,23 +191,36 @@ def workspace_of(agent: MultiStepAgent) -> BoundWorkspace | None:
     return tool.bound if isinstance(tool, ReadFile) else None
 
 
-def check_workspace(values: object) -> None:
-    """Raise `StartError` for a mistake in the option `workspace`. Its sentence names neither agent nor option."""
-    _make_workspace(values, Path)
-
-
 def _add_tools(name: str, agent: MultiStepAgent, caller: Caller, folders: ConversationFolders | None) -> None:
     if taken := {*WORKSPACE_TOOLS} & {*agent.tools, *agent.managed_agents}:
         raise StartError(
             f"the agent {name!r} has a workspace and something of its own called {min(taken)!r}; rename that, or "
             "remove the workspace"
         )
-    values = options_of(agent).workspace
+    options = options_of(agent).workspace
+    assert options
+    place = f"the agent {name!r}: workspace:"
+    root = folders.of(caller.owner, caller.conversation_id) if folders else None
+    if options.path:
+        root = Path(options.path).resolve()
+        if not root.is_dir() or root.parts[1:2] in _SYSTEM:
+            raise StartError(f"{place} has a path that is no directory of files; name one")
     try:
-        workspace = _make_workspace(values, lambda: _folder(caller, folders))
-    except StartError as error:
-        raise StartError(f"the workspace of agent {name!r} {error.message}") from None
-    bound = BoundWorkspace(workspace, None if values and values.get("path") else caller)
+        workspace = Workspace(
+            root or Path(), editable=options.editable, readonly=options.readonly, hidden=options.hidden
+        )
+    except ValueError as error:
+        raise StartError(f"{place} has a mistake in {error}") from None
+    except ImportError:
+        raise StartError(
+            f"{place} needs pathspec and google-re2: run `pip install 'smolsessions[workspace]'`"
+        ) from None
+    if root is None:
+        raise StartError(
+            f"{place} is one for each conversation, and the store may have other processes: set "
+            "SMOLSESSIONS_WORKSPACES_DIR to one directory that all of them share"
+        )
+    bound = BoundWorkspace(workspace, None if options.path else caller)
     access = workspace.access
     lists = f"You may write: {', '.join(access.editable) or 'nothing'}."
     lists += f" You may only read: {', '.join(access.readonly)}." if access.readonly else ""
@@ -217,53 +228,15 @@ def _add_tools(name: str, agent: MultiStepAgent, caller: Caller, folders: Conver
     agent.tools |= {tool.name: tool(bound, lists) for tool in tools}
 
 
-def _make_workspace(values: Any, folder: Callable[[], Path]) -> Workspace:
-    if not isinstance(values, dict) or set(values) - set(_KEYS):
-        raise StartError(f"is no dict of {', '.join(_KEYS)}; make it one")
-    for key in _LISTS:
-        if not isinstance(values.get(key, ()), list | tuple):
-            raise StartError(f"has {key} that are no list; write a list of patterns")
-    editable, readonly, hidden = (tuple(values.get(key, ())) for key in _LISTS)
-    path = values.get("path")
-    try:
-        root = folder() if path is None else _given(path, editable)
-        return Workspace(root, editable=editable, readonly=readonly, hidden=hidden)
-    except ValueError as error:
-        raise StartError(f"has a mistake in {error}") from None
-    except ImportError:
-        raise StartError("needs pathspec and google-re2: run `pip install 'smolsessions[workspace]'`") from None
-
-
-def _given(path: object, editable: tuple[str, ...]) -> Path:
-    root = Path(path).resolve() if isinstance(path, str) else None
-    if root is None or not root.is_dir() or root.parts[1:2] in _SYSTEM:
-        raise StartError("has a path that is no directory of files; name one")
-    if editable:
-        raise StartError("has a path, which is read-only; remove editable, or path")
-    return root
-
-
-def _folder(caller: Caller, folders: ConversationFolders | None) -> Path:
-    if folders is None:
-        raise StartError(
-            "is one for each conversation, and the store may have other processes: set SMOLSESSIONS_WORKSPACES_DIR to "
-            "one directory that all of them share"
-        )
-    return folders.of(caller.owner, caller.conversation_id)
-
-
 def _refuse_code(name: str, agent: MultiStepAgent) -> None:
     """Refuse code that runs in this process, beside the access list, and code that runs elsewhere with copied tools."""
     place = code_runs_in(agent)
-    if place == "remote":
+    if place in {"remote", "thread"}:
+        where = "remotely, where its tools reach no file"
+        where = where if place == "remote" else "in this process, where it could read every file"
         raise StartError(
-            f"the agent {name!r} has a workspace and runs its code remotely, where its tools reach no file; use the "
-            "executor 'child', or remove the workspace"
-        )
-    if place == "thread":
-        raise StartError(
-            f"the agent {name!r} has a workspace and runs its code in this process, where it could read every file; "
-            "use the executor 'child', or remove the workspace"
+            f"the agent {name!r} has a workspace and runs its code {where}; use the executor 'child', or remove the "
+            "workspace"
         )
     for tool in agent.tools.values():
         if _runs_code(unproxied(tool)):
@@ -277,24 +250,20 @@ def _runs_code(tool: Any) -> bool:
     """Return whether a tool is an interpreter, holds one, calls `exec`, or is called as such tools are."""
     if any(f"_{tool.name}".endswith(f"_{name}") for name in _CODE_TOOLS):  # a server's name may come before
         return True
-    function = getattr(inspect.unwrap(tool.forward), "__code__", None)
-    names = dis.get_instructions(function) if function else ()
-    calls_it = any(each.opname == "LOAD_GLOBAL" and each.argval in {"exec", "eval"} for each in names)
-    return calls_it or any(map(_is_interpreter, [tool, *_held_by(tool)]))
-
-
-def _is_interpreter(value: Any) -> bool:
-    if isinstance(value, CodeAgent):
-        value = value.python_executor
-    is_local = isinstance(value, PythonExecutor) and not isinstance(value, RemotePythonExecutor)
-    return is_local or isinstance(value, PythonInterpreterTool) or value is evaluate_python_code
-
-
-def _held_by(tool: Any) -> Iterator[Any]:
-    yield from vars(tool).values()
+    function = inspect.unwrap(tool.forward)
+    instructions = dis.get_instructions(function.__code__) if hasattr(function, "__code__") else ()
+    if any(each.opname == "LOAD_GLOBAL" and each.argval in {"exec", "eval"} for each in instructions):
+        return True
+    held = [tool, *vars(tool).values()]
     with suppress(TypeError, ValueError):  # its code is not written in Python
-        used = inspect.getclosurevars(inspect.unwrap(tool.forward))
-        yield from (*used.nonlocals.values(), *used.globals.values())
+        used = inspect.getclosurevars(function)
+        held += (*used.nonlocals.values(), *used.globals.values())
+    for value in held:
+        value = value.python_executor if isinstance(value, CodeAgent) else value  # noqa: PLW2901 - its interpreter
+        is_local = isinstance(value, PythonExecutor) and not isinstance(value, RemotePythonExecutor)
+        if is_local or isinstance(value, PythonInterpreterTool) or value is evaluate_python_code:
+            return True
+    return False
 
 
 def _text(lines: list[str], *, is_whole: bool) -> str:
