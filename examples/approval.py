@@ -1,0 +1,30 @@
+"""Ask a person in the terminal before each tool call, and go on after the answer.
+
+    python examples/approval.py http://127.0.0.1:8000
+
+It asks the demo agent of a service that runs there (`smolsessions serve`), which needs no key of a model.
+Stop the service while it asks, and start it again: the turn still waits, and goes on after the answer.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from smolsessions import Client
+
+
+def main(address: str) -> None:
+    with Client(address) as client:
+        turn = client.turn("What is 12 * 7?", agent="demo", approve=["*"])
+        while turn.status == "waiting":
+            for request in turn.requests:
+                if input(f"{request.tool} with {request.arguments}? [y/n] ") == "y":
+                    turn = client.answer(turn, request.request_id, "approve")
+                else:
+                    turn = client.answer(turn, request.request_id, "reject", reason="The person said no.")
+        print(turn.reply)
+        print("called:", ", ".join(turn.tool_call_names))
+
+
+if __name__ == "__main__":
+    main(*(sys.argv[1:] or ["http://127.0.0.1:8000"]))
