@@ -174,7 +174,7 @@ MENDS: dict[str, tuple[str, dict[str, str], str, str]] = {
         "one owner's code could read",
         "SMOLSESSIONS_ALLOW_CODE_IN_SERVICE=1",
     ),
-    "no server": ("store", {"REDIS_URL": "redis://127.0.0.1:1"}, "does not answer", "start it, or unset the variable"),
+    "no server": ("store", {"REDIS_URL": "redis://127.0.0.1:1"}, "does not answer", "start it, correct its address"),
     "wrong password": ("store", {"REDIS_URL": "unix://:wrong@{store}"}, "refuses the login", "put its user into"),
     "no rights": ("store", {"REDIS_URL": "unix://poor:secret@{store}"}, "no permission", "the rights that it needs"),
     "no API keys": ("keys", {"API_KEYS_FILE": "nowhere"}, "cannot be read (No such", "`smolsessions keys owner OWNER`"),

@@ -186,10 +186,10 @@ def test_a_store_of_another_kind_than_its_address_says_is_refused_with_the_mend(
     replica = Node(tmp_path / "replica", DURABLE | {"replicaof": f"{HOST} {server.port}"})
     addresses = {
         f"redis://{HOST}:{replica.port}": "is a replica, which takes no writes; write the address of its primary",
-        f"redis://{HOST}:{server.port}/99": "no such database",
-        f"redis://:{SECRET}@{HOST}:{server.port}": "has no password",
-        f"redis+sentinel://{HOST}:{server.port}/main": "is no sentinel",
-        f"redis+cluster://{HOST}:{server.port}": "is no cluster",
+        f"redis://{HOST}:{server.port}/99": "does not answer (DB index is out of range); start it, correct its address",
+        f"redis://:{SECRET}@{HOST}:{server.port}": "without any password configured",
+        f"redis+sentinel://{HOST}:{server.port}/main": "no sentinel in SMOLSESSIONS_REDIS_URL names a primary",
+        f"redis+cluster://{HOST}:{server.port}": "cluster support disabled",
     }
     table = {url: Refused({"REDIS_URL": url, "SEAL_KEYS": KEY_A}, (told,)) for url, told in addresses.items()}
     try:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from redis.asyncio import Connection
@@ -21,7 +20,7 @@ from smolsessions.store.store import open_store
 from tests.support.failover import REPLICATED
 from tests.support.metrics import totals
 from tests.support.problems import problem
-from tests.support.service import CODELESS, Service
+from tests.support.service import Service
 from tests.support.stopwatch import Stopwatch
 from tests.support.store_server import SEAL_KEY
 from tests.support.tiers import deep, mostly_deep
@@ -112,14 +111,6 @@ def test_a_silent_connection_is_given_up_in_time(whole: Lines, kind: str) -> Non
     assert int(refused.headers["retry-after"]) > 0
     wait_until(lambda: whole.service.client.get("/conversations").status_code == 200)
     assert whole.service.play(*SAY)["reply"] == "hi"
-
-
-def test_a_process_that_changes_the_durability_of_the_store_warns_at_start(whole: Lines, tmp_path: Path) -> None:
-    settings = CODELESS | {"REDIS_URL": f"redis://{HOST}:{whole.servers[0].port}", "SEAL_KEYS": SEAL_KEY}
-    for name, own, differs in (("weaker", "primary", True), ("same", "primary", False)):
-        with Service(tmp_path / name, settings | {"DURABILITY": own}, command=("web",)) as service:
-            warning = f", this one with {own}: while both run, a failover may lose acknowledged writes"
-            assert (warning in service.log()) is differs, name
 
 
 def test_a_full_store_is_read_and_deleted_from_and_named(whole: Lines, gate: Gate) -> None:

@@ -289,7 +289,7 @@ def test_a_key_outlives_a_change_of_the_keys_that_seal_and_a_process(tmp_path: P
                 else:
                     assert turn_of(post_with_key(service, key, DONE)) == first
         with outside.client() as store:
-            assert set(store.hkeys("{p000}:about")) == {b"schema", b"partitions", b"canary", b"pepper", b"durability"}
+            assert set(store.hkeys("{p000}:about")) == {b"schema", b"partitions", b"canary", b"pepper"}
 
 
 def test_a_process_that_does_not_play_the_agent_attaches_all_the_same(

@@ -13,7 +13,6 @@ from redis.exceptions import (
     NoPermissionError,
     ReadOnlyError,
     RedisError,
-    ResponseError,
 )
 
 from smolsessions.core.errors import StartError
@@ -21,19 +20,11 @@ from smolsessions.store.connection.servers import Address
 
 RIGHTS = "~{p* &{p* +@read +@write +@pubsub -@dangerous +evalsha +script|load +info +time"
 NODE_SENTENCE = "the store is a node of a cluster; write its address as redis+cluster://host:port,host:port"
-_MORE_RIGHTS = (
-    "for a cluster also +cluster|slots, for SMOLSESSIONS_DURABILITY=replicated +wait, "
-    "for a database other than 0 +select"
-)
 _URL, _PASSWORD_FILE = "SMOLSESSIONS_REDIS_URL", "SMOLSESSIONS_REDIS_PASSWORD_FILE"
 _SENTENCES: dict[tuple[type[BaseException], str], str] = {  # by class and words of the message
     (Exception, "CERTIFICATE_VERIFY_FAILED"): (  # one sentinel may say so, and another be silent
         "the store's certificate is not trusted ({error}); set SMOLSESSIONS_REDIS_CA_FILE to the authority that "
         "signed it, and use a host name that it was made for"
-    ),
-    (ResponseError, "unknown command 'SENTINEL'"): (
-        f"the server at {_URL} is no sentinel ({{error}}): name the sentinels' own ports, mostly 26379, or write "
-        "the address of a server without them as redis://host:port"
     ),
     (MasterNotFoundError, ""): (
         f"no sentinel in {_URL} names a primary ({{error}}): check that they answer at these addresses, that "
@@ -41,24 +32,16 @@ _SENTENCES: dict[tuple[type[BaseException], str], str] = {  # by class and words
         "?sentinel_username=…&sentinel_password=…"
     ),
     (NoPermissionError, ""): (
-        f"the store gives the user of {_URL} no permission: {{error}}; the rights that it needs are {{rights}}"
-    ),
-    (RedisError, "without any password configured"): (
-        f"the store has no password, and one is set: take it out of {_URL} (and unset {_PASSWORD_FILE}), or set "
-        "one in the store"
+        f"the store gives the user of {_URL} no permission: {{error}}; the rights that it needs are {RIGHTS}, for a "
+        "cluster also +cluster|slots, for SMOLSESSIONS_DURABILITY=replicated +wait, for a database other than 0 +select"
     ),
     (MovedError, ""): NODE_SENTENCE,
-    (ResponseError, "cluster support disabled"): (
-        "the store is no cluster ({error}); write its address as redis://host:port, or rediss:// with TLS"
-    ),
     (ReadOnlyError, ""): (
         f"the store at {_URL} is a replica, which takes no writes; write the address of its primary, or "
         "redis+sentinel:// or redis+cluster:// with servers that know the primary"
     ),
-    (ResponseError, "DB index is out of range"): (
-        f"the store has no such database ({{error}}); end {_URL} with another number, or none"
-    ),
 }
+_OF_LOGIN = (AuthenticationError, AuthenticationWrongNumberOfArgsError)
 
 
 @contextmanager
@@ -76,31 +59,24 @@ def error_text(error: BaseException) -> str:
 
 
 def _sentence(error: BaseException, address: Address) -> str:
-    causes = list(_chain(error))
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
     for (kind, words), sentence in _SENTENCES.items():
         for cause in causes:
             if isinstance(cause, kind) and words in str(cause):
-                return sentence.format(error=error_text(cause), rights=f"{RIGHTS}, {_MORE_RIGHTS}")
-    hint = "; does it speak TLS at this port?" if address.url.startswith("rediss") else ""
-    return _of_password(causes, address) or (
-        f"the store at {_URL} does not answer ({error_text(error)}){hint}; start it, or unset the "
+                return sentence.format(error=error_text(cause))
+    refused: list[BaseException] = [cause for cause in causes if isinstance(cause, _OF_LOGIN)]
+    refused += [cause for cause in causes if any(word in str(cause).lower() for word in ("auth", "username-password"))]
+    if refused:
+        remedy = f"put its user into {_URL}, and the password too or, better, into a file that {_PASSWORD_FILE} names"
+        if address.password_file:
+            remedy = f"put the password into {address.password_file} ({_PASSWORD_FILE}) and its user into {_URL}"
+        return f"the store refuses the login ({refused[0]}); {remedy}"
+    return (
+        f"the store at {_URL} does not answer ({error_text(error)}); start it, correct its address (redis://, "
+        "rediss:// with TLS, redis+sentinel:// or redis+cluster://, and the number of its database), or unset the "
         "variable to use the embedded store of `serve`"
     )
-
-
-def _of_password(causes: list[BaseException], address: Address) -> str | None:
-    kinds, words = (AuthenticationError, AuthenticationWrongNumberOfArgsError), ("auth", "username-password")
-    refused: list[BaseException] = [cause for cause in causes if isinstance(cause, kinds)]
-    refused += [cause for cause in causes if any(word in str(cause).lower() for word in words)]
-    if not refused:
-        return None
-    remedy = f"put its user into {_URL}, and the password too or, better, into a file that {_PASSWORD_FILE} names"
-    if address.password_file:
-        remedy = f"put the password into {address.password_file} ({_PASSWORD_FILE}) and its user into {_URL}"
-    return f"the store refuses the login ({refused[0]}); {remedy}"
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error:
-        yield error
-        error = error.__cause__ or error.__context__

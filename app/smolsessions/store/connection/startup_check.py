@@ -10,7 +10,7 @@ import logging
 import os
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -50,10 +50,6 @@ return refused
 # Older releases check each replayed transaction, hence each script with two writes, against the permissions of the user
 # `default`. They log a refused transaction and go on without it (redis#14541, valkey#3983).
 _REPLAY_FIXED = {"Redis": (8, 6, 0), "Valkey": (9, 1, 2)}
-_REPLAY_REMEDY = (
-    "write `user default off resetpass +@all ~* &*` in the store's list of users, which leaves `default` disabled "
-    '(docs/how-to/backup.md, "Data that is gone after a restart of the store")'
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +69,16 @@ async def bind_store(servers: Servers, address: Address, sealer: Sealer, options
         name, risks = await _inspect(servers, client, sealer, options)
         for risk in risks:
             log.warning(risk, extra={"action": "store.risk"})
-        identity = await _bind(client, sealer, options.partitions, is_cluster=servers.is_cluster)
-        await client.hset(ABOUT, "durability", _durability(options))
-        return name, identity
+        fields = _fields(sealer, options.partitions or (PARTITIONS_OF_A_CLUSTER if servers.is_cluster else 1))
+        for field, value in fields.items():
+            await client.hsetnx(ABOUT, field, value)
+        partitions = await _check_identity(client, sealer, options.partitions)
+        await client.hsetnx(ABOUT, "pepper", sealer.seal(os.urandom(PEPPER_BYTES), "", "pepper"))
+        sealed: Any = await client.hget(ABOUT, "pepper")
+        pepper = _opened(sealer, sealed, "pepper")
+        # Sealed again, so that an old key can be retired.
+        await client.hset(ABOUT, mapping={"canary": fields["canary"], "pepper": sealer.seal(pepper, "", "pepper")})
+        return name, Identity(partitions, pepper)
 
 
 async def inspect_store(
@@ -102,10 +105,25 @@ async def _connected(servers: Servers, address: Address) -> AsyncIterator[Redis]
 
 
 async def _inspect(servers: Servers, client: Redis, sealer: Sealer, options: Options) -> tuple[str, list[str]]:
-    """Return the server's name, and a sentence for each way in which the store may lose data."""
-    name, version = await _check_server(client, is_cluster=servers.is_cluster)
-    await _check_subscription(client)
-    await _check_permissions(client)
+    """Return the server's name, and a sentence for each way in which the store may lose data.
+
+    Raises `StartError` if the store is not usable, and redis-py's errors.
+    """
+    info = await client.info("server")
+    if info.get("redis_mode") == "cluster" and not servers.is_cluster:
+        raise StartError(NODE_SENTENCE)
+    name = "Valkey" if info.get("server_name") == "valkey" else "Redis"
+    version = str(info.get("valkey_version") or info.get("redis_version"))
+    if _numbers(str(info.get("redis_version"))) < (OLDEST_MAJOR,):
+        raise StartError(f"the store is {name} {version}; Redis 7 or Valkey 7.2 is needed")
+    async with client.pubsub() as pubsub:
+        await pubsub.ssubscribe(f"{FIRST_PARTITION}:wake")
+        await pubsub.get_message(timeout=REPLY_TIMEOUT_S)
+    refused: Any = await client.evalsha(
+        await client.script_load(_REFUSED_COMMANDS), 1, FIRST_PARTITION, *called_commands()
+    )
+    if refused:  # known before a script runs, as what it did before the refusal would not be undone
+        raise NoPermissionError(f"it may not run {', '.join(word.decode() for word in refused)}")
     if await client.hexists(ABOUT, "canary"):
         await _check_identity(client, sealer, options.partitions)
     elif options.expects_data:
@@ -113,112 +131,41 @@ async def _inspect(servers: Servers, client: Redis, sealer: Sealer, options: Opt
             "the store is empty, and this command or SMOLSESSIONS_EXPECT_STORE says that it holds data: restore it "
             "(docs/how-to/backup.md), name another store, or unset the variable to begin anew"
         )
-    risks = [
-        await _eviction_risk(client),
-        await _restart_risk(client, name, version),
-        await _durability_risk(client, options),
-    ]
-    if servers.is_cluster and await client.hget(ABOUT, "partitions") == b"1":
-        risks.append("the store has one partition, made at its first use: a cluster's other servers have nothing to do")
-    return f"{name} {version}{', a cluster' if servers.is_cluster else ''}", [risk for risk in risks if risk]
-
-
-async def _check_server(client: Redis, *, is_cluster: bool) -> tuple[str, str]:
-    info = await client.info("server")
-    if info.get("redis_mode") == "cluster" and not is_cluster:
-        raise StartError(NODE_SENTENCE)
-    name = "Valkey" if info.get("server_name") == "valkey" else "Redis"
-    version = str(info.get("valkey_version") or info.get("redis_version"))
-    if _numbers(str(info.get("redis_version"))) < (OLDEST_MAJOR,):
-        raise StartError(f"the store is {name} {version}; Redis 7 or Valkey 7.2 is needed")
-    return name, version
-
-
-async def _check_subscription(client: Redis) -> None:
-    async with client.pubsub() as pubsub:
-        await pubsub.ssubscribe(f"{FIRST_PARTITION}:wake")
-        await pubsub.get_message(timeout=REPLY_TIMEOUT_S)
-
-
-async def _check_permissions(client: Redis) -> None:
-    """Raise `NoPermissionError` if a script calls a command that is refused: no script is undone in the middle."""
-    sha = await client.script_load(_REFUSED_COMMANDS)
-    refused: Any = await client.evalsha(sha, 1, FIRST_PARTITION, *called_commands())
-    if refused:
-        raise NoPermissionError(f"it may not run {', '.join(word.decode() for word in refused)}")
+    risks = []
+    policy = (await client.info("memory")).get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        risks.append(
+            f"the store may throw data away when it is full: set its maxmemory-policy to noeviction, not {policy}"
+        )
+    if not (await client.info("persistence")).get("aof_enabled"):
+        risks.append(
+            "the store writes no append-only file: a restart of it loses what was written since its last snapshot, or "
+            "all data; set its appendonly to yes"
+        )
+    elif _numbers(version) < _REPLAY_FIXED[name]:
+        allowed: Any = b"it may not say (the right +acl|dryrun lets it)"
+        with suppress(ResponseError):  # turns do not need this permission
+            allowed = await client.execute_command("ACL", "DRYRUN", "default", "HSET", ABOUT, "field", "value")
+        if allowed != b"OK":
+            risks.append(
+                f"the store loses conversations when it restarts if its user `default` may not write: {name} {version} "
+                f"replays its append-only file with that user's rights. Asked for them, it says: {allowed.decode()}. "
+                "Do not restart it before you write `user default off resetpass +@all ~* &*` in its list of users, "
+                'which leaves `default` disabled (docs/how-to/backup.md, "Data that is gone after a restart of the '
+                'store")'
+            )
+    if options.replicated and not await client.wait(REPLICAS, WAIT_MS):
+        risks.append(
+            "no replica of the store answers, and SMOLSESSIONS_DURABILITY is replicated: until one does, "
+            "every request that needs the store is a 503"
+        )
+    return f"{name} {version}{', a cluster' if servers.is_cluster else ''}", risks
 
 
 @cache
 def called_commands() -> list[str]:
     """Return the commands that the scripts call."""
     return sorted({" ".join(words).strip() for name in NAMES for words in _CALL.findall(script(name).source)})
-
-
-async def _eviction_risk(client: Redis) -> str:
-    policy = (await client.info("memory")).get("maxmemory_policy", "noeviction")
-    if policy == "noeviction":
-        return ""
-    return f"the store may throw data away when it is full: set its maxmemory-policy to noeviction, not {policy}"
-
-
-async def _restart_risk(client: Redis, name: str, version: str) -> str:
-    """Return what a restart of the server would lose: it has no append-only file, or replays it in part."""
-    if not (await client.info("persistence")).get("aof_enabled"):
-        return (
-            "the store writes no append-only file: a restart of it loses what was written since its last snapshot, or "
-            "all data; set its appendonly to yes"
-        )
-    if _numbers(version) >= _REPLAY_FIXED[name]:
-        return ""
-    try:
-        allowed: Any = await client.execute_command("ACL", "DRYRUN", "default", "HSET", ABOUT, "field", "value")
-    except ResponseError:  # turns do not need this permission
-        return (
-            f"cannot check whether the store keeps its data over a restart: {name} {version} may not. Grant its user "
-            f"+acl|dryrun; if the store's user `default` is off or limited, {_REPLAY_REMEDY}"
-        )
-    if allowed == b"OK":
-        return ""
-    return (
-        f"the store loses conversations when it restarts: {name} {version} replays its append-only file with the "
-        f"rights of the user `default`, which may not write; do not restart it before you {_REPLAY_REMEDY}"
-    )
-
-
-def _durability(options: Options) -> str:
-    return "replicated" if options.replicated else "primary"
-
-
-async def _durability_risk(client: Redis, options: Options) -> str:
-    """Compare with the process that started last, as the weaker promise counts, and look for the replica."""
-    own, risk = _durability(options), ""
-    recorded: Any = await client.hget(ABOUT, "durability")
-    if recorded not in {None, own.encode()}:
-        risk = (
-            f"the last process on this store started with SMOLSESSIONS_DURABILITY={recorded.decode(errors='replace')}, "
-            f"this one with {own}: while both run, a failover may lose acknowledged writes; set the same for all"
-        )
-    if options.replicated and not await client.wait(REPLICAS, WAIT_MS):
-        risk += "; " if risk else ""
-        risk += (
-            "no replica of the store answers, and SMOLSESSIONS_DURABILITY is replicated: until one does, "
-            "every request that needs the store is a 503"
-        )
-    return risk
-
-
-async def _bind(client: Redis, sealer: Sealer, wanted: int | None, *, is_cluster: bool) -> Identity:
-    """Return the store's identity, which a new store gets. Raises `StartError` if it is not usable."""
-    fields = _fields(sealer, wanted or (PARTITIONS_OF_A_CLUSTER if is_cluster else 1))
-    for field, value in fields.items():
-        await client.hsetnx(ABOUT, field, value)
-    partitions = await _check_identity(client, sealer, wanted)
-    await client.hsetnx(ABOUT, "pepper", sealer.seal(os.urandom(PEPPER_BYTES), "", "pepper"))
-    sealed: Any = await client.hget(ABOUT, "pepper")
-    pepper = _opened(sealer, sealed, "pepper")
-    # Sealed again, so that an old key can be retired.
-    await client.hset(ABOUT, mapping={"canary": fields["canary"], "pepper": sealer.seal(pepper, "", "pepper")})
-    return Identity(partitions, pepper)
 
 
 async def _check_identity(client: Redis, sealer: Sealer, wanted: int | None) -> int:
@@ -286,17 +233,13 @@ class IdentityCheck:
                 "stop all processes and restore it (docs/how-to/backup.md)",
                 extra={"action": "store.emptied"},
             )
-        is_same = int(partitions) == self._identity.partitions and self._is_ours(pepper)
+        is_same = int(partitions) == self._identity.partitions
+        with suppress(SealBrokenError):  # sealed with a newer key, which this process does not have yet
+            is_same &= self._sealer.open(pepper, "", "pepper") == self._identity.pepper
         if not is_same and not self.changed.done():
             self.changed.set_exception(
                 StartError("the store was replaced by another one while this process used it; start the process again")
             )
-
-    def _is_ours(self, sealed: bytes) -> bool:
-        try:
-            return self._sealer.open(sealed, "", "pepper") == self._identity.pepper
-        except SealBrokenError:  # sealed with a newer key, which this process does not have yet
-            return True
 
 
 def _fields(sealer: Sealer, partitions: int) -> dict[str, bytes]:
