@@ -258,8 +258,9 @@ async def test_a_retry_of_a_submission_claims_anew_until_the_turn_has_begun(raw:
     first = submit_raw(raw, 1, "sealed", worker="me", idem=idem)
     again = submit_raw(raw, 1, "sealed", worker="me", idem=idem)
     assert (first[:2], again[:2]) == (["ok", 1], ["ok", 1])
-    assert first[2] != again[2]
-    assert again[2] == raw.hget(key_of("conversation", "c"), "fence")
+    (*_, (_, _, one_fence, *_)), (*_, (_, _, other_fence, *_)) = first, again
+    assert one_fence != other_fence
+    assert other_fence == raw.hget(key_of("conversation", "c"), "fence")
     assert raw.hget(key_of("run", "c", 1), "attempts") == "1"
     assert submit_raw(raw, 1, "sealed", worker="another", idem=idem) == ["ok", 1]
     raw.hset(key_of("journal", "c", 1), "started:1", "")

@@ -342,7 +342,7 @@ async def test_a_silent_log_gives_a_sign_of_life_in_time(
         monkeypatch.setattr(turn_log, name, seconds)
     one, _ = stores
     await submit(one, "c")
-    with one.turns.reader(ref_of("c"), looks=True, wants_all=True) as reader:
+    with one.turns.reader(ref_of("c"), reads_log=True, all_events=True) as reader:
         events = reader.follow(1)
         first = await anext(events)
         assert first

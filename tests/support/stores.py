@@ -306,5 +306,5 @@ class Loop:
 
 
 async def read_events(store: Store, conversation: str, turn: int) -> list[tuple[int, str]]:
-    with store.turns.reader(ref_of(conversation), looks=True, wants_all=True) as reader:
+    with store.turns.reader(ref_of(conversation), reads_log=True, all_events=True) as reader:
         return [(logged.seq, logged.event.type) async for logged in reader.follow(turn) if logged]

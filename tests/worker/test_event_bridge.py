@@ -60,7 +60,7 @@ async def test_a_reader_that_comes_gets_the_events_that_wait_and_later_ones_at_o
     assert not lease.watched
     reading = other if is_elsewhere else one
     async with asyncio.timeout(PATIENCE_S):
-        with reading.turns.reader(ref_of("c"), looks=True, wants_all=True) as reader:
+        with reading.turns.reader(ref_of("c"), reads_log=True, all_events=True) as reader:
             events = reader.follow(1)
             found = [await anext(events) for _ in range(2)]
             bridge.emit(RESTARTED)
@@ -118,7 +118,7 @@ async def test_events_keep_their_order_and_only_deltas_of_one_message_become_one
     bridge.close()
     bridge.emit(RESTARTED)  # too late
     await lease.commit(DONE)
-    with one.turns.reader(ref_of("c"), looks=True, wants_all=True) as reader:
+    with one.turns.reader(ref_of("c"), reads_log=True, all_events=True) as reader:
         events = [logged.event async for logged in reader.follow(1) if logged]
     assert [getattr(event, "text", event.type) for event in events[2:-1]] == ["ab", "c", "message.restarted", "d"]
 

@@ -249,7 +249,9 @@ class Conversations:
         turns = await asyncio.to_thread(imported_turns, ref, told, memory, version, last)
         title = title_of(turns[0].message) if turns and "title" not in told.model_fields_set else told.title
         draft = ConversationFields(told.metadata, told.policy, title=title, approve=told.approve)
-        made = await self.history.adopt(ref, name, draft, ImportedConversation(tuple(turns), told.rolled_back, given))
+        made = await self.history.store_import(
+            ref, name, draft, ImportedConversation(tuple(turns), told.rolled_back, given)
+        )
         await self._add_files(ref, files)
         return made
 

@@ -382,13 +382,13 @@ class Turn:
 
 @record
 class Suspension:
-    """Pause of a turn that waits for a person. `so_far` is its outcome if a stop comes first.
+    """Pause of a turn that waits for a person. `outcome` is that of the turn if a stop comes first.
 
     `media` are the images and files that the requests show, as stored, by name.
     """
 
     requests: tuple[InputRequest, ...]
-    so_far: Outcome
+    outcome: Outcome
     media: dict[str, bytes] = field(default_factory=dict)
 
 

@@ -109,10 +109,10 @@ class TurnStore(Protocol):
         the turn's conversation was deleted.
         """
 
-    def reader(self, ref: Ref, *, looks: bool, wants_all: bool) -> AbstractContextManager[LogReader]:
+    def reader(self, ref: Ref, *, reads_log: bool, all_events: bool) -> AbstractContextManager[LogReader]:
         """Register a reader of this process.
 
-        Without `looks` it starts empty, which is enough before the turn is submitted. Without `wants_all` it only
+        Without `reads_log` it starts empty, which is enough before the turn is submitted. Without `all_events` it only
         waits for the turn's end.
         """
 
@@ -219,8 +219,8 @@ class HistoryStore(Protocol):
     async def record(self, ref: Ref) -> ConversationRecord:
         """Return everything on record except events."""
 
-    async def adopt(
-        self, ref: Ref, agent: AgentName, draft: ConversationFields, brought: ImportedConversation
+    async def store_import(
+        self, ref: Ref, agent: AgentName, draft: ConversationFields, imported: ImportedConversation
     ) -> Conversation:
         """Create a conversation from an import. Raises `ConversationExistsError`."""
 

@@ -239,7 +239,7 @@ class Turns:
             subscription.stop()
 
     def _subscribe(self, turn: Turn, *, is_new: bool = False, for_end: bool = False) -> TurnSubscription:
-        reader = self.store.reader(turn.ref, looks=not is_new, wants_all=not for_end)
+        reader = self.store.reader(turn.ref, reads_log=not is_new, all_events=not for_end)
         subscription = TurnSubscription(reader, turn, self._subscriptions)
         if self._closing:
             subscription.stop()

@@ -172,7 +172,7 @@ async def _drain(worker: Worker, running: asyncio.Task[None], shutdown: Shutdown
     hurried = asyncio.create_task(shutdown.hurried.wait())
     await asyncio.wait({running, hurried}, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
     hurried.cancel()
-    worker.hurry()
+    worker.hand_back_all()
     await asyncio.wait({running}, timeout=HURRY_S)
 
 

@@ -30,14 +30,10 @@ from smolsessions.core.records import (
 from smolsessions.core.requests import Answer
 from smolsessions.store.seal import TAG_BYTES
 
-StepParts = tuple[EntryType, int, bytes, tuple[str, ...]]
-"""Type and turn of a stored step, its bytes, and the names of its attachments."""
-
 _TURN = TypeAdapter(Turn)
 _ANSWER = TypeAdapter(Answer)
 _EVENT_TYPES: tuple[Any, ...] = (TurnQueued, TurnStarted, *get_args(StepEvent), *get_args(PersonEvent))
 _EVENTS: dict[str, TypeAdapter[Any]] = {kind.type: TypeAdapter(kind) for kind in _EVENT_TYPES}
-_EVENT_ENCODERS = {kind: _EVENTS[kind.type].serializer.to_json for kind in _EVENT_TYPES}
 _STEP = struct.Struct(">BIH")  # type, turn, number of attachments; their names follow
 _HASHES = struct.Struct("17p17p17p")  # of a head: each of 16 bytes, or empty
 NAME_BYTES = 16
@@ -69,12 +65,12 @@ def moment(data: bytes | None) -> float:
 
 
 def encode_turn(turn: Turn) -> bytes:
-    return _TURN.serializer.to_json(turn, exclude={"ref", "number", "rolled_back"}, exclude_defaults=True)
+    return _TURN.dump_json(turn, exclude={"ref", "number", "rolled_back"}, exclude_defaults=True)
 
 
 def decode_turn(data: bytes, ref: Ref, number: int) -> Turn:
     try:
-        turn: Turn = _TURN.validator.validate_python(from_json(data) | {"ref": ref, "number": number})
+        turn: Turn = _TURN.validate_python(from_json(data) | {"ref": ref, "number": number})
     except ValidationError as error:
         raise SealBrokenError(f"a turn's record {NEWER}") from error
     return turn
@@ -82,7 +78,7 @@ def decode_turn(data: bytes, ref: Ref, number: int) -> Turn:
 
 def encode_event(event: Event) -> bytes:
     """Encode an event, except a final one, which is stored as the turn's record."""
-    return _EVENT_ENCODERS[type(event)](event, exclude_defaults=True)
+    return _EVENTS[event.type].dump_json(event, exclude_defaults=True)
 
 
 def decode_event(name: str, data: bytes) -> Event:
@@ -93,7 +89,7 @@ def decode_event(name: str, data: bytes) -> Event:
 
 
 def encode_answer(answer: Answer) -> bytes:
-    return _ANSWER.serializer.to_json(answer, exclude_defaults=True)
+    return _ANSWER.dump_json(answer, exclude_defaults=True)
 
 
 def pack_events(events: Iterable[tuple[str, bytes]]) -> bytes:
@@ -168,19 +164,16 @@ def encode_step(step: PackedStep) -> bytes:
     return _STEP.pack(_TYPES.index(step.type), step.turn, len(step.attachments)) + names + step.data
 
 
-def decode_step(data: bytes) -> StepParts:
+def decode_step(data: bytes, index: int, head: Head) -> StoredStep:
+    """Decode a step, marked as hidden, archived or rolled back by `head`."""
     kind, turn, count = _STEP.unpack_from(data)
     if kind >= len(_TYPES):
         raise SealBrokenError(f"a stored step {NEWER}")
     end = _STEP.size + count * NAME_BYTES
     names = [data[start : start + NAME_BYTES].hex() for start in range(_STEP.size, end, NAME_BYTES)] if count else ()
-    return _TYPES[kind], turn, data[end:], tuple(names)
-
-
-def stored_step(index: int, parts: StepParts, head: Head) -> StoredStep:
-    """Return a step, marked as hidden, archived or rolled back by `head`."""
     archived, rolled_back = bool(head.archived >> index & 1), bool(head.rolled_back >> index & 1)
-    return StoredStep(index, *parts, index < head.shown_from, archived, rolled_back)
+    is_hidden = index < head.shown_from
+    return StoredStep(index, _TYPES[kind], turn, data[end:], tuple(names), is_hidden, archived, rolled_back)
 
 
 def started(turn: Turn, at: float, attempts: int, *, waits: bool = False) -> Turn:

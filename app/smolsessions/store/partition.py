@@ -9,19 +9,20 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from smolsessions.core.errors import SealBrokenError, StoreUnavailableError
+from smolsessions.core.events import Logged
 from smolsessions.core.records import ConversationSettings, Ref
 from smolsessions.store import codec
 from smolsessions.store.connection.commands import Reply
 from smolsessions.store.connection.pipeline import KEEPALIVE_S, REPLY_TIMEOUT_S, Pipeline
 from smolsessions.store.scripts.loader import PERIODIC, SAFE_TO_REPEAT, Argument, reply_of, script
 from smolsessions.store.seal import Sealer
-from smolsessions.store.turns.turn_log import TurnLog
 
 PATIENCE_S, RETRY_S = 1.0, 0.1  # a broken connection mostly recovers in this time
-MOST_KNOWN_TERMS = 10_000
+MOST_KNOWN_SETTINGS = 10_000
 COPIED = frozenset({"turn", "log", "event", "step", "image", "variable", "variables"})
 """Blobs that a fork copies as its origin sealed them."""
 OF_TURNS = frozenset({"turn", "log", "event"})
@@ -55,6 +56,28 @@ class Options:
     ours_alone: bool = False
 
 
+class Reader(Protocol):
+    """Reader of one conversation's events in this process."""
+
+    def push(self, turn: int, logged: Logged) -> None: ...
+
+    def look(self) -> None:
+        """Read the log."""
+
+
+class Readers:
+    """Readers of one conversation in this process. Held by each reader, and by the lease of a running turn."""
+
+    def __init__(self) -> None:
+        self.members: set[Reader] = set()
+        self.following = 0
+        """Number of readers that follow all events. Safe to read in any thread."""
+
+    def deliver(self, turn: int, logged: Logged) -> None:
+        for reader in self.members:
+            reader.push(turn, logged)
+
+
 class Partition:
     """One partition. `channel` carries the events of turns to this process, `wake` tells workers of ready turns."""
 
@@ -66,7 +89,7 @@ class Partition:
         self.stop_channel = f"{name}:stop:{process_id}"
         self.wake = f"{name}:wake"
         self.options = options
-        self.log = TurnLog(self)
+        self.readers: WeakValueDictionary[Ref, Readers] = WeakValueDictionary()
         self.settings: OrderedDict[str, tuple[bytes, ConversationSettings]] = OrderedDict()
         """ConversationSettings of conversations as last read, by name, with their blobs."""
 
@@ -76,6 +99,21 @@ class Partition:
 
     def scope(self, name: str) -> Scope:
         return Scope(self, name)
+
+    def readers_of(self, ref: Ref) -> Readers:
+        """Return the readers of a conversation, the same object as long as it is in use."""
+        return self.readers.setdefault(ref, Readers())
+
+    def deliver(self, ref: Ref, turn: int, logged: Logged) -> None:
+        """Deliver an event to the readers of a conversation."""
+        if readers := self.readers.get(ref):
+            readers.deliver(turn, logged)
+
+    def on_gap(self) -> None:
+        """Make every reader read the log: messages may have been lost."""
+        for readers in self.readers.values():
+            for reader in readers.members:
+                reader.look()
 
     def ask(self, *command: Argument) -> Reply:
         """Queue a command of the server."""
@@ -123,7 +161,7 @@ class Scope:
             known = (blob, codec.decode_settings(self.partition.sealer.open(blob, self.name, "settings")))
             cache[self.name] = known
         cache.move_to_end(self.name)
-        if len(cache) > MOST_KNOWN_TERMS:
+        if len(cache) > MOST_KNOWN_SETTINGS:
             cache.popitem(last=False)
         return known[1]
 

@@ -103,7 +103,15 @@ class Sealer:
         prefix, cipher, bound = self._prefix, self._cipher(self._writing_id, scope), b"".join(map(_bound, place))
         for part, blob in blobs:
             if len(blob) < LEAST_BYTES or not blob.startswith(prefix):
-                key_id = self._key_id(blob)
+                if blob and blob[0] > VERSION and blob[0] != REKEYED:
+                    raise SealBrokenError(f"a stored record was changed, or {NEWER}")
+                if len(blob) < LEAST_BYTES or not blob[0]:
+                    raise SealBrokenError("a stored record is cut short")
+                key_id = blob[2 : 2 + blob[1]].decode("ascii", "replace")
+                if key_id not in self._keys:
+                    raise SealBrokenError(
+                        f"a stored record is sealed with key {key_id!r}, which SMOLSESSIONS_SEAL_KEYS lacks"
+                    )
                 prefix, cipher = blob[: 2 + blob[1]], self._cipher(key_id, scope)
             start, end, kept = len(prefix) + NONCE_BYTES, len(blob), b""
             if prefix[0] == REKEYED:
@@ -118,16 +126,6 @@ class Sealer:
             if size > MAX_PLAINTEXT_BYTES:
                 raise SealBrokenError("a stored record is larger than this release reads")
             yield packed, size
-
-    def _key_id(self, blob: bytes) -> str:
-        if blob and blob[0] > VERSION and blob[0] != REKEYED:
-            raise SealBrokenError(f"a stored record was changed, or {NEWER}")
-        if len(blob) < LEAST_BYTES or not blob[0]:
-            raise SealBrokenError("a stored record is cut short")
-        key_id = blob[2 : 2 + blob[1]].decode("ascii", "replace")
-        if key_id not in self._keys:
-            raise SealBrokenError(f"a stored record is sealed with key {key_id!r}, which SMOLSESSIONS_SEAL_KEYS lacks")
-        return key_id
 
     def _derive(self, key_id: str, scope: str) -> AESGCM:
         return AESGCM(hmac.digest(self._keys[key_id], b"smolsessions/1\0" + scope.encode(), "sha256"))

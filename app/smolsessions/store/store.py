@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import secrets
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 
 from redis.asyncio import Redis
 
-from smolsessions.store.connection.pipeline import MOST_OPENING, Pipeline
+from smolsessions.store.connection.pipeline import MOST_OPENING, Handler, Pipeline
 from smolsessions.store.connection.server_errors import start_errors
 from smolsessions.store.connection.servers import Address, Servers, servers_at
 from smolsessions.store.connection.startup_check import ABOUT, IdentityCheck, bind_store, inspect_store
@@ -23,6 +23,7 @@ from smolsessions.store.partition import Options, Partition, Partitions
 from smolsessions.store.scripts.loader import load_commands, script
 from smolsessions.store.seal import Sealer
 from smolsessions.store.turns.scheduler import Scheduler
+from smolsessions.store.turns.turn_log import hear_event
 from smolsessions.store.turns.turn_store import IdempotencyKeys, TurnStore
 
 
@@ -66,9 +67,23 @@ async def open_store(
     servers, process_id = servers_at(address), secrets.token_hex(8)
     try:
         server, identity = await bind_store(servers, address, sealer, options)
-        names = [f"{{p{number:03}}}" for number in range(identity.partitions)]
         openings: defaultdict[Redis, asyncio.Semaphore] = defaultdict(partial(asyncio.Semaphore, MOST_OPENING))
-        pipelines = [_pipeline(servers, name, options, on_loss, openings) for name in names]
+        pipelines, lease_us = [], int(options.lease_s * 1_000_000)
+        for number in range(identity.partitions):
+            name = f"{{p{number:03}}}"
+            outage = script("outage").command(name, (), {"lease_us": lease_us})
+            pipeline = Pipeline(
+                servers,
+                name,
+                on_connect=load_commands(),
+                on_reconnect=[outage],
+                on_loss=on_loss,
+                openings=openings,
+                replicated=options.replicated,
+                keepalive_s=options.keepalive_s,
+                reply_timeout_s=options.reply_timeout_s,
+            )
+            pipelines.append(pipeline)
         partitions = Partitions([Partition(pipeline, sealer, process_id, options) for pipeline in pipelines])
         scheduler = Scheduler(partitions, process_id, options)
         check = IdentityCheck(pipelines[0], identity, sealer)
@@ -85,7 +100,11 @@ async def open_store(
             yield Store(server, turns, conversations, history, scheduler, tasks, pipelines[0], partitions, servers)
         finally:
             check.close()
-            await _cancel(running)
+            pending = set(running)
+            while pending:  # a library's timeout may swallow a cancellation at the same moment
+                for task in pending:
+                    task.cancel()
+                _, pending = await asyncio.wait(pending, timeout=1)
     finally:
         await servers.aclose()
 
@@ -106,47 +125,17 @@ async def risks_of_store(address: Address, sealer: Sealer, options: Options) -> 
         await servers.aclose()
 
 
-def _pipeline(
-    servers: Servers,
-    name: str,
-    options: Options,
-    on_loss: Callable[[str], None],
-    openings: Mapping[Redis, asyncio.Semaphore],
-) -> Pipeline:
-    outage = script("outage").command(name, (), {"lease_us": int(options.lease_s * 1_000_000)})
-    return Pipeline(
-        servers,
-        name,
-        on_connect=load_commands(),
-        on_reconnect=[outage],
-        on_loss=on_loss,
-        openings=openings,
-        replicated=options.replicated,
-        keepalive_s=options.keepalive_s,
-        reply_timeout_s=options.reply_timeout_s,
-    )
-
-
 def _listen(pipeline: Pipeline, partition: Partition, scheduler: Scheduler, check: IdentityCheck) -> None:
     """Register the handlers of a partition's channels. After a gap all readers read again."""
 
     def on_gap() -> None:
-        partition.log.on_gap()
+        partition.on_gap()
         scheduler.look(partition)
         check.on_gap(pipeline)
 
-    handlers = {
+    handlers: dict[str, Handler] = {
         partition.wake: lambda _, owner: scheduler.nudge(partition, owner.decode(errors="replace")),
-        partition.channel: partition.log.hear,
+        partition.channel: partial(hear_event, partition),
         partition.stop_channel: scheduler.hear_stop,
     }
     pipeline.listen(handlers, on_gap)
-
-
-async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel until all have ended: a library's timeout may swallow a cancellation at the same moment."""
-    pending = set(tasks)
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=1)

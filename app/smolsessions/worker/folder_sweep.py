@@ -24,20 +24,8 @@ async def sweep_folders(
 
     A store that has lost its data knows no conversation, so nothing is deleted unless it `is_same_store`.
     """
-    while True:
-        try:
-            await _sweep(folders, conversations, is_same_store)
-        except StoreUnavailableError:
-            pass  # the store's connection logs it
-        except (OSError, ServiceError) as error:
-            log.warning("the files of deleted conversations are not swept: %s", error, extra={"action": "folders.left"})
-        await asyncio.sleep(SWEEP_S)
 
-
-async def _sweep(
-    folders: WorkspaceFolders, conversations: ConversationStore, is_same_store: Callable[[], Awaitable[bool]]
-) -> None:
-    async def is_gone(ref: Ref) -> bool:
+    async def is_deleted(ref: Ref) -> bool:
         try:
             await conversations.conversation(ref)
         except ConversationNotFoundError:
@@ -46,12 +34,19 @@ async def _sweep(
             pass
         return False
 
-    found = await asyncio.to_thread(lambda: list(folders.conversations()))
-    for start in range(0, len(found), AT_ONCE):
-        refs = [Ref(Owner(owner), name) for owner, name in found[start : start + AT_ONCE]]
-        flags = await asyncio.gather(*map(is_gone, refs))
-        gone = [ref for ref, flag in zip(refs, flags, strict=True) if flag]
-        if gone and await is_same_store():
-            for ref in gone:
-                await asyncio.to_thread(folders.delete, *ref)
-        await asyncio.sleep(PAUSE_S)
+    while True:
+        try:
+            found = await asyncio.to_thread(lambda: list(folders.conversations()))
+            for start in range(0, len(found), AT_ONCE):
+                refs = [Ref(Owner(owner), name) for owner, name in found[start : start + AT_ONCE]]
+                flags = await asyncio.gather(*map(is_deleted, refs))
+                deleted = [ref for ref, flag in zip(refs, flags, strict=True) if flag]
+                if deleted and await is_same_store():
+                    for ref in deleted:
+                        await asyncio.to_thread(folders.delete, *ref)
+                await asyncio.sleep(PAUSE_S)
+        except StoreUnavailableError:
+            pass  # the store's connection logs it
+        except (OSError, ServiceError) as error:
+            log.warning("the files of deleted conversations are not swept: %s", error, extra={"action": "folders.left"})
+        await asyncio.sleep(SWEEP_S)

@@ -76,7 +76,7 @@ class Threads:
         loop = asyncio.get_running_loop()
         result: asyncio.Future[T] = loop.create_future()
 
-        def settle(value: T | None, error: BaseException | None) -> None:
+        def resolve(value: T | None, error: BaseException | None) -> None:
             self._ended.discard(result)
             if result in self._given_up:
                 self.stuck -= 1
@@ -98,7 +98,7 @@ class Threads:
             with self._lock:
                 was_given_up = result in self._given_up
                 self._ended.add(result)
-            loop.call_soon_threadsafe(settle, value, failure)
+            loop.call_soon_threadsafe(resolve, value, failure)
             return not was_given_up
 
         self._jobs.put(work)
@@ -118,16 +118,10 @@ class Threads:
         threading.Thread(target=self._work, name="turn", daemon=True).start()
 
     def _work(self) -> None:
-        _run_after_others()
+        # Keeps this thread from interrupting the event loop, which wakes it while holding the interpreter's lock. It
+        # would only wait for the lock: two switches for nothing. Processes that it starts do not inherit this.
+        if hasattr(os, "SCHED_BATCH"):  # Linux
+            with suppress(OSError):  # a sandbox forbids it
+                os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))
         while self._jobs.get()():
             pass  # a thread that was given up has been replaced: it ends with its job
-
-
-def _run_after_others() -> None:
-    """Keep this thread from interrupting the event loop, which wakes it while holding the interpreter's lock.
-
-    It would only wait for the lock: two switches for nothing. Processes that it starts do not inherit this.
-    """
-    if hasattr(os, "SCHED_BATCH"):  # Linux
-        with suppress(OSError):  # a sandbox forbids it
-            os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))

@@ -82,7 +82,11 @@ class Worker:
                 try:
                     await self._claim_until_drained(turns)
                     self._scheduler.stop_claiming()
-                    await self._wait_for_reserved()
+                    with suppress(TimeoutError):  # without the store, the leases expire
+                        async with asyncio.timeout(LATE_CLAIMS_S):
+                            while self._reserved:  # turns that are being submitted are handed back
+                                self._slot_free.clear()
+                                await self._slot_free.wait()
                 finally:
                     self._turns = self._scheduler.intake = None
             with suppress(TimeoutError):  # the leases expire instead
@@ -104,7 +108,7 @@ class Worker:
         for run in self._running:
             run.bridge.pause_requested = True
 
-    def hurry(self) -> None:
+    def hand_back_all(self) -> None:
         """Hand all running turns back in the middle of a step. Journaled effects are not repeated."""
         for run in self._running:
             run.bridge.request_stop("drained")
@@ -136,14 +140,6 @@ class Worker:
         run = _Run(lease, LoopEventBridge(lease))
         self._running.add(run)
         turns.create_task(self._run_turn(run))
-
-    async def _wait_for_reserved(self) -> None:
-        """Wait for the turns that are being submitted, which are handed back. Without the store, leases expire."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LATE_CLAIMS_S):
-                while self._reserved:
-                    self._slot_free.clear()
-                    await self._slot_free.wait()
 
     async def _claim_until_drained(self, turns: asyncio.TaskGroup) -> None:
         while not self._draining.is_set():
@@ -190,12 +186,12 @@ class Worker:
                 if await lease.suspend(outcome):
                     _log_turn(logging.INFO, turn, "wait", "waits for a person")
                     return
-                outcome = outcome.so_far  # a stop came first
+                outcome = outcome.outcome  # a stop came first
             elif run.bridge.hands_over and outcome.status == "cancelled":
                 _log_turn(logging.INFO, turn, "back", "is handed back")
                 await self._hand_back(lease)
                 return
-            ended = await self._end(lease, outcome)
+            ended = await self._commit(lease, outcome)
             if run.session and ended.status == "finished":
                 self._sessions.release(turn.ref, lease.version, run.session)
                 run.session = None
@@ -215,27 +211,8 @@ class Worker:
             if run.session:
                 run.session.close()
 
-    async def _end(self, lease: Lease, outcome: Outcome) -> Turn:
-        """Commit. If that fails, commit the turn as failed, with the steps as they are."""
-        if lease.attempt > 1:  # a stopped replay has not reached all stored steps
-            outcome = replace(outcome, steps=lease.kept_steps)
-        try:
-            is_broken = outcome.error is not None and outcome.error.code == SealBrokenError.code
-            if outcome.status != "finished" and lease.lacks_task and not is_broken:  # damaged steps get no more
-                await self._keep_task(lease)
-            return await lease.commit(outcome)
-        except (LeaseLostError, StoreUnavailableError):
-            raise
-        except Exception as error:  # noqa: BLE001 - `_failed_by` logs it
-            return await lease.commit(replace(_failed_by(error, lease.turn), usage=outcome.usage))
-
-    async def _keep_task(self, lease: Lease) -> None:
-        """Store the task of a turn that ended before its agent ran, as the next turn's model sees it all the same."""
-        with suppress(ServiceError):  # too large to be stored
-            task = await asyncio.to_thread(self._agents.task_step, lease.turn, lease.turn_input)
-            lease.emit("", step=task)
-
     async def _outcome(self, run: _Run) -> Outcome | Suspension:
+        """Run one attempt until its end, a stop or the deadline. All that it wrote waits for the commit at most."""
         lease, bridge = run.lease, run.bridge
         info = self._agents.infos.get(lease.turn.agent.name)
         deadline_s = lease.turn.options.deadline_s or (info and info.deadline_s) or self._deadline_s
@@ -262,53 +239,38 @@ class Worker:
         if outcome.status == "cancelled" and bridge.reason == "deadline":
             sentence = f"The turn took longer than its deadline of {deadline_s:g} s."
             outcome = replace(outcome, status="failed", error=Failure("deadline_exceeded", sentence, retryable=True))
-        return self._with_earlier(outcome, run.replay)
+        if run.replay and outcome.status != "finished":  # it did not reach the calls and tokens of earlier attempts
+            calls = run.replay.calls | {call.call_id: call for call in outcome.tool_calls}
+            used = (outcome.usage, self._agents.journal_usage(run.replay))
+            usage = max(used, key=lambda each: each.input_tokens + each.output_tokens)
+            outcome = replace(outcome, tool_calls=tuple(calls.values()), usage=usage)
+        return outcome
 
     async def _attempt(self, run: _Run) -> Outcome | Suspension:
-        lease, turn = run.lease, run.lease.turn
+        """Take a warm session, or build one from the stored steps, and run the turn in a thread."""
+        lease, turn, bridge = run.lease, run.lease.turn, run.bridge
         lease.check_readable()
         run.session = self._sessions.acquire(turn.ref, b"" if turn.options.reset else lease.version, lease.caller)
         # A crash ends the warm sessions of its process too, so the next attempt counts from its first moment.
-        run.bridge.begin(lease.attempt, can_wait=lease.attempt == 1 and run.session is not None)
+        bridge.begin(lease.attempt, can_wait=lease.attempt == 1 and run.session is not None)
         if lease.attempt > 1:
             run.replay = await lease.load_replay_state()
-        if failure := self._refusal(lease):
-            return Outcome("failed", error=failure)
-        if run.session is None and not run.bridge.stop_requested:
-            await self._build_session(run)
-        if run.session is None or run.bridge.stop_requested:
-            return Outcome("cancelled")
-        return await self._run_session(run, run.session)
-
-    def _refusal(self, lease: Lease) -> Failure | None:
         if lease.crashes >= MAX_CRASHES:
-            return Failure("crashed_repeatedly", CRASHED_SENTENCE)
-        info = self._agents.infos.get(lease.turn.agent.name)
+            return Outcome("failed", error=Failure("crashed_repeatedly", CRASHED_SENTENCE))
+        info = self._agents.infos.get(turn.agent.name)
         if lease.attempt > 1 and info and info.version.fingerprint != lease.fingerprint:
-            return AGENT_CHANGED
-        return None
-
-    def _with_earlier(self, outcome: Outcome, replay: ReplayState | None) -> Outcome:
-        """Add the calls and tokens of earlier attempts to a turn whose replay did not reach them."""
-        if replay is None or outcome.status == "finished":
-            return outcome
-        calls = replay.calls | {call.call_id: call for call in outcome.tool_calls}
-        used = (outcome.usage, self._agents.journal_usage(replay))
-        usage = max(used, key=lambda each: each.input_tokens + each.output_tokens)
-        return replace(outcome, tool_calls=tuple(calls.values()), usage=usage)
-
-    async def _build_session(self, run: _Run) -> None:
-        """Build a session from the stored steps, unless a stop comes first."""
-        lease, turn = run.lease, run.lease.turn
-        steps, attachments = await lease.steps()
-        variables = await lease.variables()
-        run.session = await self._run_in_thread(
-            run.bridge, lambda: self._agents.build(turn.agent.name, lease.caller, steps, attachments, variables), _close
-        )
-
-    async def _run_session(self, run: _Run, session: Session) -> Outcome | Suspension:
-        """Run the session in a thread until its end, a stop or the deadline."""
-        lease, bridge = run.lease, run.bridge
+            return Outcome("failed", error=AGENT_CHANGED)
+        if run.session is None and not bridge.stop_requested:
+            steps, attachments = await lease.steps()
+            variables = await lease.variables()
+            run.session = await self._run_in_thread(
+                bridge,
+                lambda: self._agents.build(turn.agent.name, lease.caller, steps, attachments, variables),
+                lambda late: late.close() if late else None,
+            )
+        if run.session is None or bridge.stop_requested:
+            return Outcome("cancelled")
+        session = run.session
 
         def run_turn() -> Outcome | Suspension:
             try:
@@ -331,6 +293,22 @@ class Worker:
             run.session = None
         return outcome or session.partial_outcome()
 
+    async def _commit(self, lease: Lease, outcome: Outcome) -> Turn:
+        """Commit. If that fails, commit the turn as failed, with the steps as they are."""
+        if lease.attempt > 1:  # a stopped replay has not reached all stored steps
+            outcome = replace(outcome, steps=lease.kept_steps)
+        try:
+            is_broken = outcome.error is not None and outcome.error.code == SealBrokenError.code
+            if outcome.status != "finished" and lease.lacks_task and not is_broken:  # damaged steps get no more
+                with suppress(ServiceError):  # the task is too large to be stored; else the next turn's model sees it
+                    task = await asyncio.to_thread(self._agents.task_step, lease.turn, lease.turn_input)
+                    lease.emit("", step=task)
+            return await lease.commit(outcome)
+        except (LeaseLostError, StoreUnavailableError):
+            raise
+        except Exception as error:  # noqa: BLE001 - `_failed_by` logs it
+            return await lease.commit(replace(_failed_by(error, lease.turn), usage=outcome.usage))
+
     async def _run_in_thread(
         self,
         bridge: LoopEventBridge,
@@ -340,7 +318,7 @@ class Worker:
     ) -> T | None:
         """Return the result of a job. If it does not end soon after a stop, give up the job and its thread."""
         job = self._threads.run(work)
-        await _first(job, bridge.stopping)
+        await asyncio.wait((job, bridge.stopping), return_when=asyncio.FIRST_COMPLETED)
         if not job.done():
             interrupt()
             await asyncio.wait((job,), timeout=GRACE_S)
@@ -368,36 +346,9 @@ class Worker:
                 await self._scheduler.sweep()
 
 
-async def _first(*futures: asyncio.Future[Any]) -> None:
-    """Wait until one of these is done, as `asyncio.wait` does, which makes three times as many calls."""
-    loop = asyncio.get_running_loop()
-    is_done = loop.create_future()
-
-    def end(_: asyncio.Future[Any]) -> None:
-        if not is_done.done():
-            is_done.set_result(None)
-
-    for future in futures:
-        future.add_done_callback(end)
-    try:
-        await is_done
-    finally:
-        for future in futures:
-            future.remove_done_callback(end)
-
-
 def _log_turn(level: int, turn: Turn, action: str, what: str) -> None:
-    if log.isEnabledFor(level):
-        name = str(turn.ref)
-        extra = {"action": f"turn.{action}", "conversation": name, "turn": turn.number}
-        arguments = (name, turn.number, what)
-        # `log.log` would search the stack for its caller.
-        log.handle(log.makeRecord(log.name, level, __file__, 0, "turn %s#%d %s", arguments, None, "_log_turn", extra))
-
-
-def _close(session: Session | None) -> None:
-    if session:
-        session.close()
+    extra = {"action": f"turn.{action}", "conversation": str(turn.ref), "turn": turn.number}
+    log.log(level, "turn %s#%d %s", turn.ref, turn.number, what, extra=extra)
 
 
 def _failed_by(error: Exception, turn: Turn) -> Outcome:

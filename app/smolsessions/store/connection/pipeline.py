@@ -121,7 +121,12 @@ class Pipeline:
                 try:
                     await self._serve()
                 except (RedisError, OSError, TimeoutError) as error:
-                    self._log_lost(error)
+                    # Each new reason at once, and any reason at times: a loss and its persistence often have two.
+                    now, why = self._loop.time(), error_text(error)
+                    if why not in self._logged or now - self._logged_at > LOG_AGAIN_S:
+                        self._logged_at = now
+                        self._logged.add(why)
+                        log.warning("partition %s is away: %s", self.partition, why, extra={"action": "store.lost"})
                 except Exception:
                     log.exception(
                         "partition %s: its connection met a defect", self.partition, extra={"action": "store.lost"}
@@ -139,7 +144,11 @@ class Pipeline:
         opened: list[AbstractConnection] = []
         try:
             async with asyncio.TaskGroup() as tasks:
-                async with await self._admission(), asyncio.timeout(self._reply_timeout_s):
+                admission: AbstractAsyncContextManager[object] = nullcontext()
+                if not self._was_open:  # with TLS, all openings at once can take longer than the timeout of each
+                    async with asyncio.timeout(self._reply_timeout_s):
+                        admission = self._openings[await self._servers.client(self.partition)]
+                async with admission, asyncio.timeout(self._reply_timeout_s):
                     connection = await self._open(opened)
                     await ask(connection, self._on_connect)
                     commands = ReplyProtocol(connection, self._on_reply, self._flush)
@@ -148,26 +157,29 @@ class Pipeline:
                     tasks.create_task(messages.wait_lost())
                     await self._subscribe(messages)
                     acks = await self._open(opened) if self._ack else None
-                self._on_open(commands)
+                self._is_open, self._commands = True, commands
+                self._flush()
+                self._acknowledged().add_done_callback(self._log_back)
+                for command in self._on_reconnect if self._was_open else ():
+                    self.send(*command)
+                self._was_open = True
+                self._on_gap()
                 tasks.create_task(self._check_silence())
                 tasks.create_task(self._keep_alive(messages))
                 if self._ack and acks:
                     tasks.create_task(self._ack.run(acks))
         except BaseExceptionGroup as group:  # before Python 3.11.4, `raise` in an `except*` stays wrapped
-            _take_back_cancellations()
+            # Before Python 3.11.3 a task group that a child's failure ends leaves a cancellation in its task. The next
+            # `asyncio.timeout`, here or in redis-py, then ends the process with a CancelledError.
+            task = asyncio.current_task() if sys.version_info < (3, 11, 3) else None
+            while task and task.cancelling():
+                task.uncancel()
             _, defects = group.split((RedisError, OSError, TimeoutError))
             raise defects or _first(group) from None
         finally:
             self._commands = None
             for connection in opened:
                 await connection.disconnect(nowait=True)
-
-    async def _admission(self) -> AbstractAsyncContextManager[None]:
-        """Return the admission to a first opening. With TLS, all at once can take longer than the timeout of each."""
-        if self._was_open:
-            return nullcontext()
-        async with asyncio.timeout(self._reply_timeout_s):
-            return self._openings[await self._servers.client(self.partition)]
 
     async def _open(self, opened: list[AbstractConnection]) -> AbstractConnection:
         client = await self._servers.client(self.partition)
@@ -180,16 +192,6 @@ class Pipeline:
             raise ConnectionError("the store's server has just changed")
         return connection
 
-    def _on_open(self, commands: ReplyProtocol) -> None:
-        self._is_open, self._commands = True, commands
-        self._flush()
-        self._acknowledged().add_done_callback(self._log_back)
-        if self._was_open:
-            for command in self._on_reconnect:
-                self.send(*command)
-        self._was_open = True
-        self._on_gap()
-
     async def _subscribe(self, messages: ReplyProtocol) -> None:
         self._is_subscribed.clear()
         messages.write(pack(("SSUBSCRIBE", *self._handlers)))
@@ -200,19 +202,17 @@ class Pipeline:
             raise message
         kind, channel, payload = message
         if kind == b"smessage":
-            self._dispatch(self._handlers[channel], channel, payload)
+            handler = self._handlers[channel]
+            if not self._ack:
+                handler(channel, payload)
+                return
+            # A message without an ack is lost, as messages may be: its readers read the log again.
+            self._acknowledged().add_done_callback(lambda ack: None if ack.exception() else handler(channel, payload))
         elif kind == b"ssubscribe":
             if payload == len(self._handlers):
                 self._is_subscribed.set()
         elif kind == b"sunsubscribe":
             raise ConnectionError("the partition is moving to another server")
-
-    def _dispatch(self, handler: Handler, channel: bytes, payload: bytes) -> None:
-        if not self._ack:
-            handler(channel, payload)
-            return
-        # A message without an ack is lost, as messages may be: its readers read the log again.
-        self._acknowledged().add_done_callback(lambda ack: None if ack.exception() else handler(channel, payload))
 
     async def _keep_alive(self, messages: ReplyProtocol) -> NoReturn:
         """Use idle connections, so that no proxy cuts them and a dead one is noticed.
@@ -247,11 +247,19 @@ class Pipeline:
         _, reply, acknowledged = self._sent.popleft()
         if isinstance(value, OutOfMemoryError):
             self._on_loss("full")
-            self._log_full()
+            if not self._full_at or self._received_at - self._full_at > LOG_AGAIN_S:
+                self._full_at = self._received_at
+                log.error(
+                    "partition %s takes no writes, as the store's memory is full: raise its maxmemory, or delete "
+                    "conversations",
+                    self.partition,
+                    extra={"action": "store.full"},
+                )
             refuse(reply, StoreFullError())
         elif isinstance(value, RedisError):
             self._on_loss("refused")
-            refuse(reply, StoreUnavailableError() if _is_temporary(value) else value)
+            is_temporary = isinstance(value, _TEMPORARY) or str(value).startswith("NOREPLICAS")
+            refuse(reply, StoreUnavailableError() if is_temporary else value)
             if isinstance(value, _WRONG_SERVER):
                 raise value  # the server was demoted, lost the scripts or loads its data: connect again
         elif self._ack and acknowledged:
@@ -278,25 +286,6 @@ class Pipeline:
         for reply in replies:
             refuse(reply, error)
 
-    def _log_lost(self, error: Exception) -> None:
-        """Log each new reason at once, and any reason at times: a loss and its persistence often have two causes."""
-        now, why = self._loop.time(), error_text(error)
-        if why not in self._logged or now - self._logged_at > LOG_AGAIN_S:
-            self._logged_at = now
-            self._logged.add(why)
-            log.warning("partition %s is away: %s", self.partition, why, extra={"action": "store.lost"})
-
-    def _log_full(self) -> None:
-        now = self._loop.time()
-        if not self._full_at or now - self._full_at > LOG_AGAIN_S:
-            self._full_at = now
-            log.error(
-                "partition %s takes no writes, as the store's memory is full: raise its maxmemory, or delete "
-                "conversations",
-                self.partition,
-                extra={"action": "store.full"},
-            )
-
     def _log_back(self, ack: Reply) -> None:
         if self._logged_at and not ack.exception():
             self._logged_at = 0.0
@@ -304,23 +293,8 @@ class Pipeline:
             log.info("partition %s is back", self.partition, extra={"action": "store.back"})
 
 
-def _take_back_cancellations() -> None:
-    """Undo the cancellation that a task group leaves in its task when it ends by the failure of a child.
-
-    Before Python 3.11.3 `asyncio.timeout` takes it for one of the whole task. The next timeout, here or in redis-py,
-    then ends the process with a CancelledError.
-    """
-    task = asyncio.current_task() if sys.version_info < (3, 11, 3) else None
-    while task and task.cancelling():
-        task.uncancel()
-
-
 def _address(connection: AbstractConnection) -> tuple[object, object]:
     return getattr(connection, "host", None), getattr(connection, "port", None)
-
-
-def _is_temporary(error: RedisError) -> bool:
-    return isinstance(error, _TEMPORARY) or str(error).startswith("NOREPLICAS")
 
 
 def _first(group: BaseExceptionGroup) -> BaseException:

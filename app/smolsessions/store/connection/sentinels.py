@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 from redis.asyncio import Redis
@@ -22,14 +21,26 @@ class QuorumSentinel(Sentinel):
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
         """Return host and port of the primary. Raises `MasterNotFoundError` if no sentinel names one."""
-        asked = [asyncio.create_task(_masters(sentinel)) for sentinel in self.sentinels]
+
+        async def masters(sentinel: Redis) -> Masters:
+            """Return an error instead of raising it: a task that is not awaited any more may still fail."""
+            try:
+                found: Any = await sentinel.sentinel_masters()  # redis-py annotates both of its protocols at once
+                return dict(found)
+            except (RedisError, OSError, TimeoutError) as error:
+                return error
+
+        asked, replies = [asyncio.create_task(masters(sentinel)) for sentinel in self.sentinels], list[Masters]()
         try:
-            replies = await _majority(asked)
+            for reply in asyncio.as_completed(asked):  # each has its own timeout
+                replies.append(await reply)
+                if sum(isinstance(one, dict) for one in replies) > len(asked) // 2:
+                    break
         finally:
             for task in asked:
                 task.cancel()
-        errors = [reply for reply in replies if isinstance(reply, Exception)]
-        known = [reply.get(service_name) for reply in replies if not isinstance(reply, Exception)]
+        errors = [one for one in replies if isinstance(one, Exception)]
+        known = [one.get(service_name) for one in replies if not isinstance(one, Exception)]
         states = [state for state in known if state and self.check_master_state(state, service_name)]
         if not states:
             reasons = ", ".join({str(error) or type(error).__name__: error for error in errors})
@@ -37,25 +48,6 @@ class QuorumSentinel(Sentinel):
             raise MasterNotFoundError(f"no primary for {service_name!r}{why}") from (errors[0] if errors else None)
         addresses = [_address(state) for state in states]
         return _address(max(states, key=lambda state: (state.get("config-epoch", 0), addresses.count(_address(state)))))
-
-
-async def _masters(sentinel: Redis) -> Masters:
-    """Return an error instead of raising it: a task that is not awaited any more may still fail."""
-    try:
-        found: Any = await sentinel.sentinel_masters()  # redis-py annotates both of its protocols at once
-        return dict(found)
-    except (RedisError, OSError, TimeoutError) as error:
-        return error
-
-
-async def _majority(asked: Sequence[asyncio.Task[Masters]]) -> list[Masters]:
-    """Wait until a majority has answered, or every sentinel has answered or failed. Each has its own timeout."""
-    replies: list[Masters] = []
-    for reply in asyncio.as_completed(asked):
-        replies.append(await reply)
-        if sum(isinstance(one, dict) for one in replies) > len(asked) // 2:
-            break
-    return replies
 
 
 def _address(state: State) -> tuple[str, int]:

@@ -63,11 +63,13 @@ class Address:
 
 def servers_at(address: Address) -> Servers:
     """Parse an address. Raises `StartError`, which never contains a password."""
-    match = _SCHEME.match(address.url)
     _check_files(address)
+    match = _SCHEME.match(address.url)
     try:
         if match is None:
-            return _single_server(address)
+            options, secure = _options(address, dict(parse_url(address.url)))
+            pool = ConnectionPool(**options | ({"connection_class": SSLConnection} if secure else {}))
+            return _OneServer(Redis.from_pool(pool))
         return (_Cluster if match[2] == "cluster" else _behind_sentinels)(address, match[1])
     except TypeError as error:  # it names the option without its value
         raise StartError(f"SMOLSESSIONS_REDIS_URL has an option that nothing takes: {error}") from error
@@ -118,12 +120,6 @@ class _OneServer:
         await self._client.aclose()
         if self._sentinel:
             await self._sentinel.aclose()
-
-
-def _single_server(address: Address) -> _OneServer:
-    options, secure = _options(address, dict(parse_url(address.url)))
-    pool = ConnectionPool(**options | ({"connection_class": SSLConnection} if secure else {}))
-    return _OneServer(Redis.from_pool(pool))
 
 
 def _behind_sentinels(address: Address, scheme: str) -> _OneServer:

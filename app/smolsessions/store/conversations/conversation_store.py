@@ -64,10 +64,10 @@ class ConversationStore:
         state, *rest = await scope.call("create", owner=ref.owner, agent=agent, ttl=ttl_us(draft.ttl_s), **fields)
         if state == b"exists":
             raise ConversationExistsError
-        return self.of_row(*rest[0])
+        return self.decode_row(*rest[0])
 
     async def conversation(self, ref: Ref) -> Conversation:
-        return self.of_row(*await self._row(ref))
+        return self.decode_row(*await self._row(ref))
 
     async def conversations(
         self, owner: Owner, query: ConversationQuery, after: str | None, limit: int
@@ -79,8 +79,12 @@ class ConversationStore:
             rows = await self._rows(owner, query, after, most)
             for number, ((score, ref), row) in enumerate(rows[:most], 1):
                 after = f"{score} {ref.decode(errors='replace').rpartition('/')[2]}"
-                if (conversation := self._readable(row)) and query.matches(conversation):
-                    found.append(conversation)
+                scope_name, *fields = row
+                try:
+                    if fields and query.matches(conversation := self.decode_row(scope_name, *fields)):
+                        found.append(conversation)
+                except SealBrokenError as error:  # left out: a read of it alone raises the error
+                    log.error("conversation %r cannot be listed: %s", ref, error, extra={"action": "seal.broken"})  # noqa: TRY400 - its sentence says all
                 if len(found) == limit:
                     return Page(tuple(found), after if number < len(rows) else None)
             if len(rows) <= most:
@@ -114,24 +118,29 @@ class ConversationStore:
             for _ in range(MOST_TRIES):
                 row = await self._row(ref)
                 record, sealed, title = row[1][1], row[1][7], row[1][10]
-                conversation = self.of_row(*row)
+                conversation = self.decode_row(*row)
                 draft = change(conversation)
                 settings = replace(scope.settings(sealed), policy=draft.policy, approve=draft.approve)
                 fields = sealed_fields(scope, conversation.agent, draft, conversation.turns, settings)
                 read = {"read": record, "read_settings": sealed or b"", "read_title": title or b""}
                 state, *rest = await scope.call("patch", ttl=ttl_us(draft.ttl_s), **read, **fields)
                 if state == b"ok":
-                    return self.of_row(*rest[0])
+                    return self.decode_row(*rest[0])
         raise StoreUnavailableError("Others keep changing this conversation; try again.")
 
     async def delete(self, ref: Ref) -> list[Turn]:
         scope = self._partitions.scope(ref)
         partition = scope.partition
         for _ in range(MOST_TRIES):
+            now, ended, is_damaged = time.time(), list[Turn](), False
             try:
-                ended, is_damaged = [_cancelled(turn) for turn in await self._turns.open_turns(ref)], False
+                for turn in await self._turns.open_turns(ref):
+                    did = "ran" if turn.status == "running" else "waited"
+                    failure = Failure("conversation_deleted", f"The conversation was deleted while this turn {did}.")
+                    timing = replace(turn.timing.wait_over(now), finished_at=now)
+                    ended.append(replace(turn, timing=timing, outcome=Outcome("cancelled", error=failure)))
             except SealBrokenError:
-                ended, is_damaged = [], True
+                is_damaged = True
             records = [(turn.number, scope.seal(codec.encode_turn(turn), "turn", turn.number)) for turn in ended]
             state, *rest = await scope.call(
                 "delete",
@@ -146,7 +155,7 @@ class ConversationStore:
                 raise ConversationNotFoundError
             if state == b"ok":
                 for turn, seq in zip(ended, rest[0], strict=True):
-                    partition.log.deliver(ref, turn.number, Logged(seq, TurnEnded(turn)))
+                    partition.deliver(ref, turn.number, Logged(seq, TurnEnded(turn)))
                 return ended
         raise StoreUnavailableError("Turns keep coming to this conversation; try again.")
 
@@ -163,16 +172,38 @@ class ConversationStore:
         scope = self._partitions.scope(ref)
         if first is None:
             first = 0 if order == "asc" else (await self._row(ref))[5]
-        scan = _StepScan(scope, first, limit, kind, archived=archived, is_falling=order == "desc")
-        while not scan.is_done:
-            await scan.read()
-        page = Page(tuple(scan.items), str(scan.place) if scan.has_more else None)
+        is_falling = order == "desc"
+        items: list[StoredStep] = []
+        place, has_more, agent, head_blob = first, True, AgentName(""), b""
+        while has_more and len(items) < limit and abs(place - first) < MOST_SCANNED:
+            most = max(limit - len(items), SCANNED_AT_ONCE if kind or place != first else 0)
+            start, end = (max(0, place - most), place) if is_falling else (place, place + most)
+            found = await scope.call("steps", first=start, last=end)  # and the step behind them
+            if not found:
+                raise ConversationNotFoundError
+            unsealed, generation, head_blob, blobs, settings, stored, queued, record = found
+            scope.settings(settings)
+            head = open_head(scope, generation, head_blob)
+            check_count(head, stored, may_be_more=bool(queued))
+            agent = codec.decode_conversation(scope.open(record, "conversation"), unsealed).agent
+            places = range(start, min(end, start + len(blobs)))
+            for index in reversed(places) if is_falling else places:
+                if len(items) == limit:
+                    break
+                place = index if is_falling else index + 1
+                if (head.destroyed if archived else head.out) >> index & 1:
+                    continue
+                step = open_step(scope, head, index, blobs[index - start])
+                if step.type != "edit" and kind in {None, step.type}:
+                    items.append(_with_unanswered(scope, head, step, blobs[index - start + 1 :]))
+            has_more = bool(places) and (place > 0 if is_falling else place < start + len(blobs))
         try:
-            return scan.agent, page, await load_images(scope, [step.attachments for step in scan.items])
+            attachments = await load_images(scope, [step.attachments for step in items])
         except SealBrokenError:
-            if ((await self._row(ref))[1][2] or b"") == scan.head_blob:
+            if ((await self._row(ref))[1][2] or b"") == head_blob:
                 raise
-        return await self.steps(ref, first, limit, kind, archived=archived, order=order)  # destroyed meanwhile
+            return await self.steps(ref, first, limit, kind, archived=archived, order=order)  # destroyed meanwhile
+        return agent, Page(tuple(items), str(place) if has_more else None), attachments
 
     async def attachment(self, ref: Ref, name: str) -> bytes:
         scope = self._partitions.scope(ref)
@@ -181,23 +212,13 @@ class ConversationStore:
             raise NotFoundError
         return await asyncio.to_thread(scope.open, blob, "image", name)
 
-    def _readable(self, row: Any) -> Conversation | None:
-        """Open a row of a list. A damaged one is left out: a read of it alone raises the error."""
-        scope, *fields = row
-        try:
-            if fields:
-                return self.of_row(scope, *fields)
-        except SealBrokenError as error:
-            log.error("conversation %r cannot be listed: %s", scope, error, extra={"action": "seal.broken"})  # noqa: TRY400 - its sentence says all
-        return None
-
     async def _row(self, ref: Ref) -> Any:
         row = await self._partitions.scope(ref).call("read")
         if not row:
             raise ConversationNotFoundError
         return row
 
-    def of_row(  # noqa: PLR0917 - the order is that of the scripts' answers
+    def decode_row(  # noqa: PLR0917 - the order is that of the scripts' answers
         self,
         scope_name: bytes,
         fields: list[bytes],
@@ -215,7 +236,7 @@ class ConversationStore:
         about = codec.decode_conversation(scope.open(record or b"", "conversation"), agent)
         settings = scope.settings(sealed)
         head = open_head(scope, generation, sealed_head)
-        check_count(head, stored_steps, queued)
+        check_count(head, stored_steps, may_be_more=bool(queued))
         if (
             codec.number(turns) != stored_turns
             or (listed_at and float(listed_at) != codec.number(created))
@@ -240,78 +261,23 @@ class ConversationStore:
             ttl_s=None if ttl is None else codec.moment(ttl),
             expires_at=None if expires is None else codec.moment(expires),
             forked_from=(codec.ref_of(origin.scope).id, origin.turn) if origin else None,
-            title=(_opened_title(scope, title) if about.title is None else about.title) or None,
+            title=(scope.open(title, "title").decode() if title and about.title is None else about.title) or None,
             approve=settings.approve,
             waits=bool(waits),
         )
 
 
-class _StepScan:
-    """Scan for one page of steps, each checked against its place. A falling scan begins below `first`."""
-
-    def __init__(
-        self, scope: Scope, first: int, limit: int, kind: StepType | None, *, archived: bool, is_falling: bool
-    ) -> None:
-        self.items: list[StoredStep] = []
-        self.place = self._first = first
-        self.agent = AgentName("")
-        self.head_blob = b""
-        self.has_more = True
-        self._scope = scope
-        self._limit = limit
-        self._kind = kind
-        self._with_archived = archived
-        self._is_falling = is_falling
-
-    @property
-    def is_done(self) -> bool:
-        is_enough = abs(self.place - self._first) >= MOST_SCANNED
-        return len(self.items) == self._limit or not self.has_more or is_enough
-
-    async def read(self) -> None:
-        """Read some steps and the one behind them, and take the wanted ones."""
-        is_search = self._kind or self.place != self._first
-        most = max(self._limit - len(self.items), SCANNED_AT_ONCE if is_search else 0)
-        start, end = self.place, self.place + most
-        if self._is_falling:
-            start, end = max(0, self.place - most), self.place
-        found = await self._scope.call("steps", first=start, last=end)
-        if not found:
-            raise ConversationNotFoundError
-        unsealed, generation, self.head_blob, blobs, settings, stored, queued, record = found
-        self._scope.settings(settings)
-        head = open_head(self._scope, generation, self.head_blob)
-        check_count(head, stored, queued)
-        self.agent = codec.decode_conversation(self._scope.open(record, "conversation"), unsealed).agent
-        places = range(start, min(end, start + len(blobs)))
-        for index in reversed(places) if self._is_falling else places:
-            if len(self.items) == self._limit:
-                break
-            self.place = index if self._is_falling else index + 1
-            self._take(head, index, blobs[index - start :])
-        self.has_more = self.place > 0 if self._is_falling else self.place < start + len(blobs)
-        if not places:
-            self.has_more = False
-
-    def _take(self, head: Head, index: int, blobs: list[bytes]) -> None:
-        """Take a step, if it is wanted. `blobs` begin with it."""
-        if (head.destroyed if self._with_archived else head.out) >> index & 1:
-            return
-        step = open_step(self._scope, head, index, blobs[0])
-        if step.type != "edit" and self._kind in {None, step.type}:
-            self.items.append(self._with_unanswered(head, step, blobs[1:]))
-
-    def _with_unanswered(self, head: Head, step: StoredStep, following: list[bytes]) -> StoredStep:
-        """Mark the task of a finished turn as unanswered if the next step belongs to another turn."""
-        if step.type != "task" or step.index + 1 > head.count:
+def _with_unanswered(scope: Scope, head: Head, step: StoredStep, following: list[bytes]) -> StoredStep:
+    """Mark the task of a finished turn as unanswered if the next step belongs to another turn."""
+    if step.type != "task" or step.index + 1 > head.count:
+        return step
+    for index, blob in enumerate(following, step.index + 1):
+        if head.destroyed >> index & 1:
             return step
-        for index, blob in enumerate(following, step.index + 1):
-            if head.destroyed >> index & 1:
-                return step
-            after = open_step(self._scope, head, index, blob)
-            if after.type != "edit":
-                return replace(step, unanswered=after.turn != step.turn)
-        return replace(step, unanswered=step.index + len(following) + 1 >= head.count)
+        after = open_step(scope, head, index, blob)
+        if after.type != "edit":
+            return replace(step, unanswered=after.turn != step.turn)
+    return replace(step, unanswered=step.index + len(following) + 1 >= head.count)
 
 
 def sealed_fields(
@@ -323,17 +289,5 @@ def sealed_fields(
     return {"record": scope.seal(record, "conversation"), "settings": scope.seal_settings(settings)}
 
 
-def _opened_title(scope: Scope, sealed: bytes | None) -> str:
-    return scope.open(sealed, "title").decode() if sealed else ""
-
-
 def ttl_us(ttl_s: float | None) -> int | str:
     return "" if ttl_s is None else round(ttl_s * 1_000_000)
-
-
-def _cancelled(turn: Turn) -> Turn:
-    now = time.time()
-    did = "ran" if turn.status == "running" else "waited"
-    failure = Failure("conversation_deleted", f"The conversation was deleted while this turn {did}.")
-    timing = replace(turn.timing.wait_over(now), finished_at=now)
-    return replace(turn, timing=timing, outcome=Outcome("cancelled", error=failure))

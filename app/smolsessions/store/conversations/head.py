@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from smolsessions.core.errors import DAMAGED, ConversationNotFoundError, SealBrokenError
 from smolsessions.core.frozen import changed
@@ -14,11 +14,8 @@ from smolsessions.core.media import StepFile, StepImage
 from smolsessions.core.memories import Head, StoredStep
 from smolsessions.core.records import EntryType, Outcome, StepType, Turn
 from smolsessions.store import codec
-from smolsessions.store.codec import StepParts
+from smolsessions.store.partition import Scope
 from smolsessions.store.seal import tag_of
-
-if TYPE_CHECKING:
-    from smolsessions.store.partition import Scope
 
 T = TypeVar("T", "Turn", "Outcome")
 
@@ -37,9 +34,9 @@ def open_head(scope: Scope, generation: bytes, head: bytes | None) -> Head:
     return opened
 
 
-def check_count(head: Head, stored: int, queued: int) -> None:
-    """Compare the stored steps with the head. Only a running or waiting turn has steps behind it."""
-    if stored < head.count or (stored > head.count and not queued):
+def check_count(head: Head, stored: int, *, may_be_more: bool) -> None:
+    """Compare the number of stored steps with the head. Only a running or waiting turn has steps behind it."""
+    if stored < head.count or (stored > head.count and not may_be_more):
         raise SealBrokenError(COUNT_SENTENCE)
 
 
@@ -53,23 +50,15 @@ def open_chunk_list(scope: Scope, head: Head, sealed: bytes) -> dict[str, bytes]
 async def load_steps(
     scope: Scope, head: Head, first: int = 0, end: int | None = None, *, without: int | None = None
 ) -> list[StoredStep]:
-    """Load steps, except those of the set `without` (None: the destroyed ones). Raises as `open_steps` does."""
-    without = head.destroyed if without is None else without
-    opened = await open_steps(scope, head, first, end, without=without)
-    return [codec.stored_step(index, parts, head) for index, parts in opened]
-
-
-async def open_steps(
-    scope: Scope, head: Head, first: int, end: int | None = None, *, without: int
-) -> list[tuple[int, StepParts]]:
-    """Load steps except those of the set `without`, and return their indexes and parts.
+    """Load steps, except those of the set `without` (None: the destroyed ones).
 
     Raises `SealBrokenError` if a step is missing or swapped, or, in a read up to the head, cut off.
     """
+    without = head.destroyed if without is None else without
     end = head.count if end is None else min(end, head.count)
     # A read from elsewhere has no hash to begin with.
     running = {0: b"", head.shown_from: head.shown_hash}.get(first) if end == head.count else None
-    steps: list[tuple[int, StepParts]] = []
+    steps: list[StoredStep] = []
     for start in range(first, end, STEPS_AT_ONCE):
         last = min(end, start + STEPS_AT_ONCE) - 1
         found = await scope.call("steps", first=start, last=last)
@@ -79,15 +68,15 @@ async def open_steps(
             raise SealBrokenError(COUNT_SENTENCE)
         running = None if running is None else extend_hash(running, found[3])
         kept = [(index, blob) for index, blob in enumerate(found[3], start) if not without >> index & 1]
-        opened = map(codec.decode_step, scope.open_all(kept, "step", head.generation))
-        steps += zip([index for index, _ in kept], opened, strict=True)
+        opened = scope.open_all(kept, "step", head.generation)
+        steps += [codec.decode_step(data, index, head) for (index, _), data in zip(kept, opened, strict=True)]
     if running not in {None, head.hash}:
         raise SealBrokenError(COUNT_SENTENCE)
     return steps
 
 
 def open_step(scope: Scope, head: Head, index: int, blob: bytes) -> StoredStep:
-    return codec.stored_step(index, codec.decode_step(scope.open(blob, "step", head.generation, index)), head)
+    return codec.decode_step(scope.open(blob, "step", head.generation, index), index, head)
 
 
 async def load_images(scope: Scope, attachments: Iterable[Sequence[str]]) -> dict[str, bytes]:
@@ -119,14 +108,13 @@ async def with_stored_images(scope: Scope, turn: Turn) -> Turn:
         return turn
     flags = await scope.call("has_images", *names)
     stored = {name for name, is_there in zip(names, flags, strict=True) if is_there}
-    turn = _with_stored(turn, stored)
-    return replace(turn, outcome=_with_stored(turn.outcome, stored)) if turn.outcome else turn
 
+    def with_stored(owner: T) -> T:
+        kept = {kind: tuple(one for one in getattr(owner, kind) if one.name in stored) for kind in ("images", "files")}
+        return changed(owner, **kept)
 
-def _with_stored(owner: T, stored: set[str]) -> T:
-    """Return a turn or an outcome with the images and files that are stored."""
-    kept = {kind: tuple(one for one in getattr(owner, kind) if one.name in stored) for kind in ("images", "files")}
-    return changed(owner, **kept)
+    turn = with_stored(turn)
+    return replace(turn, outcome=with_stored(turn.outcome)) if turn.outcome else turn
 
 
 def extended(head: Head, steps: Sequence[tuple[EntryType, bytes]]) -> Head:

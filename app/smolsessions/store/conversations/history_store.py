@@ -6,7 +6,6 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import count, groupby
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -25,7 +24,6 @@ from smolsessions.core.memories import (
     ConversationRecord,
     Head,
     ImportedConversation,
-    ImportedMemory,
     Memory,
     StoredStep,
     Version,
@@ -149,48 +147,52 @@ class HistoryStore:
         return await self._with_snapshot(ref, go, turn)
 
     async def fork(self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None) -> Conversation:
-        return await self._with_snapshot(ref, partial(self._fork, turn=turn, metadata=metadata), turn or 0)
 
-    async def _fork(
-        self, snapshot: _Snapshot, *, turn: int | None, metadata: dict[str, Any] | None
-    ) -> Conversation | None:
-        """Copy steps and turns. Returns None if the conversation has changed, or the new id is taken."""
-        origin, now = snapshot.conversation, snapshot.settings
-        at = origin.turns if turn is None else turn
-        head = await _as_destroyed(snapshot, snapshot.head if turn is None else await _earlier(snapshot, turn))
-        rollbacks = tuple(rollback for rollback in now.rollbacks if rollback.after < at or turn is None)
-        lineage = (Origin(snapshot.scope.name, at), *now.lineage)
-        if len(lineage) > MOST_FORKS:
-            raise BusyError(f"This conversation was forked {MOST_FORKS} times in a row; export it and import it.")
-        new, about = self._neighbour(origin.ref), origin.metadata if metadata is None else metadata
-        draft = ConversationFields(about, title=origin.title)
-        last: dict[str, int | str] = {"turns": at, "heads": at, "logs": at, "steps": head.count}
-        async with staged_keys(new.partition) as staged:
-            for kind in (*last, "images", "old", "oldest"):  # one by one, so that other calls come between
-                await stage_copy(snapshot.scope, snapshot.head.generation, staged, kind, last.get(kind, ""))
-            state, *rest = await snapshot.scope.call(
-                "fork",
-                *flattened((await _chunk_tags(snapshot, head)).items()),
-                owner=origin.ref.owner,
-                read_head=snapshot.version.head,
-                staged=staged,
-                to=new.name,
-                agent=origin.agent,
-                head=new.seal(codec.encode_head(head), "head") if head.count or head.variables else b"",
-                count=head.count,
-                turn=at,
-                ttl=ttl_us(origin.ttl_s),
-                **sealed_fields(
-                    new, origin.agent, draft, at, ConversationSettings(now.policy, lineage, rollbacks, now.approve)
-                ),
-            )
-        return self._changed(state, rest, {b"moved", b"exists", b"expired"})
+        async def copy(snapshot: _Snapshot) -> Conversation | None:
+            """Copy steps and turns. Returns None if the conversation has changed, or the new id is taken."""
+            origin, now = snapshot.conversation, snapshot.settings
+            at = origin.turns if turn is None else turn
+            head = await _as_destroyed(snapshot, snapshot.head if turn is None else await _earlier(snapshot, turn))
+            rollbacks = tuple(rollback for rollback in now.rollbacks if rollback.after < at or turn is None)
+            lineage = (Origin(snapshot.scope.name, at), *now.lineage)
+            if len(lineage) > MOST_FORKS:
+                raise BusyError(f"This conversation was forked {MOST_FORKS} times in a row; export it and import it.")
+            while True:  # an unused id in the same partition, so that one script can copy
+                new = self._partitions.scope(Ref(ref.owner, secrets.token_hex(12)))
+                if new.partition is snapshot.scope.partition:
+                    break
+            about = origin.metadata if metadata is None else metadata
+            draft = ConversationFields(about, title=origin.title)
+            settings = ConversationSettings(now.policy, lineage, rollbacks, now.approve)
+            last: dict[str, int | str] = {"turns": at, "heads": at, "logs": at, "steps": head.count}
+            async with staged_keys(new.partition) as staged:
+                for kind in (*last, "images", "old", "oldest"):  # one by one, so that other calls come between
+                    await stage_copy(snapshot.scope, snapshot.head.generation, staged, kind, last.get(kind, ""))
+                state, *rest = await snapshot.scope.call(
+                    "fork",
+                    *flattened((await _chunk_tags(snapshot, head)).items()),
+                    owner=origin.ref.owner,
+                    read_head=snapshot.version.head,
+                    staged=staged,
+                    to=new.name,
+                    agent=origin.agent,
+                    head=new.seal(codec.encode_head(head), "head") if head.count or head.variables else b"",
+                    count=head.count,
+                    turn=at,
+                    ttl=ttl_us(origin.ttl_s),
+                    **sealed_fields(new, origin.agent, draft, at, settings),
+                )
+            return self._changed(state, rest, {b"moved", b"exists", b"expired"})
+
+        return await self._with_snapshot(ref, copy, turn or 0)
 
     async def record(self, ref: Ref) -> ConversationRecord:
         async def read(snapshot: _Snapshot) -> ConversationRecord | None:
-            scope, head, chunks = snapshot.scope, snapshot.head, dict[str, bytes]()
-            reads = self._all_turns(ref, snapshot.conversation.turns), load_steps(scope, head)
-            turns, steps = await asyncio.gather(*reads)
+            scope, head, chunks, turns = snapshot.scope, snapshot.head, dict[str, bytes](), list[Turn]()
+            total = snapshot.conversation.turns
+            while len(turns) < total and (page := await self._turns.turns(ref, len(turns) + 1, TURNS_AT_ONCE)).items:
+                turns += page.items  # fewer than asked for, if they are large
+            steps = tuple(await load_steps(scope, head))
             for name, tag in (await _chunk_tags(snapshot, head)).items():
                 if name:
                     (blob,) = await scope.call("chunks", name, tag, generation=head.generation)
@@ -198,26 +200,25 @@ class HistoryStore:
             images = await load_images(scope, [step.attachments for step in steps])
             if not await self._is_unchanged(ref, snapshot.version):
                 return None
-            return ConversationRecord(
-                snapshot.conversation, turns, snapshot.settings.rollbacks, tuple(steps), images, chunks
-            )
+            rollbacks = snapshot.settings.rollbacks
+            return ConversationRecord(snapshot.conversation, tuple(turns[:total]), rollbacks, steps, images, chunks)
 
         return await self._with_snapshot(ref, read)
 
-    async def adopt(
-        self, ref: Ref, agent: AgentName, draft: ConversationFields, brought: ImportedConversation
+    async def store_import(
+        self, ref: Ref, agent: AgentName, draft: ConversationFields, imported: ImportedConversation
     ) -> Conversation:
         scope = self._partitions.scope(ref)
-        partition, turns = scope.partition, len(brought.turns)
+        partition, turns = scope.partition, len(imported.turns)
         if await partition.ask("EXISTS", f"{partition.name}:conversation:{scope.name}"):
             raise ConversationExistsError
-        sealed, head = await asyncio.to_thread(_seal_import, scope, brought)
+        sealed, head = await asyncio.to_thread(_seal_import, scope, imported)
         fields = sealed_fields(
             scope,
             agent,
             draft,
             turns,
-            ConversationSettings(draft.policy, rollbacks=brought.rollbacks, approve=draft.approve),
+            ConversationSettings(draft.policy, rollbacks=imported.rollbacks, approve=draft.approve),
         )
         async with staged_keys(partition) as staged:
             for kind, values in sealed.items():
@@ -231,14 +232,14 @@ class HistoryStore:
                 ttl=ttl_us(draft.ttl_s),
                 head=head,
                 turns=turns,
-                steps=len(brought.memory.steps),
+                steps=len(imported.memory.steps),
                 **fields,
             )
         if state == b"expired":
             raise StoreUnavailableError
         if state == b"exists":
             raise ConversationExistsError
-        return self._conversations.of_row(*rest[0])
+        return self._conversations.decode_row(*rest[0])
 
     async def _with_snapshot(
         self, ref: Ref, operation: Callable[[_Snapshot], Awaitable[T | None]], turn: int = 0, *, may_run: bool = False
@@ -271,7 +272,7 @@ class HistoryStore:
         row, first, earlier, of_turn = rest
         if first and not may_run:
             raise _refusal(b"busy", [first, row[-1]])
-        conversation = self._conversations.of_row(*row)
+        conversation = self._conversations.decode_row(*row)
         if turn > conversation.turns:
             raise TurnNotFoundError
         _, _, head, generation, _, _, _, settings, *_ = row[1]
@@ -281,12 +282,6 @@ class HistoryStore:
             head_then = codec.decode_head(scope.open(earlier, "head", is_past_head=True))
         version = Version(head or b"", settings or b"")
         return _Snapshot(scope, conversation, scope.settings(settings), version, opened, head_then if of_turn else None)
-
-    async def _all_turns(self, ref: Ref, count: int) -> tuple[Turn, ...]:
-        turns: list[Turn] = []
-        while len(turns) < count and (page := await self._turns.turns(ref, len(turns) + 1, TURNS_AT_ONCE)).items:
-            turns += page.items  # fewer than asked for, if they are large
-        return tuple(turns[:count])
 
     async def _without(self, ref: Ref, version: Version, places: Sequence[int]) -> Head | None:
         """Return the head with these steps out of its counts, or None if the memory has changed."""
@@ -333,17 +328,10 @@ class HistoryStore:
 
     def _changed(self, state: bytes, rest: list[Any], retried: set[bytes]) -> Conversation | None:
         if state == b"ok":
-            return self._conversations.of_row(*rest[0])
+            return self._conversations.decode_row(*rest[0])
         if state not in retried:
             raise _refusal(state, rest)
         return None
-
-    def _neighbour(self, ref: Ref) -> Scope:
-        """Return an unused id in the same partition, so that one script can copy."""
-        while True:
-            new = self._partitions.scope(Ref(ref.owner, secrets.token_hex(12)))
-            if new.partition is self._partitions.of(ref):
-                return new
 
 
 async def _memory(snapshot: _Snapshot) -> Memory:
@@ -403,40 +391,15 @@ async def _chunk_tags(snapshot: _Snapshot, head: Head) -> dict[str, bytes]:
     return {"": head.variables, **open_chunk_list(snapshot.scope, head, listed)}
 
 
-def _seal_import(scope: Scope, brought: ImportedConversation) -> tuple[dict[str, list[Argument]], bytes]:
+def _seal_import(scope: Scope, imported: ImportedConversation) -> tuple[dict[str, list[Argument]], bytes]:
     """Return the values of staged keys by kind, and the sealed head (empty without steps and variables)."""
-    memory = brought.memory
-    turns = [scope.seal(codec.encode_turn(turn), "turn", turn.number) for turn in brought.turns]
-    steps, heads, head = _seal_steps(scope, memory)
-    chunks = {name: scope.seal(chunk, "variable", 0, name) for name, chunk in memory.variables.items()}
-    if chunks:
-        tags = {name: tag_of(blob) for name, blob in chunks.items()}
-        chunks[""] = scope.seal(codec.encode_chunk_list(tags), "variables", 0)
-        head = replace(head, variables=tag_of(chunks[""]))
-        heads = {}  # the variables after an earlier turn are unknown
-    images = {name: data for step in memory.steps for name, data in step.attachments.items()}
-    sealed_images = {name: scope.seal(data, "image", name) for name, data in images.items()}
-    earlier = [*heads.items()][:-1]  # the last one is the conversation's own
-    sealed_heads = {turn: scope.seal(codec.encode_head(head_then), "head") for turn, head_then in earlier}
-    staged: dict[str, list[Argument]] = {
-        "turns": [*turns],
-        "steps": [*steps],
-        "images": flattened(sealed_images.items()),
-        "variables": flattened(chunks.items()),
-        "heads": flattened(sealed_heads.items()),
-    }
-    return staged, scope.seal(codec.encode_head(head), "head") if steps or chunks else b""
-
-
-def _seal_steps(scope: Scope, memory: ImportedMemory) -> tuple[list[bytes], dict[int, Head], Head]:
-    """Seal the steps. Also return the head after each turn, and the head after all steps."""
+    memory, head, heads = imported.memory, Head(), dict[int, Head]()
     shown_from = next(place for place in count() if place not in memory.hidden)
     # A step that is hidden behind a shown one was archived by a prune.
     archived = {*memory.archived, *(place for place in memory.hidden if place > shown_from)}
     steps = [scope.seal(codec.encode_step(step), "step", 0, index) for index, step in enumerate(memory.steps)]
     sealed = [(step.type, blob) for step, blob in zip(memory.steps, steps, strict=True)]
-    head, heads = Head(), dict[int, Head]()
-    for turn, group in groupby(memory.steps, attrgetter("turn")):
+    for turn, group in groupby(memory.steps, attrgetter("turn")):  # the head after each turn
         first, end = head.count, head.count + len([*group])
         if first < shown_from:
             hidden = extended(head, sealed[first : min(end, shown_from)])
@@ -446,7 +409,22 @@ def _seal_steps(scope: Scope, memory: ImportedMemory) -> tuple[list[bytes], dict
             counts = counted(head.step_counts, memory.steps[index].type, -1)
             head = replace(head, step_counts=counts, archived=head.archived | 1 << index)
         heads[turn] = head
-    return steps, heads, head
+    chunks = {name: scope.seal(chunk, "variable", 0, name) for name, chunk in memory.variables.items()}
+    if chunks:
+        tags = {name: tag_of(blob) for name, blob in chunks.items()}
+        chunks[""] = scope.seal(codec.encode_chunk_list(tags), "variables", 0)
+        head = replace(head, variables=tag_of(chunks[""]))
+        heads = {}  # the variables after an earlier turn are unknown
+    images = {name: data for step in memory.steps for name, data in step.attachments.items()}
+    earlier = [*heads.items()][:-1]  # the last one is the conversation's own
+    staged: dict[str, list[Argument]] = {
+        "turns": [scope.seal(codec.encode_turn(turn), "turn", turn.number) for turn in imported.turns],
+        "steps": [*steps],
+        "images": flattened((name, scope.seal(data, "image", name)) for name, data in images.items()),
+        "variables": flattened(chunks.items()),
+        "heads": flattened((turn, scope.seal(codec.encode_head(head_then), "head")) for turn, head_then in earlier),
+    }
+    return staged, scope.seal(codec.encode_head(head), "head") if steps or chunks else b""
 
 
 def _bits(places: Iterable[int]) -> int:

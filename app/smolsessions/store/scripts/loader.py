@@ -50,32 +50,24 @@ class Script:
         self.name = name
         self.rest = names.pop()[3:] if names[-1].startswith("...") else None
         self.names = tuple(names)
-        head = "#!lua flags=allow-oom\n" if name in FREES_MEMORY else ""
-        self.source = head + self._binding() + _with_prelude(body)
-        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
-
-    def _binding(self) -> str:
-        lines = ["local partition = KEYS[1]"]
-        lines += [f"local {name} = ARGV[{i}]" for i, name in enumerate(self.names, 1)]
+        lines = ["#!lua flags=allow-oom"] if name in FREES_MEMORY else []
+        lines += ["local partition = KEYS[1]", *(f"local {each} = ARGV[{i}]" for i, each in enumerate(names, 1))]
         if self.rest:
-            count = len(self.names)
+            count = len(names)
             lines.append(
                 f"local {self.rest} = {{}} for i = {count + 1}, #ARGV do {self.rest}[i - {count}] = ARGV[i] end"
             )
-        return "\n".join(lines) + "\n"
+        # Only the paragraphs of the prelude that it uses: a call creates all functions before it.
+        for part in reversed(_PRELUDE.split("\n\n")):
+            if any(re.search(rf"\b{defined}\b", body) for defined in _DEFINED.findall(part)):
+                body = f"{part}\n\n{body}"
+        self.source = "\n".join([*lines, body])
+        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
     def command(self, partition: str, rest: tuple[Argument, ...], named: Mapping[str, Argument]) -> Command:
         """Return the EVALSHA of a call. A missing or surplus argument raises."""
         assert len(named) == len(self.names), f"{self.name} takes {self.names}, got {tuple(named)}"
         return ("EVALSHA", self.sha, 1, partition, *map(named.__getitem__, self.names), *rest)
-
-
-def _with_prelude(body: str) -> str:
-    """Return a script behind the paragraphs of the prelude that it uses. A call creates all functions before it."""
-    for part in reversed(_PRELUDE.split("\n\n")):
-        if any(re.search(rf"\b{name}\b", body) for name in _DEFINED.findall(part)):
-            body = f"{part}\n\n{body}"
-    return body
 
 
 def flattened(pairs: Iterable[tuple[Argument, Argument]]) -> list[Argument]:

@@ -32,10 +32,11 @@ local function claim(last)
   fence = grant_lease(ref, worker, lease_us, at, fences, 'turns', last, 'updated', at)
   redis.call('HSET', run, 'input', input, 'attempts', 1, 'started', at, 'fingerprint', fingerprint, 'effects_at', 0,
     'written', 0, 'claimed', at)
-  return {fence, generation or '', head or '', stored, chunks or '', settings or '', stored_record or conversation}
+  return {ref, turn, fence, 1, 0, '', '', generation or '', head or '', stored, 1, '', {}, chunks or '', 0, fingerprint, settings or '',
+    '', stored_record or conversation}
 end
 if (parse_int(turns) or 0) >= tonumber(turn) and redis.pcall('LINDEX', key('turns', ref), turn - 1) == record then
-  return {'ok', 1, unpack(worker ~= '' and is_claimed_for_lost_reply() and claim(turns) or {})}  -- the reply was lost
+  return {'ok', 1, worker ~= '' and is_claimed_for_lost_reply() and claim(turns) or nil}  -- the reply was lost
 end
 local known = find_request(idem, digest)
 if known then return known end
@@ -82,4 +83,4 @@ if idem ~= '' then
   created = redis.call('HGET', conversation_key, 'created')
   redis.call('SET', key('idem', idem), table.concat({ref, turn, created, digest}, '\n'), 'EX', 86400)
 end
-return {'ok', seq, unpack(is_claimed and claimed or {})}
+return {'ok', seq, is_claimed and claimed or nil}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from smolsessions.core.errors import DAMAGED, SealBrokenError
 from smolsessions.core.memories import Head
@@ -20,7 +20,7 @@ from smolsessions.core.records import (
     TurnOptions,
 )
 from smolsessions.store import codec
-from smolsessions.store.conversations.head import COUNT_SENTENCE, open_chunk_list, open_head
+from smolsessions.store.conversations.head import check_count, open_chunk_list, open_head
 from smolsessions.store.partition import NO_SETTINGS, Scope
 
 _REASONS: dict[bytes, Literal["interrupted", "rolled_back"]] = {b"interrupt": "interrupted", b"rollback": "rolled_back"}
@@ -67,32 +67,6 @@ class Claim:
     """Set if the state cannot be read. The lease can only end the turn."""
 
 
-def claim_of_submission(scope: Scope, turn: Turn, fingerprint: str, logged: int, fields: list[Any]) -> ClaimReply:
-    """Return the claim of a turn that was claimed as it was submitted, from the fields of submit.lua's reply."""
-    fence, generation, head, stored_steps, chunk_list, settings, conversation = fields
-    return ClaimReply(
-        scope.name.encode(),
-        str(turn.number).encode(),
-        fence,
-        attempt=1,
-        running_us=0,
-        record=b"",
-        input=b"",
-        generation=generation,
-        head=head,
-        stored_steps=stored_steps,
-        logged=logged,
-        stop_flag=b"",
-        watchers=[],
-        chunk_list=chunk_list,
-        crashes=0,
-        fingerprint=fingerprint.encode(),
-        settings=settings,
-        flaw=b"",
-        conversation=conversation,
-    )
-
-
 def open_claim(scope: Scope, reply: ClaimReply, submitted: tuple[Turn, TurnInput] | None = None) -> Claim:
     """Decode a claim. Raises `SealBrokenError` if not even its turn can be named.
 
@@ -109,22 +83,15 @@ def open_claim(scope: Scope, reply: ClaimReply, submitted: tuple[Turn, TurnInput
         else:
             claim.turn = codec.decode_turn(scope.open(reply.record, "turn", number), ref, number)
             claim.turn_input = codec.decode_input(scope.open(reply.input, "input", number))
-        _check_claim(reply, claim)
+        check_count(claim.head, reply.stored_steps, may_be_more=reply.attempt > 1)  # an earlier attempt left steps
+        if claim.turn.outcome:
+            claim.defect = SealBrokenError(DAMAGED)
     except SealBrokenError as error:
         claim.defect = error
     except (ValueError, TypeError, KeyError) as error:  # sealed with our key, but not in this release's format
         claim.defect = SealBrokenError(f"a stored record cannot be read ({type(error).__name__})")
     claim.turn = codec.started(claim.turn, time.time() - reply.running_us / 1_000_000, reply.attempt)
     return claim
-
-
-def _check_claim(reply: ClaimReply, claim: Claim) -> None:
-    if claim.turn.outcome:
-        raise SealBrokenError(DAMAGED)
-    # Only an earlier attempt leaves steps behind the head.
-    count = claim.head.count
-    if reply.stored_steps < count or (reply.attempt == 1 and reply.stored_steps > count):
-        raise SealBrokenError(COUNT_SENTENCE)
 
 
 @dataclass(frozen=True, slots=True)

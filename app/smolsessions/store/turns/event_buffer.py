@@ -13,6 +13,7 @@ MOST_PACKED_BYTES = 256 * 1024  # sealing more delays the event loop noticeably
 class EventBuffer:
     """Events of one claim, counted, and kept while they are small, so that the commit can pack the log.
 
+    A turn without a reader then seals its log once. One by one, its events cost 9 % more instructions of a turn.
     `stored` is the length of the log once all emitted events are written. `last_seq` counts held events, too.
     """
 

@@ -77,7 +77,7 @@ class HeldLease:
         self._last_seen = reply.logged
         self._defect = claim.defect
         self._has_flaw = bool(reply.flaw)
-        self._readers = scope.partition.log.readers(claim.turn.ref)
+        self._readers = scope.partition.readers_of(claim.turn.ref)
         self._others_watch = reply.watchers not in ([], [scope.partition.channel.encode()])
         self._stop_request = StopRequest()
         self._target: dict[str, Argument] = {
@@ -212,9 +212,14 @@ class HeldLease:
     async def commit(self, outcome: Outcome) -> Turn:
         """Commit the turn, applying any pending stop request. A rollback may be requested meanwhile."""
         for _ in range(2):
-            by = self._stop_request.rollback_by
+            by, is_broken = self._stop_request.rollback_by, self._defect is not None
             turn = self.turn if self.turn.outcome else self._ended(outcome)  # a damaged queue may name it again
-            sealed = self._sealed(turn, by=by)
+            # Sealed once: a retry must commit the same version as the first request, whose reply may be lost.
+            record = self.scope.seal(codec.encode_turn(turn), "turn", turn.number)
+            chunk_list, head = (b"", b"") if by or is_broken else self._memory.seal_head()
+            packed = b"" if is_broken else self._log.packed()
+            packed = self.scope.seal(packed, "log", turn.number) if packed else b""
+            sealed = {"record": record, "variables": chunk_list, "head": head, "packed": packed}
             try:
                 state, *rest = await self._retry(partial(self._commit, turn, sealed, by=by))
             except SealBrokenError:
@@ -224,11 +229,31 @@ class HeldLease:
                 self.cancel(b"rollback:" + rest[0])
                 self._unsent = len(self._writes)
                 continue
-            self.version = tag_of(sealed["head"]) or self.version
+            self._forget_writes()
+            self.version = tag_of(head) or self.version
             if state == b"ok":
                 self._readers.deliver(turn.number, Logged(rest[0], TurnEnded(turn)))
             return turn
         raise SealBrokenError(DAMAGED)  # a rollback without a turn
+
+    async def _commit(self, turn: Turn, sealed: dict[str, bytes], *, by: int) -> list[Any]:
+        assert turn.outcome
+        is_broken = self._defect is not None
+        if any(write.events for write in self._writes):  # their readers wait for the reply
+            self.send()
+        reply, _ = await self._end_claim(
+            "commit",
+            **sealed,
+            count="" if is_broken else self._memory.count_before if by else self._memory.count,
+            event="" if self.turn.outcome else FINAL[turn.outcome.status],
+            logged="" if is_broken else self._log.stored,
+            last_seq=turn.last_seq or 0,
+            written=0 if is_broken else self._made,
+            rollback=by or "",
+            wake=self.scope.partition.wake,
+            log_ttl_s=self.scope.partition.options.log_ttl_s,
+        )
+        return reply
 
     async def suspend(self, pause: Suspension) -> bool:
         now, requests = time.time(), pause.requests
@@ -237,36 +262,40 @@ class HeldLease:
         self.emit(f"parked:{self.attempt}", events=(TurnWaiting(self.attempt, requests),), media=pause.media)
         record = self.scope.seal(codec.encode_turn(turn), "turn", turn.number)
         expires = min(int(request.expires_at * 1_000_000) for request in requests)
-        return await self._retry(partial(self._suspend, record, expires))
-
-    async def _suspend(self, record: bytes, expires: int) -> bool:
-        batch, sent_at = self._take_unsent(), time.monotonic()
-        serial = batch[0].serial if batch else self._made + 1
-        state, *rest = await self.scope.partition.call(
-            "suspend",
-            *[argument for write in batch for argument in write.arguments],
-            **self._target,
-            record=record,
-            expires=expires,
-            written=self._made,
-            serial=serial,
+        sent_at = time.monotonic()
+        (state, *rest), batch = await self._retry(
+            lambda: self._end_claim("suspend", record=record, expires=expires, written=self._made)
         )
-        if state in {b"behind", b"gap"} and self._writes and self._writes[0].serial < serial:
-            raise StoreUnavailableError  # the store refused the writes before it
-        if state == b"gap":
-            self._mark_broken(COUNT_SENTENCE)
-            self.check_readable()
         if state == b"stopped":
             self._unsent = len(self._writes)
             return False
-        if state not in {b"ok", b"done"}:
-            self.lose()
-            raise LeaseLostError
         if state == b"ok":
             self._on_written(batch, rest[0], sent_at)
         self.is_over = True
         self._forget_writes()
         return True
+
+    async def _end_claim(self, script: str, **arguments: Argument) -> tuple[list[Any], list[Write]]:
+        """Send the last writes with the script that releases the lease. Returns its reply, and these writes.
+
+        Raises `LeaseLostError`, also if the store lost acknowledged writes: another claim replays from its state.
+        """
+        batch = self._take_unsent()
+        serial = batch[0].serial if batch else self._made + 1
+        entries = [argument for write in batch for argument in write.arguments]
+        reply: list[Any] = await self.scope.partition.call(script, *entries, **self._target, serial=serial, **arguments)
+        state = reply[0]
+        if state in {b"behind", b"gap"} and self._writes and self._writes[0].serial < serial:
+            raise StoreUnavailableError  # the store refused the writes before it
+        if state in {b"lost", b"behind"}:
+            self.lose()
+            raise LeaseLostError
+        if state == b"gap":
+            if self.lost:
+                raise LeaseLostError
+            self._mark_broken(COUNT_SENTENCE)
+            self.check_readable()
+        return reply, batch
 
     def _ended(self, outcome: Outcome) -> Turn:
         stop = self._stop_request
@@ -280,50 +309,6 @@ class HeldLease:
             files=self.turn.files if has_task else (),
             requests=(),
         )
-
-    def _sealed(self, turn: Turn, *, by: int) -> dict[str, bytes]:
-        """Seal once: a retry must commit the same version as the first request, whose reply may be lost."""
-        record = self.scope.seal(codec.encode_turn(turn), "turn", turn.number)
-        chunk_list, head = (b"", b"") if by or self._defect else self._memory.seal_head()
-        packed = b"" if self._defect else self._log.packed()
-        packed = self.scope.seal(packed, "log", turn.number) if packed else b""
-        return {"record": record, "variables": chunk_list, "head": head, "packed": packed}
-
-    async def _commit(self, turn: Turn, sealed: dict[str, bytes], *, by: int) -> list[Any]:
-        assert turn.outcome
-        is_broken = self._defect is not None
-        if any(write.events for write in self._writes):  # their readers wait for the reply
-            self.send()
-        last = self._take_unsent()
-        serial = last[0].serial if last else self._made + 1
-        reply: list[Any] = await self.scope.partition.call(
-            "commit",
-            *[argument for write in last for argument in write.arguments],
-            **self._target,
-            **sealed,
-            count="" if is_broken else self._memory.count_before if by else self._memory.count,
-            event="" if self.turn.outcome else FINAL[turn.outcome.status],
-            logged="" if is_broken else self._log.stored,
-            last_seq=turn.last_seq or 0,
-            written=0 if is_broken else self._made,
-            serial=serial,
-            rollback=by or "",
-            wake=self.scope.partition.wake,
-            log_ttl_s=self.scope.partition.options.log_ttl_s,
-        )
-        state = reply[0]
-        if state in {b"behind", b"gap"} and self._writes and self._writes[0].serial < serial:
-            raise StoreUnavailableError  # the store refused the writes before it
-        if state == b"behind":  # the store lost acknowledged writes: another claim replays from its state
-            self.lose()
-        if state in {b"lost", b"behind"} or (state == b"gap" and self.lost):
-            raise LeaseLostError
-        if state == b"gap":
-            self._mark_broken(COUNT_SENTENCE)
-            self.check_readable()
-        if state != b"rollback":
-            self._forget_writes()
-        return reply
 
     async def _retry(self, operation: Callable[[], Awaitable[T]]) -> T:
         """Repeat an operation until the store answers, for at most `PATIENCE_S`: an outage is no fault of a turn."""
@@ -361,16 +346,13 @@ class HeldLease:
         elif state == b"gap" or isinstance(error, SealBrokenError):
             self._mark_broken(COUNT_SENTENCE)
         elif state != b"ok":
-            self._retry_later(error or state)
+            if not self._is_delay_logged:  # once for each outage
+                log.warning("a write of turn %s waits: %s", f"{self.scope.name}#{self.turn.number}", error or state)
+            self._is_delay_logged = True
+            self._unsent = len(self._writes)
+            asyncio.get_running_loop().call_later(RETRY_S, self.send)  # always: no other call may be scheduled
         else:
             self._on_written(batch, rest[0], sent_at)
-
-    def _retry_later(self, why: Any) -> None:
-        if not self._is_delay_logged:  # once for each outage
-            log.warning("a write of turn %s waits: %s", f"{self.scope.name}#{self.turn.number}", why)
-        self._is_delay_logged = True
-        self._unsent = len(self._writes)
-        asyncio.get_running_loop().call_later(RETRY_S, self.send)  # always: no other call may be scheduled
 
     def _on_written(self, batch: list[Write], seqs: list[int], sent_at: float) -> None:
         """Deliver new events to the readers of this process. The number of a repeated event is 0."""

@@ -30,7 +30,12 @@ class PartitionOrder:
         """Return the due partitions in their order, or all if none is due."""
         if time.monotonic() > self._all_due_at:
             self.all_due()
-        return sorted(self._due, key=self._rank) or list(self._partitions)
+
+        def rank(partition: Partition) -> tuple[float, float]:
+            owner, since = self._due[partition]
+            return (self._served.get(owner, 0) if since > UNKNOWN else UNKNOWN, since)
+
+        return sorted(self._due, key=rank) or list(self._partitions)
 
     @property
     def is_empty(self) -> bool:
@@ -61,7 +66,3 @@ class PartitionOrder:
     def asked(self, partition: Partition) -> None:
         """Note that a partition is being asked."""
         self._due.pop(partition, None)
-
-    def _rank(self, partition: Partition) -> tuple[float, float]:
-        owner, since = self._due[partition]
-        return (self._served.get(owner, 0) if since > UNKNOWN else UNKNOWN, since)

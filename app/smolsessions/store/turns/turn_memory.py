@@ -12,11 +12,12 @@ from smolsessions.core.events import Event, ReplayState
 from smolsessions.core.memories import PackedStep
 from smolsessions.core.records import EntryType
 from smolsessions.store import codec
-from smolsessions.store.conversations.head import VARIABLES_SENTENCE, extended, load_images, open_step, open_steps
+from smolsessions.store.conversations.head import VARIABLES_SENTENCE, extended, load_images, load_steps, open_step
 from smolsessions.store.partition import Scope
 from smolsessions.store.scripts.loader import Argument
 from smolsessions.store.seal import tag_of
 from smolsessions.store.turns.claim import Claim
+from smolsessions.store.turns.turn_log import open_event
 
 JOURNAL_SENTENCE = "The journal of this turn does not hold the effects that were written to it."
 EVENTS_AT_ONCE = 200
@@ -59,14 +60,13 @@ class TurnMemory:
         """Load the steps of the turn's start and their attachments. The bytes of a removed step are empty."""
         head = self._start
         try:
-            opened = await open_steps(self._scope, head, head.shown_from, without=head.out)
+            loaded = await load_steps(self._scope, head, head.shown_from, without=head.out)
         except ConversationNotFoundError:
             raise LeaseLostError from None
-        steps, attachments = [b""] * (head.count - head.shown_from), []
-        for index, (_, _, step, names) in opened:
-            steps[index - head.shown_from] = step
-            attachments.append(names)
-        return steps, await load_images(self._scope, attachments)
+        steps = [b""] * (head.count - head.shown_from)
+        for step in loaded:
+            steps[step.index - head.shown_from] = step.data
+        return steps, await load_images(self._scope, [step.attachments for step in loaded])
 
     async def variables(self) -> dict[str, bytes]:
         """Load the variables' chunks of the turn's start. Raises `SealBrokenError` if they differ from the list."""
@@ -100,13 +100,20 @@ class TurnMemory:
         self._added, self._chunks, self._knows_tail = added, dict(self._chunks_before), True
         for name, blob in pending.items():
             self._set_chunk(name, blob)
+        events: list[Event] = []
+        for entry in log:
+            name, _, blob = entry.partition(b"\n")
+            with suppress(ValueError):  # an event of a newer release: this one does not repeat it
+                events.append(open_event(self._scope, number, codec.text(name), blob))
+            if len(events) % EVENTS_AT_ONCE == 0:
+                await asyncio.sleep(0)
         written = _by_name(journal)
         if sum(map(bool, written.values())) != codec.number(effects):
             raise SealBrokenError(JOURNAL_SENTENCE)
         return ReplayState(
             effects={key: self._scope.open(blob, "effect", number, key) for key, blob in written.items() if blob},
             begun=frozenset(key for key, blob in written.items() if not blob),
-            events=await self._open_events(log),
+            events=tuple(events),
             steps=tuple(step.data for step in steps),
             attachments=await load_images(self._scope, [step.attachments for step in steps]),
         )
@@ -142,17 +149,6 @@ class TurnMemory:
 
     def _open_chunk(self, name: str, blob: bytes) -> bytes:
         return self._scope.open(blob, "variable", self.generation, name)
-
-    async def _open_events(self, entries: list[bytes]) -> tuple[Event, ...]:
-        events: list[Event] = []
-        turn_log = self._scope.partition.log
-        for entry in entries:
-            name, _, blob = entry.partition(b"\n")
-            with suppress(ValueError):  # an event of a newer release: this one does not repeat it
-                events.append(turn_log.open_event(self._turn.ref, self._turn.number, codec.text(name), blob))
-            if len(events) % EVENTS_AT_ONCE == 0:
-                await asyncio.sleep(0)
-        return tuple(events)
 
     async def _load_chunks(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
         """Load the chunks of the turn's start, and those of earlier attempts."""

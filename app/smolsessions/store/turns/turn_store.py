@@ -42,18 +42,17 @@ from smolsessions.core.records import (
     Ref,
     Submission,
     Turn,
-    TurnInput,
     title_of,
 )
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import with_stored_images
-from smolsessions.store.partition import Options, Partition, Partitions, Scope
+from smolsessions.store.partition import Options, Partition, Partitions
 from smolsessions.store.turns.answers import Accept, record_answers
-from smolsessions.store.turns.claim import claim_of_submission, open_claim
-from smolsessions.store.turns.journal import read_journal, read_results
+from smolsessions.store.turns.claim import ClaimReply, open_claim
 from smolsessions.store.turns.lease import HeldLease
-from smolsessions.store.turns.scheduler import Offer, Scheduler
+from smolsessions.store.turns.scheduler import Reservation, Scheduler
 from smolsessions.store.turns.turn_log import LogReader
+from smolsessions.store.turns.turn_memory import JOURNAL_SENTENCE
 
 MOST_GUESSES = 10_000
 MOST_OF_A_KEY = 1000  # conversations that one Idempotency-Key began, each deleted and begun again
@@ -63,9 +62,11 @@ NUMBER_PATIENCE_S = 10.0  # limit for retries while other submissions take each 
 SUBMIT_PATIENCE_S = 1.0
 RETRY_S = 0.25
 LAST_SEQ_QUEUED = 2  # of a turn that ends right after `turn.queued`
-NO_OFFER = Offer("", 0, "", [])
+NO_RESERVATION = Reservation("", 0, "", [])
 PAGE_BYTES = 4 * 1024 * 1024  # of the records in one page of turns
-LARGE_BYTES = 256 * 1024  # sealing more delays the event loop noticeably
+MOST_ENTRIES = 10_000  # of a journal
+START_BYTES = 16 * 1024  # of a journaled result, which are unpacked to tell how the call ended
+LARGE_BYTES = 256 * 1024  # sealing or opening more delays the event loop noticeably
 
 
 class IdempotencyKeys:
@@ -114,12 +115,20 @@ class TurnStore:
     async def submit(self, new: Submission) -> tuple[Turn, bool]:
         if new.once is None:
             return await self._submit_next(new)
-        is_ours = new.create is not None and not new.is_named
-        accepted = await (self._begin(new, new.once) if is_ours else self._submit_next(new))
-        home = self._home(new.turn.ref.owner, new.once)
+        owner, refs = new.turn.ref.owner, iter([new.turn.ref])
+        if new.create is not None and not new.is_named:  # the first free id of its key
+            ids = (self._keys.conversation_id(owner, new.once, nth) for nth in range(MOST_OF_A_KEY))
+            refs = (Ref(owner, conversation_id) for conversation_id in ids)
+        for ref in refs:
+            with suppress(ConversationExistsError):
+                accepted = await self._submit_next(replace(new, turn=replace(new.turn, ref=ref)))
+                break
+        else:
+            raise ConversationExistsError
+        home = self._home(owner, new.once)
         if home is not self._partitions.of(accepted[0].ref):  # so that another request with the key is refused
             with suppress(StoreUnavailableError):  # the turn is accepted, and a retry finds it
-                await home.call("record_key", **self._keys.names(new.turn.ref.owner, new.once))
+                await home.call("record_key", **self._keys.names(owner, new.once))
         return accepted
 
     async def recall(self, owner: Owner, once: IdempotentRequest) -> Turn | None:
@@ -134,8 +143,8 @@ class TurnStore:
         """Return the partition that knows a key, whichever conversation it was sent for."""
         return self._partitions.named(self._keys.idem(owner, once))
 
-    def reader(self, ref: Ref, *, looks: bool, wants_all: bool) -> AbstractContextManager[LogReader]:
-        return LogReader(self._partitions.of(ref).log, ref, looks=looks, wants_all=wants_all)
+    def reader(self, ref: Ref, *, reads_log: bool, all_events: bool) -> AbstractContextManager[LogReader]:
+        return LogReader(self._partitions.scope(ref), reads_log=reads_log, all_events=all_events)
 
     async def cancel(self, ref: Ref, number: int) -> tuple[Turn, bool]:
         turn = await self.turn(ref, number)
@@ -159,7 +168,7 @@ class TurnStore:
             log_ttl_s=partition.options.log_ttl_s,
         )
         if state == b"ended":
-            partition.log.deliver(ref, number, Logged(rest[0], TurnEnded(ended)))
+            partition.deliver(ref, number, Logged(rest[0], TurnEnded(ended)))
             return ended, True
         has_changed = state == b"over" or turn.status == "waiting"  # it waits no more
         return (await self.turn(ref, number) if has_changed else turn), False
@@ -181,10 +190,29 @@ class TurnStore:
         ]
 
     async def journal(self, ref: Ref, number: int) -> Journal:
-        return await read_journal(self._partitions.scope(ref), number)
+        """Return the keys of a turn's journal with their sizes, of a longer one `MOST_ENTRIES`."""
+        scope = self._partitions.scope(ref)
+        length, effects, found = await scope.call("journal", turn=number, most=MOST_ENTRIES)
+        sizes = {codec.text(name): size for name, size in zip(found[::2], found[1::2], strict=True)}
+        is_whole = length == len(sizes)
+        if is_whole and sum(map(bool, sizes.values())) != codec.number(effects):
+            raise SealBrokenError(JOURNAL_SENTENCE)
+        return Journal(sizes, is_whole)
 
     async def journaled_results(self, ref: Ref, number: int, keys: Sequence[str]) -> dict[str, JournaledResult]:
-        return await read_results(self._partitions.scope(ref), number, keys)
+        scope = self._partitions.scope(ref)
+        peek = scope.partition.sealer.peek
+        blobs: list[bytes | None] = await scope.call("effects", *keys, turn=number) if keys else []
+
+        def opened() -> dict[str, JournaledResult]:
+            return {
+                key: JournaledResult(*peek(blob, scope.name, "effect", number, key, most=START_BYTES))
+                for key, blob in zip(keys, blobs, strict=True)
+                if blob
+            }
+
+        is_large = sum(len(blob or b"") for blob in blobs) > LARGE_BYTES
+        return await asyncio.to_thread(opened) if is_large else opened()
 
     async def turn(self, ref: Ref, number: int) -> Turn:
         page = await self.turns(ref, number, 1)
@@ -218,15 +246,6 @@ class TurnStore:
         known = {codec.number(number): (at, attempts, bool(waits)) for number, at, attempts, waits in still_open}
         return records, _OpenTurns(known, scope.settings(sealed), last_turn, agent)
 
-    async def _begin(self, new: Submission, once: IdempotentRequest) -> tuple[Turn, bool]:
-        """Submit the first turn of a new conversation, under the first free id of its key."""
-        owner = new.turn.ref.owner
-        for nth in range(MOST_OF_A_KEY):
-            ref = Ref(owner, self._keys.conversation_id(owner, once, nth))
-            with suppress(ConversationExistsError):
-                return await self._submit_next(replace(new, turn=replace(new.turn, ref=ref)))
-        raise ConversationExistsError
-
     async def _submit_next(self, new: Submission) -> tuple[Turn, bool]:
         """Seal the turn for the expected next number, and retry if another turn has taken it.
 
@@ -247,19 +266,33 @@ class TurnStore:
         """Submit as the next turn. Returns None if another turn has its number, and notes the next."""
         ref, wanted = new.turn.ref, new.turn.agent.name
         number, agent = (1, wanted) if is_first else self._next.get(ref, (0, wanted))
+        scope = self._partitions.scope(ref)
         if not number or (new.asked and agent != wanted):
-            number, agent = await self._peek(ref)
+            if not (found := await scope.call("next_turn")):
+                raise ConversationNotFoundError
+            unsealed, turns, record = found
+            number, agent = (
+                turns + 1,
+                codec.decode_conversation(scope.open(record or b"", "conversation"), unsealed).agent,
+            )
         if new.asked and agent != wanted:
             raise OtherAgentError(f"The conversation belongs to the agent {agent!r}; leave agent out, or name it.")
         turn = changed(new.turn, number=number, agent=new.version_of(agent))
-        offer, lease = self._scheduler.offer(self._partitions.of(ref), agent, ref.owner), None
+        reservation, lease = self._scheduler.reserve_thread(scope.partition, agent, ref.owner), None
         try:
-            state, *rest = await self._send(turn, new, offer)
+            state, *rest = await self._send(turn, new, reservation)
             if state == b"ok":
-                lease = self._accepted(turn, new.turn_input, offer, rest)
+                seq, *claimed, sent_at = rest
+                self._remember(ref, number + 1, agent)
+                scope.partition.deliver(ref, number, Logged(seq, TurnQueued()))
+                if reservation and claimed:
+                    lease = HeldLease(scope, open_claim(scope, ClaimReply(*claimed[0]), (turn, new.turn_input)))
+                    self._scheduler.register(lease, sent_at)
+                else:
+                    self._scheduler.nudge(scope.partition, ref.owner)
         finally:
-            if offer:
-                self._scheduler.settle(lease, ref.owner)
+            if reservation:
+                self._scheduler.use_thread(lease, ref.owner)
         if state == b"ok":
             return turn, True
         if state == b"attached":
@@ -271,41 +304,47 @@ class TurnStore:
             self._remember(ref, rest[1], agent)
         return None
 
-    def _accepted(self, turn: Turn, turn_input: TurnInput, offer: Offer | None, reply: list[Any]) -> HeldLease | None:
-        """Note an accepted turn, and return its lease if it was claimed, too."""
-        seq, *claimed, sent_at = reply
-        ref, scope = turn.ref, self._partitions.scope(turn.ref)
-        self._remember(ref, turn.number + 1, turn.agent.name)
-        scope.partition.log.deliver(ref, turn.number, Logged(seq, TurnQueued()))
-        if not (offer and claimed):
-            self._scheduler.nudge(scope.partition, ref.owner)
-            return None
-        claim = claim_of_submission(scope, turn, offer.fingerprint, seq, claimed)
-        return self._scheduler.hold(HeldLease(scope, open_claim(scope, claim, (turn, turn_input))), sent_at)
-
     async def _attached(self, owner: Owner, scope: bytes, number: bytes) -> Turn:
         ref = codec.ref_of(codec.text(scope))
         if ref.owner != owner:
             raise SealBrokenError
         return await self.turn(ref, codec.number(number))
 
-    async def _peek(self, ref: Ref) -> tuple[int, AgentName]:
-        scope = self._partitions.scope(ref)
-        found = await scope.call("next_turn")
-        if not found:
-            raise ConversationNotFoundError
-        unsealed, turns, record = found
-        about = codec.decode_conversation(scope.open(record or b"", "conversation"), unsealed)
-        return turns + 1, about.agent
-
-    async def _send(self, turn: Turn, new: Submission, offer: Offer | None) -> list[Any]:
-        """Run submit.lua, and retry for a moment: the same sealed record makes no second turn.
+    async def _send(self, turn: Turn, new: Submission, reservation: Reservation | None) -> list[Any]:
+        """Seal a turn, run submit.lua, and retry for a moment: the same sealed record makes no second turn.
 
         The time of the request follows the reply `ok`.
         """
         scope = self._partitions.scope(turn.ref)
-        arguments = await self._sealed(scope, turn, new)
-        arguments |= (offer or NO_OFFER)._asdict()
+        conversation, title, data = b"", b"", codec.encode_input(new.turn_input)
+        if new.create is not None:
+            about = codec.encode_conversation(turn.agent.name, new.create, title_of(turn.message))
+            conversation = scope.seal(about, "conversation")
+        elif turn.number == 1:
+            title = scope.seal(title_of(turn.message).encode(), "title")
+        record = codec.encode_turn(turn)
+
+        def seal_both() -> tuple[bytes, bytes]:
+            return scope.seal(record, "turn", turn.number), scope.seal(data, "input", turn.number)
+
+        is_large = len(data) + len(record) > LARGE_BYTES
+        sealed_record, sealed_input = await asyncio.to_thread(seal_both) if is_large else seal_both()
+        arguments: dict[str, Any] = {
+            "owner": turn.ref.owner,
+            "agent": turn.agent.name,
+            "conversation": conversation,
+            "title": title,
+            "turn": turn.number,
+            "record": sealed_record,
+            "input": sealed_input,
+            "event": scope.seal(codec.encode_event(TurnQueued()), "event", turn.number, TurnQueued.type),
+            "own_channel": scope.partition.channel,
+            "wake": "" if self._scheduler.waiting else scope.partition.wake,
+            "on_busy": turn.options.on_busy,
+            **self._limits,
+            **self._keys.names(turn.ref.owner, new.once),
+            **(reservation or NO_RESERVATION)._asdict(),
+        }
         agents = arguments.pop("agents")
         give_up_at, is_retry = time.monotonic() + SUBMIT_PATIENCE_S, False
         while True:
@@ -318,47 +357,14 @@ class TurnStore:
                     raise
             is_retry = True
             await asyncio.sleep(RETRY_S)
-            if self._scheduler.holds(scope.name, turn.number):  # it was made ready, and claimed since
+            if self._scheduler.has_lease(scope.name, turn.number):  # it was made ready, and claimed since
                 arguments["worker"] = ""
-        if is_retry and reply[0] != b"ok" and await self._is_stored(turn):
-            return [b"ok", 1, sent_at]  # the first reply was lost, and the turn has progressed since
+        if is_retry and reply[0] != b"ok":
+            with suppress(NotFoundError):
+                stored = await self.turn(turn.ref, turn.number)
+                if (stored.message, stored.timing.submitted_at) == (turn.message, turn.timing.submitted_at):
+                    return [b"ok", 1, sent_at]  # the first reply was lost, and the turn has progressed since
         return [*reply, sent_at] if reply[0] == b"ok" else reply
-
-    async def _sealed(self, scope: Scope, turn: Turn, new: Submission) -> dict[str, Any]:
-        conversation, title, data = b"", b"", codec.encode_input(new.turn_input)
-        if new.create is not None:
-            record = codec.encode_conversation(turn.agent.name, new.create, title_of(turn.message))
-            conversation = scope.seal(record, "conversation")
-        elif turn.number == 1:
-            title = scope.seal(title_of(turn.message).encode(), "title")
-        record = codec.encode_turn(turn)
-
-        def seal_both() -> tuple[bytes, bytes]:
-            return scope.seal(record, "turn", turn.number), scope.seal(data, "input", turn.number)
-
-        is_large = len(data) + len(record) > LARGE_BYTES
-        record, data = await asyncio.to_thread(seal_both) if is_large else seal_both()
-        return {
-            "owner": turn.ref.owner,
-            "agent": turn.agent.name,
-            "conversation": conversation,
-            "title": title,
-            "turn": turn.number,
-            "record": record,
-            "input": data,
-            "event": scope.seal(codec.encode_event(TurnQueued()), "event", turn.number, TurnQueued.type),
-            "own_channel": scope.partition.channel,
-            "wake": "" if self._scheduler.waiting else scope.partition.wake,
-            "on_busy": turn.options.on_busy,
-            **self._limits,
-            **self._keys.names(turn.ref.owner, new.once),
-        }
-
-    async def _is_stored(self, turn: Turn) -> bool:
-        with suppress(NotFoundError):
-            stored = await self.turn(turn.ref, turn.number)
-            return (stored.message, stored.timing.submitted_at) == (turn.message, turn.timing.submitted_at)
-        return False
 
     def _remember(self, ref: Ref, number: int, agent: AgentName) -> None:
         self._next[ref] = (number, agent)
