@@ -116,12 +116,12 @@ def test_an_image_is_sent_to_models_as_bare_smolagents_sends_it(name: str) -> No
     bare.load()
     expected = sent(bare)
     assert sent(image) == expected
-    assert image.undecoded == data  # type: ignore[attr-defined]
+    assert image.undecoded == data
     assert (image.tobytes(), image.format, type(image).__name__) == (bare.tobytes(), bare.format, type(bare).__name__)
     assert sent(image) == expected
     step = TaskStep("Look.", [image])
     drop_pixels([step])
-    assert (image.undecoded, image_to_bytes(image)) == (data, data)  # type: ignore[attr-defined]
+    assert (image.undecoded, image_to_bytes(image)) == (data, data)
     assert sent(image) == expected
 
 

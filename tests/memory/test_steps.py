@@ -177,7 +177,7 @@ def test_an_error_of_a_users_class_comes_back_as_its_nearest_base() -> None:
     assert str(back) == "quota: 3 left"
 
 
-@pytest.mark.parametrize("mode", "1 L LA P PA RGB RGBA CMYK YCbCr LAB HSV I F I;16 La RGBa RGBX".split())
+@pytest.mark.parametrize("mode", "1 L LA P RGB RGBA I;16".split())
 def test_an_image_comes_back_pixel_by_pixel(mode: str) -> None:
     image = picture(mode)
     step = action(action_output=image, observations_images=[image, image])

@@ -31,7 +31,7 @@ from smolsessions.agents.sandbox.memory_budget import MemoryBudget
 from smolsessions.agents.smolagents_patches import patch_smolagents
 from smolsessions.agents.tools.tool_servers import ToolServers
 from smolsessions.agents.transfer import documents
-from smolsessions.agents.values.images import browser_image, image_from_bytes
+from smolsessions.agents.values.images import image_from_bytes, image_header
 from smolsessions.caller import CALLER
 from smolsessions.core.agent_ports import Session, ToolServer
 from smolsessions.core.callers import DUMMY, Caller
@@ -305,7 +305,7 @@ class Catalog:
 
     def image_file(self, data: bytes) -> tuple[str, bytes]:
         """Return media type and bytes of an attachment as an image file."""
-        return browser_image(data)
+        return image_header(data)[0], data
 
     def journal_usage(self, replay: ReplayState) -> Usage:
         """Return the tokens of the model calls that a turn's journal holds."""

@@ -29,7 +29,7 @@ from smolsessions.agents.memory.plain_steps import Plain, holds_data_only, plain
 from smolsessions.agents.memory.step_fields import error_of, repair_fields
 from smolsessions.agents.memory.step_types import EditStep, NoteStep, SummaryStep
 from smolsessions.agents.run.failures import is_swallowed_failure
-from smolsessions.agents.values.images import image_from_bytes, image_to_bytes, name_image, stored_name
+from smolsessions.agents.values.images import image_from_bytes, image_to_bytes, name_image
 from smolsessions.agents.values.json_forms import json_form, label_of
 from smolsessions.core.attachments import File, decode_file, encode_file
 from smolsessions.core.errors import SealBrokenError, ServiceError
@@ -252,12 +252,12 @@ class _Pickler(pickle.Pickler):
     def _attach_image(self, image: PIL.Image.Image) -> str:
         raw = cast("PIL.Image.Image", image.to_raw()) if isinstance(image, AgentImage) else image
         data = image_to_bytes(raw)
-        name = self._attach(data, stored_name(raw, data))
+        name = self._attach(data)
         name_image(raw, name)
         return name
 
-    def _attach(self, data: bytes, name: str = "") -> str:
-        name = name or image_name(data)
+    def _attach(self, data: bytes) -> str:
+        name = image_name(data)
         self.attachments[name] = data
         return name
 

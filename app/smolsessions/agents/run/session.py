@@ -245,7 +245,7 @@ class AgentSession:
         return writer.outcome("finished", reply=_reply(output), output=json_form(output), state=state, **media)
 
     def _run_agent(self, turn: Turn, turn_input: TurnInput, writer: StepWriter) -> FinalAnswerStep | None:
-        images = [image_from_bytes(data) for data in turn_input.images]
+        images: list[PIL.Image.Image] = [image_from_bytes(data) for data in turn_input.images]
         message = turn.message + self._state.begin_turn()
         arguments, files = turn.additional_args, files_of(turn_input) if turn_input.files else ()
         if files:

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 import PIL.Image
 
-from smolsessions.agents.values.images import RAW, LazyImage, image_from_bytes
+from smolsessions.agents.values.images import image_from_bytes
 from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.core.attachments import Audio, File, name_flaw
 
@@ -90,8 +90,6 @@ def _medium(data: str, media_type: str, most_pixels: int, uri: str = "") -> Any:
 
 def _image(data: bytes, most_pixels: int) -> PIL.Image.Image | None:
     """Return an image that is known to decode."""
-    if data.startswith(RAW):
-        return None
     try:
         image = image_from_bytes(data)
         if image.width * image.height > most_pixels:
@@ -99,6 +97,5 @@ def _image(data: bytes, most_pixels: int) -> PIL.Image.Image | None:
         image.load()
     except Exception:  # noqa: BLE001 - Pillow raises many kinds
         return None
-    if isinstance(image, LazyImage):
-        image.drop_pixels()
+    image.drop_pixels()
     return image

@@ -174,7 +174,7 @@ class DocumentImages:
         distinct = {name: self._images[name] for name in names.values()}
         if sum(image.pixels for image in distinct.values()) > self._max_pixels:
             raise InvalidRequestError.at(pointer, f"shows more than {self._max_pixels} pixels")
-        return {name: placeholder(image.data, name) for name, image in distinct.items()}
+        return {name: placeholder(image.data) for name, image in distinct.items()}
 
     def check_all_are_used(self) -> None:
         for name in self._unused:

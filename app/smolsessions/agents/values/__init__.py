@@ -1,4 +1,6 @@
-"""Encode and decode values between this process and a hostile one. No code of a value's class runs on either side.
+"""Encode and decode values between this process and a hostile one.
+
+The encoder trusts its value, whose class may run code. The decoder trusts nothing and runs no code of a class.
 
 A decoded value has the class of the original, with these exceptions:
 - An instance of a subclass of str, int, list, dict and the like becomes that base (a named tuple becomes a tuple).
@@ -6,8 +8,8 @@ A decoded value has the class of the original, with these exceptions:
 - An image becomes a plain image of the same pixels.
 
 An agent declares the classes whose instances it stores: plain classes, dataclasses, pydantic models and enums.
-Their instances are encoded by their fields. Of their methods only `__hash__` and `__eq__` run, if an instance is a key
-or in a set. The fields are not validated: a tool must treat them as input.
+Their instances are encoded by their fields. Of their methods only `__hash__` and `__eq__` run in the decoder, if an
+instance is a key or in a set. The fields are not validated: a tool must treat them as input.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from smolsessions.agents.values.classes import StoredClasses
 from smolsessions.agents.values.json_forms import json_form
 from smolsessions.agents.values.parts import MAX_BYTES
 from smolsessions.agents.values.reader import Reader
@@ -31,7 +32,7 @@ def dumps(
 ) -> bytes:
     """Encode a value. With `in_order`, the bytes are independent of the order of a dict's keys."""
     try:
-        return Writer(StoredClasses(stored_classes), in_order=in_order, max_bytes=max_bytes).whole(value)
+        return Writer(stored_classes, in_order=in_order, max_bytes=max_bytes).whole(value)
     except RefusalError as refusal:
         raise CodecError(str(refusal)) from None
     except Exception as error:
@@ -43,7 +44,7 @@ def loads(data: bytes, stored_classes: Collection[type] = (), *, max_bytes: int 
     if len(data) > max_bytes:
         raise CodecError(f"what was handed over is larger than {max_bytes:,} bytes")
     try:
-        return Reader(bytes(data), StoredClasses(stored_classes)).whole()
+        return Reader(bytes(data), stored_classes).whole()
     except Exception as error:
         raise CodecError(f"what was handed over cannot be read: {error}"[:500]) from error
 

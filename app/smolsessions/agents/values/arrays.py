@@ -1,4 +1,4 @@
-"""Arrays of numpy and frames of pandas, encoded as blocks of numbers and never as pickles.
+"""Arrays of numpy in numpy's own file format, without pickles, and frames of pandas as columns of them.
 
 Each library is imported for its first value. An index's frequency and a frame's `attrs` are not encoded.
 """
@@ -7,191 +7,167 @@ from __future__ import annotations
 
 import functools
 import importlib
+import io
 import math
-import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from smolsessions.agents.values.classes import class_name
-from smolsessions.agents.values.parts import MAX_BYTES, MAX_NODES, Kind, Parts, check_keys
+from smolsessions.agents.values.parts import MAX_BYTES, MAX_NODES, Composite, check_keys, joined
 
-_DTYPE = re.compile(r"[<>|]([biufcSU]\d{1,8}|[mM]8(\[\d{0,9}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?)")
-_LONG = re.compile(r".(f1[26]|c2\d|c3\d)")
-_MAX_DIMENSIONS = 32
+_NONE = type(None)
 _ANY: tuple[type, ...] = ()
-_STR, _NONE = (str,), type(None)
+_STR, _BYTES = (str,), (bytes,)
 
 
-def taker_of(kind: type) -> Callable[[Any], Parts] | None:
+def splitter_of(kind: type) -> Callable[[Any], Composite] | None:
     """Return the function that splits values of exactly this class of numpy or pandas, or None."""
-    library = class_name(kind).partition(".")[0]
+    library = kind.__module__.partition(".")[0]
     if library not in {"numpy", "pandas"} or library not in sys.modules:
         return None
-    return (_numpy_takers if library == "numpy" else _pandas_takers)().get(id(kind))
-
-
-def kind_of(name: str) -> Kind | None:
-    """Return the kind of this name, and import its library."""
-    library = _KINDS.get(name, ("", None))[0]
-    if library:
-        importlib.import_module(library)
-    return _KINDS[name][1] if library else None
+    return (_numpy_splitters if library == "numpy" else _pandas_splitters)().get(kind)
 
 
 @functools.cache
-def _numpy_takers() -> dict[int, Callable[[Any], Parts]]:
+def _numpy_splitters() -> dict[type, Callable[[Any], Composite]]:
     np = importlib.import_module("numpy")
+
+    def split_array(array: Any) -> Composite:
+        _check(array.dtype, array.shape)
+        file = io.BytesIO()
+        np.save(file, np.asarray(array, order="C"), allow_pickle=False)
+        return Composite("array", (file.getvalue(),))
+
+    def split_scalar(scalar: Any) -> Composite:
+        _check(scalar.dtype, ())
+        return Composite("scalar", (scalar.dtype.str, scalar.tobytes()))
+
     texts = {np.str_, np.bytes_}  # as the str and bytes that they are
-    scalars = {id(kind): _scalar_parts for kind in {*np.sctypeDict.values()} - texts}
-    return {**scalars, id(np.ndarray): _array_parts, id(np.memmap): _array_parts}
+    scalars = dict.fromkeys({*np.sctypeDict.values()} - texts, split_scalar)
+    return {**scalars, np.ndarray: split_array, np.memmap: split_array}
 
 
-def _array_parts(array: Any) -> Parts:
-    _check(array.dtype.str, array.shape)
-    return Parts("array", (array.dtype.str, array.shape, array.tobytes()))
-
-
-def _scalar_parts(scalar: Any) -> Parts:
-    _check(scalar.dtype.str, ())
-    return Parts("scalar", (scalar.dtype.str, scalar.tobytes()))
-
-
-def _check(dtype: str, shape: tuple[int, ...]) -> Any:
-    if not _DTYPE.fullmatch(dtype) or _LONG.match(dtype):
-        raise ValueError(f"arrays of dtype {dtype!r:.40} are not handed over; its tolist() may be")
-    if len(shape) > _MAX_DIMENSIONS or any(type(size) is not int or not 0 <= size <= MAX_BYTES for size in shape):
-        raise ValueError("no such shape")
-    found = importlib.import_module("numpy").dtype(dtype)
-    size = math.prod(shape) * found.itemsize
-    if size > MAX_BYTES or (not size and max(shape, default=0) > MAX_NODES):
+def _check(dtype: Any, shape: tuple[int, ...]) -> None:
+    if dtype.kind not in "biufcSUmM" or dtype.char in "gG":  # the bytes of long doubles differ between machines
+        raise ValueError(f"arrays of dtype {dtype!s:.40} are not handed over; its tolist() may be")
+    size = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or size > MAX_BYTES or (not size and max(shape, default=0) > MAX_NODES):
         raise ValueError(f"it is larger than {MAX_BYTES:,} bytes")
-    return found
 
 
-def _array(dtype: str, shape: tuple[Any, ...], data: bytes) -> Any:
+@joined("array", _BYTES)
+def _array(data: bytes) -> Any:
+    """Read a file of numpy's format. `numpy.load` would reserve memory before it checks the size."""
+    read = importlib.import_module("numpy").lib.format
+    file = io.BytesIO(data)
+    if read.read_magic(file) != (1, 0):
+        raise ValueError("an array of another version of the format")
+    shape, _, dtype = read.read_array_header_1_0(file)
+    return _of_bytes(dtype, shape, file.read())
+
+
+def _of_bytes(dtype: Any, shape: tuple[int, ...], data: bytes) -> Any:
     np = importlib.import_module("numpy")
-    found = _check(dtype, shape)
-    if math.prod(shape) * found.itemsize != len(data):
+    _check(dtype, shape)
+    if math.prod(shape) * dtype.itemsize != len(data):
         raise ValueError("an array whose shape is not that of its bytes")
-    if not data:
-        return np.empty(shape, found)
-    if found.kind == "b" and max(data) > 1:
+    if dtype.kind == "b" and max(data, default=0) > 1:
         raise ValueError("truths that are neither")
-    if found.kind == "U":
-        points = np.frombuffer(data, found.byteorder.replace("=", "<").replace("|", "<") + "u4")
+    if dtype.kind == "U" and data:
+        points = np.frombuffer(data, dtype.byteorder.replace("|", "=") + "u4")
         if points.max() > sys.maxunicode:
             raise ValueError("characters that do not exist")
-    return np.frombuffer(bytearray(data), found).reshape(shape)
+    return np.ndarray(shape, dtype, bytearray(data))
 
 
+@joined("scalar", _STR, _BYTES)
 def _scalar(dtype: str, data: bytes) -> Any:
-    return _array(dtype, (1,), data)[0]
+    return _of_bytes(importlib.import_module("numpy").dtype(dtype), (1,), data)[0]
 
 
 @functools.cache
-def _pandas_takers() -> dict[int, Callable[[Any], Parts]]:
+def _pandas_splitters() -> dict[type, Callable[[Any], Composite]]:
     pd = importlib.import_module("pandas")
-    takers: dict[type, Callable[[Any], Parts]] = {
-        pd.DataFrame: _frame_parts,
-        pd.Series: lambda series: Parts("series", (_column_parts(series), series.index, series.name)),
-        pd.RangeIndex: lambda index: Parts("range index", (range(index.start, index.stop, index.step), index.name)),
-        pd.MultiIndex: _multi_index_parts,
-        pd.Timestamp: lambda value: Parts("timestamp", (value.to_datetime64(), value.tzinfo)),
-        pd.Timedelta: lambda value: Parts("time span", (value.to_timedelta64(),)),
-        type(pd.NaT): lambda _: Parts("missing", ("NaT",)),
-        type(pd.NA): lambda _: Parts("missing", ("NA",)),
+
+    def split_frame(frame: Any) -> Composite:
+        columns = [_column(frame.iloc[:, place]) for place in range(frame.shape[1])]
+        return Composite("frame", (frame.columns, frame.index, tuple(columns)))
+
+    def split_index(index: Any) -> Composite:
+        return Composite("index", (_column(index), index.name))
+
+    return {
+        pd.DataFrame: split_frame,
+        pd.Series: lambda series: Composite("series", (_column(series), series.index, series.name)),
+        pd.RangeIndex: lambda index: Composite("range index", (range(index.start, index.stop, index.step), index.name)),
+        **dict.fromkeys((pd.Index, pd.DatetimeIndex, pd.TimedeltaIndex), split_index),
+        pd.Timestamp: lambda value: Composite("timestamp", (value.to_datetime64(), value.tzinfo)),
+        pd.Timedelta: lambda value: Composite("time span", (value.to_timedelta64(),)),
+        type(pd.NaT): lambda _: Composite("missing", ("NaT",)),
+        type(pd.NA): lambda _: Composite("missing", ("NA",)),
     }
-    for kind in (pd.Index, pd.DatetimeIndex, pd.TimedeltaIndex, pd.CategoricalIndex):
-        takers[kind] = lambda index: Parts("index", (_column_parts(index), index.name))
-    return {id(kind): taker for kind, taker in takers.items()}
 
 
-def _frame_parts(frame: Any) -> Parts:
-    columns = [_column_parts(frame.iloc[:, place]) for place in range(frame.shape[1])]
-    return Parts("frame", (frame.columns, frame.index, tuple(columns)))
-
-
-def _multi_index_parts(index: Any) -> Parts:
-    codes = [codes.astype("<i8") for codes in index.codes]
-    return Parts("multi index", (list(index.levels), codes, list(index.names)))
-
-
-def _column_parts(column: Any) -> Any:
+def _column(column: Any) -> Any:
+    """Return the values of a series or an index, as an array of numpy or as parts."""
     pd = importlib.import_module("pandas")
-    dtype = column.dtype
+    dtype, array = column.dtype, column.array
     if type(dtype).__module__.startswith("numpy"):
-        array = column.to_numpy()
-        return Parts("objects", (list(array.tolist()),)) if dtype.kind == "O" else array
-    array = column.array
+        return Composite("objects", (column.tolist(),)) if dtype.kind == "O" else column.to_numpy()
     if type(dtype) is pd.CategoricalDtype:
-        return Parts("categories", (array.codes, array.categories, array.ordered))
+        return Composite("categories", (array.codes, array.categories, array.ordered))
     if type(dtype) is pd.DatetimeTZDtype:
-        return Parts(
-            "moments",
-            (
-                column.dt.tz_convert("UTC").dt.tz_localize(None).to_numpy()
-                if hasattr(column, "dt")
-                else column.tz_convert("UTC").tz_localize(None).to_numpy(),
-                dtype.tz,
-            ),
-        )
+        return Composite("moments", (array.tz_convert("UTC").tz_localize(None).to_numpy(), dtype.tz))
     if type(dtype) is pd.StringDtype:
         texts = [None if missing else text for text, missing in zip(array.tolist(), array.isna().tolist(), strict=True)]
-        return Parts("texts", (texts, dtype.storage, dtype.na_value is pd.NA))
-    if class_name(type(array)).rpartition(".")[2] in {"IntegerArray", "FloatingArray", "BooleanArray"}:
-        return Parts("masked", (array._data, array._mask))  # noqa: SLF001 - no public way gives the numbers unchanged
+        return Composite("texts", (texts, dtype.storage, dtype.na_value is pd.NA))
+    if isinstance(array, (pd.arrays.IntegerArray, pd.arrays.FloatingArray, pd.arrays.BooleanArray)):
+        return Composite("masked", (array._data, array._mask))  # noqa: SLF001 - no public way gives the numbers unchanged
     raise ValueError(f"columns of dtype {dtype} are not handed over")
 
 
+@joined("frame", _ANY, _ANY, (tuple,), weight=1000)
 def _frame(columns: Any, index: Any, data: tuple[Any, ...]) -> Any:
     pd = importlib.import_module("pandas")
-    series = {place: _series(column, index, None) for place, column in enumerate(data)}
-    frame = pd.DataFrame(series, index=index)
-    frame.columns = _index_only(columns)
+    frame = pd.DataFrame({place: _series(column, index, None) for place, column in enumerate(data)}, index=index)
+    frame.columns = _checked_index(columns)
     return frame
 
 
+@joined("series", _ANY, _ANY, _ANY, weight=500)
 def _series(data: Any, index: Any, name: Any) -> Any:
     pd = importlib.import_module("pandas")
-    return pd.Series(
-        _data_only(data), index=_index_only(index), name=name, copy=False, dtype=getattr(data, "dtype", None)
-    )
+    return pd.Series(_checked_data(data), index=_checked_index(index), name=name, copy=False, dtype=data.dtype)
 
 
+@joined("index", _ANY, _ANY, weight=500)
 def _index(data: Any, name: Any) -> Any:
-    pd = importlib.import_module("pandas")
     hash(name)
-    if _data_only(data).dtype.kind == "O":
+    if _checked_data(data).dtype.kind == "O":
         check_keys(list(data))
-    return pd.Index(_data_only(data), name=name, dtype=data.dtype)
+    return importlib.import_module("pandas").Index(data, name=name, dtype=data.dtype)
 
 
+@joined("range index", (range,), _ANY, weight=200)
 def _range_index(numbers: range, name: Any) -> Any:
     hash(name)
     return importlib.import_module("pandas").RangeIndex(numbers, name=name)
 
 
-def _multi_index(levels: list[Any], codes: list[Any], names: list[Any]) -> Any:
-    pd = importlib.import_module("pandas")
-    hash(tuple(names))
-    return pd.MultiIndex([_index_only(level) for level in levels], [_data_only(code) for code in codes], names=names)
-
-
-def _index_only(index: Any) -> Any:
-    pd = importlib.import_module("pandas")
-    if not isinstance(index, pd.Index):
+def _checked_index(index: Any) -> Any:
+    if not isinstance(index, importlib.import_module("pandas").Index):
         raise TypeError("no index")
     return index
 
 
-def _data_only(data: Any) -> Any:
+def _checked_data(data: Any) -> Any:
     np, pd = importlib.import_module("numpy"), importlib.import_module("pandas")
     if not isinstance(data, (np.ndarray, pd.api.extensions.ExtensionArray)) or data.ndim != 1:
         raise TypeError("no column")
     return data
 
 
+@joined("objects", (list,), weight=50)
 def _objects(items: list[Any]) -> Any:
     array = importlib.import_module("numpy").empty(len(items), dtype=object)
     for place, item in enumerate(items):
@@ -199,65 +175,50 @@ def _objects(items: list[Any]) -> Any:
     return array
 
 
+@joined("categories", _ANY, _ANY, (bool,), weight=500)
 def _categories(codes: Any, categories: Any, ordered: bool) -> Any:
     pd = importlib.import_module("pandas")
-    return pd.Categorical.from_codes(_data_only(codes), categories=_index_only(categories), ordered=ordered)
+    return pd.Categorical.from_codes(_checked_data(codes), categories=_checked_index(categories), ordered=ordered)
 
 
+@joined("moments", _ANY, _ANY, weight=500)
 def _moments(times: Any, zone: Any) -> Any:
     pd = importlib.import_module("pandas")
-    return pd.DatetimeIndex(_data_only(times)).tz_localize("UTC").tz_convert(zone).array
+    return pd.DatetimeIndex(_checked_data(times)).tz_localize("UTC").tz_convert(zone).array
 
 
+@joined("texts", (list,), _STR, (bool,), weight=200)
 def _texts(texts: list[Any], storage: str, marks_na: bool) -> Any:
     pd = importlib.import_module("pandas")
     if storage not in {"python", "pyarrow"} or any(type(text) not in {str, _NONE} for text in texts):
         raise ValueError("no texts")
-    dtype = pd.StringDtype(storage, na_value=pd.NA if marks_na else math.nan)
-    return pd.array(texts, dtype=dtype)
+    return pd.array(texts, dtype=pd.StringDtype(storage, na_value=pd.NA if marks_na else math.nan))
 
 
+@joined("masked", _ANY, _ANY, weight=200)
 def _masked(data: Any, mask: Any) -> Any:
     pd = importlib.import_module("pandas")
     array = {"b": pd.arrays.BooleanArray, "f": pd.arrays.FloatingArray}.get(data.dtype.kind, pd.arrays.IntegerArray)
-    return array(_data_only(data), _data_only(mask))
+    return array(_checked_data(data), _checked_data(mask))
 
 
+@joined("timestamp", _ANY, _ANY)
 def _timestamp(moment: Any, zone: Any) -> Any:
-    pd = importlib.import_module("pandas")
-    np = importlib.import_module("numpy")
+    pd, np = importlib.import_module("pandas"), importlib.import_module("numpy")
     if type(moment) is not np.datetime64:
         raise TypeError("no moment")
     stamp = pd.Timestamp(moment)
     return stamp if zone is None else stamp.tz_localize("UTC").tz_convert(zone)
 
 
+@joined("time span", _ANY)
 def _time_span(span: Any) -> Any:
-    np = importlib.import_module("numpy")
-    if type(span) is not np.timedelta64:
+    if type(span) is not importlib.import_module("numpy").timedelta64:
         raise TypeError("no span")
     return importlib.import_module("pandas").Timedelta(span)
 
 
+@joined("missing", _STR)
 def _missing(name: str) -> Any:
     pd = importlib.import_module("pandas")
     return {"NaT": pd.NaT, "NA": pd.NA}[name]
-
-
-_KINDS: dict[str, tuple[str, Kind]] = {
-    "array": ("numpy", Kind((_STR, (tuple,), (bytes,)), _array, hashable=False)),
-    "scalar": ("numpy", Kind((_STR, (bytes,)), _scalar)),
-    "frame": ("pandas", Kind((_ANY, _ANY, (tuple,)), _frame, 1000, hashable=False)),
-    "series": ("pandas", Kind((_ANY, _ANY, _ANY), _series, 500, hashable=False)),
-    "index": ("pandas", Kind((_ANY, _ANY), _index, 500, hashable=False)),
-    "range index": ("pandas", Kind(((range,), _ANY), _range_index, 200, hashable=False)),
-    "multi index": ("pandas", Kind(((list,), (list,), (list,)), _multi_index, 1000, hashable=False)),
-    "objects": ("pandas", Kind(((list,),), _objects, 50, hashable=False)),
-    "categories": ("pandas", Kind((_ANY, _ANY, (bool,)), _categories, 500, hashable=False)),
-    "moments": ("pandas", Kind((_ANY, _ANY), _moments, 500, hashable=False)),
-    "texts": ("pandas", Kind(((list,), _STR, (bool,)), _texts, 200, hashable=False)),
-    "masked": ("pandas", Kind((_ANY, _ANY), _masked, 200, hashable=False)),
-    "timestamp": ("pandas", Kind((_ANY, _ANY), _timestamp)),
-    "time span": ("pandas", Kind((_ANY,), _time_span)),
-    "missing": ("pandas", Kind((_STR,), _missing)),
-}

@@ -1,10 +1,9 @@
-"""Encode and decode images without loss: uploads unchanged, others as PNG, or raw if PNG lacks the mode."""
+"""Encode and decode images of steps: uploads unchanged, others as PNG."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-import json
 import threading
 import warnings
 from collections.abc import Iterable
@@ -14,16 +13,12 @@ from typing import Any, cast
 import PIL.Image
 import PIL.ImageFile
 
-from smolsessions.core.media import StepImage, image_name
+from smolsessions.core.media import StepImage
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
-RAW = b"raw image\n"
-RAW_TYPE = "image/x-smolsessions-raw"
-_MAX_HEADER_BYTES = 16 * 1024
 _SOURCE = "smolsessions_source"
 _NAME = "smolsessions_name"
-_NAMED = "smolsessions_named"
 _DECODERS = threading.BoundedSemaphore(2)  # images decoded at a time
 _lazy_kinds: dict[type, type] = {}
 
@@ -74,7 +69,7 @@ class LazyImage(PIL.ImageFile.ImageFile):
         source: tuple[bytes, bytes | None] | None = self.info.get(_SOURCE)
         if self.undecoded is not None or source is None or source[1] != _pixels(self):
             return
-        fresh = _open(source[0])
+        fresh = image_from_bytes(source[0])
         fresh.info |= {name: value for name, value in self.info.items() if name != _SOURCE}
         vars(self).clear()
         vars(self).update(vars(fresh))
@@ -84,15 +79,18 @@ class LazyImage(PIL.ImageFile.ImageFile):
             image: PIL.Image.Image = object.__new__(type(self))
             image.__setstate__(deepcopy(self.__getstate__(), memo))
             return image
-        copied = _open(self.undecoded)
+        copied = image_from_bytes(self.undecoded)
         copied.info |= self.info
         copied.is_copy = True
         return copied
 
 
-def is_lazy(kind: type) -> bool:
-    """True for the class of an image that `image_from_bytes` returned."""
-    return any(kind is one for one in _lazy_kinds.values())
+def png_image(image: PIL.Image.Image) -> PIL.Image.Image:
+    """Return an image in a mode that PNG has. The others lose what their colours hold beyond RGB and 8 bits."""
+    if image.mode in _PNG_MODES:
+        return image
+    mode = {"La": "LA", "I": "I;16", "I;16L": "I;16", "I;16B": "I;16", "I;16N": "I;16"}.get(image.mode)
+    return image.convert(mode or ("RGBA" if image.has_transparency_data else "RGB"))
 
 
 def image_to_bytes(image: PIL.Image.Image) -> bytes:
@@ -100,28 +98,13 @@ def image_to_bytes(image: PIL.Image.Image) -> bytes:
     source: tuple[bytes, bytes | None] | None = image.info.get(_SOURCE)
     if source and (source[1] is None or source[1] == _pixels(image)):
         return source[0]
-    if image.mode in _PNG_MODES:
-        buffer = io.BytesIO()
-        image.save(buffer, "PNG")
-        return buffer.getvalue()
-    palette = image.getpalette("RGB") if image.mode == "PA" else None
-    header = json.dumps([image.mode, *image.size, palette]).encode()
-    return RAW + header + b"\n" + image.tobytes()
+    buffer = io.BytesIO()
+    png_image(image).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
-def image_from_bytes(data: bytes) -> PIL.Image.Image:
+def image_from_bytes(data: bytes) -> LazyImage:
     """Decode an image. It keeps its file until its pixels change, because a photo as PNG is ten times as large."""
-    if not data.startswith(RAW):
-        return _open(data)
-    header, _, pixels = data.removeprefix(RAW).partition(b"\n")
-    mode, width, height, palette = json.loads(header)
-    image = PIL.Image.frombytes(mode, (width, height), pixels)
-    if palette:
-        image.putpalette(palette, "RGB")
-    return image
-
-
-def _open(data: bytes) -> LazyImage:
     image: Any = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
     kind = type(image)
     made = _lazy_kinds.get(kind) or type(kind.__name__, (LazyImage, kind), {"__module__": kind.__module__})
@@ -133,12 +116,6 @@ def _open(data: bytes) -> LazyImage:
 
 def image_header(data: bytes) -> tuple[str, int, int]:
     """Return an image's media type, width and height without decoding its pixels. Raises if it is no image."""
-    if data.startswith(RAW):
-        header = data[len(RAW) : len(RAW) + _MAX_HEADER_BYTES].partition(b"\n")[0]
-        _mode, width, height, _palette = json.loads(header)
-        if type(width) is not int or type(height) is not int or min(width, height) < 1:
-            raise ValueError("no size")
-        return RAW_TYPE, width, height
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns of large images, which the caller bounds
         image = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
@@ -154,23 +131,11 @@ def is_canonical(data: bytes) -> bool:
         return image_to_bytes(image) == data
 
 
-def placeholder(data: bytes, name: str) -> PIL.Image.Image:
-    """Return a tiny image that is encoded as this data, which is a valid image of this name."""
+def placeholder(data: bytes) -> PIL.Image.Image:
+    """Return a tiny image that is encoded as this data, which is a valid image."""
     image = PIL.Image.new("1", (1, 1))
-    image.info |= {_SOURCE: (data, _pixels(image)), _NAMED: (data, name)}
+    image.info[_SOURCE] = (data, _pixels(image))
     return image
-
-
-def stored_name(image: PIL.Image.Image, data: bytes) -> str:
-    """Return the name of an encoded image. The name of a kept file is computed once."""
-    known: tuple[bytes, str] | None = image.info.get(_NAMED)
-    if known and known[0] is data:
-        return known[1]
-    name = image_name(data)
-    source: tuple[bytes, bytes] | None = image.info.get(_SOURCE)
-    if source and source[0] is data:
-        image.info[_NAMED] = (data, name)
-    return name
 
 
 def name_image(image: PIL.Image.Image, name: str) -> None:
@@ -183,18 +148,6 @@ def stored_images(images: Iterable[PIL.Image.Image] | None) -> tuple[StepImage, 
     if not images:
         return ()
     return tuple(StepImage(image.info[_NAME], image.width, image.height) for image in images if _NAME in image.info)
-
-
-def browser_image(data: bytes) -> tuple[str, bytes]:
-    """Return the media type and bytes of an image for a browser: its file, or a PNG of a raw image."""
-    if data.startswith(RAW):
-        buffer = io.BytesIO()
-        image = image_from_bytes(data)
-        (image.convert("LA") if image.mode == "La" else image).convert("RGBA").save(buffer, "PNG")
-        return "image/png", buffer.getvalue()
-    kind = PIL.Image.open(io.BytesIO(data), formats=FORMATS).get_format_mimetype()
-    assert kind, "it was read by its format before it was stored"
-    return kind, data
 
 
 def _pixels(image: PIL.Image.Image) -> bytes:

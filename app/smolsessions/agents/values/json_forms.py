@@ -23,7 +23,7 @@ from zoneinfo import ZoneInfo
 import PIL.Image
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
-from smolagents.agent_types import AgentImage, AgentText
+from smolagents.agent_types import AgentImage
 
 from smolsessions.agents.values.classes import class_name
 from smolsessions.agents.values.parts import MAX_DEPTH, MAX_NODES
@@ -47,15 +47,7 @@ _WITH_JSON_FORM = (str, int, float, bytes, enum.Enum, os.PathLike, decimal.Decim
 
 def json_form(value: Any) -> Any:
     """Return a value's JSON form, or its label. Never raises and stays bounded, whatever the value's class does."""
-    kind = type(value)
-    if kind is AgentText:
-        value, kind = str.__str__(value), str
-    if kind is str and len(value) <= MAX_CHARS and value.isascii():
-        return value
-    if kind is int and value.bit_length() <= MAX_BITS:
-        return value
-    flat = flat_form(value)
-    return _Walk().form(value, MAX_DEPTH) if flat is None else flat
+    return _Walk().form(value, MAX_DEPTH)
 
 
 class ShownForm(NamedTuple):
@@ -94,9 +86,9 @@ def is_utf8(text: str) -> bool:
 
 def label_of(value: Any) -> str:
     """Return a text that names a value's class and shows its text, in place of a value without a JSON form."""
-    kind = type(value)
-    name = class_name(kind)
+    kind, name = type(value), "object"
     try:
+        name = class_name(kind)
         if issubclass(kind, PIL.Image.Image):
             image = value.to_raw() if issubclass(kind, AgentImage) else value  # smolagents' own has no size
             return f"[image {image.width}x{image.height}]"
@@ -161,14 +153,10 @@ class Flaw(NamedTuple):
 
 def json_flaw(value: Any, *, max_chars: int | None = None, is_tree: bool = False) -> Flaw | None:
     """Return the first part of a value that JSON does not keep exactly. With `is_tree`, nothing may occur twice."""
-    if type(value) is dict or type(value) is list:
-        return _flaw_of_tree(value, math.inf if max_chars is None else max_chars, is_tree=is_tree)
-    reason = _flaw_of_scalar(value)
-    return Flaw("", reason) if reason else None
-
-
-def _flaw_of_tree(value: Any, chars_left: float, *, is_tree: bool) -> Flaw | None:
-    nodes_left = MAX_NODES
+    if type(value) is not dict and type(value) is not list:
+        reason = _flaw_of_scalar(value)
+        return Flaw("", reason) if reason else None
+    nodes_left, chars_left = MAX_NODES, math.inf if max_chars is None else max_chars
     seen: set[int] = set()
     levels: list[tuple[str, Any, int]] = [("", value, 0)]
     while levels:
@@ -180,15 +168,18 @@ def _flaw_of_tree(value: Any, chars_left: float, *, is_tree: bool) -> Flaw | Non
             return Flaw(pointer, "holds the same list or dict twice")
         seen.add(id(node))
         is_dict = type(node) is dict
-        for part, inner in node.items() if is_dict else enumerate(node):
-            if is_dict and (reason := _flaw_of_key(part)):
-                return Flaw(pointer, reason)
+        parts: Iterable[tuple[Any, Any]] = node.items() if is_dict else enumerate(node)
+        for part, inner in parts:
+            if is_dict and type(part) is not str:
+                return Flaw(pointer, "has a key that is no text")
+            if is_dict and not is_utf8(part):
+                return Flaw(pointer, "has a key with half a character")
             kind = type(inner)
             if kind is dict or kind is list:
                 levels.append((json_pointer(pointer, part), inner, depth + 1))
             elif reason := _flaw_of_scalar(inner):
                 return Flaw(json_pointer(pointer, part), reason)
-            chars_left -= (len(inner) if kind is str else 1) + (len(str(part)) if is_dict else 0)
+            chars_left -= (len(inner) if kind is str else 1) + (len(part) if is_dict else 0)
         if chars_left < 0:
             return Flaw(pointer, "is too large")
     return None
@@ -200,12 +191,6 @@ def json_pointer(pointer: str, *parts: object) -> str:
         text = utf8_text(str(part)[:_MAX_POINTER_CHARS]).replace("~", "~0").replace("/", "~1")
         pointer += f"/{text}"
     return pointer
-
-
-def _flaw_of_key(key: Any) -> str | None:
-    if type(key) is not str:
-        return "has a key that is no text"
-    return None if is_utf8(key) else "has a key with half a character"
 
 
 def _flaw_of_scalar(value: Any) -> str | None:
@@ -235,23 +220,28 @@ class _Walk:
             except BaseException:  # noqa: BLE001, S110 - see label_of
                 pass
         label = label_of(value)
-        self._note(type(value))
-        self._left -= len(label)
-        return label
-
-    def _note(self, kind: type) -> None:
-        """Note that a label stands for a value of this class. A person sees less of it then, unless it is a medium."""
-        try:
-            is_medium = issubclass(kind, MEDIA)
+        try:  # a person sees less of a value behind a label, unless it is a medium
+            is_medium = issubclass(type(value), MEDIA)
             self.is_whole &= self._left >= 0 and is_medium
             self.media += is_medium
         except BaseException:  # noqa: BLE001 - see label_of
             self.is_whole = False
+        self._left -= len(label)
+        return label
+
+    def key(self, key: Any) -> str:
+        return utf8_text(key) if type(key) is str else str(self.form(key, 1))
 
     def _form(self, value: Any, depth: int) -> Any:
         kind = type(value)
-        if kind in {str, float}:
-            return utf8_text(str(value))
+        if issubclass(kind, str):
+            return utf8_text(str.__str__(value))
+        if kind is float:
+            return str(value)
+        if issubclass(kind, BaseModel):
+            value, kind = dict(value), dict
+        elif dataclasses.is_dataclass(kind) and not issubclass(kind, (Mapping, File)):
+            value, kind = {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}, dict
         if issubclass(kind, Mapping):
             members: dict[str, Any] = {}
             for key, item in self._bounded(value.items()):
@@ -261,8 +251,13 @@ class _Walk:
             return members
         if issubclass(kind, _COLLECTIONS):
             return [self.form(item, depth - 1) for item in self._bounded(value)]
-        simpler = _simpler(value, kind)
-        return self._form(simpler, depth) if type(simpler) is dict else self.form(simpler, depth - 1)
+        if kind.__module__ == "numpy" and hasattr(kind, "tolist") and getattr(value, "size", 0) <= MAX_NODES:
+            return self.form(value.tolist(), depth - 1)
+        if type(zone := getattr(value, "tzinfo", None)) is ZoneInfo:
+            return f"{value.isoformat()}[{zone.key}]"  # RFC 9557: at another time the zone may have another offset
+        if kind is int or not issubclass(kind, _WITH_JSON_FORM):
+            raise TypeError(kind)
+        return self.form(to_jsonable_python(value, bytes_mode="base64", inf_nan_mode="strings"), depth - 1)
 
     def _bounded(self, items: Iterable[T]) -> Iterator[T]:
         for item in items:
@@ -270,22 +265,3 @@ class _Walk:
                 self.is_whole = False
                 return
             yield item
-
-    def key(self, key: Any) -> str:
-        return utf8_text(key) if type(key) is str else str(self.form(key, 1))
-
-
-def _simpler(value: Any, kind: type) -> Any:
-    if issubclass(kind, File):
-        raise TypeError(kind)  # its label, not its bytes
-    if kind.__module__ == "numpy" and hasattr(kind, "tolist") and getattr(value, "size", 0) <= MAX_NODES:
-        return value.tolist()
-    if issubclass(kind, BaseModel):
-        return dict(value)
-    if dataclasses.is_dataclass(kind):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
-    if type(zone := getattr(value, "tzinfo", None)) is ZoneInfo:
-        return f"{value.isoformat()}[{zone.key}]"  # RFC 9557: at another time the zone may have another offset
-    if kind is not int and issubclass(kind, _WITH_JSON_FORM):
-        return to_jsonable_python(value, bytes_mode="base64", inf_nan_mode="strings")
-    raise TypeError(kind)

@@ -11,7 +11,7 @@ import PIL.Image
 from smolagents.agent_types import AgentImage
 from smolagents.memory import TaskStep
 
-from smolsessions.agents.values.images import LazyImage, browser_image, image_to_bytes, stored_images
+from smolsessions.agents.values.images import LazyImage, image_to_bytes, stored_images
 from smolsessions.agents.values.json_forms import MEDIA, json_key, shown_form
 from smolsessions.agents.values.parts import MAX_DEPTH, MAX_NODES
 from smolsessions.core.attachments import File, described, encode_file
@@ -51,8 +51,14 @@ def shown_media(arguments: Any) -> tuple[tuple[ShownPart, ...], dict[str, bytes]
             "parts that cannot be shown whole: without a JSON form, too many, too deep, or with two keys of one text"
         )
     for path, part in _placed(arguments, MAX_NODES, _LISTED):
+        about: StepImage | StepFile
         try:
-            about, data, content = _encoded(part)
+            if isinstance(part, File):
+                data, content = encode_file(part), part.data
+                about = described(part, data)
+            else:
+                data = content = image_to_bytes(part)
+                about = StepImage(image_name(data), part.width, part.height)
         except Exception as error:  # Pillow fails in many ways
             raise ValueError("an image that cannot be read") from error
         stored[about.name] = data
@@ -62,15 +68,6 @@ def shown_media(arguments: Any) -> tuple[tuple[ShownPart, ...], dict[str, bytes]
     if len(shown) != form.media:  # such as in a set, or in an object of the agent's own class
         raise ValueError("an image or a file that is neither an argument nor in a list or dict")
     return tuple(shown), stored
-
-
-def _encoded(part: PIL.Image.Image | File) -> tuple[StepImage | StepFile, bytes, bytes]:
-    """Return the record of an image or a file, its bytes as stored, and those at its address."""
-    if isinstance(part, File):
-        data = encode_file(part)
-        return described(part, data), data, part.data
-    data = image_to_bytes(part)
-    return StepImage(image_name(data), part.width, part.height), data, browser_image(data)[1]
 
 
 def _placed(
@@ -116,17 +113,25 @@ def described_media(media: Sequence[PIL.Image.Image | File]) -> tuple[tuple[Step
 
 
 def drop_pixels(steps: Iterable[Any]) -> int:
-    """Drop the decoded pixels of steps, and return the size of all their images and files."""
+    """Drop the decoded pixels of steps, and return the size of all their images and files.
+
+    Images inside an output are left alone, since it may be large.
+    """
     held: dict[int, int] = {}
     for step in steps:
-        for image in _images_of(step):
+        output = getattr(step, "action_output", None)
+        images = [*(getattr(step, "task_images", None) or ()), *(getattr(step, "observations_images", None) or ())]
+        if issubclass(type(output), PIL.Image.Image) and (raw := raw_image(cast("PIL.Image.Image", output))):
+            images.append(raw)
+        for image in images:
             if isinstance(image, LazyImage):
                 image.drop_pixels()
             data = getattr(image, "undecoded", None)
-            held[id(data or image)] = (
-                len(data) if data else 4 * getattr(image, "width", 0) * getattr(image, "height", 0)
-            )
-        held |= {id(file): len(file.data) for file in _files_of(step)}
+            size = len(data) if data else 4 * getattr(image, "width", 0) * getattr(image, "height", 0)
+            held[id(data or image)] = size
+        held |= {id(file): len(file.data) for file in attached_files(step)}
+        if isinstance(output, File):
+            held[id(output)] = len(output.data)
     return sum(held.values())
 
 
@@ -136,22 +141,6 @@ def holds_media(step: Any) -> bool:
         return bool(getattr(step, "task_images", None) or getattr(step, _FILES, None))
     shown = getattr(step, "observations_images", None)
     return bool(shown) or issubclass(type(getattr(step, "action_output", None)), MEDIA)
-
-
-def _images_of(step: Any) -> Iterable[PIL.Image.Image]:
-    """Yield the images of a step, except those inside its output, which may be large."""
-    yield from getattr(step, "task_images", None) or ()
-    yield from getattr(step, "observations_images", None) or ()
-    output = getattr(step, "action_output", None)
-    if output is not None and issubclass(type(output), PIL.Image.Image) and (raw := raw_image(output)):
-        yield raw
-
-
-def _files_of(step: Any) -> Iterable[File]:
-    yield from attached_files(step)
-    output = getattr(step, "action_output", None)
-    if issubclass(type(output), File):
-        yield cast("File", output)
 
 
 def stored_files(files: Iterable[File]) -> tuple[StepFile, ...]:

@@ -1,10 +1,12 @@
-"""Limits, the parts of composed values, and the check of keys for encoder and decoder."""
+"""Limits of encoded values, and the types of values that are made of parts."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+Make = TypeVar("Make", bound=Callable[..., Any])
 
 MAX_BYTES = 64 * 1024 * 1024
 MAX_NODES = 1_000_000
@@ -14,15 +16,15 @@ MAX_SAME_HASH = 50
 SET_WEIGHT = 2  # in nodes, of an empty one
 
 
-class Parts(NamedTuple):
-    """A value split into parts. Each part is a value with an encoding, or Parts itself."""
+class Composite(NamedTuple):
+    """A value split into parts. Each part is a value with an encoding, or a `Composite` itself."""
 
     kind: str
     parts: tuple[Any, ...]
 
 
 class Declared(NamedTuple):
-    """Fields of an instance of a carried class, or the name of an enum's member."""
+    """Fields of an instance of a declared class, or the name of an enum's member."""
 
     name: str
     content: dict[str, Any] | str
@@ -34,7 +36,19 @@ class Kind(NamedTuple):
     parts: tuple[tuple[type, ...], ...]
     make: Callable[..., Any]
     weight: int = 10  # in nodes, for its time and memory
-    hashable: bool = True
+
+
+KINDS: dict[str, Kind] = {}
+
+
+def joined(name: str, *parts: tuple[type, ...], weight: int = 10) -> Callable[[Make], Make]:
+    """Decorate the function that joins the parts of a kind."""
+
+    def register(make: Make) -> Make:
+        KINDS[name] = Kind(parts, make, weight)
+        return make
+
+    return register
 
 
 def check_keys(keys: Collection[Any]) -> None:
