@@ -95,7 +95,7 @@ def test_a_value_that_json_would_change_is_named_with_the_reason_and_gone(expres
     assert set(portable.variables[""]["gone"]) == reasons.keys()
     imported = taken_in(document_of(portable)).variables
     assert values_in(imported) == {"good": 1}
-    assert set(json.loads(imported[":gone"])) == reasons.keys()
+    assert set(json.loads(imported[":lost"])) == reasons.keys()
 
 
 BLOCKS: list[tuple[str, str, str, dict[str, Any]]] = [
@@ -143,8 +143,8 @@ def test_agents_states_and_tools_states_come_back_and_what_is_no_json_is_named()
         ":tool:notes": dumps(["a", {"b": None}]),
         ":tool:bag": dumps({1, 2}),
         ":reset:other": b"1",
-        ":gone": b'["old"]',
-        ":told": b'["old"]',
+        ":lost": b'["old"]',
+        ":reported": b'["old"]',
         "helper:state": dumps({"x": dumps(1)}),
     }
     portable = exported(variables=pieces)
@@ -164,10 +164,10 @@ def test_agents_states_and_tools_states_come_back_and_what_is_no_json_is_named()
     imported = taken_in(document_of(portable), {**CODE, "helper": ImportTarget(None, frozenset())}).variables
     assert loads(loads(imported[":state"])["count"]) == {"a": [1, 2.5]}
     assert loads(imported[":tool:notes"]) == ["a", {"b": None}]
-    assert {name: imported[name] for name in (":reset:bag", ":gone", ":told")} == {
+    assert {name: imported[name] for name in (":reset:bag", ":lost", ":reported")} == {
         ":reset:bag": b"1",
-        ":gone": b'["old"]',
-        ":told": b'["old"]',
+        ":lost": b'["old"]',
+        ":reported": b'["old"]',
     }
     assert export_variables(imported, reader().read)[0] == portable.variables
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import copy
 import importlib
-import select
 import socket
-import sys
 import threading
-from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Self
 
 from smolagents import local_python_executor as interpreter
@@ -23,7 +21,6 @@ from smolsessions.agents.sandbox.guard import tool_stub
 from smolsessions.agents.sandbox.json_export import json_answers
 from smolsessions.agents.sandbox.limits import MB, CodeLimits
 from smolsessions.agents.sandbox.seeding import RANDOM_CHUNK, RandomGenerators
-from smolsessions.agents.sandbox.variable_chunks import pack_chunks, unpack_chunks
 from smolsessions.agents.sandbox.variables import Variables, use_state
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
 from smolsessions.agents.values.json_forms import json_form, utf8_text
@@ -39,10 +36,6 @@ def serve(sock: socket.socket, confinement: Confinement) -> None:
     channel = Channel(sock, 2**31)
     confinement.drop_rights()
     try:
-        arrived = select.poll()
-        arrived.register(sock, select.POLLIN)
-        if not arrived.poll(0):
-            warm_up(1)  # the model still thinks: take the pages of memory that the first block changes
         setup = channel.receive()
         limits = CodeLimits(**setup["limits"])
         if "export" in setup:
@@ -67,7 +60,7 @@ def warm_up(times: int) -> None:
         "imports": [],
         "authorized": [],
         "tools": [],
-        "variables": pack_chunks({}),
+        "variables": {},
     }
     setup |= {"inputs": {}, "inputs_are_new": True, "dropped": [], "logs": "", "limits": asdict(limits)}
     with ours, theirs:
@@ -105,7 +98,9 @@ class _CodeRunner:
     def __init__(self, channel: Channel, setup: dict[str, Any], limits: CodeLimits) -> None:
         self._channel = channel
         self._running = False
-        self._stored_classes = tuple(_classes(setup["stored_classes"]))
+        self._stored_classes = tuple(
+            getattr(importlib.import_module(module), name) for module, name in setup["stored_classes"]
+        )
         self._executor = copy.copy(_EXECUTOR)
         self._executor.state, self._executor.custom_tools = dict(_EXECUTOR.state), {}
         self._executor.max_print_outputs_length = setup["max_print"]
@@ -113,7 +108,10 @@ class _CodeRunner:
         self._executor.authorized_imports = setup["authorized"]  # in the parent's order, which error sentences show
         self._state = use_state(self._executor)
         interpreter.PrintContainer = lambda: _Prints(channel, setup["max_print"])  # type: ignore[assignment, misc]
-        tools: dict[str, Any] = {name: self._stub(name, description) for name, description in setup["tools"]}
+        tools: dict[str, Any] = {
+            name: tool_stub(name, partial(self._call, name), {"description": description})
+            for name, description in setup["tools"]
+        }
         self._executor.send_tools(tools)
         self._max_bytes = limits.output_bytes
         self._inputs: dict[str, tuple[Any, bytes]] = {}
@@ -124,7 +122,7 @@ class _CodeRunner:
         new_inputs = setup["inputs_are_new"]
         if not new_inputs:  # an earlier process had the same inputs: variables that replaced them win
             self._set_inputs(setup["inputs"])
-        chunks = unpack_chunks(setup["variables"])
+        chunks = setup["variables"]
         self._generators = RandomGenerators(chunks.pop(RANDOM_CHUNK, b""))
         lost = self._variables.load(chunks)
         if new_inputs:
@@ -141,16 +139,6 @@ class _CodeRunner:
         self._executor.send_variables(values)
         self._variables.exclude(values)
 
-    def _changed_inputs(self) -> dict[str, bytes]:
-        """Return the inputs that the code changed in place. In the agent's own process they were the same objects."""
-        changed = {}
-        for name, (value, known) in self._inputs.items():
-            data = dumps_lossy(value, self._stored_classes)
-            if data != known:
-                changed[name] = data
-                self._inputs[name] = (value, data)
-        return changed
-
     def run(self, request: dict[str, Any]) -> None:
         """Run a code block and send its result."""
         if "inputs" in request:
@@ -160,19 +148,8 @@ class _CodeRunner:
         self.send_result(request["code"])
 
     def send_result(self, code: str) -> None:
-        self._running = True
-        try:
-            result = self._execute(code)
-        finally:
-            self._running = False
-            CLOCKS.end_block()
-        logs = self._executor.state.get("_print_outputs")
-        result |= self._save()
-        result |= {"logs": str(logs) if logs is not None else "", "dropped": sorted(self._state.dropped)}
-        self._channel.send(result)
-
-    def _execute(self, code: str) -> dict[str, Any]:
         output, text, is_final, error = None, "None", False, None
+        self._running = True
         try:
             result = self._executor(code)
             encoded = dumps_lossy(result.output, self._stored_classes, max_bytes=self._max_bytes)
@@ -183,29 +160,45 @@ class _CodeRunner:
         except BaseException as raised:  # noqa: BLE001 - `exit` and the like must not end this process
             reason = f"{type(raised).__name__}: {raised}".rstrip(": ")
             error = f"Code execution failed due to: {reason}. To end with an answer, call final_answer."
-        return {"output": output, "text": text, "final": is_final, "error": error}
+        finally:
+            self._running = False
+            CLOCKS.end_block()
+        logs = self._executor.state.get("_print_outputs")
+        message = {"output": output, "text": text, "final": is_final, "error": error, **self._save()}
+        message |= {"logs": str(logs) if logs is not None else "", "dropped": sorted(self._state.dropped)}
+        self._channel.send(message)
 
     def _save(self) -> dict[str, Any]:
         try:
             random_states = self._generators.end_block()
             saved = self._variables.save()
+            inputs = {}  # that the code changed in place: in the agent's own process they were the same objects
+            for name, (value, known) in self._inputs.items():
+                data = dumps_lossy(value, self._stored_classes)
+                if data != known:
+                    inputs[name] = data
+                    self._inputs[name] = (value, data)
             if dropped := self._state.dropped:
                 dropped -= {*self._state.keys(), *self._executor.custom_tools}
             self._state.dropped = dropped | {*saved.dropped}
-            changed = saved.changed | random_states
-            return {"changed": changed, "removed": saved.removed, "inputs": self._changed_inputs(), "full": False}
         except MemoryError:
             return {"changed": {}, "removed": [], "inputs": {}, "full": True}
+        changed = saved.changed | random_states
+        return {"changed": changed, "removed": saved.removed, "inputs": inputs, "full": False}
 
-    def _stub(self, name: str, description: str) -> Callable[..., Any]:
-        return tool_stub(name, lambda *args, **kwargs: self._call(name, args, kwargs), {"description": description})
-
-    def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a tool in the parent."""
         is_answer = name == "final_answer"
         if not self._running:
             raise InterpreterError(f"The tool `{name}` can be called by a code block alone.")
-        message: dict[str, Any] = {"call": name, "arguments": self._encoded(args, kwargs, allow_json=is_answer)}
+        try:
+            arguments = dumps([list(args), kwargs], self._stored_classes, max_bytes=self._max_bytes)
+        except CodecError:
+            if not is_answer:
+                raise
+            named = {key: json_form(value) for key, value in kwargs.items()}
+            arguments = dumps([[json_form(value) for value in args], named], max_bytes=self._max_bytes)
+        message: dict[str, Any] = {"call": name, "arguments": arguments}
         if not is_answer and (readings := CLOCKS.take()):
             message["clock"] = readings
         self._channel.send(message)
@@ -217,19 +210,3 @@ class _CodeRunner:
             if reply["returned"] == dumps_lossy(answer, self._stored_classes):
                 return answer  # the object itself, even if only its label could cross
         return loads(reply["returned"], self._stored_classes)
-
-    def _encoded(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, allow_json: bool) -> bytes:
-        """Encode a call's arguments. With `allow_json`, values that cannot cross become JSON or a label."""
-        try:
-            return dumps([list(args), kwargs], self._stored_classes, max_bytes=self._max_bytes)
-        except CodecError:
-            if not allow_json:
-                raise
-        named = {name: json_form(value) for name, value in kwargs.items()}
-        return dumps([[json_form(value) for value in args], named], max_bytes=self._max_bytes)
-
-
-def _classes(names: Iterable[list[str]]) -> Iterable[type]:
-    for module, name in names:
-        importlib.import_module(module)
-        yield getattr(sys.modules[module], name)

@@ -6,11 +6,12 @@ cloudpickle calls the hooks, and gives each class a random id, so that unchanged
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import sys
 import types
 from collections import namedtuple
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from smolagents.local_python_executor import create_function
@@ -42,23 +43,31 @@ def is_made_here(kind: type) -> bool:
     return found is not kind and (getattr(scope, "__file__", None) or "").endswith(".py")
 
 
-def binds(name: str, value: Any) -> bool:
+def is_named_class(name: str, value: Any) -> bool:
     """Return whether this is a class made here and bound to its own name, by which other chunks may refer to it."""
     return issubclass(type(value), type) and _CLASS_NAME(value) == name and is_made_here(value)
 
 
-def class_parts(kind: type, is_settled: Callable[[Any], bool]) -> Any:
+def class_parts(kind: type, is_self_contained: Callable[[Any], bool]) -> Any:
     """Return the parts that create a class, and those that are set afterwards, since they may refer to it.
 
-    Settled functions are set at once: an instance in a set that the class holds needs its `__hash__`.
+    Functions that capture nothing are set at once: an instance in a set that the class holds needs its `__hash__`.
     """
     namespace = _CLASS_DICT(kind)
     name, bases, module = _CLASS_NAME(kind), _CLASS_BASES(kind), namespace.get("__module__")
     if bases == (tuple,) and "_field_defaults" in namespace:
         return _named_tuple, (name, namespace["_fields"], namespace["_field_defaults"], module)
     if issubclass(kind, enum.Enum):
-        return _enum, (type(kind), name, bases, _enum_namespace(namespace, module))
-    made = {key: value for key, value in namespace.items() if key in {"__module__", "__slots__"} or is_settled(value)}
+        members = {name: member._value_ for name, member in namespace["_member_map_"].items()}
+        written = {
+            key: value
+            for key, value in namespace.items()
+            if type(value) is types.FunctionType and value.__code__.co_filename == _INTERPRETER
+        }
+        return _enum, (type(kind), name, bases, {"__module__": module, **written, **members})
+    made = {
+        key: value for key, value in namespace.items() if key in {"__module__", "__slots__"} or is_self_contained(value)
+    }
     rest = {
         key: value
         for key, value in namespace.items()
@@ -93,16 +102,6 @@ def _named_tuple(name: str, fields: tuple[str, ...], defaults: Attributes, modul
     return namedtuple(name, fields, defaults=tuple(defaults.values()), module=module)  # noqa: PYI024
 
 
-def _enum_namespace(namespace: Mapping[str, Any], module: str | None) -> Attributes:
-    members = {name: member._value_ for name, member in namespace["_member_map_"].items()}
-    written = {name: value for name, value in namespace.items() if _is_interpreted(value)}
-    return {"__module__": module, **written, **members}
-
-
-def _is_interpreted(value: Any) -> bool:
-    return type(value) is types.FunctionType and value.__code__.co_filename == _INTERPRETER
-
-
 def _enum(metaclass: Any, name: str, bases: tuple[type, ...], written: Attributes) -> Any:
     namespace = metaclass.__prepare__(name, bases)
     for key, value in written.items():
@@ -124,13 +123,12 @@ def instance_parts(obj: Any) -> Any:
 
 
 def _attributes(obj: Any) -> tuple[Attributes | None, Attributes | None]:
-    slots = {
-        name: member.__get__(obj)
-        for base in _CLASS_MRO(type(obj))
-        if "__slots__" in _CLASS_DICT(base)
-        for name, member in _CLASS_DICT(base).items()
-        if type(member) is types.MemberDescriptorType and _has(member, obj)
-    }
+    slots = {}
+    for base in _CLASS_MRO(type(obj)):
+        for name, member in _CLASS_DICT(base).items() if "__slots__" in _CLASS_DICT(base) else ():
+            if type(member) is types.MemberDescriptorType:
+                with contextlib.suppress(AttributeError):  # it was never set
+                    slots[name] = member.__get__(obj)
     return _own_dict(obj), slots or None
 
 
@@ -141,14 +139,6 @@ def _own_dict(obj: Any) -> Attributes | None:
         if type(descriptor) is types.GetSetDescriptorType:
             return descriptor.__get__(obj)  # type: ignore[no-any-return]
     return None
-
-
-def _has(member: Any, obj: Any) -> bool:
-    try:
-        member.__get__(obj)
-    except AttributeError:
-        return False
-    return True
 
 
 def _instance(kind: type) -> Any:

@@ -13,7 +13,7 @@ import struct
 import time
 from collections.abc import Callable
 from datetime import date, datetime, tzinfo
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from smolagents import local_python_executor as interpreter
 
@@ -75,7 +75,11 @@ class ClockLog:
 
     def add(self, readings: Any) -> None:
         """Journal new readings. Raises `MisbehavedError`, since model-written code may have forged them."""
-        if not _is_valid(readings) or _bytes_of(self._readings) + _bytes_of(readings) > MAX_READINGS * READING_BYTES:
+        is_valid = type(readings) is dict and all(
+            clock in _CLOCKS and type(data) is bytes and data and len(data) % READING_BYTES == 0
+            for clock, data in readings.items()
+        )
+        if not is_valid or _bytes_of(self._readings) + _bytes_of(readings) > MAX_READINGS * READING_BYTES:
             raise MisbehavedError("readings of clocks are invalid")
         boot = self._boot or _boot()
         self._append(boot, readings)
@@ -97,7 +101,10 @@ class Clocks:
 
     def begin_block(self, request: dict[str, Any]) -> None:
         """Begin to record. `request` is that of the block's `ClockLog`."""
-        known = {clock: _unpack(data) for clock, data in request.get("readings", {}).items()}
+        known: dict[str, tuple[int, ...]] = {
+            clock: struct.unpack(f"<{len(data) // READING_BYTES}q", data)
+            for clock, data in request.get("readings", {}).items()
+        }
         self._known = {clock: iter(known.get(clock, ())) for clock in _CLOCKS}
         self._floors = {clock: max(readings) for clock, readings in known.items() if clock != WALL}
         # Monotonic clocks of two machines differ by the times of their boots.
@@ -145,8 +152,19 @@ class Clocks:
         for function in self._functions():
             _name(function, "time", function.__name__)
             setattr(time, function.__name__, function)
-        for kind, method in ((datetime, self._now), (datetime, self._utcnow), (date, self._today)):
-            _replace_method(kind, method)
+
+        def now(kind: type[datetime], tz: tzinfo | None = None) -> datetime:
+            return cast("datetime", _FROM_TIMESTAMP.__get__(None, kind)(self._seconds(), tz))
+
+        def utcnow(kind: type[datetime]) -> datetime:
+            return cast("datetime", _FROM_UTC_TIMESTAMP.__get__(None, kind)(self._seconds()))
+
+        def today(kind: type[date]) -> date:
+            return kind.fromtimestamp(self._seconds())
+
+        _replace_method(datetime, now)
+        _replace_method(datetime, utcnow)
+        _replace_method(date, today)
         # An import reads clocks (numpy, pandas), unless this process has imported the module before.
         interpreter.evaluate_import = self.unrecorded(interpreter.evaluate_import)
 
@@ -193,17 +211,6 @@ class Clocks:
         seconds.__name__, nanoseconds.__name__ = clock, f"{clock}_ns"
         return seconds, nanoseconds
 
-    def _now(self, kind: type[datetime], tz: tzinfo | None = None) -> datetime:
-        now: datetime = _FROM_TIMESTAMP.__get__(None, kind)(self._seconds(), tz)
-        return now
-
-    def _utcnow(self, kind: type[datetime]) -> datetime:
-        now: datetime = _FROM_UTC_TIMESTAMP.__get__(None, kind)(self._seconds())
-        return now
-
-    def _today(self, kind: type[date]) -> date:
-        return kind.fromtimestamp(self._seconds())
-
     def _seconds(self) -> float:
         """Return the time in whole microseconds, rounded down as Python does."""
         return self.read(WALL) // 1000 / 1_000_000
@@ -227,10 +234,9 @@ def _replace_method(kind: type, method: Callable[..., Any]) -> None:
     def replaced(kind: type, *args: Any, **kwargs: Any) -> Any:
         return method(kind, *args, **kwargs)
 
-    name = method.__name__.removeprefix("_")
-    _name(replaced, kind.__module__, f"{kind.__name__}.{name}")
+    _name(replaced, kind.__module__, f"{kind.__name__}.{method.__name__}")
     (names,) = gc.get_referents(vars(kind))
-    names[name] = classmethod(replaced)
+    names[method.__name__] = classmethod(replaced)
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
 
 
@@ -244,16 +250,5 @@ def _boot() -> int:
     return _CLOCKS[WALL]() - _CLOCKS["monotonic"]()
 
 
-def _unpack(data: bytes) -> tuple[int, ...]:
-    return struct.unpack(f"<{len(data) // READING_BYTES}q", data)
-
-
 def _bytes_of(readings: dict[str, bytes]) -> int:
     return sum(map(len, readings.values()))
-
-
-def _is_valid(readings: Any) -> bool:
-    return type(readings) is dict and all(
-        clock in _CLOCKS and type(data) is bytes and data and len(data) % READING_BYTES == 0
-        for clock, data in readings.items()
-    )

@@ -76,69 +76,56 @@ def _finish(tool: Any, *args: Any, **kwargs: Any) -> Any:
 class Pickler(cloudpickle.Pickler):
     """Pickles values for an `Unpickler` in another process, with another scope."""
 
-    def __init__(self, file: Any, scope: Scope) -> None:
+    def __init__(self, file: Any, scope: Scope, class_names: Mapping[int, str]) -> None:
+        """Classes whose `id` is in `class_names` are only named: the reader has them already."""
         super().__init__(file, protocol=PROTOCOL)  # type: ignore[no-untyped-call]
+        self.file = file
         self._scope = scope
-        self._class_names: Mapping[int, str] = {}
-        self.made_here: set[int] = set()
-        """Ids of the functions and classes in the last object that model-written code made."""
-        self.needs: set[str] = set()
-        """Names of the classes that the last object refers to."""
-        self.is_plain = True
-        """True if the last object consists of exact builtin data, which runs no code when it loads."""
-
-    def write(self, obj: Any, class_names: Mapping[int, str]) -> None:
-        """Pickle one object. Classes whose `id` is in `class_names` are only named: the reader has them already."""
-        self.clear_memo()
-        self.globals_ref.clear()
-        self.made_here.clear()
-        self.needs.clear()
-        self.is_plain = True
         self._class_names = class_names
-        pickle.Pickler.dump(self, obj)
+        self.made_here: set[int] = set()
+        """Ids of the functions and classes that model-written code made."""
+        self.needs: set[str] = set()
+        """Names of the classes that the values refer to."""
 
     def reducer_override(self, obj: Any) -> Any:
-        self.is_plain = False
         kind = type(obj)
         if id(obj) in self._scope.tool_names:
             return _bare_tool, (self._scope.tool_names[id(obj)],)
         if kind is types.FunctionType:
             return self._function(obj)
-        if issubclass(kind, type):
-            return self._class(obj)
         if kind is types.ModuleType:
             return _module, (_authorized(obj.__name__, self._scope),)
-        return _parts(obj, kind)
+        if not issubclass(kind, type):
+            return _object_parts(obj, kind)
+        if not is_made_here(obj):
+            return super().reducer_override(obj)  # type: ignore[no-untyped-call]
+        if name := self._class_names.get(id(obj)):
+            self.needs.add(name)
+            return _bound_class, (name,)
+        self.made_here.add(id(obj))
+        return class_parts(obj, lambda value: _is_self_contained(value, self._scope))
 
     def _function(self, function: types.FunctionType) -> Any:
         code = function.__code__
-        if code is _FUNCTION or code is _LAMBDA:
-            return self._interpreted(function)
         if code is _TOOL:
             cells = _cells(function)
             return _tool, (next(str(name) for name, tool in cells["static_tools"].items() if tool is cells["func"]),)
+        if code is _FUNCTION or code is _LAMBDA:
+            self.made_here.add(id(function))
+            cells = _cells(function)
+            state = cells["state"]
+            source, names = _source_and_names(cells["func_def"] if "func_def" in cells else cells["lambda_expression"])
+            is_global = state is self._scope.state
+            captured = None if is_global else {name: state[name] for name in names if name in state}
+            own = {name: value for name, value in vars(function).items() if name not in _SET_BY_SMOLAGENTS}
+            return _function, (source, is_global), (captured, own), None, None, _fill_function
         if code.co_filename == _FUNCTION.co_filename and "<locals>" in function.__qualname__:
             raise pickle.PicklingError("a function of the interpreter's own stays with its process")
-        return _with_modules_by_name(super().reducer_override(function))  # type: ignore[no-untyped-call]
-
-    def _interpreted(self, function: types.FunctionType) -> Any:
-        self.made_here.add(id(function))
-        cells = _cells(function)
-        state = cells["state"]
-        source, names = _source_and_names(cells["func_def"] if "func_def" in cells else cells["lambda_expression"])
-        is_global = state is self._scope.state
-        captured = None if is_global else {name: state[name] for name in names if name in state}
-        own = {name: value for name, value in vars(function).items() if name not in _SET_BY_SMOLAGENTS}
-        return _function, (source, is_global), (captured, own), None, None, _fill_function
-
-    def _class(self, kind: type) -> Any:
-        if not is_made_here(kind):
-            return super().reducer_override(kind)  # type: ignore[no-untyped-call]
-        if id(kind) in self._class_names:
-            self.needs.add(self._class_names[id(kind)])
-            return _bound_class, (self._class_names[id(kind)],)
-        self.made_here.add(id(kind))
-        return class_parts(kind, lambda value: is_settled(value, self._scope))
+        parts = super().reducer_override(function)  # type: ignore[no-untyped-call]
+        if isinstance(parts, tuple):
+            found = parts[2][1]["__globals__"]
+            found.update({name: _RealModule(m.__name__) for name, m in found.items() if type(m) is types.ModuleType})
+        return parts
 
 
 class Unpickler(pickle.Unpickler):
@@ -154,8 +141,8 @@ class Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def is_settled(value: Any, scope: Scope) -> bool:
-    """Return whether a function always has the same bytes: it captures nothing, and nothing was set on it."""
+def _is_self_contained(value: Any, scope: Scope) -> bool:
+    """Return whether this is a function of the code that captures nothing and has no attributes."""
     return (
         type(value) is types.FunctionType
         and (value.__code__ is _FUNCTION or value.__code__ is _LAMBDA)
@@ -220,14 +207,7 @@ class _RealModule:
         return import_module, (self.name,)
 
 
-def _with_modules_by_name(parts: Any) -> Any:
-    if isinstance(parts, tuple):
-        names = parts[2][1]["__globals__"]
-        names.update({name: _RealModule(m.__name__) for name, m in names.items() if type(m) is types.ModuleType})
-    return parts
-
-
-def _parts(obj: Any, kind: type) -> Any:
+def _object_parts(obj: Any, kind: type) -> Any:
     if kind in (types.MethodType, types.BuiltinMethodType):
         return _method(obj)
     if kind is types.CodeType:
@@ -235,18 +215,13 @@ def _parts(obj: Any, kind: type) -> Any:
     if issubclass(kind, io.TextIOWrapper):
         raise pickle.PicklingError("an open file stays with its process")
     numpy = sys.modules.get("numpy")
-    if numpy is not None and kind is numpy.ndarray:
-        return _view_parts(obj)
-    return instance_parts(obj) if is_made_here(kind) else NotImplemented
-
-
-def _view_parts(array: Any) -> Any:
-    """Keep a view a view of its array."""
-    base = array.base
-    if type(base) is not type(array) or array.dtype.hasobject:
+    if numpy is None or kind is not numpy.ndarray:
+        return instance_parts(obj) if is_made_here(kind) else NotImplemented
+    base = obj.base
+    if type(base) is not kind or obj.dtype.hasobject:
         return NotImplemented
-    offset = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
-    return _view, (base, array.dtype, array.shape, offset, array.strides)
+    offset = obj.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+    return _view, (base, obj.dtype, obj.shape, offset, obj.strides)  # a view stays a view of its array
 
 
 def _view(base: Any, dtype: Any, shape: tuple[int, ...], offset: int, strides: tuple[int, ...]) -> Any:

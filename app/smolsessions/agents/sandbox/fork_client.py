@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import queue
 import signal
 import socket
 import subprocess
@@ -76,7 +75,6 @@ class ForkClient:
         self._level: Level | None = None
         self._lock = threading.Lock()
         self._early = ThreadPoolExecutor(_AT_ONCE, "code-fork")
-        self._spare = queue.Queue["Future[ChildProcess]"](1)
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._is_closed = False
@@ -100,52 +98,33 @@ class ForkClient:
         ours, theirs = socket.socketpair()
         try:
             with theirs, self._lock:
-                return ChildProcess(ours, self._fork_or_restart(theirs))
+                try:
+                    return ChildProcess(ours, self._fork(theirs))
+                except OSError as error:
+                    if self._is_closed or isinstance(error, RefusedError):
+                        raise
+                    log.warning("the fork server has ended; starting another", extra={"action": "fork_server.lost"})
+                    self._stop()
+                    return ChildProcess(ours, self._fork(theirs))
         except OSError:
             ours.close()
             raise
 
     def fork_early(self) -> Future[ChildProcess] | None:
-        """Take the spare process, or fork one in a thread. Returns None after `close`."""
-        with contextlib.suppress(queue.Empty):
-            spare = self._spare.get_nowait()
-            if not spare.done() or not spare.exception():
-                return spare
+        """Fork a process in a thread. Returns None after `close`."""
         with contextlib.suppress(RuntimeError):
             return self._early.submit(self.fork)
         return None
-
-    def keep_spare(self, unused: Future[ChildProcess] | None) -> None:
-        """Keep one process for a later turn: an unused one, which got no message, or else a new one."""
-        if spare := unused or (None if self._spare.full() else self.fork_early()):
-            try:
-                self._spare.put_nowait(spare)
-            except queue.Full:
-                _discard(spare)
 
     def close(self) -> None:
         """End the server and with it every process. No other is started."""
         self._is_closed = True
         self._early.shutdown(wait=False, cancel_futures=True)
-        with contextlib.suppress(queue.Empty):
-            _discard(self._spare.get_nowait())
         if control := self._control:
             with contextlib.suppress(OSError):
                 control.shutdown(socket.SHUT_RDWR)  # ends the wait of a thread that holds the lock
         with self._lock:
             self._stop()
-
-    def _fork_or_restart(self, theirs: socket.socket) -> ProcessGroup:
-        try:
-            return self._fork(theirs)
-        except RefusedError:
-            raise
-        except OSError:
-            if self._is_closed:
-                raise
-            log.warning("the fork server has ended; starting another", extra={"action": "fork_server.lost"})
-            self._stop()
-            return self._fork(theirs)
 
     def _fork(self, theirs: socket.socket) -> ProcessGroup:
         self._await_level()
@@ -168,8 +147,11 @@ class ForkClient:
         if level not in get_args(Level):
             raise OSError("the fork server has ended")
         self._level = cast("Level", level)
-        _log_level(self._level)
-        if self._must_confine and self._level not in CONFINED:
+        is_safe = self._level in CONFINED
+        grade, advice = (logging.INFO, "") if is_safe else (logging.WARNING, "; docs/security.md says what to do")
+        means = _MEANS[self._level]
+        log.log(grade, "model-written code is confined by %s%s", means, advice, extra={"action": "code.confined"})
+        if self._must_confine and not is_safe:
             self._stop()
             raise RefusedError("no process for code may be forked without confinement")
 
@@ -210,12 +192,9 @@ class ForkClient:
         self._level = None
 
 
-def _log_level(level: Level) -> None:
-    grade, advice = (logging.INFO, "") if level in CONFINED else (logging.WARNING, "; docs/security.md says what to do")
-    log.log(grade, "model-written code is confined by %s%s", _MEANS[level], advice, extra={"action": "code.confined"})
+def discard(early: Future[ChildProcess]) -> None:
+    """End a process that was forked early, or is about to be."""
 
-
-def _discard(early: Future[ChildProcess]) -> None:
     def kill(early: Future[ChildProcess]) -> None:
         if not early.exception():
             early.result().kill()

@@ -51,22 +51,20 @@ class _Server:
 
     def serve(self) -> None:
         try:
-            with contextlib.suppress(ConnectionError):  # the service was killed
-                self._answer_requests()
+            while True:
+                request, fds, _, _ = socket.recv_fds(self._control, 64, 1)
+                if not request:
+                    return
+                if fds:
+                    self._fork(fds[0])
+                    os.close(fds[0])
+                else:
+                    self._control.send(b"too many open files")
+        except ConnectionError:  # the service was killed
+            pass
         finally:
             for group in self._forked:
                 group.kill()
-
-    def _answer_requests(self) -> None:
-        while True:
-            request, fds, _, _ = socket.recv_fds(self._control, 64, 1)
-            if not request:
-                return
-            if fds:
-                self._fork(fds[0])
-                os.close(fds[0])
-            else:
-                self._control.send(b"too many open files")
 
     def _fork(self, fd: int) -> None:
         self._forked = [group for group in self._forked if group.is_alive()]
@@ -93,19 +91,14 @@ class _Server:
             for group in self._forked:
                 group.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _silence()
+            null = os.open(os.devnull, os.O_RDWR)  # model-written code must not write to the service's log
+            for number in range(3):
+                os.dup2(null, number)
+            os.close(null)
             child.serve(socket.socket(fileno=fd), self._confinement)
             status = 0
         finally:
             os._exit(status)
-
-
-def _silence() -> None:
-    """Keep model-written code from writing to the service's log."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):
-        os.dup2(null, number)
-    os.close(null)
 
 
 if __name__ == "__main__":

@@ -107,7 +107,12 @@ def check(result: Any, static_tools: Any = None, authorized_imports: list[str] |
     _smolagents_check(result, static_tools, imports)
     if issubclass(kind, _FUNCTIONS):
         _check_module(result.__module__, _DANGEROUS, imports)
-        _check_function(result, imports)
+        # Functions of the interpreter and the service run code or read attributes without these checks.
+        module, name = result.__module__, result.__qualname__
+        is_own = type(module) is str and module != __name__ and module.partition(".")[0] in _HOSTS
+        is_hidden = is_own and "." not in name and name not in _OF_CODE
+        if result in _COPIERS or (is_hidden and not interpreter.check_import_authorized(module, imports)):
+            raise InterpreterError(f"Forbidden access to function: {name}")
     elif issubclass(kind, type):
         _check_module(_MODULE_OF(kind), {_C_TYPES}, imports)
         _check_module(_MODULE_OF(result), _DANGEROUS, imports)
@@ -122,16 +127,6 @@ def _check_module(module: Any, dangerous: Collection[str], imports: list[str]) -
     public = {"posix": "os", _C_TYPES: "ctypes"}.get(module, module)
     if not any(interpreter.check_import_authorized(name, imports) for name in (module, public)):
         raise InterpreterError(f"Forbidden access to an object of the module {public}")
-
-
-def _check_function(function: Any, imports: list[str]) -> None:
-    """Refuse functions of the interpreter and the service, which run code or read attributes without these checks."""
-    module, name = function.__module__, function.__qualname__
-    if function in _COPIERS:
-        raise InterpreterError(f"Forbidden access to function: {name}")
-    is_own = type(module) is str and module != __name__ and module.partition(".")[0] in _HOSTS
-    if is_own and "." not in name and name not in _OF_CODE and not interpreter.check_import_authorized(module, imports):
-        raise InterpreterError(f"Forbidden access to function: {name}")
 
 
 def _getattr(value: Any, name: str, *default: Any) -> Any:
@@ -156,7 +151,8 @@ def _getattr(value: Any, name: str, *default: Any) -> Any:
     imports = names.get("authorized_imports")
     if imports is not None:  # else this is `getattr` of the code itself, whose result smolagents checks
         check(found, names.get("static_tools"), imports)
-    return CheckedMethod(found, tuple(imports or ())) if not is_called and _is_method(found) else found
+    is_method = type(found) in _METHODS and type(builtins.getattr(found, "__self__", None)) is not types.ModuleType
+    return CheckedMethod(found, tuple(imports or ())) if is_method and not is_called else found
 
 
 def _checked_format(name: str, found: Any) -> CheckedFormat | None:
@@ -168,13 +164,6 @@ def _checked_format(name: str, found: Any) -> CheckedFormat | None:
     if builtins.getattr(found, "__module__", None) in {"collections", "string"}:
         raise InterpreterError(f"Forbidden access to {found.__qualname__}: it reads any attribute; use str.format.")
     return None
-
-
-def _is_method(found: Any) -> bool:
-    """Return whether this is a method of a builtin class, bound or not, and no function of a module."""
-    if type(found) not in _METHODS:
-        return False
-    return type(builtins.getattr(found, "__self__", None)) is not types.ModuleType
 
 
 def _setattr(value: Any, name: str, new: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import asdict, dataclass
 from math import ceil
@@ -23,10 +23,9 @@ from smolagents.utils import truncate_content
 
 from smolsessions.agents.sandbox.channel import Channel, ClosedError, MisbehavedError
 from smolsessions.agents.sandbox.clock import ClockLog
-from smolsessions.agents.sandbox.fork_client import ChildProcess, ForkClient
+from smolsessions.agents.sandbox.fork_client import ChildProcess, ForkClient, discard
 from smolsessions.agents.sandbox.limits import MB, CodeLimits, Stopwatch
 from smolsessions.agents.sandbox.memory_budget import NoMemoryLeftError
-from smolsessions.agents.sandbox.variable_chunks import pack_chunks
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
 from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.agents.values.results import ValueWithText, raised_parts, without_text
@@ -170,17 +169,12 @@ class ChildInterpreter(PythonExecutor):
             self._is_busy = False
             self._record_effect(message)
             return self._code_output(result, output)
-        except OSError as error:
-            self._abort(NOT_STARTED)
-            raise InterpreterError(NOT_STARTED) from error
-        except NoMemoryLeftError as error:
-            self._abort(str(error))
-            raise
-        except (ClosedError, MisbehavedError) as error:
-            self._abort(DIED)
-            raise InterpreterError(DIED) from error
+        except (OSError, ClosedError, MisbehavedError) as error:
+            reason = NOT_STARTED if isinstance(error, OSError) else DIED
+            self._abort(reason)
+            raise InterpreterError(reason) from error
         except (InterpreterError, ExecutionTimeoutError) as error:
-            if self._is_busy:
+            if self._is_busy or isinstance(error, NoMemoryLeftError):
                 self._abort(str(error))
             raise
         except BaseException:
@@ -208,8 +202,8 @@ class ChildInterpreter(PythonExecutor):
         """End the process. The next block forks another one and restores the variables."""
         if self._child:
             self._child.kill()
-        if self._child or self._early:
-            self.fork_client.keep_spare(self._early)
+        if self._early:
+            discard(self._early)
         self._keep_memory(0)
         self._early = self._child = self._channel = None
 
@@ -219,17 +213,6 @@ class ChildInterpreter(PythonExecutor):
             if self._is_in_tool and self._child:
                 self._child.kill()
                 self._keep_memory(0)
-
-    @contextlib.contextmanager
-    def _in_tool(self) -> Iterator[None]:
-        with self._lock:
-            self._is_in_tool = True
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._is_in_tool = False
-            self.check()  # after a stop the process is gone
 
     def _take_memory(self) -> None:
         """Wait for the memory of a block. A process that holds some while others wait is ended, and begun anew.
@@ -267,19 +250,17 @@ class ChildInterpreter(PythonExecutor):
             effect = [message, error, [list(call) for call in self._calls]]
             self.effect = dumps(effect if message else [*effect, self.logs], max_bytes=2 * MAX_CALLS_BYTES)
 
-    def _record_call(self, name: str, arguments: bytes) -> None:
-        if name in self.original.additional_functions:
-            return
-        self._calls.append((name, arguments))
-        self._called_bytes += len(arguments)
-        if len(self._calls) > MAX_CALLS or self._called_bytes > MAX_CALLS_BYTES:
-            raise ValueError(f"a block may call tools {MAX_CALLS:,} times, with {MAX_CALLS_BYTES // MB} MB in all")
-
     def _run(self, code: str) -> dict[str, Any]:
         """Run the block in the child, which calls tools here. Returns the child's last message."""
         self._is_busy = True
-        is_new, is_early = self._child is None, self._early is not None
-        self._child = child = self._child or self._fork()
+        is_new, early = self._child is None, self._early
+        if self._child is None:
+            self._early = None
+            try:
+                self._child = early.result() if early else self.fork_client.fork()
+            except CancelledError as error:
+                raise OSError("the fork client is closed") from error
+        child = self._child
         stopwatch = Stopwatch(self.limits, child.cpu_s)
 
         def check() -> None:
@@ -289,7 +270,7 @@ class ChildInterpreter(PythonExecutor):
         try:
             channel = self._start(child, check) if is_new else self._channel
         except ClosedError:
-            if not is_early:
+            if not early:
                 raise
             self.stop()  # the process died while the model was thinking, before it ran anything
             self._take_memory()
@@ -305,23 +286,14 @@ class ChildInterpreter(PythonExecutor):
         while True:
             message = channel.receive(check)
             if "printed" in message:
-                self._take_print(message["printed"])
+                text = message["printed"]
+                if type(text) is not str or len(self._printed) + len(text) > self._max_print_chars():
+                    raise MisbehavedError("the code printed no text, or too much")
+                self._printed += utf8_text(text)
             elif "call" in message:
                 channel.send(self._call_tool(message, stopwatch), check)
             else:
                 return message
-
-    def _take_print(self, text: Any) -> None:
-        if type(text) is not str or len(self._printed) + len(text) > self._max_print_chars():
-            raise MisbehavedError("the code printed no text, or too much")
-        self._printed += utf8_text(text)
-
-    def _fork(self) -> ChildProcess:
-        early, self._early = self._early, None
-        try:
-            return early.result() if early else self.fork_client.fork()
-        except CancelledError as error:
-            raise OSError("the fork client is closed") from error
 
     def _max_print_chars(self) -> int:
         return self.original.max_print_outputs_length or DEFAULT_MAX_LEN_OUTPUT
@@ -338,7 +310,7 @@ class ChildInterpreter(PythonExecutor):
                 "stored_classes": [[kind.__module__, kind.__qualname__] for kind in self.stored_classes],
                 "inputs": self._encoded_inputs(),
                 "inputs_are_new": self._has_new_inputs,
-                "variables": pack_chunks(self.variables),
+                "variables": self.variables,
                 "dropped": sorted(self.dropped),
                 "logs": self.logs,
                 "limits": {**asdict(limits), "memory_mb": self._most_mb},
@@ -360,9 +332,21 @@ class ChildInterpreter(PythonExecutor):
             self.clock.add(message["clock"])
         try:
             args, kwargs = loads(message["arguments"], self.stored_classes)
-            self._record_call(name, message["arguments"])
-            with stopwatch.paused(), self._in_tool():
-                result = without_text(self._tools[name](*args, **kwargs))
+            if name not in self.original.additional_functions:
+                self._calls.append((name, message["arguments"]))
+                self._called_bytes += len(message["arguments"])
+                if len(self._calls) > MAX_CALLS or self._called_bytes > MAX_CALLS_BYTES:
+                    most = f"{MAX_CALLS:,} times, with {MAX_CALLS_BYTES // MB} MB in all"
+                    raise ValueError(f"a block may call tools {most}")  # noqa: TRY301
+            with self._lock:
+                self._is_in_tool = True
+            try:
+                with stopwatch.paused():
+                    result = without_text(self._tools[name](*args, **kwargs))
+            finally:
+                with self._lock:
+                    self._is_in_tool = False
+                self.check()  # after a stop the process is gone
             returned = dumps_lossy(result, self.stored_classes, max_bytes=MAX_RESULT_BYTES)
             if len(returned) > self.limits.output_bytes:
                 raise ValueError(f"what {name} returned is larger than {self.limits.output_mb:g} MB")  # noqa: TRY301

@@ -50,42 +50,37 @@ class VariableReader:
             left -= len(data)
             if left >= 0:
                 sent[key] = data
-        answers = self._ask(sent) if sent else {}
-        return {key: _checked(answers.get(key, _TOO_LARGE)) for key in pickled}
-
-    def _ask(self, pickled: dict[str, bytes]) -> dict[str, Any]:
         if not self._running.acquire(timeout=EXPORT_TIMEOUT_S):
             raise OverloadedError("Too many exports read variables at once; try again later.")
         try:
-            return self._ask_child(pickled)
+            answers = self._ask(sent) if sent else {}
         finally:
             self._running.release()
+        return {key: _checked(answers.get(key, _TOO_LARGE)) for key in pickled}
 
-    def _ask_child(self, pickled: dict[str, bytes]) -> dict[str, Any]:
+    def _ask(self, pickled: dict[str, bytes]) -> dict[str, Any]:
+        deadline = time.monotonic() + EXPORT_TIMEOUT_S
+
+        def check_time() -> None:
+            if time.monotonic() > deadline:
+                raise TimeoutError
+
         try:
             child = self._fork_client.fork()
         except OSError:
             raise OverloadedError("No process could be started to read the variables; try again later.") from None
         try:
-            return _exchange(Channel(child.sock, 2 * MAX_JSON_BYTES), pickled)
+            channel = Channel(child.sock, 2 * MAX_JSON_BYTES)
+            channel.send({"export": pickled, "limits": asdict(CodeLimits())}, check_time)
+            answers = channel.receive(check_time).get("answers")
+            if type(answers) is not dict:
+                raise MisbehavedError("a message is not what it should be")  # noqa: TRY301
         except (ClosedError, MisbehavedError, TimeoutError):
             return dict.fromkeys(pickled, "cannot be read: the process that read it ended")
+        else:
+            return answers
         finally:
             child.kill()
-
-
-def _exchange(channel: Channel, pickled: dict[str, bytes]) -> dict[str, Any]:
-    deadline = time.monotonic() + EXPORT_TIMEOUT_S
-
-    def check_time() -> None:
-        if time.monotonic() > deadline:
-            raise TimeoutError
-
-    channel.send({"export": pickled, "limits": asdict(CodeLimits())}, check_time)
-    answers = channel.receive(check_time).get("answers")
-    if type(answers) is not dict:
-        raise MisbehavedError("a message is not what it should be")
-    return answers
 
 
 def _checked(answer: Any) -> Any:
@@ -105,23 +100,19 @@ def json_answers(pickled: Mapping[str, bytes]) -> dict[str, bytes | str]:
     answers: dict[str, bytes | str] = {}
     left = MAX_JSON_BYTES
     for key, data in pickled.items():
-        answer = _json_of(key.rpartition(":")[2], data)
+        answer: bytes | str = "cannot be read"
+        try:
+            values = _DataUnpickler(io.BytesIO(data)).load()
+            if type(values) is dict and list(values) == [name := key.rpartition(":")[2]]:
+                flaw = json_flaw(values[name], max_chars=MAX_JSON_BYTES, is_tree=True)
+                answer = flaw.sentence if flaw else json.dumps(values[name], ensure_ascii=False).encode()
+        except _ObjectError:
+            answer = "is or holds a function, a class or an object"
+        except Exception:  # noqa: BLE001, S110 - hostile bytes fail in many ways
+            pass
         left -= len(answer)
         answers[key] = answer if left >= 0 else _TOO_LARGE
     return answers
-
-
-def _json_of(name: str, data: bytes) -> bytes | str:
-    try:
-        values = _DataUnpickler(io.BytesIO(data)).load()
-        if type(values) is not dict or list(values) != [name]:
-            return "cannot be read"
-        flaw = json_flaw(values[name], max_chars=MAX_JSON_BYTES, is_tree=True)
-        return flaw.sentence if flaw else json.dumps(values[name], ensure_ascii=False).encode()
-    except _ObjectError:
-        return "is or holds a function, a class or an object"
-    except Exception:  # noqa: BLE001 - hostile bytes fail in many ways
-        return "cannot be read"
 
 
 class _ObjectError(pickle.UnpicklingError):

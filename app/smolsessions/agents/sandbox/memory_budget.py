@@ -59,7 +59,11 @@ class MemoryBudget:
                 return
             self._queue.append(wanted)
         try:
-            while not self._took(wanted):
+            while True:
+                with self._changed:
+                    if self._is_next(wanted) or (self._changed.wait(_CHECK_S) and self._is_next(wanted)):
+                        self._held[owner] += mb
+                        return
                 check()
                 if time.monotonic() > end:
                     raise NoMemoryLeftError
@@ -96,14 +100,6 @@ class MemoryBudget:
         finally:
             if is_outermost:
                 self._inside.discard(thread)
-
-    def _took(self, wanted: tuple[Owner, int]) -> bool:
-        with self._changed:
-            if not self._is_next(wanted):
-                self._changed.wait(_CHECK_S)
-            if is_next := self._is_next(wanted):
-                self._held[wanted[0]] += wanted[1]
-            return is_next
 
     def _is_next(self, wanted: tuple[Owner, int]) -> bool:
         """True if the memory suffices, and no other has waited longer, except in vain for its own share."""

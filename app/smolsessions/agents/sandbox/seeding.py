@@ -43,7 +43,10 @@ class RandomGenerators:
         source = random.Random(b"system" + seed)  # noqa: S311 - as secret as its seed
         random._urandom = source.randbytes  # type: ignore[attr-defined]  # noqa: SLF001 - `SystemRandom`, and so `secrets`
         os.urandom = source.randbytes
-        _prepare_uuid1(seed)
+        # `uuid1` would also use the machine's address and its own last time, beside the clock and `random`.
+        node = int.from_bytes(seed[:6], "big") | 1 << 40  # the bit that marks a random node
+        last = [name for name in vars(uuid) if name.startswith("_last_timestamp")]
+        vars(uuid).update({"_generate_time_safe": None, "_node": node} | dict.fromkeys(last))
         random.seed(seed)
         random.getrandbits(32)  # generates the 624 words, which the next 623 draws leave alone
         if "numpy" in self._seeded:
@@ -55,7 +58,12 @@ class RandomGenerators:
         self._fresh = {name: state[0] for name, state in _states().items()}
         for name, state in self._seeded.items():
             with contextlib.suppress(Exception):
-                _SET[name](*state)
+                words, position, normal, *rest = state
+                if name == "random":
+                    random.setstate((3, (*_WORDS.unpack(words), position), normal))
+                else:
+                    array = sys.modules["numpy"].frombuffer(words, "<u4")
+                    sys.modules["numpy"].random.set_state(("MT19937", array, position, normal, *rest))
 
     def end_block(self) -> dict[str, bytes]:
         """Return the chunk if the block changed it. New words mean that code seeded the generator or drew a lot."""
@@ -78,22 +86,3 @@ def _states() -> dict[str, list[Any]]:
         if kind == "MT19937":  # code may have replaced it
             states["numpy"] = [array.astype("<u4").tobytes(), *rest]
     return states
-
-
-def _prepare_uuid1(seed: bytes) -> None:
-    """Make `uuid1` from the clock and `random`. It would also use the machine's address and its own last time."""
-    node = int.from_bytes(seed[:6], "big") | 1 << 40  # the bit that marks a random node
-    last = [name for name in vars(uuid) if name.startswith("_last_timestamp")]
-    vars(uuid).update({"_generate_time_safe": None, "_node": node} | dict.fromkeys(last))
-
-
-def _set_random(words: bytes, position: int, normal: float | None) -> None:
-    random.setstate((3, (*_WORDS.unpack(words), position), normal))
-
-
-def _set_numpy(words: bytes, *rest: Any) -> None:
-    numpy = sys.modules["numpy"]
-    numpy.random.set_state(("MT19937", numpy.frombuffer(words, "<u4"), *rest))
-
-
-_SET = {"random": _set_random, "numpy": _set_numpy}

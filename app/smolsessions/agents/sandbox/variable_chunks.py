@@ -1,7 +1,4 @@
-"""Chunk of variables: a line of JSON, and a pickle of their values by name.
-
-The line holds the names, the names of the classes that the values need, and `true` for plain data.
-"""
+"""Chunk of variables: a line of JSON with their names and the names of the classes that they need, then a pickle."""
 
 from __future__ import annotations
 
@@ -19,21 +16,19 @@ import types
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
 from smolsessions.agents.sandbox.code_values import PROTOCOL, Pickler, Scope, Unpickler
 
-SCALARS = frozenset({int, float, complex, bool, type(None), str, bytes})
-_ATOMS = SCALARS | {
+_SCALARS = frozenset({int, float, complex, bool, type(None), str, bytes})
+_ATOMS = _SCALARS | {
     *(tuple, frozenset, range, slice, type(...), re.Pattern, decimal.Decimal, fractions.Fraction, uuid.UUID),
     *(dt.date, dt.datetime, dt.time, dt.timedelta, dt.timezone),
     *(types.BuiltinFunctionType, types.MethodType, types.ModuleType),
 }
 _CONTAINERS = frozenset({list, set, dict, tuple, frozenset})
-_PLAIN_HEADER = re.compile(rb'\[\["([^"\\]+)"\],\[\],true\]\n')
 _MAX_PASSES = 8
 _MAX_DEPTH, _DEEP_STACK_BYTES = 50_000, 256 * 1024 * 1024
 
@@ -45,45 +40,43 @@ class Chunk(NamedTuple):
     keys: tuple[str, ...]
     needs: tuple[str, ...]
     data: bytes
-    digest: bytes
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.blake2b(self.data, digest_size=16).digest()
 
 
-class ChunkPickler:
-    """Reuses one pickler: creating one costs more than pickling most values."""
+def pickle_chunk(
+    values: dict[str, Any], class_names: Mapping[int, str], scope: Scope, max_bytes: int
+) -> tuple[Chunk, list[Any]]:
+    """Return the values' chunk and those objects in it that a variable of another chunk could share."""
 
-    def __init__(self, scope: Scope, max_bytes: int) -> None:
-        self._scope = scope
-        self._max_bytes = max_bytes
-        self._reset()
+    def write() -> Pickler:
+        pickler = Pickler(_BoundedFile(max_bytes), scope, class_names)
+        pickle.Pickler.dump(pickler, values)
+        return pickler
 
-    def dump(self, values: dict[str, Any], class_names: Mapping[int, str]) -> tuple[Chunk, list[Any]]:
-        """Return the values' chunk and those objects in it that a variable of another chunk could share."""
-        try:
-            try:
-                self._pickler.write(values, class_names)
-            except RecursionError:
-                self._reset()
-                _on_deep_stack(lambda: self._pickler.write(values, class_names))
-                self._pickler.is_plain = False  # its reader would need a deep stack
-            needs, is_plain = sorted(self._pickler.needs), self._pickler.is_plain
-            return _chunk(tuple(values), needs, self._file.take(), is_plain=is_plain), self._shared(values)
-        except BaseException:
-            self._reset()
-            raise
-        finally:
-            self._pickler.clear_memo()
-
-    def _reset(self) -> None:
-        self._file = _BoundedFile(self._max_bytes)
-        self._pickler = Pickler(self._file, self._scope)
-
-    def _shared(self, values: dict[str, Any]) -> list[Any]:
-        (value,) = values.values() if len(values) == 1 else (None,)
-        if _is_flat(value):
-            return [value]
-        made_here = self._pickler.made_here
-        seen = self._pickler.memo.copy().values()
-        return [obj for _, obj in seen if type(obj) not in _ATOMS and obj is not values and _is_shared(obj, made_here)]
+    try:
+        pickler = write()
+    except RecursionError:
+        pickler = _on_deep_stack(write)
+    chunk = _chunk(tuple(values), sorted(pickler.needs), pickler.file.getvalue())
+    value = next(iter(values.values()))
+    if len(values) == 1 and type(value) in _CONTAINERS:
+        parts = [*value, *value.values()] if type(value) is dict else value
+        if _SCALARS.issuperset(map(type, parts)):
+            return chunk, [value]  # a copy of the memo of a million texts needs more memory than they
+    numpy = sys.modules.get("numpy")
+    shared = []
+    for _, obj in pickler.memo.copy().values():  # those of which a change could be seen through another variable
+        kind = type(obj)
+        if kind is types.FunctionType or issubclass(kind, type):
+            is_shared = id(obj) in pickler.made_here
+        else:
+            is_shared = not issubclass(kind, enum.Enum) and not (numpy and issubclass(kind, numpy.dtype))
+        if is_shared and kind not in _ATOMS and obj is not values:
+            shared.append(obj)
+    return chunk, shared
 
 
 class SharedObjects:
@@ -165,17 +158,6 @@ def load(data: bytes, scope: Scope) -> bool:
     return True
 
 
-def pack_chunks(chunks: Mapping[str, bytes]) -> list[Any]:
-    """Return chunks by id as a few large parts, since each part of a message costs an encoding."""
-    return [",".join(chunks), [*map(len, chunks.values())], b"".join(chunks.values())]
-
-
-def unpack_chunks(packed: list[Any]) -> dict[str, bytes]:
-    ids, sizes, data = packed
-    ends = [*accumulate(sizes)]
-    return {chunk: data[end - size : end] for chunk, size, end in zip(ids.split(","), sizes, ends, strict=False)}
-
-
 def chunk_id(keys: tuple[str, ...]) -> str:
     return hashlib.blake2b("\n".join(keys).encode(), digest_size=8).hexdigest()
 
@@ -187,28 +169,20 @@ def chunk_names(chunk: str, data: bytes) -> list[str]:
 
 def plain_chunk(name: str, value: Any) -> Chunk:
     """Return the chunk of one variable with plain data."""
-    return _chunk((name,), [], pickle.dumps({name: value}, PROTOCOL), is_plain=True)
+    return _chunk((name,), [], pickle.dumps({name: value}, PROTOCOL))
 
 
-def plain_name(data: bytes) -> str:
-    """Return the name of the variable in a chunk that holds plain data of it alone, or an empty text."""
-    header = _PLAIN_HEADER.match(data)
-    name = header[1].decode(errors="replace") if header else ""
-    return name if name.isidentifier() else ""
-
-
-def read_header(data: bytes) -> tuple[list[str], list[str], bool]:
-    """Return names, needed classes, and whether a chunk is plain. Code may have forged it: an invalid line is empty."""
+def read_header(data: bytes) -> tuple[list[str], list[str]]:
+    """Return names and needed classes. Code may have forged the line: an invalid one is empty."""
     try:
-        keys, needs, *marks = from_json(data[: data.find(b"\n")])
-        return [*map(str, keys)], [*map(str, needs)], marks == [True]
+        keys, needs = from_json(data[: data.find(b"\n")])
+        return [*map(str, keys)], [*map(str, needs)]
     except (ValueError, TypeError):
-        return [], [], False
+        return [], []
 
 
-def _chunk(keys: tuple[str, ...], needs: list[str], pickled: bytes, *, is_plain: bool) -> Chunk:
-    data = to_json([keys, needs, True] if is_plain else [keys, needs]) + b"\n" + pickled
-    return Chunk(chunk_id(keys), keys, tuple(needs), data, hashlib.blake2b(data, digest_size=16).digest())
+def _chunk(keys: tuple[str, ...], needs: list[str], pickled: bytes) -> Chunk:
+    return Chunk(chunk_id(keys), keys, tuple(needs), to_json([keys, needs]) + b"\n" + pickled)
 
 
 class _BoundedFile(io.BytesIO):
@@ -221,38 +195,14 @@ class _BoundedFile(io.BytesIO):
             raise ValueError("larger than all variables together may be")
         return super().write(data)
 
-    def take(self) -> bytes:
-        data = self.getvalue()
-        self.seek(0)
-        self.truncate()
-        return data
 
-
-def _on_deep_stack(write: Callable[[], None]) -> None:
+def _on_deep_stack(write: Callable[[], Pickler]) -> Pickler:
     """Run a function that recurses as deep as a model's value is nested."""
     limit, size = sys.getrecursionlimit(), threading.stack_size(_DEEP_STACK_BYTES)
     sys.setrecursionlimit(_MAX_DEPTH)
     try:
         with ThreadPoolExecutor(1) as thread:
-            thread.submit(write).result()
+            return thread.submit(write).result()
     finally:
         threading.stack_size(size)
         sys.setrecursionlimit(limit)
-
-
-def _is_flat(value: Any) -> bool:
-    kind = type(value)
-    if kind is dict:
-        return SCALARS.issuperset(map(type, value.values())) and SCALARS.issuperset(map(type, value))
-    return kind in _CONTAINERS and SCALARS.issuperset(map(type, value))
-
-
-def _is_shared(obj: Any, made_here: set[int]) -> bool:
-    """Return whether a change of the object could be seen through another variable. Others are as good as copies."""
-    kind = type(obj)
-    if kind in _CONTAINERS:
-        return True
-    if kind is types.FunctionType or issubclass(kind, type):
-        return id(obj) in made_here
-    numpy = sys.modules.get("numpy")
-    return not issubclass(kind, enum.Enum) and not (numpy is not None and issubclass(kind, numpy.dtype))

@@ -15,8 +15,6 @@ import os
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import repeat
-from operator import is_
 from typing import Any, NamedTuple, TypeVar
 from zoneinfo import ZoneInfo
 
@@ -108,18 +106,6 @@ def truncated(text: str) -> str:
 
 def _cut(text: str, max_chars: int) -> str:
     return text if len(text) <= max_chars else f"{text[:max_chars]}… ({len(text)} characters)"
-
-
-def flat_form(value: Any) -> dict[str, str] | None:
-    """Return a copy of a small dict of ASCII texts, as most tools' arguments are. It is its own JSON form."""
-    if type(value) is not dict or len(value) > _MAX_EVENT_MEMBERS:
-        return None
-    flat = value.copy()
-    parts = [*flat, *flat.values()]
-    if not all(map(is_, map(type, parts), repeat(str))):  # by identity: a class may answer == with code of its own
-        return None
-    text = "".join(parts)
-    return flat if len(text) <= MAX_EVENT_CHARS and text.isascii() else None
 
 
 def truncate_json(value: Any) -> Any:

@@ -31,7 +31,10 @@ class Confinement:
 
     def __init__(self, hidden: Iterable[Path], folders: Iterable[Path] = ()) -> None:
         """Take the strongest means of the platform. Code may read `folders` and nothing that is hidden."""
-        self._initial_bytes = _address_space()
+        self._initial_bytes = 0
+        with contextlib.suppress(OSError, ValueError):
+            pages = int(Path("/proc/self/statm").read_bytes().split()[0])
+            self._initial_bytes = pages * os.sysconf("SC_PAGESIZE")
         self._libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
         self._in_namespaces, self._ruleset, self._filters, self._forks = False, None, None, 0
         if self._libc:
@@ -42,12 +45,23 @@ class Confinement:
             elif landlock.version():
                 self._ruleset = landlock.Ruleset(readable)
             self._libc.prctl(SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-            self._filters = self._make_filters() if seccomp.has_filter() else None
-            if self._filters and not _works(self._filters[False].install):
-                self._filters = None
+            version = self._ruleset.version if self._ruleset else 0
+            writes = self._in_namespaces or version >= landlock.TRUNCATES
+            signals = self._in_namespaces or version >= landlock.SCOPES
+            if seccomp.has_filter():  # one for agents whose code may start processes, and one for the others
+                filters = {
+                    some: seccomp.Filter(processes=some, writes=writes, signals=signals) for some in (False, True)
+                }
+                self._filters = filters if _works(filters[False].install) else None
         keep_memory_private()
         imported = import_path()  # as this user sees them: to a stranger, a folder in a closed one does not exist
-        self._own_uids = os.getuid() == 0 and _works(lambda: _become_stranger(imported))
+
+        def become_stranger() -> None:
+            _take_uid(FIRST_UID)
+            for folder in imported:
+                os.listdir(folder)  # noqa: PTH208 - shorter
+
+        self._own_uids = os.getuid() == 0 and _works(become_stranger)
 
     @property
     def level(self) -> Level:
@@ -85,25 +99,11 @@ class Confinement:
         if self._filters:
             self._filters[limits.processes > 0].install()
 
-    def _make_filters(self) -> dict[bool, seccomp.Filter]:
-        """Return a filter for agents whose code may start processes, and one for the others."""
-        version = self._ruleset.version if self._ruleset else 0
-        writes = self._in_namespaces or version >= landlock.TRUNCATES
-        signals = self._in_namespaces or version >= landlock.SCOPES
-        return {some: seccomp.Filter(processes=some, writes=writes, signals=signals) for some in (False, True)}
-
 
 def keep_memory_private() -> None:
     """Keep other processes of the same user from reading this one's memory and environment."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(SET_DUMPABLE, 0, 0, 0, 0)
-
-
-def _become_stranger(folders: Iterable[str]) -> None:
-    """Take a uid that owns nothing. Raises `OSError` if it cannot import modules from these folders."""
-    _take_uid(FIRST_UID)
-    for folder in folders:
-        os.listdir(folder)  # noqa: PTH208 - shorter
 
 
 def _take_uid(uid: int) -> None:
@@ -130,9 +130,3 @@ def _limit(kind: int, value: int) -> None:
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(kind, (value, value))
-
-
-def _address_space() -> int:
-    with contextlib.suppress(OSError, ValueError):
-        return int(Path("/proc/self/statm").read_bytes().split()[0]) * os.sysconf("SC_PAGESIZE")
-    return 0

@@ -35,7 +35,19 @@ def enter(readable: ReadablePaths) -> None:
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
         Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
     call("mount", None, b"/", None, RECURSIVE | PRIVATE, None)
-    _change_root(readable)
+    call("mount", b"none", os.fsencode(_NEW_ROOT), b"tmpfs", NO_SUID | NO_DEVICES, b"mode=755")
+    for folder in (*readable.listed, *map(Path, _EMPTY)):
+        _in_new_root(folder).mkdir(parents=True, exist_ok=True)
+    for path in readable.whole:
+        _mount(path, READ_ONLY | NO_SUID | NO_DEVICES)
+    for device in map(Path, DEVICES):
+        if device.exists():
+            _mount(device, READ_ONLY | NO_SUID)
+    os.chdir(_NEW_ROOT)
+    call("syscall", _PIVOT_ROOT[platform.machine()], b".", b".")
+    call("umount2", b".", DETACH)  # the old root, which lies over the new one
+    os.chdir("/")
+    _set_attributes(b"/", READ_ONLY | NO_SUID)
 
 
 def fork() -> int:
@@ -54,22 +66,6 @@ def fork() -> int:
     if pid < 0:
         raise OSError(error, os.strerror(error))
     return pid
-
-
-def _change_root(readable: ReadablePaths) -> None:
-    call("mount", b"none", os.fsencode(_NEW_ROOT), b"tmpfs", NO_SUID | NO_DEVICES, b"mode=755")
-    for folder in (*readable.listed, *map(Path, _EMPTY)):
-        _in_new_root(folder).mkdir(parents=True, exist_ok=True)
-    for path in readable.whole:
-        _mount(path, READ_ONLY | NO_SUID | NO_DEVICES)
-    for device in map(Path, DEVICES):
-        if device.exists():
-            _mount(device, READ_ONLY | NO_SUID)
-    os.chdir(_NEW_ROOT)
-    call("syscall", _PIVOT_ROOT[platform.machine()], b".", b".")
-    call("umount2", b".", DETACH)  # the old root, which lies over the new one
-    os.chdir("/")
-    _set_attributes(b"/", READ_ONLY | NO_SUID)
 
 
 def _mount(path: Path, attributes: int) -> None:

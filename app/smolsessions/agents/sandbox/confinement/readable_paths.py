@@ -36,7 +36,12 @@ class ReadablePaths:
         libraries = map(Path, filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)))
         installed = [Path(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)]
         wanted = [path.absolute() for path in (*map(Path, _SYSTEM), *installed, *libraries, *folders)]
-        walk = _Walk(_hidden_folders(hidden, {path.resolve() for path in (*wanted, *imported)}))
+        readable, closed = {path.resolve() for path in (*wanted, *imported)}, set()
+        for path in hidden:  # with its folder: a new file may replace it, and its neighbours may be secrets as well
+            for found in (path.absolute(), path.resolve()):
+                is_itself = found.is_dir() or any(found.parent in (folder, *folder.parents) for folder in readable)
+                closed.add(found if is_itself else found.parent)
+        walk = _Walk(closed)
         for path in wanted:
             walk.add(path)
         for path in imported:
@@ -119,13 +124,3 @@ def _is_public(path: Path) -> bool:
     except OSError:  # a dangling link shows nothing
         return True
     return bool(mode & stat.S_IROTH) and (not stat.S_ISDIR(mode) or bool(mode & stat.S_IXOTH))
-
-
-def _hidden_folders(hidden: Iterable[Path], wanted: set[Path]) -> set[Path]:
-    """Hide a file's whole folder, since a new file may replace it and its neighbours may be secrets as well."""
-    closed = set()
-    for path in hidden:
-        for found in (path.absolute(), path.resolve()):
-            is_itself = found.is_dir() or any(found.parent in (folder, *folder.parents) for folder in wanted)
-            closed.add(found if is_itself else found.parent)
-    return closed

@@ -122,16 +122,30 @@ class Filter:
 
     def install(self) -> None:
         """Install the filter in this process, for good. Raises `OSError`."""
-        own = self._checks(_own_checks(os.getpid(), signals=self._signals))
-        program = self._start + own + _step(RETURN, ALLOW)
+        pid = os.getpid()
+        own = {"prlimit64": _Check(0, (0, pid))}
+        if not self._signals:
+            own["kill"] = own["prlimit64"]
+            own |= dict.fromkeys(("tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"), _Check(0, (pid,)))
+        program = self._start + self._checks(own) + _step(RETURN, ALLOW)
         instructions = ctypes.create_string_buffer(program, len(program))
         header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(instructions))
         call("prctl", SET_SECCOMP, FILTER_MODE, header, 0, 0)
 
     def _checks(self, checks: dict[str, _Check]) -> bytes:
-        return b"".join(
-            _check_program(self._known[name], check) for name, check in checks.items() if name in self._known
-        )
+        """Check the lower half of an argument of each call. The kernel ignores the upper half of these."""
+        program = b""
+        for name, check in checks.items():
+            if name in self._known:
+                body = [_step(LOAD, ARGUMENTS_AT + 8 * check.argument), _step(AND, check.mask)]
+                left = len(check.values)
+                for value in check.values:
+                    body.append(_step(EQUAL, value, left))
+                    left -= 1
+                ends = (_fail(check.error), _step(RETURN, ALLOW))
+                body += ends if check.only else reversed(ends)
+                program += _step(EQUAL, self._known[name], 0, len(body)) + b"".join(body)
+        return program
 
 
 def numbers(calls: str, machine: str) -> dict[str, int]:
@@ -174,26 +188,6 @@ def _checks(*, processes: bool, writes: bool) -> dict[str, _Check]:
     if processes:
         checks["clone"] = _Check(0, (0,), mask=NEW_NAMESPACES)
     return checks
-
-
-def _own_checks(pid: int, *, signals: bool) -> dict[str, _Check]:
-    itself = _Check(0, (0, pid))
-    if signals:
-        return {"prlimit64": itself}
-    names = ("tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
-    return {"prlimit64": itself, "kill": itself} | dict.fromkeys(names, _Check(0, (pid,)))
-
-
-def _check_program(number: int, check: _Check) -> bytes:
-    """Check the lower half of an argument. The kernel ignores the upper half of these."""
-    body = [_step(LOAD, ARGUMENTS_AT + 8 * check.argument), _step(AND, check.mask)]
-    left = len(check.values)
-    for value in check.values:
-        body.append(_step(EQUAL, value, left))
-        left -= 1
-    ends = (_fail(check.error), _step(RETURN, ALLOW))
-    body += ends if check.only else reversed(ends)
-    return _step(EQUAL, number, 0, len(body)) + b"".join(body)
 
 
 def _fail(error: int) -> bytes:
