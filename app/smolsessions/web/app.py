@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import re
 from base64 import b64encode
-from functools import cache, cached_property
+from functools import cache
 from hashlib import sha256
 from typing import Any
 
@@ -15,7 +15,6 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from smolsessions import __version__
 from smolsessions.core.conversations import Conversations
@@ -31,10 +30,9 @@ from smolsessions.web.metrics import MetricsText
 from smolsessions.web.middleware import RequestChecks
 from smolsessions.web.routes.common import Limits, answer
 from smolsessions.web.routes.conversations import agent_routes, conversation_routes, file_routes, memory_routes
-from smolsessions.web.routes.effects import effect_routes
 from smolsessions.web.routes.turns import NewTurns, new_turn_routes, turn_routes
 from smolsessions.web.sse import EventStreams
-from smolsessions.wire.health import Health
+from smolsessions.wire.problems import Health
 
 MAX_CHAR_BYTES = 12  # of one character in JSON: two escapes
 MAX_HEALTH_BODY_BYTES = 64 * 1024  # of a request to a worker, which answers it with 404 or 405
@@ -54,27 +52,6 @@ HEADERS = {
 }
 
 
-class Application(FastAPI):
-    """FastAPI that begins with the middleware added to it. The four frames around it hold 1.4 KB of a stream."""
-
-    prefix = ""
-
-    @cached_property
-    def _first(self) -> ASGIApp:
-        layer: Any = self.build_middleware_stack()
-        while not isinstance(layer, CORSMiddleware | RequestChecks):  # which answer all exceptions
-            layer = layer.app
-        first: ASGIApp = layer
-        return first
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Any:
-        """Return the coroutine of the first middleware. A path is taken with the prefix, and without it."""
-        scope["app"] = self
-        if self.prefix and f"{scope.get('path')}/".startswith(f"{self.prefix}/"):
-            scope["path"] = scope["path"].removeprefix(self.prefix) or "/"
-        return self._first(scope, receive, send)
-
-
 def create_app(
     turns: Turns,
     conversations: Conversations,
@@ -82,10 +59,10 @@ def create_app(
     authenticator: Authenticator,
     metrics_text: MetricsText,
     limits: Limits,
-) -> Application:
+) -> FastAPI:
     """Return the application of a process that serves the API."""
     root_path.set(limits.root_path)
-    app = Application(
+    app = FastAPI(
         title="smolsessions",
         version=__version__,
         docs_url=None,
@@ -93,14 +70,12 @@ def create_app(
         redirect_slashes=False,  # a redirect would name the host and the scheme behind the proxy
         generate_unique_id_function=operation_id,
     )
-    app.prefix = limits.root_path
     app.state.draining = False
     app.state.authenticator = authenticator
     app.state.streams = streams = EventStreams(turns, limits.send_timeout_s)
     new_turns = NewTurns(turns, limits, streams)
     app.include_router(new_turn_routes(new_turns))
     app.include_router(turn_routes(turns, limits, streams))
-    app.include_router(effect_routes(turns))
     app.include_router(conversation_routes(conversations))
     app.include_router(file_routes(conversations))
     app.include_router(memory_routes(conversations))
@@ -111,6 +86,7 @@ def create_app(
     app.add_middleware(
         RequestChecks,
         authenticator=authenticator,
+        prefix=limits.root_path,
         answer_at_once=new_turns.answer_at_once,
         hosts={limits.host, *limits.allowed_hosts} if authenticator.is_open else None,
         origins=limits.cors_origins,
@@ -138,9 +114,9 @@ def create_app(
     return app
 
 
-def create_health_app(metrics_text: MetricsText, authenticator: Authenticator, host: str) -> Application:
+def create_health_app(metrics_text: MetricsText, authenticator: Authenticator, host: str) -> FastAPI:
     """Return the application of a worker process: health and metrics."""
-    app = Application(title="smolsessions", version=__version__, openapi_url=None)
+    app = FastAPI(title="smolsessions", version=__version__, openapi_url=None)
     app.state.draining = False
     app.include_router(health_routes(metrics_text))
     app.add_middleware(

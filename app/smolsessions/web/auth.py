@@ -6,7 +6,6 @@ import asyncio
 import errno
 import hashlib
 import logging
-import os
 import re
 import threading
 import time
@@ -146,13 +145,14 @@ class Authenticator:
     def _refresh(self, path: Path) -> None:
         is_start = self._read_at is None
         try:
-            found = _stat_of_file(path)
+            found = path.stat()
+            if not S_ISREG(found.st_mode):  # an open of a pipe, say, may wait for ever
+                raise OSError(errno.EINVAL, "it is no regular file")  # noqa: TRY301 - as if it could not be read
             changed_at = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
             is_at_rest, self._seen_at = changed_at == self._seen_at, changed_at
             # One that is being written may lack keys, so it is read once it rests.
             if changed_at != self._read_at and (is_at_rest or is_start):
-                self._identities, wrong = _read(path)
-                _report(path, wrong, is_start=is_start)
+                self._identities = _read(path, is_start=is_start)
                 if not is_start:
                     log.info("the API keys are read again: %s", len(self._identities), extra={"action": "keys.read"})
                     if open_to_all(found):
@@ -172,24 +172,8 @@ class Authenticator:
                 log.error("the API keys are not reloaded: %s: %s", path, error, extra={"action": "keys.unreadable"})  # noqa: TRY400
 
 
-def _stat_of_file(path: Path) -> os.stat_result:
-    """Return the state of a regular file. Raises `OSError` for a pipe, say: who opens one may wait for ever."""
-    found = path.stat()
-    if not S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file")
-    return found
-
-
-def _report(path: Path, wrong: list[str], *, is_start: bool) -> None:
-    """Log the wrong lines of a changed file. At start they raise `StartError`."""
-    if wrong and is_start:
-        raise StartError(wrong[0])
-    for sentence in wrong:
-        log.error("%s: %s; the line is passed over", path, sentence, extra={"action": "keys.wrong_line"})
-
-
-def _read(path: Path) -> tuple[dict[bytes, Identity], list[str]]:
-    """Return the identities, and a sentence about each line that is wrong."""
+def _read(path: Path, *, is_start: bool) -> dict[bytes, Identity]:
+    """Return the identities. A wrong line is logged. At start it raises `StartError`."""
     identities: dict[bytes, Identity] = {}
     wrong = []
     for number, line in enumerate(path.read_text("utf-8", errors="replace").split("\n"), 1):
@@ -208,4 +192,8 @@ def _read(path: Path) -> tuple[dict[bytes, Identity], list[str]]:
             wrong.append(f"line {number}: {error} (`smolsessions keys owner OWNER` makes a line)")
             continue
         identities[bytes.fromhex(match[2])] = Identity(Owner(match[1]), claims, match[2][:KEY_DIGITS].lower())
-    return identities, wrong
+    if wrong and is_start:
+        raise StartError(wrong[0])
+    for sentence in wrong:
+        log.error("%s: %s; the line is passed over", path, sentence, extra={"action": "keys.wrong_line"})
+    return identities

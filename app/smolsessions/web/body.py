@@ -113,8 +113,14 @@ def check_structure(body: bytes, max_text_bytes: int) -> None:
     """Raise `TooLargeError` for a body that takes long to parse: much text beside images and files, or many values."""
     if body.count(b'"') > MAX_QUOTES:
         raise TooLargeError(f"The body has more than {MAX_QUOTES} quotation marks; send less.")
-    first, *parts = body.split(b'"')
-    text = b'"'.join([first, *map(_without_base64, parts)])
+    parts = body.split(b'"')
+    for place, part in enumerate(parts):
+        if place and len(part) >= _MIN_BASE64_BYTES and not part.endswith(b"\\"):
+            url = _DATA_URL.match(part)
+            left = part[url.end() if url else 0 :].translate(None, _BASE64)
+            if not left.strip(b"\\"):  # base64 alone, of which some clients escape the slashes
+                parts[place] = b"/" * len(left)
+    text = b'"'.join(parts)
     if len(text) > max_text_bytes:
         raise TooLargeError(f"The body has more than {max_text_bytes} bytes beside its images and files; send less.")
     bare = _outside_strings(text).translate(None, b" \t\r\n")
@@ -140,12 +146,3 @@ def _separators(text: bytes) -> int:
 def _outside_strings(text: bytes) -> bytes:
     # Without escapes, each quotation mark begins or ends a string.
     return b"".join(text.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
-
-
-def _without_base64(part: bytes) -> bytes:
-    """Remove base64 from a part between quotation marks. Some clients escape its slashes."""
-    if len(part) < _MIN_BASE64_BYTES or part.endswith(b"\\"):
-        return part
-    url = _DATA_URL.match(part)
-    left = part[url.end() if url else 0 :].translate(None, _BASE64)
-    return part if left.strip(b"\\") else b"/" * len(left)

@@ -58,47 +58,34 @@ def describe(app: FastAPI) -> dict[str, Any]:
         components["schemas"].pop(name, None)
     components["schemas"].update(event_schemas() | problems.schemas())
     components["responses"] = problems.described()
-    components["headers"] = {name: _header(*described) for name, described in HEADERS.items()}
-    for path in document["paths"].values():
-        for operation in path.values():
-            _finish(operation)
+    components["headers"] = {
+        name: {"description": text, "schema": {"type": kind}, "example": example}
+        for name, (text, kind, example) in HEADERS.items()
+    }
+    operations = [operation for path in document["paths"].values() for operation in path.values()]
+    for operation in operations:
+        operation["summary"] = re.split(r"\.(?:\s|$)", operation["description"])[0]
+        # A service without API keys needs none, and health never needs one.
+        operation["security"] = [*operation["security"], {}] if "security" in operation else []
+        for status in filter(problems.is_error, operation["responses"]):
+            operation["responses"][status] = {"$ref": f"#/components/responses/{problems.name_of(status)}"}
+        for parameter in operation.get("parameters", ()):
+            parameter["schema"].pop("description", None)
     _drop_titles([document["paths"], components["schemas"]])
-    _add_examples(document)
-    return document
-
-
-def _header(description: str, kind: str, example: object) -> dict[str, Any]:
-    return {"description": description, "schema": {"type": kind}, "example": example}
-
-
-def _finish(operation: dict[str, Any]) -> None:
-    """Shorten the summary to a sentence, and share what operations have in common.
-
-    A service without API keys needs none, and health never needs one.
-    """
-    operation["summary"] = re.split(r"\.(?:\s|$)", operation["description"])[0]
-    operation["security"] = [*operation["security"], {}] if "security" in operation else []
-    for status in filter(problems.is_error, operation["responses"]):
-        operation["responses"][status] = {"$ref": f"#/components/responses/{problems.name_of(status)}"}
-    for parameter in operation.get("parameters", ()):
-        parameter["schema"].pop("description", None)
-
-
-def _add_examples(document: dict[str, Any]) -> None:
-    """Add the requests and answers that `tests/support/examples.py` recorded."""
+    # `tests/support/examples.py` recorded these requests and answers.
     recorded = json.loads(files("smolsessions.web").joinpath("examples.json").read_text("utf-8"))
-    for path in document["paths"].values():
-        for operation in path.values():
-            name = operation["operationId"]
-            if name in recorded["requests"]:
-                for content in operation["requestBody"]["content"].values():
-                    content["example"] = recorded["requests"][name]
-            for place, example in recorded["answers"].get(name, {}).items():
-                status, _, kind = place.partition(" ")
-                operation["responses"][status]["content"][kind]["example"] = example
+    for operation in operations:
+        name = operation["operationId"]
+        if name in recorded["requests"]:
+            for content in operation["requestBody"]["content"].values():
+                content["example"] = recorded["requests"][name]
+        for place, example in recorded["answers"].get(name, {}).items():
+            status, _, kind = place.partition(" ")
+            operation["responses"][status]["content"][kind]["example"] = example
     for status, example in recorded["problems"].items():
-        response = document["components"]["responses"][problems.name_of(status)]
+        response = components["responses"][problems.name_of(status)]
         response["content"]["application/problem+json"]["example"] = example
+    return document
 
 
 def _drop_titles(node: Any) -> None:

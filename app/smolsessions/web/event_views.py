@@ -8,18 +8,17 @@ from pydantic import TypeAdapter
 
 from smolsessions.core.events import (
     EVENT_TYPES,
-    InputAnswered,
     Logged,
     MessageDelta,
+    StepEvent,
     StepFinished,
     TurnEnded,
     TurnQueued,
-    TurnStarted,
     TurnWaiting,
 )
 from smolsessions.core.records import Ref
-from smolsessions.web.views import answer_view, data_of, file_views, image_views, requests_view, time_view, turn_view
-from smolsessions.wire.events import KnownEvent, TurnEvent
+from smolsessions.web.views import media_views, request_views, turn_view, view_of
+from smolsessions.wire.events import MODELS_OF_TYPES, KnownEvent, TurnEvent
 
 _REF = "#/components/schemas/{model}"
 
@@ -41,35 +40,20 @@ def event_schemas() -> dict[str, Any]:
     }
 
 
-def event_view(ref: Ref, turn: int, logged: Logged, *, internal: bool) -> dict[str, Any]:
-    """Return an event as JSON data. `internal` includes internal tools in the final event's turn."""
+def event_json(ref: Ref, turn: int, logged: Logged, *, internal: bool) -> str:
+    """Return an event as JSON. `internal` includes internal tools in the final event's turn."""
     event = logged.event
-    view: dict[str, Any] = {
-        "type": event.type,
-        "seq": logged.seq,
-        "conversation_id": ref.id,
-        "turn": turn,
-        "attempt": 0,
-    }
-    if isinstance(event, TurnStarted):
-        view |= {"attempt": event.attempt, "at": time_view(event.at)}
+    own: dict[str, Any] = {"type": event.type, "seq": logged.seq, "conversation_id": ref.id, "turn": turn}
+    if isinstance(event, TurnQueued):
+        own["attempt"] = 0
     elif isinstance(event, TurnEnded):
-        view |= {"attempt": event.result.attempts, "result": turn_view(event.result, internal=internal)}
+        own |= {"attempt": event.result.attempts, "result": turn_view(event.result, internal=internal)}
     elif isinstance(event, TurnWaiting):
-        view |= {"attempt": event.attempt, "requests": requests_view(ref.id, event.requests)}
-    elif isinstance(event, InputAnswered):
-        view |= {"attempt": event.attempt, "answers": list(map(answer_view, event.answers))}
-    elif not isinstance(event, TurnQueued):
-        records: tuple[Any, Any] = event.where, event
-        for record in records:
-            for name in record.__slots__:
-                view[name] = getattr(record, name)
-        del view["where"]
-        if isinstance(event, MessageDelta) and event.index is None:
-            del view["index"], view["name"]
-        elif isinstance(event, StepFinished):
-            view["error"] = event.error and data_of(event.error)
-            view["images"] = image_views(ref.id, event.images)
-            view["files"] = file_views(ref.id, event.files) if event.files else []
-            view["usage"] = event.usage and data_of(event.usage)
-    return view
+        own["requests"] = request_views(ref.id, event.requests)
+    elif isinstance(event, StepFinished):
+        own |= {"images": media_views(ref.id, event.images), "files": media_views(ref.id, event.files)}
+    records = (event, event.where) if isinstance(event, StepEvent) else (event,)
+    view = view_of(MODELS_OF_TYPES[event.type], *records, **own)
+    # Only pieces of a tool call's arguments have `index` and `name`.
+    is_text = isinstance(event, MessageDelta) and event.index is None
+    return view.model_dump_json(exclude={"index", "name"} if is_text else None)

@@ -40,6 +40,8 @@ async def read_files(
     files: Sequence[FileIn], max_bytes: int, arguments: Collection[str]
 ) -> tuple[tuple[bytes, ...], tuple[StepFile, ...]]:
     """Return the files as they are stored, and their records. `arguments` are the names of other variables."""
+    if not files:
+        return (), ()
     return await asyncio.get_running_loop().run_in_executor(THREAD, _read_all, files, max_bytes, arguments)
 
 
@@ -81,23 +83,20 @@ def _read(sent: FileIn, pointer: str) -> File:
         data = base64.b64decode(sent.data[url.end() :] if url else sent.data, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidRequestError.at(f"{pointer}/data", "is neither base64 nor a data:…;base64, URL") from None
-    if flaw := _content_flaw(kind, data):
+    flaw = None
+    if is_text(kind):
+        try:
+            flaw = "holds a zero byte, which no text does" if "\0" in data.decode() else None
+        except UnicodeDecodeError:
+            flaw = "is no text in UTF-8"
+    elif not (data.startswith(b"%PDF-") if kind == PDF else _SOUNDS[kind](data)):
+        flaw = f"does not begin as {kind} does"
+    if flaw:
         raise InvalidRequestError.at(f"{pointer}/data", flaw)
     if kind in _SOUNDS:
         rate = int.from_bytes(data[_RATE], "little") if kind == "audio/wav" and data[12:16] == b"fmt " else None
         return Audio(data, kind, name, rate or None)
     return File(data, kind, name)
-
-
-def _content_flaw(kind: str, data: bytes) -> str | None:
-    if is_text(kind):
-        try:
-            text = data.decode()
-        except UnicodeDecodeError:
-            return "is no text in UTF-8"
-        return "holds a zero byte, which no text does" if "\0" in text else None
-    is_such = data.startswith(b"%PDF-") if kind == PDF else _SOUNDS[kind](data)
-    return None if is_such else f"does not begin as {kind} does"
 
 
 def served(file: File) -> tuple[str, dict[str, str]]:

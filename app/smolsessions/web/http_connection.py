@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
@@ -34,8 +33,6 @@ MIN_BYTES_PER_S = 1024
 MAX_BODY_S = 300.0  # 20 MiB at 70 KB/s; a body that takes longer holds memory for too long
 SPARE_CONNECTIONS = 64  # beyond the bound, for probes
 SPARE_S = 2.0
-_IS_GONE, _ON_DISCONNECT = "is_gone", "on_disconnect"
-_EMPTY: deque[Any] = deque()  # one for all connections: an empty deque takes 0.7 KB
 PROBES = frozenset({"/livez", "/readyz"})
 
 
@@ -44,15 +41,6 @@ def limited_connections(receive_timeout_s: float, max_connections: int) -> Calla
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = max_connections if files == resource.RLIM_INFINITY else min(max_connections, files // 2)
     return partial(Connection, receive_timeout_s=receive_timeout_s, max_connections=most)
-
-
-def call_on_disconnect(scope: Scope, call: Callable[[], None]) -> None:
-    """Call a function once if the client leaves before the response is complete. Waiting in `receive` takes a task."""
-    state = scope["state"]
-    if _IS_GONE in state:
-        call()
-    else:
-        state[_ON_DISCONNECT] = call
 
 
 class _Phase(IntEnum):
@@ -89,25 +77,10 @@ class Connection(HttpToolsProtocol):
     A request that arrives in one piece costs no timer. A timer starts if a piece leaves a head or a body unfinished.
     """
 
-    # An object of more than 30 attributes in its dict costs 1.6 KB more, and uvicorn's own are almost as many.
-    __slots__ = (
-        "_body_began",
-        "_body_bytes",
-        "_head_s",
-        "_max_connections",
-        "_phase",
-        "_receive_timeout_s",
-        "_running",
-        "_timer",
-        "_unreported",
-        "_window_began",
-        "_window_bytes",
-    )
     flow: _ClockedFlow
 
     def __init__(self, *arguments: Any, receive_timeout_s: float, max_connections: int, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.pipeline = _EMPTY
         self._receive_timeout_s = self._head_s = receive_timeout_s
         self._max_connections = max_connections
         self._phase = _Phase.IDLE
@@ -161,16 +134,17 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        if len(self.headers) > MAX_FIELDS or (
-            self._unreported > MAX_HEAD_BYTES and self._head_bytes() > MAX_HEAD_BYTES
-        ):
+        head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if len(self.headers) > MAX_FIELDS or head_bytes > MAX_HEAD_BYTES:
             raise HeadTooLargeError
         if len(self.pipeline) >= MAX_PIPELINED:
             raise MalformedError("Too many requests are sent ahead of their answers.")
-        if self.parser.should_upgrade():
-            self._check_upgrade()
-        if not self.pipeline and self.cycle is not None and not self.cycle.response_complete:
-            self.pipeline = deque()  # uvicorn is about to queue the request
+        # The parser would take a body for the other protocol, or for a next request.
+        if self.parser.should_upgrade() and any(
+            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+            for name, value in self.headers
+        ):
+            raise MalformedError("The request asks for another protocol; send it without `Upgrade`.")
         super().on_headers_complete()
         self._unreported = self._body_bytes = self._window_bytes = 0
         self.headers = []  # uvicorn would add trailers to the checked headers
@@ -204,17 +178,6 @@ class Connection(HttpToolsProtocol):
         self._running = cycle
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
-    def _head_bytes(self) -> int:
-        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-
-    def _check_upgrade(self) -> None:
-        """Raise `MalformedError` for a body. The parser would take it for the other protocol or for a next request."""
-        if any(
-            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
-            for name, value in self.headers
-        ):
-            raise MalformedError("The request asks for another protocol; send it without `Upgrade`.")
-
     def _arm(self, seconds: float) -> None:
         self._timer = self.loop.call_later(seconds, self._expire)
 
@@ -224,10 +187,25 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
     def _expire(self) -> None:
+        """Close the connection, unless the rest of a body may still come.
+
+        Each window of time must bring enough bytes of a body. Earlier windows give no credit.
+        """
         self._timer = None
         if self.transport.is_closing():
             return
-        rest_s = self._rest_s()
+        rest_s = 0.0
+        if self._phase is _Phase.BODY and not self.cycle.response_complete:
+            now = self.flow.clock()
+            passed_s = now - self._window_began
+            is_slow = self._body_bytes - self._window_bytes < passed_s * MIN_BYTES_PER_S
+            if self.flow.read_paused:
+                rest_s = self._receive_timeout_s
+            elif passed_s < self._receive_timeout_s:
+                rest_s = min(self._receive_timeout_s - passed_s, self._body_began + MAX_BODY_S - now)
+            elif not is_slow:
+                self._window_began, self._window_bytes = now, self._body_bytes
+                rest_s = min(self._receive_timeout_s, self._body_began + MAX_BODY_S - now)
         if rest_s > 0:
             self._arm(rest_s)
         elif self._phase is _Phase.IDLE:
@@ -235,25 +213,15 @@ class Connection(HttpToolsProtocol):
         else:
             self._refuse(RequestTimeoutError())
 
-    def _rest_s(self) -> float:
-        """Return the time left for a body. Each window must bring enough bytes. Earlier ones give no credit."""
-        if self._phase is not _Phase.BODY or self.cycle.response_complete:
-            return 0.0
-        if self.flow.read_paused:
-            return self._receive_timeout_s
-        now = self.flow.clock()
-        passed_s = now - self._window_began
-        if passed_s >= self._receive_timeout_s:
-            if self._body_bytes - self._window_bytes < passed_s * MIN_BYTES_PER_S:
-                return 0.0
-            self._window_began, self._window_bytes, passed_s = now, self._body_bytes, 0.0
-        return min(self._receive_timeout_s - passed_s, self._body_began + MAX_BODY_S - now)
-
     def _refuse(self, error: ServiceError) -> None:
         """Close the connection, after an answer, except if an earlier request still waits for its own."""
         if self.transport.is_closing():
             return
-        if self._may_answer():
+        if self._phase is _Phase.BODY and self.cycle is not None:
+            may_answer = not self.pipeline and not self.cycle.response_started
+        else:
+            may_answer = self.cycle is None or self.cycle.response_complete
+        if may_answer:
             response = _numbered(error)
             fields = [*self.server_state.default_headers, *response.raw_headers, (b"connection", b"close")]
             head = b"".join(name + b": " + value + b"\r\n" for name, value in fields)
@@ -262,19 +230,11 @@ class Connection(HttpToolsProtocol):
         self._disconnect()
         self.transport.close()
 
-    def _may_answer(self) -> bool:
-        if self._phase is _Phase.BODY and self.cycle is not None:
-            return not self.pipeline and not self.cycle.response_started
-        return self.cycle is None or self.cycle.response_complete
-
     def _disconnect(self) -> None:
         """Disconnect the running request. Uvicorn does not if another request was pipelined."""
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
-            state = self._running.scope["state"]
-            state[_IS_GONE] = True
-            state.pop(_ON_DISCONNECT, _do_nothing)()
 
 
 def _numbered(error: ServiceError) -> Response:
@@ -284,10 +244,6 @@ def _numbered(error: ServiceError) -> Response:
     response = response_to(error)
     response.headers["X-Request-Id"] = own
     return response
-
-
-def _do_nothing() -> None:
-    pass
 
 
 def _only_probes(app: ASGIApp) -> ASGIApp:

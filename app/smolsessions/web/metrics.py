@@ -45,12 +45,9 @@ class Metrics:
         self.tool_servers: Callable[[], list[ToolServer]] = list
         self._registry = CollectorRegistry()
         durations = functools.partial(Histogram, buckets=_SECONDS)
-        turns = self._add(Counter, "turns", "Turns that ended here.", "agent", "status", "code")
-        self._turns = functools.cache(turns.labels)
-        duration = self._add(
-            durations, "turn_seconds", "From start to end of a turn, without its waits for persons.", "agent"
-        )
-        self._duration = functools.cache(duration.labels)
+        self._turns = self._add(Counter, "turns", "Turns that ended here.", "agent", "status", "code")
+        text = "From start to end of a turn, without its waits for persons."
+        self._duration = self._add(durations, "turn_seconds", text, "agent")
         self._queued = self._add(durations, "turn_queued_seconds", "From submit to start.")
         text = "Attempts that continued a turn of another process, or of an earlier life of this process."
         self._taken_over = self._add(Counter, "turns_taken_over", text)
@@ -85,12 +82,13 @@ class Metrics:
         outcome, timing = turn.outcome, turn.timing
         assert outcome, "a turn that ended has an outcome"
         code = outcome.error.code if outcome.error else ""
-        self._turns(turn.agent.name, outcome.status, code).inc()
+        self._turns.labels(turn.agent.name, outcome.status, code).inc()
         if turn.attempts > 1 + timing.waits:
             self._taken_over.inc(turn.attempts - 1 - timing.waits)
         if timing.started_at is None or timing.finished_at is None:
             return
-        self._duration(turn.agent.name).observe(max(0.0, timing.finished_at - timing.started_at - timing.waited_s))
+        ran_s = timing.finished_at - timing.started_at - timing.waited_s
+        self._duration.labels(turn.agent.name).observe(max(0.0, ran_s))
         self._queued.observe(max(0.0, timing.started_at - timing.submitted_at))
 
     async def text(self) -> bytes:
@@ -149,7 +147,18 @@ async def share_metrics(metrics: Metrics, number: int, sockets: Sequence[Path]) 
         writer.close()
 
     async def text_of(process: int) -> str | None:
-        return (await metrics.text()).decode() if process == number else await _text_from(sockets[process])
+        """Return the metrics of a process, or None if it does not answer in time."""
+        if process == number:
+            return (await metrics.text()).decode()
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(TIMEOUT_S):
+                reader, writer = await asyncio.open_unix_connection(sockets[process])
+                try:
+                    text = await reader.read()
+                    return text.decode() if text.endswith(END) else None
+                finally:
+                    writer.close()
+        return None
 
     async def merged() -> bytes:
         texts = await asyncio.gather(*map(text_of, range(len(sockets))))
@@ -159,19 +168,6 @@ async def share_metrics(metrics: Metrics, number: int, sockets: Sequence[Path]) 
     sockets[number].unlink(missing_ok=True)  # left by an earlier life of this process
     async with await asyncio.start_unix_server(answer, sockets[number]):
         yield merged
-
-
-async def _text_from(socket: Path) -> str | None:
-    """Return the metrics of another process, or None if it does not answer in time."""
-    with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(TIMEOUT_S):
-            reader, writer = await asyncio.open_unix_connection(socket)
-            try:
-                text = await reader.read()
-                return text.decode() if text.endswith(END) else None
-            finally:
-                writer.close()
-    return None
 
 
 class _Merged(Collector):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
-from ipaddress import ip_address
+from ipaddress import IPv6Address
 from secrets import token_hex
 
 from starlette.requests import ClientDisconnect
@@ -44,10 +44,6 @@ _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _IMPORT = ("POST", "/conversations/import")  # its document may be large, and is parsed in a thread
 
 
-async def _no_answer(_scope: Scope, _headers: Mapping[bytes, bytes], _body: HeldBody) -> None:
-    pass
-
-
 class RequestChecks:
     """Plain ASGI middleware that refuses requests which no route should handle.
 
@@ -59,27 +55,32 @@ class RequestChecks:
         app: ASGIApp,
         *,
         authenticator: Authenticator,
-        answer_at_once: Callable[[Scope, Mapping[bytes, bytes], HeldBody], Awaitable[ASGIApp | None]] = _no_answer,
         hosts: Collection[str] | None,
         origins: Collection[str],
         max_body_bytes: int,
         max_text_bytes: int,
+        prefix: str = "",
+        answer_at_once: Callable[[Scope, Mapping[bytes, bytes], HeldBody], Awaitable[ASGIApp | None]] | None = None,
     ) -> None:
-        """`hosts` are the names beside those of the machine that it answers to, None for any."""
+        """`hosts` are the names beside those of the machine that it answers to, None for any.
+
+        A path may begin with `prefix`, or a reverse proxy has removed it. `answer_at_once` answers a request with a
+        body, or leaves it to the application by returning None.
+        """
         self._app = app
+        self._prefix = prefix
+        self._answer_at_once = answer_at_once
         self._origins = frozenset(origin.encode() for origin in origins)
         named = None if hosts is None else {name.encode() for host in hosts for name in (host, f"[{host}]")}
         self._host_names = None if named is None else _LOOPBACK_NAMES | named
         self._authenticator = authenticator
-        self._answer_at_once = answer_at_once
         self._max_body_bytes = max_body_bytes
         self._budget = BodyBudget(max_body_bytes * MOST_LARGEST_BODIES)
         self._check_structure = partial(check_structure, max_text_bytes=max_text_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+        if self._prefix and f"{scope['path']}/".startswith(f"{self._prefix}/"):
+            scope["path"] = scope["path"].removeprefix(self._prefix) or "/"
         has_begun = False
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
@@ -110,36 +111,33 @@ class RequestChecks:
 
     async def _answer(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
         if len(headers) != len(scope["headers"]):
-            _check_single(scope["headers"])
-            scope["headers"] = _with_joined_lists(scope["headers"])
+            lists: dict[bytes, list[bytes]] = {}
+            others: list[tuple[bytes, bytes]] = []
+            for name, value in scope["headers"]:
+                if name in _LISTS:
+                    lists.setdefault(name, []).append(value)
+                elif name in _SINGLE and any(name == other for other, _ in others):
+                    raise MalformedError(f"The request has two headers {name.decode()}; send one.")
+                else:
+                    others.append((name, value))
+            # One line for each list in place of several (RFC 9110, 5.3).
+            scope["headers"] = others + [(name, b", ".join(values)) for name, values in lists.items()]
             headers = dict(scope["headers"])
         host = _host_of(headers.get(b"host"), scope["http_version"])
-        if self._host_names and host[0] not in self._host_names and not self._is_private(host[0]):
+        name = host[0]
+        # Beyond loopback, no page of a public site can have an address or a local name.
+        is_private = b"." not in name or name.startswith(b"[") or name.endswith(_PRIVATE) or _IPV4.fullmatch(name)
+        if self._host_names and name not in self._host_names and (self._authenticator.loopback or not is_private):
             # A page of another site can make a browser call any address under that site's name.
             raise ForeignHostError
         _check_site(scope["method"], headers, host, self._origins)
-        if scope["method"] in _WITH_BODY:
-            # An unauthorized body is not read. The route takes owner and claims from the scope.
-            authorization = headers.get(b"authorization", b"").decode("latin-1")
-            scope["owner"], scope["claims"], scope["key"] = self._authenticator.identify(authorization)
-            body = HeldBody(self._budget, scope["owner"])
-            try:
-                await self._read(body, headers, receive, is_import=(scope["method"], scope["path"]) == _IMPORT)
-                if response := await self._answer_at_once(scope, headers, body):
-                    await response(scope, receive, send)
-                else:
-                    await self._app(scope, body.replay(receive), send)
-            finally:
-                body.free()
-        else:
+        if scope["method"] not in _WITH_BODY:
             await self._app(scope, receive, send)
-
-    def _is_private(self, name: bytes) -> bool:
-        """True beyond loopback for a name that no page of a public site can have: an address, or a local name."""
-        is_private = b"." not in name or name.startswith(b"[") or name.endswith(_PRIVATE) or _IPV4.fullmatch(name)
-        return bool(is_private) and not self._authenticator.loopback
-
-    async def _read(self, held: HeldBody, headers: dict[bytes, bytes], receive: Receive, *, is_import: bool) -> None:
+            return
+        # An unauthorized body is not read. The route takes owner and claims from the scope.
+        authorization = headers.get(b"authorization", b"").decode("latin-1")
+        scope["owner"], scope["claims"], scope["key"] = self._authenticator.identify(authorization)
+        held = HeldBody(self._budget, scope["owner"])
         length = headers.get(b"content-length", b"0")
         has_body = length != b"0" or b"transfer-encoding" in headers
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
@@ -147,35 +145,24 @@ class RequestChecks:
             raise MediaTypeError
         if length.isdigit() and int(length) > self._max_body_bytes:
             raise too_large(self._max_body_bytes)
-        await held.read(receive, self._max_body_bytes)
-        body = held.data
-        if len(body) > LARGE_BYTES and not is_import:
-            await in_thread_if_large(self._check_structure, body)
         try:
-            body.decode()
-        except UnicodeDecodeError:
-            raise MalformedError from None
-        if b"\0" in body:  # UTF-16 or UTF-32
-            raise MalformedError
-
-
-def _check_single(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    seen = [name for name, _ in headers if name in _SINGLE]
-    for name in seen:
-        if seen.count(name) > 1:
-            raise MalformedError(f"The request has two headers {name.decode()}; send one.")
-
-
-def _with_joined_lists(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return the headers, with one line for each list in place of several (RFC 9110, 5.3)."""
-    lists: dict[bytes, list[bytes]] = {}
-    others = []
-    for name, value in headers:
-        if name in _LISTS:
-            lists.setdefault(name, []).append(value)
-        else:
-            others.append((name, value))
-    return others + [(name, b", ".join(values)) for name, values in lists.items()]
+            await held.read(receive, self._max_body_bytes)
+            body = held.data
+            if len(body) > LARGE_BYTES and (scope["method"], scope["path"]) != _IMPORT:
+                await in_thread_if_large(self._check_structure, body)
+            try:
+                body.decode()
+            except UnicodeDecodeError:
+                raise MalformedError from None
+            if b"\0" in body:  # UTF-16 or UTF-32
+                raise MalformedError
+            del body
+            if self._answer_at_once and (response := await self._answer_at_once(scope, headers, held)):
+                await response(scope, receive, send)
+            else:
+                await self._app(scope, held.replay(receive), send)
+        finally:
+            held.free()
 
 
 def _host_of(value: bytes | None, http_version: str) -> tuple[bytes, int | None]:
@@ -185,20 +172,17 @@ def _host_of(value: bytes | None, http_version: str) -> tuple[bytes, int | None]
             raise MalformedError("The request has no header Host, which HTTP/1.1 requires; send it.")
         return b"", None
     match = _HOST.fullmatch(value.lower())
-    if not match or (match[1].startswith(b"[") and not _is_ipv6(match[1][1:-1])):
+    if match and match[1].startswith(b"["):
+        try:
+            IPv6Address(match[1][1:-1].decode())
+        except ValueError:
+            match = None
+    if not match:
         raise MalformedError("The header Host is not of the form host or host:port.")
     port = int(match[2]) if match[2] else None
     if port is not None and not 0 < port <= _LAST_PORT:
         raise MalformedError("The port in the header Host is out of range.")
     return match[1], port
-
-
-def _is_ipv6(text: bytes) -> bool:
-    try:
-        ip_address(text.decode())
-    except ValueError:
-        return False
-    return b":" in text
 
 
 def _check_site(

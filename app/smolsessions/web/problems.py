@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -13,7 +13,6 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
-from starlette.types import Scope
 
 from smolsessions.core import errors
 from smolsessions.core.json_data import invalid_request
@@ -168,41 +167,25 @@ def install(app: FastAPI, of_framework: Mapping[HTTPStatus, Callable[[], errors.
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return response_to(_as_service_error(error, _members_of_body(request.scope)))
+        for problem in error.errors():
+            if problem["type"] == "json_invalid":
+                cause = problem.get("ctx", {}).get("error", "syntax error")
+                return response_to(errors.MalformedError(f"The body is not JSON: {cause}."))
+        body = getattr(request.scope.get("route"), "body_field", None)
+        members = getattr(body and body.field_info.annotation, "model_fields", {})
+        return response_to(invalid_request(error.errors(), members))
 
     @app.exception_handler(HTTPException)
     async def found_by_framework(request: Request, error: HTTPException) -> JSONResponse:
-        made = _of_parser(error.__cause__) or of_framework.get(HTTPStatus(error.status_code), errors.ServiceError)()
-        response = response_to(made)
+        cause = error.__cause__
+        if isinstance(cause, RecursionError):
+            return response_to(errors.MalformedError("The body has too many levels; send fewer."))
+        if isinstance(cause, ValueError) and "integer string conversion" in str(cause):
+            return response_to(errors.MalformedError("The body holds a number of too many digits; send it as a text."))
+        response = response_to(of_framework.get(HTTPStatus(error.status_code), errors.ServiceError)())
         if response.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            response.headers["Allow"] = ", ".join(_methods_of(app, request.scope))
+            # The framework's own answer names the methods of the path's first route alone.
+            asked = ({**request.scope, "method": method} for method in METHODS)
+            allowed = [one["method"] for one in asked if any(each.matches(one)[0] is Match.FULL for each in app.routes)]
+            response.headers["Allow"] = ", ".join(allowed)
         return response
-
-
-def _of_parser(cause: BaseException | None) -> errors.ServiceError | None:
-    """Return the refusal of JSON that Python's parser cannot hold."""
-    if isinstance(cause, RecursionError):
-        return errors.MalformedError("The body has too many levels; send fewer.")
-    if isinstance(cause, ValueError) and "integer string conversion" in str(cause):
-        return errors.MalformedError("The body holds a number of too many digits; send it as a text.")
-    return None
-
-
-def _methods_of(app: FastAPI, scope: Scope) -> list[str]:
-    """Return the methods of a path. The framework's own answer names those of its first route alone."""
-    asked = ({**scope, "method": method} for method in METHODS)
-    return [one["method"] for one in asked if any(route.matches(one)[0] is Match.FULL for route in app.routes)]
-
-
-def _members_of_body(scope: Scope) -> Collection[str]:
-    body = getattr(scope.get("route"), "body_field", None)
-    return getattr(body and body.field_info.annotation, "model_fields", {})
-
-
-def _as_service_error(error: RequestValidationError, members: Collection[str]) -> errors.ServiceError:
-    for problem in error.errors():
-        if problem["type"] == "json_invalid":
-            return errors.MalformedError(
-                f"The body is not JSON: {problem.get('ctx', {}).get('error', 'syntax error')}."
-            )
-    return invalid_request(error.errors(), members)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing
 from typing import Any
 
-from pydantic_core import to_json
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
 from starlette.datastructures import Headers
@@ -19,18 +18,11 @@ from smolsessions.core.events import Logged, TurnEnded, TurnWaiting
 from smolsessions.core.records import Turn
 from smolsessions.core.turns import Turns, TurnSubscription
 from smolsessions.web.auth import Authenticator
-from smolsessions.web.event_views import event_view
-from smolsessions.web.http_connection import call_on_disconnect
+from smolsessions.web.event_views import event_json
 from smolsessions.web.routes.common import location_of
 
 log = logging.getLogger(__name__)
 
-HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store"),
-    (b"connection", b"keep-alive"),
-    (b"x-accel-buffering", b"no"),
-)
 PING = b": ping\n\n"
 RECONNECT = b": this process ends; come back with Last-Event-ID\nretry: 500\n\n"
 REVOKED = b": the API key of this stream is not known any more\n\n"
@@ -56,8 +48,8 @@ class EventStreams:
         cached = self._cache.get(key)
         if cached and cached[0] is logged:
             return cached[1]
-        data = to_json(event_view(turn.ref, turn.number, logged, internal=internal))
-        frame = f"event: {logged.event.type}\nid: {logged.seq}\ndata: ".encode() + data + b"\n\n"
+        data = event_json(turn.ref, turn.number, logged, internal=internal)
+        frame = f"event: {logged.event.type}\nid: {logged.seq}\ndata: {data}\n\n".encode()
         if len(frame) < LARGE_BYTES:
             self._cache[key] = (logged, frame)
             if len(self._cache) > MAX_CACHED:
@@ -69,16 +61,8 @@ class TurnStream(EventSourceResponse):
     """Response with a turn's events after a cursor.
 
     It ends after the final event, at shutdown, if the API key is revoked, and if the client leaves or stops reading.
-    It closes the subscription. It runs in the request's own task: the `__call__` of sse-starlette starts four more for
-    each reader, and its `__init__` makes a lock for them and twenty attributes.
+    It closes the subscription.
     """
-
-    status_code = 200
-    background = None
-    sep = "\n"
-    active = True
-    _cleanup_timeout = EventSourceResponse.DEFAULT_CLEANUP_TIMEOUT
-    _send_lock: Any = nullcontext()  # one task alone sends
 
     def __init__(
         self,
@@ -97,19 +81,27 @@ class TurnStream(EventSourceResponse):
         self._cancels = on_disconnect == "cancel"
         self._is_complete = False
         self._last_frame = RECONNECT
-        self.raw_headers = [*HEADERS, (b"location", location_of(subscription.turn).encode())]
-        self.send_timeout = streams.send_timeout_s
-        self.body_iterator = self._frames(after, internal=internal)
+        super().__init__(
+            self._frames(after, internal=internal),
+            headers={"Location": location_of(subscription.turn)},
+            ping=0,  # the reader of the log tells when a turn is silent
+            sep="\n",
+            send_timeout=streams.send_timeout_s,
+        )
 
-    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         subscription = self._subscription
         authenticator: Authenticator = scope["app"].state.authenticator
         authorization = Headers(scope=scope).get("authorization")
+
+        def revoke() -> None:
+            self._last_frame = REVOKED
+            subscription.stop()
+
         self._streams.open_count += 1
         try:
-            with authenticator.watch_key(authorization, subscription.turn.ref.owner, self._revoke):
-                call_on_disconnect(scope, subscription.reader.stop)
-                await self._stream_response(send)
+            with authenticator.watch_key(authorization, subscription.turn.ref.owner, revoke):
+                await super().__call__(scope, receive, send)
         except SendTimeoutError:
             log.info("a reader of events stopped reading and is dropped", extra={"action": "reader.dropped"})
         finally:
@@ -143,10 +135,6 @@ class TurnStream(EventSourceResponse):
         if logged.seq <= reader.length:  # of the past: the wait is over, unless nothing follows
             return reader.waits and logged.seq == reader.length
         return isinstance(logged.event, TurnWaiting)
-
-    def _revoke(self) -> None:
-        self._last_frame = REVOKED
-        self._subscription.stop()
 
 
 def cursor_of(header: str | None, query: str | None) -> int:

@@ -11,7 +11,7 @@ from smolsessions.core.policies import Rules
 from smolsessions.wire.events import StepError
 from smolsessions.wire.requests import APPROVE, METADATA, POLICY, TITLE, TTL
 from smolsessions.wire.turns import CURSOR, AgentVersion, File, Image, LeftOut, Usage
-from smolsessions.wire.words import CodePlace, Confinement, ConversationStatus, StepType, TokenCount, VariableKind
+from smolsessions.wire.words import CodePlace, Confinement, ConversationStatus, StepType, Time, TokenCount, VariableKind
 
 
 class ForkedFrom(BaseModel):
@@ -32,8 +32,8 @@ class Conversation(BaseModel):
     approve: list[str] = Field(description=APPROVE)
     status: ConversationStatus
     metadata: dict[str, Any] = Field(description=METADATA)
-    created_at: datetime = Field(description="Time of its creation.")
-    updated_at: datetime = Field(description="Time of its last change: of a field, of the memory, or by a turn.")
+    created_at: Time = Field(description="Time of its creation.")
+    updated_at: Time = Field(description="Time of its last change: of a field, of the memory, or by a turn.")
     turns: int = Field(description="Number of its last turn. 0: none was sent yet.")
     step_counts: dict[str, int] = Field(
         description="Number of the steps in its memory by their type. Archived and rolled back steps do not count."
@@ -43,7 +43,7 @@ class Conversation(BaseModel):
     archived_steps: int = Field(description="Steps on record that a prune or a rollback removed from the memory.")
     policy: Rules | None = Field(description=POLICY)
     ttl_s: float | None = Field(description=TTL)
-    expires_at: datetime | None = Field(
+    expires_at: Time | None = Field(
         description="Time at which it is deleted if it is not used until then. Null: it is kept."
     )
     forked_from: ForkedFrom | None = Field(description="Its origin, if it is a fork. Null for others.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,7 +18,7 @@ from smolsessions.wire.turns import (
     Turn,
     Usage,
 )
-from smolsessions.wire.words import Channel, DecisionWord, EventType, StepKind
+from smolsessions.wire.words import Channel, DecisionWord, EventType, StepKind, Time
 
 KIND = "Kind of event, also the `event:` line."
 MODEL_CALL = "Id of the model call, unique in the turn."
@@ -56,7 +55,7 @@ class TurnStarted(TurnEvent):
     """A worker runs the turn. A higher `attempt` follows if its process ends."""
 
     type: Literal["turn.started"] = Field(description=KIND)
-    at: datetime = Field(description="Time of the worker's clock.")
+    at: Time = Field(description="Time of the worker's clock.")
 
 
 class StepStarted(StepEvent):
@@ -146,7 +145,7 @@ class InputAnswer(BaseModel):
     reason: str | None = Field(description="Reason for the agent's model. Null: none.")
     text: str | None = Field(description="Answer to a question. Null for an approval.")
     by: Answerer | None = Field(description="Who answered.")
-    at: datetime = Field(description="Time of the answer.")
+    at: Time = Field(description="Time of the answer.")
 
 
 class InputAnswered(TurnEvent):

@@ -1,4 +1,4 @@
-"""Errors as `application/problem+json` (RFC 9457)."""
+"""Errors as `application/problem+json` (RFC 9457), and the health of a process."""
 
 from __future__ import annotations
 
@@ -30,3 +30,9 @@ class Problem(BaseModel):
     detail: str = Field(description="What is wrong, then what to do.")
     instance: str = Field("", description="Id of the request, also in `X-Request-Id` and in the service's log.")
     errors: list[FieldProblem] | None = Field(None, description="Fields and parameters that are invalid. At most 20.")
+
+
+class Health(BaseModel):
+    """Health of a process."""
+
+    status: str = Field(description="`ok`.", examples=["ok"])

@@ -1,13 +1,22 @@
-"""Turns as answers hold them."""
+"""Turns and the effects in their journals, as answers hold them."""
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, Field
 
-from smolsessions.wire.words import ApprovalWord, FailureCode, OnBusyWord, RequestWord, State, Status
+from smolsessions.wire.words import (
+    ApprovalWord,
+    EffectKind,
+    EffectState,
+    FailureCode,
+    OnBusyWord,
+    RequestWord,
+    State,
+    Status,
+    Time,
+)
 
 CURSOR = "`cursor` of the next page. Null: this is the last page."
 CALL_ID = "Id of the call, unique in the turn."
@@ -52,7 +61,7 @@ class Approval(BaseModel):
 
     decision: ApprovalWord
     by: Answerer | None = Field(description="Who decided. Null: nobody did in time.")
-    at: datetime = Field(description="Time of the decision, or of the end of the wait.")
+    at: Time = Field(description="Time of the decision, or of the end of the wait.")
     reason: str | None = Field(description="Reason that was given. Null: none.")
 
 
@@ -100,8 +109,8 @@ class InputRequest(BaseModel):
     choices: list[str] | None = Field(description="Answers to choose from. Null: any text.")
     agent: str = Field(description=AGENT_PATH)
     step_id: str = Field(description=STEP_ID)
-    asked_at: datetime = Field(description="Time at which it was asked first.")
-    expires_at: datetime = Field(description="Time after which it counts as rejected.")
+    asked_at: Time = Field(description="Time at which it was asked first.")
+    expires_at: Time = Field(description="Time after which it counts as rejected.")
     replaces: str | None = Field(
         description="Earlier request for the same call, whose arguments were other ones. Null: none."
     )
@@ -151,9 +160,9 @@ class Failure(BaseModel):
 class Timing(BaseModel):
     """Times of a turn."""
 
-    submitted_at: datetime = Field(description="Time at which the turn was accepted.")
-    started_at: datetime | None = Field(description="Null for a turn that waits, or that ended before it started.")
-    finished_at: datetime | None = Field(description="Time of the turn's end. Null: it is not over.")
+    submitted_at: Time = Field(description="Time at which the turn was accepted.")
+    started_at: Time | None = Field(description="Null for a turn that waits, or that ended before it started.")
+    finished_at: Time | None = Field(description="Time of the turn's end. Null: it is not over.")
     queued_ms: float | None = Field(
         description="Milliseconds until its start, or until its end if it never started. Null: it waits."
     )
@@ -232,3 +241,31 @@ class TurnPage(BaseModel):
 
     items: list[Turn] = Field(description="Turns, by their number.")
     next_cursor: str | None = Field(description=CURSOR)
+
+
+class Effect(BaseModel):
+    """Effect in a turn's journal: a call whose result a replay returns. The result itself is not shown."""
+
+    kind: EffectKind
+    call_id: str = Field(description=f"{CALL_ID} Of a request and its answer: the call that waits.")
+    step_id: str | None = Field(description="Step of the call. Null: it belongs to no step, as that of a summary.")
+    name: str | None = Field(description="Name of the tool, or of the fallback model that answered. Null for others.")
+    state: EffectState
+    attempt: int | None = Field(
+        description="Attempt that made the call, or began it last. Null for a request and its answer."
+    )
+    repeated: bool = Field(description="True if the call was begun again, because a process ended during the first.")
+    ok: bool | None = Field(description="True if the call returned. Null until then, and for a request and its answer.")
+    error: str | None = Field(description="Class of the exception that the call raised. Null: none.")
+    duration_ms: float | None = Field(description="Duration of a call of a tool or code in milliseconds.")
+    size_bytes: int | None = Field(description="Size of the stored result. Null: none is stored yet.")
+
+
+class EffectPage(BaseModel):
+    """Page of a turn's effects."""
+
+    items: list[Effect] = Field(description="Effects, by step and call.")
+    next_cursor: str | None = Field(description=CURSOR)
+    complete: bool = Field(
+        description="False: the journal holds more than 10,000 entries, and the pages show some of them."
+    )

@@ -1,11 +1,12 @@
-"""Words that answers hold. More may come, so a client passes unknown ones on."""
+"""Words that answers hold, and times. More words may come, so a client passes unknown ones on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Annotated, get_args
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, PlainSerializer, WithJsonSchema
 
 from smolsessions.core.effects import EffectKind as KindOfEffect
 from smolsessions.core.effects import EffectState as StateOfEffect
@@ -24,6 +25,12 @@ def _word(known: Iterable[str], meaning: str) -> object:
     return Field(description=text, examples=[words[0]], json_schema_extra={"x-extensible-enum": words})
 
 
+Time = Annotated[
+    datetime,
+    PlainSerializer(lambda time: time.isoformat(timespec="milliseconds").replace("+00:00", "Z"), when_used="json"),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
+]
+"""Time in UTC. JSON has it to the millisecond."""
 Status = Annotated[str, _word(get_args(TurnStatus), "State of the turn.")]
 ConversationStatus = Annotated[
     str,

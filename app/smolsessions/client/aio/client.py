@@ -39,9 +39,8 @@ from smolsessions.wire.conversations import (
     WorkspaceFile,
     WorkspaceFileList,
 )
-from smolsessions.wire.effects import Effect, EffectPage
 from smolsessions.wire.events import TurnEnded, TurnEvent
-from smolsessions.wire.turns import Turn, TurnPage
+from smolsessions.wire.turns import Effect, EffectPage, Turn, TurnPage
 
 WAIT_S = 25
 """Seconds for which one request waits for a turn's end. Many proxies end a silent request after 30."""

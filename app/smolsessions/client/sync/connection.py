@@ -14,9 +14,8 @@ from smolsessions.client.answers import read
 from smolsessions.client.errors import ApiError, UnreachableError, error_of, foreign_answer
 from smolsessions.client.requests import Patience, Until, may_repeat, named, path_of
 from smolsessions.wire.conversations import ConversationPage, StepPage
-from smolsessions.wire.effects import EffectPage
 from smolsessions.wire.events import InputAnswered, TurnEnded, TurnEvent, TurnWaiting, event_of
-from smolsessions.wire.turns import TurnPage
+from smolsessions.wire.turns import EffectPage, TurnPage
 
 M = TypeVar("M", bound=BaseModel)
 PING_S = 15

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from hashlib import sha256
 from itertools import compress
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 from pydantic_core import to_json
@@ -42,15 +42,16 @@ from smolsessions.web.routes.common import (
     answer,
 )
 from smolsessions.web.views import (
-    agent_view,
     conversation_view,
     message_view,
     page_view,
     prune_view,
     step_view,
     variable_views,
+    view_of,
     workspace_views,
 )
+from smolsessions.wire.conversations import Agent as AgentAnswer
 from smolsessions.wire.conversations import (
     AgentDetails,
     AgentLimits,
@@ -180,7 +181,12 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
         changes = {name: getattr(body, name) for name in body.model_fields_set}
         if "approve" in changes:
             changes["approve"] = tuple(body.approve)
-        check = partial(_check_match, if_match)
+
+        def check(now: Conversation) -> None:
+            tags = {"*"} if if_match is None else {tag.strip() for tag in if_match.split(",")}
+            if not tags & {"*", _etag(to_json(conversation_view(now)))}:
+                raise PreconditionFailedError
+
         return _shown(await conversations.patch(Ref(owner, conversation_id), changes, check))
 
     @router.delete(AT, status_code=204, responses=responses(None, 404, 422))
@@ -271,7 +277,9 @@ def memory_routes(conversations: Conversations) -> APIRouter:
     ) -> Response:
         """Create a conversation from an exported one, or from the result of `agent.memory.get_full_steps()`."""
         async with importing:
-            document = await in_thread_if_large(_read_document, await request.body())
+            body = await request.body()
+            await in_thread_if_large(check_document, body)
+            document = await in_thread_if_large(read_json, body)
             return _created(await conversations.bring_in(owner, document, new_id, agent))
 
     @router.get(f"{AT}/messages", responses=responses(Messages, 404, 409, 422))
@@ -340,11 +348,6 @@ def memory_routes(conversations: Conversations) -> APIRouter:
     return router
 
 
-def _read_document(body: bytes) -> Any:
-    check_document(body)
-    return read_json(body)
-
-
 def _created(made: Conversation) -> Response:
     return _shown(made, 201, {"Location": link(f"/conversations/{made.ref.id}")})
 
@@ -359,15 +362,6 @@ def _etag(body: bytes) -> str:
     return f'"{sha256(body).hexdigest()[:32]}"'
 
 
-def _check_match(if_match: str | None, now: Conversation) -> None:
-    """Raise `PreconditionFailedError` if `If-Match` is sent, and names neither the conversation's ETag nor `*`."""
-    if if_match is None:
-        return
-    tags = {tag.strip() for tag in if_match.split(",")}
-    if not tags & {"*", _etag(to_json(conversation_view(now)))}:
-        raise PreconditionFailedError
-
-
 def agent_routes(conversations: Conversations, limits: Limits) -> APIRouter:
     router = APIRouter(tags=["agents"], route_class=StrictRoute)
 
@@ -376,7 +370,13 @@ def agent_routes(conversations: Conversations, limits: Limits) -> APIRouter:
         """List the agents, the default agent first."""
         confinement = await conversations.confinement()
         views = [
-            agent_view(info, confinement[info.version.name], default=number == 0)
+            view_of(
+                AgentAnswer,
+                info.version,
+                info,
+                code_confinement=confinement[info.version.name],
+                default=number == 0,
+            )
             for number, info in enumerate(conversations.agents())
         ]
         return answer({"items": views})
@@ -386,9 +386,14 @@ def agent_routes(conversations: Conversations, limits: Limits) -> APIRouter:
         """Return an agent with the schema of its tools, its examples and its limits."""
         info = conversations.agent(AgentName(name))
         confinement = await conversations.confinement()
-        is_default = conversations.agents()[0].version.name == info.version.name
-        view = agent_view(info, confinement[info.version.name], default=is_default)
-        bounds = {each: getattr(limits, each) for each in AgentLimits.model_fields}
-        return answer({**view, "limits": {**bounds, "deadline_s": info.deadline_s or limits.deadline_s}})
+        view = view_of(
+            AgentDetails,
+            info.version,
+            info,
+            code_confinement=confinement[info.version.name],
+            default=conversations.agents()[0].version.name == info.version.name,
+            limits=view_of(AgentLimits, limits, deadline_s=info.deadline_s or limits.deadline_s),
+        )
+        return answer(view)
 
     return router

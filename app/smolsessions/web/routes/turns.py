@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from starlette.types import Scope
 
 from smolsessions.core.errors import InvalidRequestError, ShuttingDownError
-from smolsessions.core.records import Owner, Ref, Turn, TurnInput, TurnOptions
+from smolsessions.core.records import Owner, Page, Ref, Turn, TurnInput, TurnOptions
 from smolsessions.core.requests import Answer, Answerer
 from smolsessions.core.turns import NewTurn, Turns
 from smolsessions.web.body import HeldBody, in_thread_if_large
@@ -35,10 +35,10 @@ from smolsessions.web.routes.common import (
     location_of,
 )
 from smolsessions.web.sse import EVENT_STREAM, EventStreams, TurnStream, cursor_of
-from smolsessions.web.views import page_view, turn_view
-from smolsessions.wire.requests import AnswerIn, AnswersRequest, TurnRequest
+from smolsessions.web.views import effect_view, page_view, turn_view
+from smolsessions.wire.requests import AnswersRequest, TurnRequest
+from smolsessions.wire.turns import EffectPage, TurnPage
 from smolsessions.wire.turns import Turn as TurnAnswer
-from smolsessions.wire.turns import TurnPage
 
 log = logging.getLogger(__name__)
 
@@ -84,12 +84,13 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 _PATH = re.compile(r"/(?:turn|conversations/([A-Za-z0-9_-]{1,64})/turns)")
 _KEY = re.compile(r"[!-~]{1,255}")
+_READ = frozenset({b"accept", b"prefer", b"idempotency-key"})
 _WAIT = re.compile(r"\s*wait\s*=\s*\"?(\d{1,9})\"?\s*", re.IGNORECASE)
 _QUALITY = re.compile(r"[01](\.\d{0,3})?")
 
 
 class NewTurns:
-    """Accepts new turns. A valid request is answered before FastAPI, which takes longer to route and read it."""
+    """Accepts new turns. A valid request is answered before FastAPI, which would cost 16 % of a turn's instructions."""
 
     def __init__(self, turns: Turns, limits: Limits, streams: EventStreams) -> None:
         self._turns = turns
@@ -102,7 +103,8 @@ class NewTurns:
         is_plain = path and not scope["query_string"] and len(headers) == len(scope["headers"])
         if not path or not is_plain or scope["method"] != "POST":
             return None
-        accept, prefer, key = (_text(headers.get(name)) for name in (b"accept", b"prefer", b"idempotency-key"))
+        text = {name: headers[name].decode("latin-1") for name in _READ & headers.keys()}
+        key = text.get(b"idempotency-key")
         if key is not None and not _KEY.fullmatch(key):
             return None
         try:
@@ -112,7 +114,7 @@ class NewTurns:
         body.free()  # the turn may take long
         if path[1]:
             set_conversation(request, path[1])
-        return await self.answer(scope, request, accept, prefer, idempotency_key=key)
+        return await self.answer(scope, request, text.get(b"accept"), text.get(b"prefer"), idempotency_key=key)
 
     async def answer(  # noqa: PLR0917 - as the routes
         self,
@@ -124,15 +126,38 @@ class NewTurns:
         idempotency_key: str | None = None,
         until: str | None = None,
     ) -> Response:
-        """Submit a turn, and return it at its end or stream its events."""
+        """Check the bounds that are settings, submit a turn, and return it at its end or stream its events."""
+        limits = self._limits
         if scope["app"].state.draining:
             raise ShuttingDownError
+        if not body.message.strip():
+            raise InvalidRequestError.at("/message", "is empty; say something")
+        if len(body.message) > limits.max_message_chars:
+            raise InvalidRequestError.at("/message", f"is longer than {limits.max_message_chars} characters")
+        if body.max_steps is not None and body.max_steps > limits.max_steps:
+            raise InvalidRequestError.at("/max_steps", f"is more than {limits.max_steps}")
+        if body.deadline_s is not None and body.deadline_s > limits.max_deadline_s:
+            raise InvalidRequestError.at("/deadline_s", f"is more than {limits.max_deadline_s:g}")
+        data, images = await read_images(body.images, limits.max_image_pixels)
+        stored, files = await read_files(body.files, limits.max_file_bytes, body.additional_args)
+        new = NewTurn(
+            message=body.message,
+            conversation_id=body.conversation_id,
+            create=body.create,
+            agent=body.agent,
+            options=TurnOptions(body.max_steps, body.reset, body.deadline_s, body.on_busy, tuple(body.approve)),
+            turn_input=TurnInput(data, scope["claims"], stored),
+            images=images,
+            files=files,
+            additional_args=body.additional_args,
+            metadata=body.metadata,
+            idempotency_key=idempotency_key,
+        )
         owner, internal = Owner(scope["owner"]), body.include_internal_tools
-        new = await _new_turn(body, scope["claims"], idempotency_key, self._limits)
         if wants_stream(accept):
             subscription = await self._turns.submit(owner, new)
             return TurnStream(self._streams, subscription, internal=internal, on_disconnect=on_disconnect, until=until)
-        wait_s, applied = wait_of(prefer, self._limits.wait_s)
+        wait_s, applied = wait_of(prefer, limits.wait_s)
         return turn_answer(await self._turns.submit_and_wait(owner, new, wait_s), applied, internal=internal)
 
 
@@ -284,9 +309,17 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         if request.app.state.draining:
             raise ShuttingDownError
         by, now, internal = Answerer(owner, request.scope["key"]), time.time(), body.include_internal_tools
-        answers = [_answer_of(place, each, by, now) for place, each in enumerate(body.answers)]
+        answers = []
+        for place, sent in enumerate(body.answers):
+            decision = sent.decision or ("approve" if sent.text is not None else None)  # a text answers a question
+            if decision is None:
+                sentence = "is missing: send approve or reject; to answer a question, send text instead"
+                raise InvalidRequestError.at(f"/answers/{place}/decision", sentence)
+            answers.append(Answer(sent.request_id, decision, sent.arguments, sent.reason, sent.text, by, now))
         turn, cursor, new = await turns.answer(Ref(owner, conversation_id), number, answers)
-        _audit(turn, new, by)
+        for each in new:
+            extra = {"action": "input.answered", "conversation": str(turn.ref), "turn": turn.number}
+            log.info("%s: %s by %s (key %s)", each.request_id, each.decision, by.owner, by.key or "none", extra=extra)
         if wants_stream(request.headers.get("accept")):
             subscription = await turns.subscribe(turn.ref, number, cursor)
             if subscription is None:
@@ -297,23 +330,27 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         wait_s, applied = wait_of(prefer, limits.wait_s)
         return turn_answer(await turns.wait(turn, wait_s), applied, internal=internal)
 
+    @router.get(f"{at}/{{number}}/effects", responses=responses(EffectPage, 404, 422))
+    async def list_turn_effects(
+        owner: CallerOwner,
+        conversation_id: PathId,
+        number: TurnNumber,
+        *,
+        limit: Limit = 20,
+        cursor: Cursor = None,
+        order: Ascending = "asc",
+    ) -> Response:
+        """List the effects in the journal of a turn that runs or waits, without their results.
+
+        A model call is listed once it was answered. The list of a turn that is over is empty: its journal is deleted.
+        A page of large results may hold fewer than `limit`. `next_cursor` shows whether more follow.
+        """
+        of = ("effects", owner, conversation_id, str(number), order)
+        page = await turns.effects(Ref(owner, conversation_id), number, number_at(cursor, *of), limit, order)
+        view = page_view(Page(page.items, page.next_cursor), effect_view, *of)
+        return answer({**view, "complete": page.is_whole})
+
     return router
-
-
-def _answer_of(place: int, sent: AnswerIn, by: Answerer, now: float) -> Answer:
-    """Return an answer. Without a decision, a text answers a question."""
-    decision = sent.decision or ("approve" if sent.text is not None else None)
-    if decision is None:
-        sentence = "is missing: send approve or reject; to answer a question, send text instead"
-        raise InvalidRequestError.at(f"/answers/{place}/decision", sentence)
-    return Answer(sent.request_id, decision, sent.arguments, sent.reason, sent.text, by, now)
-
-
-def _audit(turn: Turn, answers: Sequence[Answer], by: Answerer) -> None:
-    """Log who answered what."""
-    for each in answers:
-        extra = {"action": "input.answered", "conversation": str(turn.ref), "turn": turn.number}
-        log.info("%s: %s by %s (key %s)", each.request_id, each.decision, by.owner, by.key or "none", extra=extra)
 
 
 def set_conversation(body: TurnRequest, conversation_id: str) -> None:
@@ -323,45 +360,10 @@ def set_conversation(body: TurnRequest, conversation_id: str) -> None:
     body.conversation_id = conversation_id
 
 
-def _text(header: bytes | None) -> str | None:
-    return None if header is None else header.decode("latin-1")
-
-
-async def _new_turn(body: TurnRequest, claims: dict[str, Any], idempotency_key: str | None, limits: Limits) -> NewTurn:
-    """Check the bounds that are settings, and decode images and files."""
-    if not body.message.strip():
-        raise InvalidRequestError.at("/message", "is empty; say something")
-    if len(body.message) > limits.max_message_chars:
-        raise InvalidRequestError.at("/message", f"is longer than {limits.max_message_chars} characters")
-    if body.max_steps is not None and body.max_steps > limits.max_steps:
-        raise InvalidRequestError.at("/max_steps", f"is more than {limits.max_steps}")
-    if body.deadline_s is not None and body.deadline_s > limits.max_deadline_s:
-        raise InvalidRequestError.at("/deadline_s", f"is more than {limits.max_deadline_s:g}")
-    data, images = await read_images(body.images, limits.max_image_pixels) if body.images else ((), ())
-    stored, files = (
-        await read_files(body.files, limits.max_file_bytes, body.additional_args) if body.files else ((), ())
-    )
-    return NewTurn(
-        message=body.message,
-        conversation_id=body.conversation_id,
-        create=body.create,
-        agent=body.agent,
-        options=TurnOptions(body.max_steps, body.reset, body.deadline_s, body.on_busy, tuple(body.approve)),
-        turn_input=TurnInput(data, claims, stored),
-        images=images,
-        files=files,
-        additional_args=body.additional_args,
-        metadata=body.metadata,
-        idempotency_key=idempotency_key,
-    )
-
-
 def wants_stream(accept: str | None) -> bool:
     """Return whether `Accept` names `text/event-stream` and does not rank JSON above it."""
-    if not accept:
-        return False
     ranks: dict[str, float] = {}
-    for part in accept.split(","):
+    for part in (accept or "").split(","):
         kind, *parameters = (word.strip().lower() for word in part.split(";"))
         quality = next((word[2:] for word in parameters if word.startswith("q=")), "1")
         ranks[kind] = float(quality) if _QUALITY.fullmatch(quality) else 0.0
