@@ -144,22 +144,18 @@ class _OpenHistories(Generic[T]):
     def of(self, history: History) -> T:
         """Return the value of a history. A copy takes the place of its original. Raises `UnknownHistoryError`."""
         with self._lock:
-            entry = self._entries.pop(id(history), None) or self._original_of(history)
-            if entry:
-                entry.history = history
-                self._entries[id(history)] = entry
-                return entry.value
+            for key, entry in self._entries.items():
+                known = len(entry.known)
+                is_copy = len(history) > known and _texts(history[:known]) == _texts(entry.known)
+                if key == id(history) or (id(history) not in self._entries and is_copy):
+                    entry.history = history
+                    self._entries[id(history)] = self._entries.pop(key)
+                    return entry.value
         raise UnknownHistoryError(
             "this history goes on, but it was not begun here or another one has closed it; begin it with one user "
             "message, repeat all its messages each time, and give SmolagentsAdapter a factory for several histories "
             "at once"
         )
-
-    def _original_of(self, copy: History) -> _OpenHistory[T] | None:
-        for key, entry in self._entries.items():
-            if len(copy) > len(entry.known) and _texts(copy[: len(entry.known)]) == _texts(entry.known):
-                return self._entries.pop(key)
-        return None
 
 
 def _texts(history: History) -> list[tuple[str, str]]:

@@ -131,19 +131,16 @@ def check_smolagents() -> None:
             f"smolagents {installed} is installed, and this release supports {_RANGE}; install one of these: "
             f"pip install 'smolagents>={OLDEST},<{NEXT}'"
         )
+    cause = None
     try:
         missing = next(_missing(), None)
-    except Exception as error:
-        raise _broken(installed, f"trying it failed with {type(error).__name__}: {error}") from error
+    except Exception as error:  # noqa: BLE001 - of any part of smolagents
+        cause, missing = error, f"trying it failed with {type(error).__name__}: {error}"
     if missing:
-        raise _broken(installed, missing)
-
-
-def _broken(installed: str, how: str) -> StartError:
-    return StartError(
-        f"smolagents {installed} is installed, but it is not as this release needs it: {how}; install it anew, or "
-        f"another release from {_RANGE}"
-    )
+        raise StartError(
+            f"smolagents {installed} is installed, but it is not as this release needs it: {missing}; install it anew, "
+            f"or another release from {_RANGE}"
+        ) from cause
 
 
 def _numbers(release: str) -> tuple[int, ...]:

@@ -128,9 +128,16 @@ class Assembly:
             if tool.name == own_name:
                 with self._at(place, "tools"):
                     raise StartError(f"{tool.name} is the name of the agent, too; rename one of them")
+        with self._lock:
+            if table.model not in self._models:
+                made = []
+                for model_place, model in models_of(self._file, name, table):
+                    with self._at(model_place):
+                        made.append(make_model(model))
+                self._models[table.model] = add_fallbacks(*made)
         arguments: dict[str, Any] = {
             "tools": tools,
-            "model": self._model_of(name, table),
+            "model": self._models[table.model],
             "managed_agents": managed or None,
             "name": own_name,
             "description": table.description or (saved and saved.description),
@@ -199,16 +206,6 @@ class Assembly:
         if "memory_policy" in values:
             values["own_policies"] = [rule.name for rule in table.memory_policy if isinstance(rule, OwnRule)]
         return smolsessions.options(agent, **cast("Any", values))
-
-    def _model_of(self, name: str, table: AgentTable) -> Model:
-        with self._lock:
-            if table.model not in self._models:
-                made = []
-                for place, model in models_of(self._file, name, table):
-                    with self._at(place):
-                        made.append(make_model(model))
-                self._models[table.model] = add_fallbacks(*made)
-            return self._models[table.model]
 
     def _tools_of(self, name: str, table: AgentTable, saved: SavedAgent | None) -> list[Any]:
         tools = list(saved.tools()) if saved else []

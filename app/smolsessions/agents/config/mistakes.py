@@ -102,7 +102,11 @@ def mistakes_in(error: ValidationError, table: Place = ()) -> list[str]:
         kind, context = problem["type"], problem.get("ctx", {})
         key = next((str(part) for part in reversed(place) if part in _SENTENCES_OF_KEYS), "")
         if kind == "extra_forbidden":
-            place, text = place[:-1], _unknown_key(place)
+            place, name = place[:-1], str(place[-1])
+            known = keys_at(place)
+            near = difflib.get_close_matches(name, known, 1)
+            advice = f"use one of {', '.join(known)}" if known else "remove it"
+            text = f"{_shown(name, _HARMLESS)} is no key here; {f'did you mean {near[0]}?' if near else advice}"
         elif "code_block_tags" in place:
             place, text = place[: place.index("code_block_tags") + 1], _CODE_BLOCK_TAGS
         elif kind == "value_error":
@@ -139,16 +143,6 @@ def sentence_at(place: Place, text: str) -> str:
 def keys_at(table: Place) -> Collection[str]:
     """Return the keys that the table at a place may have. A rule of a policy has none here."""
     return _KEYS.get(tuple("*" if number == 1 else part for number, part in enumerate(table)), ())
-
-
-def _unknown_key(place: Place) -> str:
-    name = str(place[-1])
-    shown = _shown(name, _HARMLESS)
-    known = keys_at(place[:-1])
-    if not known:
-        return f"{shown} is no key here; remove it"
-    near = difflib.get_close_matches(name, known, 1)
-    return f"{shown} is no key here; " + (f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}")
 
 
 def _shown(part: int | str, pattern: re.Pattern[str]) -> str:

@@ -73,11 +73,16 @@ class SavedAgent:
 
 def download(repository: str, revision: str) -> Path:
     """Return the folder of a repository at one commit. Raises `StartError`."""
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 - only these agents need it
+    from huggingface_hub import constants, get_session, snapshot_download  # noqa: PLC0415 - only these agents need it
     from huggingface_hub.utils.tqdm import disable_progress_bars  # noqa: PLC0415 - as above
 
     disable_progress_bars()  # else they are in the log
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs each of its repeats
+    try:  # once, as the library repeats for half a minute
+        get_session().head(constants.ENDPOINT, timeout=HUB_S, follow_redirects=False)
+        is_reachable = True
+    except Exception:  # noqa: BLE001 - no connection, or offline mode
+        is_reachable = False
     try:
         folder = snapshot_download(
             repository,
@@ -85,7 +90,7 @@ def download(repository: str, revision: str) -> Path:
             repo_type="space",
             allow_patterns=_FILES,
             etag_timeout=HUB_S,
-            local_files_only=not _is_hub_reachable(),
+            local_files_only=not is_reachable,
         )
         return Path(folder)
     except Exception as error:
@@ -93,17 +98,6 @@ def download(repository: str, revision: str) -> Path:
             f"the repository cannot be downloaded at this revision ({type(error).__name__}); check its name, the "
             "commit and the connection, or save it as a folder and use folder = …"
         ) from error
-
-
-def _is_hub_reachable() -> bool:
-    """Ask once, as the library repeats for half a minute."""
-    from huggingface_hub import constants, get_session  # noqa: PLC0415 - as above
-
-    try:
-        get_session().head(constants.ENDPOINT, timeout=HUB_S, follow_redirects=False)
-    except Exception:  # noqa: BLE001 - no connection, or offline mode
-        return False
-    return True
 
 
 def read_saved_agent(agent: str, folder: Path) -> SavedAgent:

@@ -71,17 +71,12 @@ def _evaluate(node: ast.expr) -> Number:
             return _evaluate(operand)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             a, b = _evaluate(left), _evaluate(right)
-            if isinstance(op, ast.Pow):
-                _refuse_huge_power(a, b)
+            # Checked first: 9 ** 9 ** 9 would hold the interpreter lock for minutes.
+            is_whole = isinstance(a, int) and isinstance(b, int) and abs(a) > 1
+            if isinstance(op, ast.Pow) and is_whole and b * math.log2(abs(a)) > RESULT_LIMIT.bit_length():
+                raise OverflowError
             return _bounded(_BINARY[type(op)](a, b))
     raise ValueError("Only numbers, + - * / // % ** and parentheses can be calculated.")
-
-
-def _refuse_huge_power(base: Number, exponent: Number) -> None:
-    # Checked first: 9 ** 9 ** 9 would hold the interpreter lock for minutes.
-    whole = isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1
-    if whole and exponent * math.log2(abs(base)) > RESULT_LIMIT.bit_length():
-        raise OverflowError
 
 
 def _bounded(value: Any) -> Number:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Collection
 
 from pydantic import ValidationError
 from smolagents import MultiStepAgent
 
+from smolsessions.agents.imports import import_named
 from smolsessions.agents.memory.policies import PolicyFunction
 from smolsessions.core.errors import InvalidRequestError, StartError
 from smolsessions.core.policies import OwnRule, Policy, policy_of, what_is_wrong
@@ -16,18 +16,13 @@ from smolsessions.options import options_of
 
 def import_own_policies(name: str, agent: MultiStepAgent) -> dict[str, PolicyFunction]:
     """Import the functions `(steps) -> steps` that the agent lists as `own_policies`."""
-    listed = options_of(agent).own_policies
-    if not isinstance(listed, list | tuple):
-        raise StartError(f"the agent {name!r} has own_policies = {listed!r}; make it a list of module:function")
     functions = {}
-    for path in map(str, listed):
+    for path in options_of(agent).own_policies:
+        module, _, function = path.partition(":")
         try:
-            functions[path] = _import_function(path)
-        except (Exception, SystemExit) as error:
-            raise StartError(
-                f"the agent {name!r} names the policy {path!r}, which cannot be imported "
-                f"({type(error).__name__}: {error}); write it as module:function"
-            ) from error
+            functions[path] = import_named(module, function, "function", "write it as module:function")
+        except StartError as error:
+            raise StartError(f"the agent {name!r} names the policy {path!r}: {error.message}") from error
     return functions
 
 
@@ -58,11 +53,3 @@ def check_own_rules(policy: Policy, own_policies: Collection[str], pointer: str)
             raise InvalidRequestError.at(
                 f"{pointer}/{place}/name", f"is no policy of this agent's own (its own_policies: {listed})"
             )
-
-
-def _import_function(path: str) -> PolicyFunction:
-    module, _, attribute = path.partition(":")
-    function: PolicyFunction = getattr(importlib.import_module(module), attribute)
-    if not callable(function):
-        raise TypeError(f"{attribute} is no function")
-    return function

@@ -41,8 +41,10 @@ def make_litellm(table: ModelTable) -> LiteLLMModel:
         raise StartError("LiteLLM's id names the provider, too; write it as provider/name, such as ollama_chat/qwen3")
     if provider == "ollama":
         raise StartError("LiteLLM's ollama/ has no chats and no tools; write ollama_chat/ in its place")
-    if not table.base:
-        _refuse_addresses_of_the_host(provider)
+    name = provider.removesuffix("_chat").upper()
+    for variable in (f"{name}_API_BASE", f"{name}_BASE_URL"):  # LiteLLM would send the key there
+        if not table.base and os.environ.get(variable):
+            raise StartError(f"the variable {variable} would choose the address; write it into base, or unset it")
     if not (table.base or table.api_key_env or provider in {*_OF_CLOUDS, "ollama_chat"}):
         raise StartError(
             "LiteLLM wants the provider's key: name the environment variable that holds it in api_key_env, or an "
@@ -103,14 +105,6 @@ def _key(table: ModelTable, provider: str) -> Secret | None:
         return read_key(table.api_key_env)
     is_signed = provider in _SIGNED or (provider in _OF_CLOUDS and not table.base)
     return None if is_signed else Secret(NO_KEY)
-
-
-def _refuse_addresses_of_the_host(provider: str) -> None:
-    """Refuse a variable by which LiteLLM would send the key elsewhere. smolagents even loads a stray `.env`."""
-    name = provider.removesuffix("_chat").upper()
-    for variable in (f"{name}_API_BASE", f"{name}_BASE_URL"):
-        if os.environ.get(variable):
-            raise StartError(f"the variable {variable} would choose the address; write it into base, or unset it")
 
 
 def _has_ended(stream: Any) -> bool:

@@ -61,17 +61,16 @@ def check_model(name: str, agent: MultiStepAgent) -> None:
                 f"the agent {name!r}: smolagents' Bedrock sends no usable tools, so it suits a CodeAgent alone; make "
                 "it one, or use LiteLLM's bedrock/…"
             )
-        if is_structured and not _gives_structure(model, kinds):
+        if "InferenceClientModel" in kinds:
+            client = getattr(model, "client_kwargs", {})
+            gives_structure = client.get("provider") in STRUCTURED_GENERATION_PROVIDERS
+        else:
+            gives_structure = not kinds & {"TransformersModel", "AmazonBedrockModel"}
+        if is_structured and not gives_structure:
             raise StartError(
                 f"the agent {name!r}: {type(model).__name__} gives no structured output; leave it out, or use another "
                 "model"
             )
-
-
-def _gives_structure(model: Model, kinds: set[str]) -> bool:
-    if "InferenceClientModel" in kinds:
-        return getattr(model, "client_kwargs", {}).get("provider") in STRUCTURED_GENERATION_PROVIDERS
-    return not kinds & {"TransformersModel", "AmazonBedrockModel"}
 
 
 def _make(table: ModelTable) -> Model:

@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, wait
 from copy import copy
 from functools import partial
@@ -75,7 +75,6 @@ class RemoteInterpreter(PythonExecutor):
         kind: str,
         make: Callable[[list[str], AgentLogger], RemotePythonExecutor],
         described: str = "",
-        secrets: Iterable[str] = (),
     ) -> None:
         """`make` takes the modules that code may import. `described` is for the fingerprint of the agent."""
         self.kind = kind
@@ -85,7 +84,6 @@ class RemoteInterpreter(PythonExecutor):
         self.names: frozenset[str] = frozenset()
         """Variables of the code that the kernel holds."""
         self._make = make
-        self._secrets = tuple(secrets)
         self._real: RemotePythonExecutor | None = None
         self._imports: list[str] = []
         self._variables: dict[str, Any] = {}
@@ -212,7 +210,7 @@ class RemoteInterpreter(PythonExecutor):
         try:
             real: RemotePythonExecutor = self._wait(lambda: self._make(self._imports, logger), START_S, _clean_up)
         except Exception as error:  # noqa: BLE001 - a vendor's
-            text = without_secrets(utf8_text(str(error)), self._secrets)
+            text = without_secrets(utf8_text(str(error)))
             cause = _TOKEN.sub(r"\1***", text)[:1000]
             name = type(error).__name__
             extra = {"action": "executor.failed"}

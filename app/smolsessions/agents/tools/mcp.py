@@ -228,7 +228,14 @@ class McpServer:
             try:
                 await self._connect_and_watch()
             except Exception as error:  # noqa: BLE001 - foreign servers and the SDK raise many kinds
-                self.cause = without_secrets(_cause_of(error), self._secrets)
+                cause: BaseException = error
+                while isinstance(cause, BaseExceptionGroup):
+                    cause = cause.exceptions[0]
+                if type(cause) is TimeoutError and not cause.args:
+                    self.cause = f"it did not answer within {START_S:g} s"
+                else:
+                    text = " ".join(f"{type(cause).__name__}: {cause}".split())
+                    self.cause = without_secrets(text, self._secrets)[:300].removesuffix(":")
             self._lose()
             if tries_once:
                 self._tried.set()
@@ -352,12 +359,3 @@ async def _wait(event: asyncio.Event, most_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(most_s):
             await event.wait()
-
-
-def _cause_of(error: BaseException) -> str:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if type(error) is TimeoutError and not error.args:
-        return f"it did not answer within {START_S:g} s"
-    text = " ".join(str(error).split())[:300]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -17,14 +17,6 @@ if TYPE_CHECKING:  # the extra `mcp`, and 0.4 s
     from smolsessions.agents.tools.mcp import McpServers
 
 
-def _why_missing() -> str:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        version = importlib.metadata.version("mcp")
-        if version.startswith(("0.", "1.")):
-            return f"mcp 2, and {version} is here, which smolagents' own MCPClient needs: use one of the two"
-    return "a package that is missing"
-
-
 class ToolServers:
     """MCP servers that the agents of this process share."""
 
@@ -57,7 +49,11 @@ class ToolServers:
         Raises `AgentUnavailableError` if a server has given no list.
         """
         if names and self._is_missing:
-            raise StartError(f"needs {_why_missing()}; pip install 'smolsessions[mcp]'")
+            missing = "a package that is missing"
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                if (version := importlib.metadata.version("mcp")).startswith(("0.", "1.")):
+                    missing = f"mcp 2, and {version} is here, which smolagents' own MCPClient needs: use one of the two"
+            raise StartError(f"needs {missing}; pip install 'smolsessions[mcp]'")
         if not names or self._servers is None:
             return []
         from smolsessions.agents.tools.mcp_tools import McpTool  # noqa: PLC0415

@@ -175,7 +175,21 @@ def add_workspaces(name: str, agent: MultiStepAgent, caller: Caller, folders: Co
     if not wanted:
         return
     for each in agents:
-        _refuse_code(name if each is agent else f"{name} → {each.name}", each)
+        called = name if each is agent else f"{name} → {each.name}"
+        place = code_runs_in(each)
+        if place in {"remote", "thread"}:
+            where = "in this process, where it could read every file"
+            where = "remotely, where its tools reach no file" if place == "remote" else where
+            raise StartError(
+                f"the agent {called!r} has a workspace and runs its code {where}; use the executor 'child', or remove "
+                "the workspace"
+            )
+        for tool in each.tools.values():
+            if _runs_code(unproxied(tool)):
+                raise StartError(
+                    f"the agent {called!r} has a workspace and the tool {tool.name!r}, which runs code beside its "
+                    "patterns, where it could read every file; remove the tool, or the workspace"
+                )
     for each in wanted:
         if workspace_of(each) is None:
             _add_tools(name, each, caller, folders)
@@ -226,24 +240,6 @@ def _add_tools(name: str, agent: MultiStepAgent, caller: Caller, folders: Conver
     lists += f" You may only read: {', '.join(access.readonly)}." if access.readonly else ""
     tools = TOOLS if access.editable else _READING
     agent.tools |= {tool.name: tool(bound, lists) for tool in tools}
-
-
-def _refuse_code(name: str, agent: MultiStepAgent) -> None:
-    """Refuse code that runs in this process, beside the access list, and code that runs elsewhere with copied tools."""
-    place = code_runs_in(agent)
-    if place in {"remote", "thread"}:
-        where = "remotely, where its tools reach no file"
-        where = where if place == "remote" else "in this process, where it could read every file"
-        raise StartError(
-            f"the agent {name!r} has a workspace and runs its code {where}; use the executor 'child', or remove the "
-            "workspace"
-        )
-    for tool in agent.tools.values():
-        if _runs_code(unproxied(tool)):
-            raise StartError(
-                f"the agent {name!r} has a workspace and the tool {tool.name!r}, which runs code beside its "
-                "patterns, where it could read every file; remove the tool, or the workspace"
-            )
 
 
 def _runs_code(tool: Any) -> bool:
