@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from smolsessions.core.events import MessageDelta, MessageRestarted, Where
+from smolsessions.core.events import MessageDelta, MessageRestarted, StepPlace
 from smolsessions.store.store import Store
 from smolsessions.store.turns.lease import HeldLease
 from smolsessions.worker import event_bridge
@@ -13,7 +13,7 @@ from smolsessions.worker.event_bridge import MAX_QUEUED, LoopEventBridge
 from tests.support.stores import DONE, Raw, claim_one, event_names_of, key_of, read_events, ref_of, submit
 from tests.support.waiting import PATIENCE_S
 
-HERE = Where("1", 1, "agent", None, 1)
+HERE = StepPlace("1", 1, "agent", None, 1)
 RESTARTED = MessageRestarted(HERE, "1.m1")
 
 

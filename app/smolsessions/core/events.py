@@ -15,7 +15,7 @@ StepKind = Literal["action", "planning"]
 
 
 @record
-class Where:
+class StepPlace:
     """Step of an event.
 
     `step_id` is unique in the turn, `step` counts in its agent's run, `agent` is the agent's path, `parent_call_id` the
@@ -50,7 +50,7 @@ class StepStarted:
     """An agent begins a step."""
 
     type: ClassVar[Literal["step.started"]] = "step.started"
-    where: Where
+    where: StepPlace
     kind: StepKind
 
 
@@ -59,7 +59,7 @@ class MessageDelta:
     """Part of the model's text in its call `call_id`. `index` and `name` name the tool call of `arguments`."""
 
     type: ClassVar[Literal["message.delta"]] = "message.delta"
-    where: Where
+    where: StepPlace
     call_id: str
     channel: MessageChannel
     text: str
@@ -77,7 +77,7 @@ class MessageRestarted:
     """A model call is repeated: the text of its `call_id` so far is void."""
 
     type: ClassVar[Literal["message.restarted"]] = "message.restarted"
-    where: Where
+    where: StepPlace
     call_id: str
 
 
@@ -89,7 +89,7 @@ class ToolCalled:
     """
 
     type: ClassVar[Literal["tool.call"]] = "tool.call"
-    where: Where
+    where: StepPlace
     call_id: str
     name: str
     arguments: Any
@@ -102,7 +102,7 @@ class ToolReturned:
     """The call returned (`result`, cut) or failed (`error`, cut)."""
 
     type: ClassVar[Literal["tool.result"]] = "tool.result"
-    where: Where
+    where: StepPlace
     call_id: str
     name: str
     internal: bool
@@ -126,7 +126,7 @@ class StepFinished:
     """A step is over. A step of the turn's own agent is stored now. `observations` is cut."""
 
     type: ClassVar[Literal["step.finished"]] = "step.finished"
-    where: Where
+    where: StepPlace
     kind: StepKind
     error: StepError | None
     observations: str | None

@@ -23,7 +23,7 @@ from smolsessions.agents.values.images import stored_images
 from smolsessions.agents.values.json_forms import json_form, truncate_json, truncated, utf8_text
 from smolsessions.agents.values.results import error_text
 from smolsessions.caller import CALLER
-from smolsessions.core.events import StepError, StepFinished, StepKind, StepStarted, ToolCalled, ToolReturned, Where
+from smolsessions.core.events import StepError, StepFinished, StepKind, StepPlace, StepStarted, ToolCalled, ToolReturned
 from smolsessions.core.records import ToolCall, Usage
 
 INTERNAL_TOOLS = frozenset({"python_interpreter", "final_answer"})
@@ -45,7 +45,7 @@ class AgentRun:
         self.turn_run = turn_run
         self.path = path
         self._parent_call_id = parent_call_id
-        self.where: Where | None = None
+        self.where: StepPlace | None = None
         """The open step."""
         self._kind: StepKind = "action"
         self._steps = self._models = self._tools = self._checks = 0
@@ -62,7 +62,7 @@ class AgentRun:
         self._nested: dict[int, list[Any]] = {}
         """Of each thread that runs a tool call or a check: its place, and the numbers of model and tool calls in it."""
 
-    def model_call(self, kind: StepKind) -> tuple[Where, str]:
+    def model_call(self, kind: StepKind) -> tuple[StepPlace, str]:
         """Begin a model call, and a step if none is open. Return its place and its id."""
         self.turn_run.check()
         self.check_waits()
@@ -222,7 +222,7 @@ class AgentRun:
             duration_ms=round(duration * 1000, 3) if duration is not None else None,
         )
 
-    def _open(self, kind: StepKind) -> Where:
+    def _open(self, kind: StepKind) -> StepPlace:
         if self._parent_call_id is None and self.turn_run.bridge.pause_requested:
             raise TurnStopped  # another worker continues from here
         self._steps += 1
@@ -230,7 +230,9 @@ class AgentRun:
         self._replayed_s = 0.0
         self._kind = kind
         self._step_id = f"{self._parent_call_id}/{self._steps}" if self._parent_call_id else str(self._steps)
-        self.where = where = Where(self._step_id, self._steps, self.path, self._parent_call_id, self.turn_run.attempt)
+        self.where = where = StepPlace(
+            self._step_id, self._steps, self.path, self._parent_call_id, self.turn_run.attempt
+        )
         self.turn_run.emit(StepStarted(where, kind))
         return where
 
@@ -241,7 +243,7 @@ class ToolCallInProgress:
     def __init__(
         self,
         turn_run: TurnRun,
-        where: Where,
+        where: StepPlace,
         record: ToolCall,
         key: CallKey | None = None,
         known: Effect | None = None,

@@ -19,7 +19,7 @@ from smolsessions.agents.memory.tokens import estimate, estimate_messages
 from smolsessions.agents.run.partial_texts import CodeSplitter, PartialJson
 from smolsessions.agents.run.turn_run import TurnRun
 from smolsessions.agents.values.json_forms import json_form, json_text, utf8_text
-from smolsessions.core.events import MessageChannel, MessageDelta, Where
+from smolsessions.core.events import MessageChannel, MessageDelta, StepPlace
 
 
 class DeltaEmitter:
@@ -28,7 +28,7 @@ class DeltaEmitter:
     def __init__(
         self,
         turn_run: TurnRun,
-        where: Where | None,
+        where: StepPlace | None,
         call_id: str,
         channel: MessageChannel = "thought",
         new_reader: Callable[[], CodeSplitter | PartialJson] | None = None,

@@ -27,10 +27,10 @@ from smolsessions.core.events import (
     ReplayState,
     StepEvent,
     StepFinished,
+    StepPlace,
     StepStarted,
     ToolCalled,
     ToolReturned,
-    Where,
 )
 from smolsessions.core.records import ToolCall, Usage
 
@@ -127,7 +127,7 @@ class TurnRun:
             return None
         return event
 
-    def restart(self, where: Where, call_id: str, *, is_retry: bool = False) -> None:
+    def restart(self, where: StepPlace, call_id: str, *, is_retry: bool = False) -> None:
         """Emit that a model call starts again: before a retry, or if an earlier attempt showed its text."""
         was_shown = self._forget_texts(call_id)
         if is_retry or was_shown:
