@@ -9,17 +9,14 @@ import re
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from smolsessions.core.errors import StartError
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-T = TypeVar("T", bound="DataclassInstance")
+T = TypeVar("T")
 
 PREFIX = "SMOLSESSIONS_"
 OF_CLIENTS = frozenset({"URL", "API_KEY"})
@@ -27,6 +24,7 @@ OF_CLIENTS = frozenset({"URL", "API_KEY"})
 OWN_PATHS = frozenset("agents conversations docs livez metrics openapi.json page readyz turn".split())
 """First segments of the service's own paths."""
 _PREFIX = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9._~-]+)+")
+_HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,253}[a-z0-9_.])?", re.IGNORECASE)
 _ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:\d{1,5})?|https?://\[[0-9a-f:]+\](:\d{1,5})?")
 
 
@@ -273,6 +271,20 @@ class Settings(BaseSettings):
             raise ValueError("is no address; it begins with http:// or https://")
         return value
 
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_host_names(cls, value: str) -> str:
+        for name in words_in(value):
+            try:
+                if not _HOST_NAME.fullmatch(name):
+                    ip_address(name[1:-1] if name.startswith("[") and name.endswith("]") else name)
+            except ValueError:
+                raise ValueError(
+                    f"holds {name!r}, which no request names as its host; write a name such as agents.example.org, "
+                    "without scheme, port and path"
+                ) from None
+        return value
+
     @field_validator("cors_origins")
     @classmethod
     def _are_origins(cls, value: str) -> str:
@@ -293,7 +305,8 @@ class Settings(BaseSettings):
 
     def fill(self, kind: type[T], prefix: str = "", **others: Any) -> T:
         """Return a dataclass with `others` and the settings that have a field's name after `prefix`."""
-        names = {field.name for field in dataclasses.fields(kind) if prefix + field.name in Settings.model_fields}
+        fields = dataclasses.fields(kind)  # type: ignore[arg-type]  # no type of the library bounds T to dataclasses
+        names = {field.name for field in fields if prefix + field.name in Settings.model_fields}
         return kind(**others, **{name: getattr(self, prefix + name) for name in names - others.keys()})
 
     @property

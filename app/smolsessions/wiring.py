@@ -9,7 +9,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
 
 from smolsessions.agents.catalog import Catalog
 from smolsessions.agents.chat import ChatOptions, chat_factory
@@ -43,10 +44,6 @@ from smolsessions.worker.session_pool import SessionPool
 from smolsessions.worker.threads import Threads
 from smolsessions.worker.worker import Worker
 from smolsessions.workspace.folders import ConversationFolders
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
-
 
 AFFINITY_S = 0.01  # an agent that must be built anew costs more, from some ten turns on
 

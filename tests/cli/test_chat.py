@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from smolsessions.store.embedded.data_folder import address_in, locked, record_address
 from tests.support import approvals
 from tests.support.preloaded import PYTHONPATH
 from tests.support.refusals import sentence_of
@@ -136,6 +137,29 @@ def test_a_chat_joins_the_service_of_its_folders_data(service: Service, tmp_path
     name = re.search(r"--conversation (\w+)", ended.stdout)
     assert name
     assert service.get(f"/conversations/{name[1]}")["turns"] == 1
+
+
+def test_two_chats_that_start_at_once_share_a_service(tmp_path: Path) -> None:
+    agents = '[agents]\nstreamed = "tests.support.streaming:make_streamed"\n'
+    (tmp_path / "smolsessions.toml").write_text(f"demo_agents = false\n{agents}")
+    with chatting(tmp_path) as one, chatting(tmp_path) as other:
+        greetings = [each.wait_for(r"((.|\n)*)agents: streamed \(default\)") for each in (one, other)]
+        assert sum("joins the service on" in greeting for greeting in greetings) == 1, greetings
+        assert "in use" not in "".join(greetings)
+        for each in (one, other):
+            each.type(json.dumps([{"say": "both are served"}]).encode() + b"\n")
+            each.wait_for("\nboth are served")
+
+
+def test_a_file_that_holds_no_address_names_no_service(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    with locked(folder, grace_s=1):
+        assert address_in(folder) is None
+        for content in (b"", b"127.0.0.1", b"\xff:80", b"a host:80"):
+            (folder / "address").write_bytes(content)
+            assert address_in(folder) is None
+        record_address(folder, "[::1]:8000")
+        assert address_in(folder) == "[::1]:8000"
 
 
 @deep

@@ -32,6 +32,15 @@ def test_a_wrong_setting_names_the_strongest_place_that_has_it(strongest: int, t
     assert sentence_of(ended).startswith(f"smolsessions: {PLACES[strongest]}: ")
 
 
+def test_a_host_that_no_request_names_is_refused(tmp_path: Path) -> None:
+    for host in ("a.example:80", "a.example/path", "a b.example", "*.example", "[::1", "-"):
+        sentence = sentence_of(run(tmp_path, {"ALLOWED_HOSTS": f"b.example, {host}"}, "serve"))
+        assert f"SMOLSESSIONS_ALLOWED_HOSTS: holds {host!r}, which no request names" in sentence
+        (tmp_path / "service.log").unlink()
+    names = Settings(allowed_hosts="A.example, org., ::1, [2001:db8::1], 10.0.0.7, a_b").allowed_hosts
+    assert names.count(",") == 5
+
+
 def test_settings_of_files_are_used(tmp_path: Path) -> None:
     (tmp_path / "smolsessions.toml").write_text('demo_agents = false\nthreads = 3\n[agents]\nfirst = "mine:make_one"\n')
     (tmp_path / ".env").write_text("SMOLSESSIONS_DEFAULT_AGENT=second\n")
@@ -161,6 +170,12 @@ def test_open_shows_the_page_in_the_browser(options: tuple[str, ...], tmp_path: 
 PARTS = ["settings", "rights", "keys", "agents", "confinement", "store"]
 MENDS: dict[str, tuple[str, dict[str, str], str, str]] = {
     "a setting": ("settings", {"THREADS": "0"}, "SMOLSESSIONS_THREADS", "greater than or equal to 1"),
+    "a host with a scheme": (
+        "settings",
+        {"ALLOWED_HOSTS": "https://a.example"},
+        "'https://a.example'",
+        "without scheme",
+    ),
     "a readable file": ("rights", {"API_KEYS_FILE": "{keys}"}, "all users of this machine may read", "chmod o-rwx"),
     "code in the service": (
         "confinement",
@@ -185,6 +200,7 @@ MENDS: dict[str, tuple[str, dict[str, str], str, str]] = {
 }
 FAST = (
     "a setting",
+    "a host with a scheme",
     "a readable file",
     "code in the service",
     "code in the service of several owners",

@@ -23,24 +23,26 @@ CUT = re.compile(rb"\.\.\. \((\d+) more arguments\)")
 
 
 def memory_of(turns: int) -> dict[str, Any]:
-    """Return the memory of a smolagents agent with a task for each turn."""
-    steps = [{"task": f"task {number}"} for number in range(1, turns + 1)]
-    return {"format": "smolagents/memory", "agent": "scripted", "steps": steps}
-
-
-def test_an_import_has_a_limit_of_turns(service: Service) -> None:
+    """Return a document with a task for each turn."""
     turn = {
-        "message": "m",
         "agent": {"name": "scripted", "kind": "ToolCallingAgent", "smolagents": "1.26.0"},
         "timing": {"submitted_at": 1.0},
         "status": "finished",
     }
-    turns = [{"turn": number, **turn} for number in range(1, MOST_TURNS + 2)]
-    document = {"format": "smolsessions/conversation", "version": 1, "agent": "scripted", "turns": turns}
-    for body, pointer in ((document, "/turns"), (memory_of(MOST_TURNS + 1), "/steps")):
-        shown = problem(service.client.post("/conversations/import", json=body), 422, "invalid_request")
-        assert shown["errors"][0]["pointer"] == pointer
-        assert "10000" in shown["errors"][0]["message"]
+    return {
+        "format": "smolsessions/conversation",
+        "version": 1,
+        "agent": "scripted",
+        "turns": [{"turn": number, "message": f"task {number}", **turn} for number in range(1, turns + 1)],
+        "steps": [{"type": "task", "turn": number, "task": f"task {number}"} for number in range(1, turns + 1)],
+    }
+
+
+def test_an_import_has_a_limit_of_turns(service: Service) -> None:
+    body = memory_of(MOST_TURNS + 1)
+    shown = problem(service.client.post("/conversations/import", json=body), 422, "invalid_request")
+    assert shown["errors"][0]["pointer"] == "/turns"
+    assert "10000" in shown["errors"][0]["message"]
 
 
 @pytest.fixture

@@ -311,13 +311,6 @@ def test_a_document_that_is_wrong_is_refused_with_the_place(change: dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("more", "where"), [({}, "/steps"), ({"steps": [], "images": {}}, "/images"), ({"steps": [], "more": 1}, "/more")]
-)
-def test_a_document_of_smolagents_has_steps_and_no_other_part(more: dict[str, Any], where: str) -> None:
-    assert pointer_of(lambda: read_document({"format": MEMORY_FORMAT} | more)) == where
-
-
-@pytest.mark.parametrize(
     ("step", "where"),
     [
         ({}, ""),

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from smolsessions.store.seal import new_key
-from tests.support import agents
 from tests.support.documents import REFUSED
 from tests.support.histories import (
     KINDS,
@@ -34,7 +33,7 @@ from tests.support.owners import ADA, BOB, create_as, owner_line, request_as, sa
 from tests.support.problems import nothing_stored, problem, send
 from tests.support.service import PLAIN, Service, write_private
 from tests.support.store_server import PARTITION
-from tests.support.streaming import Event, log_of
+from tests.support.streaming import log_of
 from tests.support.tiers import mostly_deep, repeated
 from tests.support.transfer import export, import_document, post_import
 from tests.support.turns import DONE, ECHO, PROMPT, png
@@ -179,43 +178,6 @@ def test_variables_that_no_document_holds_are_named_and_the_model_is_told(servic
     assert last["output"] == {"n": [1, 2.5, None, "é"]}
     errors = [step["error"] for step in service.steps(last) if step["type"] == "action" and step["error"]]
     assert len(errors) == 1
-
-
-@pytest.mark.parametrize("kind", ["scripted", "code"])
-def test_what_smolagents_remembers_goes_on_as_with_the_bare_agent(service: Service, kind: str) -> None:
-    bare = agents.make_scripted() if kind == "scripted" else agents.make_code()
-    does: list[Event] = (
-        [ECHO, {"call": [["fail", {"reason": "no"}]]}] if kind == "scripted" else [{"code": "x = 'é' * 3\nprint(x)"}]
-    )
-    tasks = [json.dumps([*does, {"say": str(number)}]) for number in range(3)]
-    for task in tasks:
-        bare.run(task, reset=False)
-    steps = [bare.memory.system_prompt.dict(), *json.loads(json.dumps(bare.memory.get_full_steps(), default=str))]
-    document = {"format": "smolagents/memory", "agent": kind, "metadata": {"from": "a notebook"}, "steps": steps}
-    made = import_document(service, document)
-    assert (made["turns"], made["metadata"], made["agent"]) == (3, {"from": "a notebook"}, kind)
-    turns = service.get(f"/conversations/{made['id']}/turns")["items"]
-    assert [each["message"] for each in turns] == tasks
-    ends = [(each["status"], each["state"], each["reply"], each["steps"]) for each in turns]
-    assert ends == [("finished", "success", str(number), len(does) + 1) for number in range(3)]
-    expected = bare.run(json.dumps([PROMPT]), reset=False)
-    assert service.play(PROMPT, agent=kind, conversation_id=made["id"])["reply"] == expected
-    assert_consistent(service, made["id"], agent=kind)
-    again = import_document(service, export(service, made["id"]))
-    assert again["turns"] == 5
-
-
-def test_what_was_done_before_the_first_task_is_a_turn_too(service: Service) -> None:
-    bare = agents.make_scripted()
-    bare.run(json.dumps([ECHO, DONE]), reset=False)
-    steps = json.loads(json.dumps(bare.memory.get_full_steps(), default=str))
-    steps = [step for step in steps if "task" not in step] + steps
-    made = import_document(service, {"format": "smolagents/memory", "agent": "scripted", "steps": steps})
-    turns = service.get(f"/conversations/{made['id']}/turns")["items"]
-    assert [each["message"] for each in turns] == ["", json.dumps([ECHO, DONE])]
-    assert [step["turn"] for step in service.get(f"/conversations/{made['id']}/steps")["items"]] == [1, 1, 2, 2, 2]
-    assert service.play(DONE, conversation_id=made["id"])["turn"] == 3
-    assert service.get(f"/conversations/{import_document(service, export(service, made['id']))['id']}")["turns"] == 3
 
 
 @pytest.fixture(scope="module")

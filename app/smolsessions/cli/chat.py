@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Annotated, Any
 import httpx2
 import typer
 
-from smolsessions.cli.flags import with_settings
+from smolsessions.cli.flags import Named, add_agent, with_settings
 from smolsessions.cli.questions import ask
 from smolsessions.cli.remote import ApiKey, check_id, check_url, err, out, service, shorten
 from smolsessions.client import ApiError, Client
@@ -43,10 +44,12 @@ STYLES = {"answer": "", "thought": "dim italic", "code": "cyan", "plan": "dim", 
 
 @with_settings
 def chat(
+    context: typer.Context,
     agent: Annotated[
         str | None,
         typer.Argument(help="Agent of a new conversation, or `my_agents:make_shop` to serve it. Else the default one."),
     ] = None,
+    *,
     conversation: Annotated[str | None, typer.Option(callback=check_id, help="Conversation to go on with.")] = None,
     url: Annotated[
         str | None,
@@ -66,55 +69,55 @@ def chat(
             help="File or image for the agent, with the first message. May be repeated.",
         ),
     ] = None,
-    *,
-    named: tuple[str, ...] = (),
-    places: dict[str, str],
+    named: Named = None,
 ) -> None:
     """Chat with an agent. Ctrl-C stops the turn, or leaves it waiting for an answer. Ctrl-D ends the chat.
 
     Without --url it joins the service that uses this folder's data, or starts one. Settings and agents that are named
     here are those of a service that starts.
     """
-    if url and named:
-        raise StartError(f"{named[0]} would be served here, and --url names another service; leave one of them out")
-    settings = read_settings(places)
-    has_own_settings = any(place.startswith("--") for name, place in places.items() if name != "data_dir")
-    url = url or (None if named or has_own_settings else _address_of_this_folder(settings))
-    with _address(url) as address, service(address, api_key) as client:
-        talk = _Chat(client, address, agent, conversation, file or [], is_remote=bool(url))
+    own = [*([agent] if agent and ":" in agent else ()), *(named or ())]
+    if url and own:
+        raise StartError(f"{own[0]} would be served here, and --url names another service; leave one of them out")
+    agent = add_agent(agent, named)
+    has_own_settings = any(place.startswith("--") for name, place in context.obj.items() if name != "data_dir")
+    with suppress(ImportError):
+        import readline  # noqa: F401, PLC0415 - it edits the line; not on every platform
+    with (
+        _address(url, read_settings(context.obj), may_join=not own and not has_own_settings) as (address, is_remote),
+        service(address, api_key) as client,
+    ):
+        talk = _Chat(client, address, agent, conversation, file or [], is_remote=is_remote)
         talk.greet()
-        while (message := _ask()) is not None:
-            if message.strip():
-                talk.play(message)
+        while True:
+            try:
+                message = input("\n> " if sys.stdin.isatty() else "")
+            except KeyboardInterrupt:
+                out.print("\nCtrl-D ends the chat.", style="dim")
+            except EOFError:
+                break
+            else:
+                if message.strip():
+                    talk.play(message)
         talk.leave()
 
 
-def _ask() -> str | None:
-    with suppress(ImportError):
-        import readline  # noqa: F401, PLC0415 - it edits the line; not on every platform
-    while True:
-        try:
-            return input("\n> " if sys.stdin.isatty() else "")
-        except KeyboardInterrupt:
-            out.print("\nCtrl-D ends the chat.", style="dim")
-        except EOFError:
-            return None
-
-
-def _address_of_this_folder(settings: Settings) -> str | None:
-    """Return the address of the service that runs on the data of this folder."""
-    address = None if settings.redis_url else address_in(settings.data_dir)
-    if address is None:
-        return None
-    out.print(f"joins the service on {address}", style="dim", markup=False)
-    return f"http://{address}"
-
-
 @contextmanager
-def _address(url: str | None) -> Iterator[str]:
-    """Yield the address of a service. Without a `url` start one, which ends with the chat."""
-    if url:
-        yield url
+def _address(url: str | None, settings: Settings, *, may_join: bool) -> Iterator[tuple[str, bool]]:
+    """Yield the address of a service, and whether it goes on after the chat.
+
+    Without a `url` it is the service of this folder's data, if it `may_join` that one, or a new one.
+    """
+
+    def running_service(wait_s: float = 0) -> str | None:
+        address = address_in(settings.data_dir, wait_s) if may_join and not settings.redis_url else None
+        if address is None:
+            return None
+        out.print(f"joins the service on {address}", style="dim", markup=False)
+        return f"http://{address}"
+
+    if found := url or running_service():
+        yield found, True
         return
     for number in (signal.SIGTERM, signal.SIGHUP):  # the service must not outlive a closed terminal
         signal.signal(number, _end)
@@ -122,14 +125,26 @@ def _address(url: str | None) -> Iterator[str]:
     command += ["--until-stdin-ends"]  # also if this process is killed
     # A terminal sends Ctrl-C to its foreground group, and this service must survive it.
     process = subprocess.Popen(  # noqa: S603 - this program
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         assert process.stdout
-        first = process.stdout.readline()
-        if not first:
-            raise StartError("no service could be started for the chat; see above, or name one with --url")
-        yield f"http://{first.split()[-1]}"
+        assert process.stderr
+        if first := process.stdout.readline():
+            threading.Thread(target=sys.stderr.writelines, args=[process.stderr], daemon=True).start()
+            yield f"http://{first.split()[-1]}", False
+            return
+        errors = process.stderr.read()
+        if found := running_service(END_S):  # another chat has just started it
+            yield found, True
+            return
+        sys.stderr.write(errors)
+        raise StartError("no service could be started for the chat; see above, or name one with --url")
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -177,9 +192,15 @@ class _Chat:
                 out.print(f"\n> {turn.message}", style="bold", markup=False)
                 self._linked.clear()
                 self._show_end(turn)
-                if turn.status == "waiting":
-                    with self._refusals():
-                        self._follow(iter(()), self._wait_of(turn))
+                if turn.status != "waiting":
+                    continue
+                with self._refusals():
+                    events = list(self._client.get_turn_events(name, turn.turn, until="waiting"))
+                    last = events[-1] if events else None
+                    waits = [event for event in events if isinstance(event, TurnWaiting)]
+                    if last and waits and not isinstance(last, TurnEnded):  # some requests are answered by now
+                        last = waits[-1].model_copy(update={"requests": turn.requests, "seq": last.seq})
+                    self._follow(iter(()), last)
             return
         names = ", ".join(
             f"{each.name} (default)" if each.default else each.name for each in self._client.list_agents()
@@ -207,16 +228,6 @@ class _Chat:
                 raise
             self._end_line()
             err.print(f"smolsessions: {error}", style="red", markup=False)
-
-    def _wait_of(self, turn: Turn) -> TurnEvent | None:
-        """Return the last event of a waiting turn, with the requests that are still open."""
-        last: TurnEvent | None = None
-        waits: TurnWaiting | None = None
-        for last in self._client.get_turn_events(turn.conversation_id, turn.turn, until="waiting"):
-            waits = last if isinstance(last, TurnWaiting) else waits
-        if last is None or waits is None or isinstance(last, TurnEnded):
-            return last
-        return waits.model_copy(update={"requests": turn.requests, "seq": last.seq})
 
     def _follow(self, events: Iterator[TurnEvent], last: TurnEvent | None) -> None:
         """Show events up to the turn's end, and ask a person for what it waits for. `last` is the event before."""

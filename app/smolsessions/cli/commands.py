@@ -15,7 +15,7 @@ from smolsessions import __version__
 from smolsessions.cli.agents import agents
 from smolsessions.cli.chat import chat
 from smolsessions.cli.check import check
-from smolsessions.cli.flags import read_files, with_settings
+from smolsessions.cli.flags import Named, Targets, add_agents, read_files, with_settings
 from smolsessions.cli.init import init
 from smolsessions.cli.records import conversations, turns
 from smolsessions.cli.run import MAX_PROCESSES, end_with_stdin, run
@@ -23,7 +23,7 @@ from smolsessions.cli.store import store
 from smolsessions.core.callers import parse_claims
 from smolsessions.core.errors import StartError
 from smolsessions.roles import Role
-from smolsessions.settings import Settings, settings_table
+from smolsessions.settings import read_settings, settings_table
 
 Processes = Annotated[int, typer.Option(min=1, max=MAX_PROCESSES, help="Processes that share the port.")]
 Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
@@ -70,35 +70,43 @@ def front(
 @app.command()
 @with_settings
 def serve(
+    context: typer.Context,
     *,
-    settings: Settings,
     processes: Processes = 1,
     open_page: Open = False,
     reload: Reload = False,
     until_stdin_ends: UntilStdinEnds = False,
+    targets: Targets = None,
+    named: Named = None,
 ) -> None:
     """Serve HTTP and run turns."""
+    add_agents(targets, named)
     if until_stdin_ends:
         end_with_stdin()
-    _end(run(settings, Role.SERVE, processes, open_page=open_page, reload=reload))
+    raise typer.Exit(run(read_settings(context.obj), Role.SERVE, processes, open_page=open_page, reload=reload))
 
 
 @app.command()
 @with_settings
-def web(*, settings: Settings, processes: Processes = 1, open_page: Open = False) -> None:
+def web(
+    context: typer.Context,
+    *,
+    processes: Processes = 1,
+    open_page: Open = False,
+    targets: Targets = None,
+    named: Named = None,
+) -> None:
     """Serve HTTP alone: turns wait in the store until a `work` runs them."""
-    _end(run(settings, Role.WEB, processes, open_page=open_page))
+    add_agents(targets, named)
+    raise typer.Exit(run(read_settings(context.obj), Role.WEB, processes, open_page=open_page))
 
 
 @app.command()
 @with_settings
-def work(*, settings: Settings, processes: Processes = 1) -> None:
+def work(context: typer.Context, *, processes: Processes = 1, targets: Targets = None, named: Named = None) -> None:
     """Run turns alone, with health and metrics on the port."""
-    _end(run(settings, Role.WORK, processes))
-
-
-def _end(status: int) -> None:
-    raise typer.Exit(status)
+    add_agents(targets, named)
+    raise typer.Exit(run(read_settings(context.obj), Role.WORK, processes))
 
 
 @app.command("settings")

@@ -19,7 +19,15 @@ SERVICES = frozenset({"serve", "web", "work"})
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command. A wrong configuration ends it with a sentence and status 2."""
-    _prepare_streams()
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
+        if getattr(sys, name) is None:  # closed: a socket would take its place
+            null = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(null, True)
+            setattr(sys, name, os.fdopen(null, mode))
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            with suppress(OSError):  # another file has taken the stream's place
+                stream.reconfigure(errors="replace")
     words = list(sys.argv[1:] if arguments is None else arguments)
     status = 1
     try:
@@ -48,19 +56,6 @@ def _say(sentence: str) -> None:
     with suppress(OSError):  # no reader has it
         sys.stderr.write(f"smolsessions: {sentence}\n")
         sys.stderr.flush()
-
-
-def _prepare_streams() -> None:
-    """Open closed streams on the null device, as else a socket takes their place. Replace text of no encoding."""
-    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
-        if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(null, True)
-            setattr(sys, name, os.fdopen(null, mode))
-    for stream in (sys.stdin, sys.stdout):
-        if isinstance(stream, io.TextIOWrapper):
-            with suppress(OSError):  # another file has taken the stream's place
-                stream.reconfigure(errors="replace")
 
 
 def _run(arguments: list[str]) -> int:

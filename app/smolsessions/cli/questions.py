@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import click
 
-from smolsessions.cli.remote import err, out
+from smolsessions.cli.remote import err, out, parse_json
 from smolsessions.client import Answer
 from smolsessions.wire.turns import InputRequest, ShownFile, ShownImage
 
@@ -24,10 +25,7 @@ def ask(request: InputRequest) -> Answer:
 
 def arguments_of(text: str) -> dict[str, Any]:
     """Read the arguments of a call. Raises `ValueError`."""
-    try:
-        found = json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    found = parse_json(text)
     if not isinstance(found, dict):
         raise ValueError("it is no object with a member for each argument")  # noqa: TRY004 - as for other text
     return found
@@ -36,7 +34,10 @@ def arguments_of(text: str) -> dict[str, Any]:
 def _decision(request: InputRequest) -> Answer:
     again = ", again, as its arguments are other ones now" if request.replaces else ""
     out.print(f"\n{request.agent or 'the agent'} asks to call {request.tool}{again}:", style="yellow", markup=False)
-    out.print(_shown(request), markup=False)
+    if request.tool == "python_interpreter" and isinstance(request.arguments, dict):
+        out.print(_seen(str(request.arguments.get("code"))), markup=False)
+    else:
+        out.print(_seen(json.dumps(request.arguments, indent=2, ensure_ascii=False)), markup=False)
     media: list[ShownImage | ShownFile] = [*request.images, *request.files]
     for part in media:
         out.print(f"{_seen(part.pointer)}: {part.url} (SHA-256 {part.sha256})", markup=False)
@@ -74,38 +75,26 @@ def _answer(request: InputRequest) -> Answer:
 
 
 def _edited(request: InputRequest) -> dict[str, Any] | None:
-    """Return the arguments after a change. None: they stay as they are."""
-    text = json.dumps(request.arguments, indent=2, ensure_ascii=False)
+    """Return the arguments after a change, in an editor or in this line. None: they stay as they are."""
+    text: str | None
     if os.environ.get("VISUAL") or os.environ.get("EDITOR"):
-        changed = click.edit(_seen(text), extension=".json")
+        text = click.edit(_seen(json.dumps(request.arguments, indent=2, ensure_ascii=False)), extension=".json")
     else:
-        changed = _changed("all arguments as JSON: ", json.dumps(request.arguments, ensure_ascii=False))
-    if not changed or not changed.strip():
+        line = _seen(json.dumps(request.arguments, ensure_ascii=False))
+        with ExitStack() as stack:
+            with suppress(ImportError):  # not on every platform
+                import readline  # noqa: PLC0415 - see above
+
+                readline.set_startup_hook(lambda: readline.insert_text(line))
+                stack.callback(readline.set_startup_hook)
+            text = input("all arguments as JSON: ")
+    if not text or not text.strip():
         return None
     try:
-        return arguments_of(changed)
+        return arguments_of(text)
     except ValueError as error:
-        err.print(f"these are no arguments: {error}; mend them", style="red", markup=False)
+        err.print(f"these are no arguments: {error}; correct them", style="red", markup=False)
         return None
-
-
-def _changed(prompt: str, text: str) -> str:
-    """Ask for a line, with a text to change if the terminal can edit lines."""
-    try:
-        import readline  # noqa: PLC0415 - not on every platform
-    except ImportError:
-        return input(prompt)
-    readline.set_startup_hook(lambda: readline.insert_text(_seen(text)))
-    try:
-        return input(prompt)
-    finally:
-        readline.set_startup_hook()
-
-
-def _shown(request: InputRequest) -> str:
-    if request.tool == "python_interpreter" and isinstance(request.arguments, dict):
-        return _seen(str(request.arguments.get("code")))
-    return _seen(json.dumps(request.arguments, indent=2, ensure_ascii=False))
 
 
 def _seen(text: str) -> str:

@@ -7,10 +7,9 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
-from typing import Annotated, Any, TextIO, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from pydantic import BaseModel
@@ -30,6 +29,7 @@ from smolsessions.cli.remote import (
     fail,
     line,
     out,
+    parse_json,
     service,
     shorten,
     show,
@@ -138,27 +138,19 @@ def _write(file: Path, text: str) -> None:
         if target.exists() and not target.is_file():  # a device
             target.write_text(text, "utf-8")
             return
-        with _replacement(target) as part:
-            part.write(text)
+        part = target.with_name(f".{token_hex(8)}.part")
+        try:
+            with part.open("x", encoding="utf-8") as opened:
+                if target.exists():
+                    shutil.copymode(target, part)
+                opened.write(text)
+            part.replace(target)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
     except (OSError, RuntimeError) as error:  # Python 3.11 raises `RuntimeError` for symlinks in a circle
         cause = error.strerror if isinstance(error, OSError) else error
         raise fail(f"{file} cannot be written ({cause}); mend that, or name another file") from None
-
-
-@contextmanager
-def _replacement(file: Path) -> Iterator[TextIO]:
-    """Open a new file beside this one. It takes its place and its rights at the end, and is deleted after an error."""
-    part = file.with_name(f".{token_hex(8)}.part")
-    with part.open("x", encoding="utf-8") as opened:
-        try:
-            if file.exists():
-                shutil.copymode(file, part)
-            yield opened
-            opened.flush()
-            part.replace(file)
-        except BaseException:
-            part.unlink()
-            raise
 
 
 @conversations.command("import")
@@ -172,22 +164,10 @@ def import_conversation(
     with service(url, api_key) as client:
         for file in _progress(files, "importing"):
             try:
-                document = _json(file.read_text("utf-8"))
+                document = parse_json(file.read_text("utf-8"))
             except ValueError as error:
                 raise fail(f"{file} is no JSON: {error}; export the conversation again") from None
             typer.echo(client.import_conversation(document, agent=agent).id)
-
-
-def _json(text: str) -> Any:
-    """Parse JSON. Raises `ValueError` also for numbers and depths that JSON on the wire does not have."""
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is no number")
-
-    try:
-        return json.loads(text, parse_constant=refuse)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
 
 
 @conversations.command("delete")
@@ -216,7 +196,7 @@ def prune_conversation(  # noqa: PLR0917 - see above
     if destroy and not dry_run and not yes:
         _confirm("Delete these steps permanently?")
     try:
-        rules: Any = _json(policy) if policy and policy.lstrip().startswith(("[", "{")) else policy
+        rules: Any = parse_json(policy) if policy and policy.lstrip().startswith(("[", "{")) else policy
     except ValueError as error:
         example = """'[{"name": "keep_last_n_steps", "n": 20}]'"""
         raise StartError(f"--policy is no JSON: {error}; write it as {example}") from None

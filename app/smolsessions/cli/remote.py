@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -116,3 +117,15 @@ def printable(text: str) -> str:
 def shorten(value: Any, most: int = 60) -> str:
     text = printable(" ".join(str(value if value is not None else "").split()))
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON. Raises `ValueError` also for numbers and depths that JSON on the wire does not have."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no number")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import webbrowser
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -140,46 +139,31 @@ def _listen(settings: Settings) -> socket.socket:
 
 
 def _log_to_stderr(settings: Settings, slot: ProcessSlot | None) -> None:
+    """Log to standard error, without the values of variables that settings or agents.toml name as holders of a key."""
+    secrets = {os.environ.get(settings.model_api_key_env or "", "").strip()}
+    if settings.agents_file:
+        from smolsessions.agents.config.agents_file import key_variables  # noqa: PLC0415 - 50 ms, for these alone
+
+        values = {os.environ.get(each, "").strip() for each in key_variables(settings.agents_file)}
+        secrets |= {value for value in values if len(value) >= SHORTEST_KEY}  # env may hold a flag, such as 1
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_RedactingFormatter(_keys_of_providers(settings), slot))
+    handler.setFormatter(_RedactingFormatter(sorted(secrets - {""}, key=len, reverse=True), slot))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     for library in ("httpx", "httpx2"):  # they log each request at info, beside the service's line of a model call
         logging.getLogger(library).setLevel(max(logging.WARNING, logging.root.level))
 
 
-def _keys_of_providers(settings: Settings) -> list[str]:
-    """Return the values of all variables that the settings or agents.toml name as holders of a key."""
-    found = {os.environ.get(settings.model_api_key_env or "", "").strip()}
-    if settings.agents_file:
-        from smolsessions.agents.config.agents_file import key_variables  # noqa: PLC0415 - 50 ms, for these alone
-
-        values = {os.environ.get(each, "").strip() for each in key_variables(settings.agents_file)}
-        found |= {value for value in values if len(value) >= SHORTEST_KEY}  # env may hold a flag, such as 1
-    return sorted(found - {""}, key=len, reverse=True)
-
-
 class _RedactingFormatter(logging.Formatter):
-    """Formatter that masks keys of providers, which an exception may repeat.
-
-    It formats the time once a second.
-    """
+    """Formatter that masks keys of providers, which an exception may repeat."""
 
     def __init__(self, secrets: list[str], slot: ProcessSlot | None) -> None:
-        super().__init__()
-        self._process = f"process={slot.number} " if slot else ""
+        process = f"process={slot.number} " if slot else ""
+        super().__init__(f"%(asctime)s {process}%(request)s%(levelname)s %(name)s %(message)s")
         self._secrets = secrets
-        self._second, self._time = 0, ""
 
     def format(self, record: logging.LogRecord) -> str:
+        record.request = f"request={request_id.get()} " if request_id.get() else ""
         line = printable(super().format(record)).replace("\r", "␍")
         for secret in self._secrets:
             line = line.replace(secret, "***")
         return line
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of the base class
-        second = int(record.created)
-        if second != self._second:
-            self._second, self._time = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
-        request = request_id.get()
-        head = f"{self._time},{int(record.msecs):03d} {self._process}{f'request={request} ' if request else ''}"
-        return f"{head}{record.levelname} {record.name} {record.message}"

@@ -10,8 +10,7 @@ from rich.progress import Progress
 from smolsessions.cli.flags import places_of
 from smolsessions.cli.remote import err, out
 from smolsessions.core.errors import ServiceError, StartError
-from smolsessions.settings import Settings, read_settings
-from smolsessions.store.key_rotation import Rekeyed
+from smolsessions.settings import read_settings
 
 store = typer.Typer(no_args_is_help=True, help="Care for the stored data.")
 
@@ -27,9 +26,19 @@ def rekey(context: typer.Context) -> None:
 
     Services may run meanwhile, if all have the key in the first place. If it is stopped, run it again.
     """
+    from smolsessions.store.key_rotation import Rekeyed  # noqa: PLC0415 - other commands load no server
+    from smolsessions.wiring import store_beside_services  # noqa: PLC0415 - as above
+
     settings = read_settings(places_of(context))
+
+    async def rekey_all() -> Rekeyed:
+        async with store_beside_services(settings) as opened:
+            with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+                task = progress.add_task("sealing …", total=2 * await opened.key_count())  # a second pass finds nothing
+                return await opened.rekey(lambda more: progress.advance(task, more))
+
     try:
-        done = asyncio.run(_rekey(settings))
+        done = asyncio.run(rekey_all())
     except StartError:
         raise
     except ServiceError as error:
@@ -49,12 +58,3 @@ def rekey(context: typer.Context) -> None:
         )
     if done.unreadable or not done.is_complete:
         raise typer.Exit(1)
-
-
-async def _rekey(settings: Settings) -> Rekeyed:
-    from smolsessions.wiring import store_beside_services  # noqa: PLC0415 - other commands load no server
-
-    async with store_beside_services(settings) as opened:
-        with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
-            task = progress.add_task("sealing …", total=2 * await opened.key_count())  # a second pass finds nothing
-            return await opened.rekey(lambda more: progress.advance(task, more))

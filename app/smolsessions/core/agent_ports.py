@@ -184,10 +184,10 @@ class AgentCatalog(Protocol):
         """
 
     def import_document(self, name: AgentName, data: Any, max_pixels: int) -> ImportedMemory:
-        """Return steps and variables of a document's `format`, `version`, `steps`, `images` and `variables`.
+        """Return steps and variables of a document's `steps`, `images`, `files` and `variables`.
 
-        The steps may be smolagents' own (`MEMORY_FORMAT`). `max_pixels` bounds the images of a step together.
-        Raises `InvalidRequestError` with a pointer into the document.
+        `max_pixels` bounds the images of a step together. Raises `InvalidRequestError` with a pointer into the
+        document.
         """
 
     def image_file(self, data: bytes) -> tuple[str, bytes]:

@@ -13,7 +13,7 @@ from typing import Any
 from smolsessions.core.agent_ports import AgentCatalog
 from smolsessions.core.attachments import File, decode_file
 from smolsessions.core.callers import Caller
-from smolsessions.core.documents import MemoryDocument, encode_document, imported_turns, parse_document
+from smolsessions.core.documents import encode_document, parse_document
 from smolsessions.core.errors import (
     AgentNotFoundError,
     AgentUnavailableError,
@@ -36,6 +36,7 @@ from smolsessions.core.records import (
     Owner,
     Page,
     Ref,
+    Rollback,
     StepType,
     Turn,
     title_of,
@@ -129,8 +130,7 @@ class Conversations:
         """Create a conversation from the state of this one after a turn, with the files as they are now."""
         made = await self.history.fork(ref, turn, metadata and bounded(metadata))
         if self._folders:
-            files = await asyncio.to_thread(self._folders.files, *ref)
-            await self._add_files(made.ref, files)
+            await self._add_files(made.ref, await asyncio.to_thread(self._folders.files, *ref))
         return made
 
     async def steps(
@@ -138,12 +138,15 @@ class Conversations:
     ) -> Page[dict[str, Any]]:
         """Return steps as JSON, with hidden ones. `archived` adds archived and rolled back ones."""
         agent, page, attachments = await self.store.steps(ref, first, limit, kind, archived=archived, order=order)
-        describe = self._agents.describe_step
 
-        def describe_all() -> tuple[dict[str, Any], ...]:
-            return tuple(_about(step) | describe(agent, step.data, attachments) for step in page.items)
+        def describe(step: StoredStep) -> dict[str, Any]:
+            names = ["index", "turn", "type", "hidden", "archived", "rolled_back"]
+            names += ["unanswered"] if step.type == "task" else []
+            marks = {name: getattr(step, name) for name in names}
+            return marks | self._agents.describe_step(agent, step.data, attachments)
 
-        return Page(await asyncio.to_thread(describe_all), page.next_cursor)  # pages can be large
+        described = await asyncio.to_thread(lambda: tuple(map(describe, page.items)))  # pages can be large
+        return Page(described, page.next_cursor)
 
     async def image(self, ref: Ref, name: str) -> tuple[str, bytes]:
         """Return the media type and the bytes of a step's image."""
@@ -234,38 +237,35 @@ class Conversations:
         agent = record.conversation.agent
         return await asyncio.to_thread(self._agents.export, agent, (), {}, record.pieces)
 
-    async def bring_in(
-        self, owner: Owner, document: Any, conversation_id: str | None, agent: AgentName | None
+    async def import_document(
+        self, owner: Owner, data: Any, conversation_id: str | None, agent: AgentName | None
     ) -> Conversation:
-        """Create a conversation from a document. `agent` replaces the document's."""
-        told, memory = await asyncio.to_thread(parse_document, document)
-        name = self._known(told.agent if agent is None else agent)
-        given = await asyncio.to_thread(self._agents.import_document, name, memory, self._max_pixels)
-        self._check(name, ConversationFields(told.metadata, told.policy, approve=told.approve))
-        files = await asyncio.to_thread(self._checked_files, name, told)
-        ref = Ref(owner, conversation_id or secrets.token_hex(12))
-        version = self._agents.infos[name].version
-        last = max((step.turn for step in given.steps), default=0)
-        turns = await asyncio.to_thread(imported_turns, ref, told, memory, version, last)
-        title = title_of(turns[0].message) if turns and "title" not in told.model_fields_set else told.title
-        draft = ConversationFields(told.metadata, told.policy, title=title, approve=told.approve)
-        made = await self.history.store_import(
-            ref, name, draft, ImportedConversation(tuple(turns), told.rolled_back, given)
-        )
-        await self._add_files(ref, files)
-        return made
+        """Create a conversation from a document. `agent` replaces the document's.
 
-    def _checked_files(self, agent: AgentName, document: MemoryDocument) -> dict[str, bytes]:
-        """Return a document's files. Raises `InvalidRequestError` for one that the agent's workspace cannot have."""
-        files = document.files
+        Raises `InvalidRequestError` with a pointer into the document, also for a file that the agent's workspace
+        cannot have.
+        """
+        document, members = await asyncio.to_thread(parse_document, data)
+        name = self._known(document.agent if agent is None else agent)
+        memory = await asyncio.to_thread(self._agents.import_document, name, members, self._max_pixels)
+        self._check(name, ConversationFields(document.metadata, document.policy, approve=document.approve))
+        files = await asyncio.to_thread(lambda: document.files)
         refusal = self._folders.refusal(files) if self._folders and files else None
         for path in files:
-            if not refusal and not self._agents.shows_file(agent, path):
+            if not refusal and not self._agents.shows_file(name, path):
                 refusal = path, "is no file that this agent's workspace may have"
         if refusal:
             path, sentence = refusal
             raise InvalidRequestError.at(json_pointer(["workspace", path] if path else ["workspace"]), sentence)
-        return files
+        ref = Ref(owner, conversation_id or secrets.token_hex(12))
+        last = max((step.turn for step in memory.steps), default=0)
+        turns = await asyncio.to_thread(document.turns_of, ref, last)
+        title = title_of(turns[0].message) if turns and "title" not in document.model_fields_set else document.title
+        draft = ConversationFields(document.metadata, document.policy, title=title, approve=document.approve)
+        rollbacks = tuple(Rollback(after, to) for after, to in document.rollbacks)
+        made = await self.history.store_import(ref, name, draft, ImportedConversation(tuple(turns), rollbacks, memory))
+        await self._add_files(ref, files)
+        return made
 
     async def _add_files(self, ref: Ref, files: dict[str, bytes]) -> None:
         """Write the files of a new conversation. If that fails, delete the conversation."""
@@ -297,8 +297,3 @@ class Conversations:
 
 def _caller(ref: Ref, claims: Mapping[str, Any], memory: Memory) -> Caller:
     return Caller(ref.owner, ref.id, claims, lambda: memory.metadata)
-
-
-def _about(step: StoredStep) -> dict[str, Any]:
-    names = ("index", "turn", "type", "hidden", "archived", "rolled_back")
-    return {name: getattr(step, name) for name in names + (("unanswered",) if step.type == "task" else ())}

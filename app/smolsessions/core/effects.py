@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import field
+from collections.abc import Mapping
+from dataclasses import field, replace
 from typing import Literal
 
 from smolsessions.core.frozen import record
@@ -102,23 +102,21 @@ class EffectPage:
 
 def effect_keys(journal: Journal) -> list[EffectKey]:
     """Return the keys of a journal's effects in the order of the turn, without entries that only steer a replay."""
-    begun: dict[str, EffectKey] = {}
-    for key, by, is_repeated in _begun(journal):
-        if not journal.sizes.get(key) and (found := _parsed(key)):
-            known = begun.get(key, found)
-            attempt = max(by, known.begun_by or 1)
-            begun[key] = EffectKey(
-                key, known.kind, known.call_id, known.name, attempt, known.is_repeated or is_repeated
-            )
-    done = [found for key, size in journal.sizes.items() if size and (found := _parsed(key))]
-    return sorted([*done, *begun.values()], key=_place)
-
-
-def _begun(journal: Journal) -> Iterator[tuple[str, int, bool]]:
-    """Yield key and attempt of each begin, and whether the call was begun before."""
+    found = {key: parsed for key, size in journal.sizes.items() if size and (parsed := _parsed(key))}
     for name, size in journal.sizes.items():
-        if not size and (match := _BEGUN.fullmatch(name)):
-            yield match["key"] or match["begun"], int(match["attempt"] or 1), match["mark"] == "again"
+        match = None if size else _BEGUN.fullmatch(name)
+        key = (match["key"] or match["begun"]) if match else ""
+        if match and not journal.sizes.get(key) and (parsed := _parsed(key)):
+            known = found.get(key, parsed)
+            begun_by = max(int(match["attempt"] or 1), known.begun_by or 1)
+            is_repeated = known.is_repeated or match["mark"] == "again"
+            found[key] = replace(known, begun_by=begun_by, is_repeated=is_repeated)
+
+    def place(key: EffectKey) -> tuple[list[tuple[int, int]], int, str]:
+        parts = [(_PART_RANKS.get(word, 3), int(number)) for word, number in _PARTS.findall(key.call_id)]
+        return parts, _RANKS[key.kind], key.key
+
+    return sorted(found.values(), key=place)
 
 
 def _parsed(key: str) -> EffectKey | None:
@@ -131,8 +129,3 @@ def _parsed(key: str) -> EffectKey | None:
     call_id, _, more = rest.partition(":")
     name = more.rpartition(":")[0] if kind in {"tool", "code"} else None
     return EffectKey(key, kind, call_id, name)
-
-
-def _place(key: EffectKey) -> tuple[list[tuple[int, int]], int, str]:
-    parts = [(_PART_RANKS.get(word, 3), int(number)) for word, number in _PARTS.findall(key.call_id)]
-    return parts, _RANKS[key.kind], key.key

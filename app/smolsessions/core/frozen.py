@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from operator import attrgetter
-from typing import Any, TypeVar, dataclass_transform
+from typing import TypeVar, dataclass_transform
 
 T = TypeVar("T")
 
@@ -22,17 +20,3 @@ def record(kind: type[T]) -> type[T]:
 
 def _refuse_hash(self: object) -> int:
     raise TypeError(f"a {type(self).__name__} can change, so it has no hash")
-
-
-@cache
-def _values_of(kind: Any) -> attrgetter[tuple[Any, ...]]:
-    return attrgetter(*kind.__match_args__)
-
-
-def changed(old: T, **values: Any) -> T:
-    """Return a copy of a record of several fields with new values. `dataclasses.replace` takes twice as long."""
-    kind: Any = type(old)
-    new: T = kind(*_values_of(kind)(old))
-    for name, value in values.items():
-        setattr(new, name, value)
-    return new

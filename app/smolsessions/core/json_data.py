@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from typing import Any, NoReturn, TypeVar, cast, get_type_hints
 
 import jiter
@@ -127,7 +127,12 @@ def derived_from(record: type) -> Callable[[type[M]], type[M]]:
     types = get_type_hints(record, include_extras=True)
 
     def derive(model: type[M]) -> type[M]:
-        found: dict[str, Any] = {field.name: (types[field.name], _default_of(field)) for field in fields(record)}
+        found: dict[str, Any] = {}
+        for field in fields(record):
+            default = ... if field.default is MISSING else field.default
+            if field.default_factory is not MISSING:
+                default = ModelField(default_factory=field.default_factory)
+            found[field.name] = types[field.name], default
         own = {name: (field.annotation, field) for name, field in model.model_fields.items()}
         derived = create_model(
             model.__name__, __config__=model.model_config, __module__=model.__module__, **found | own
@@ -135,9 +140,3 @@ def derived_from(record: type) -> Callable[[type[M]], type[M]]:
         return cast("type[M]", derived)
 
     return derive
-
-
-def _default_of(field: Field[Any]) -> Any:
-    if field.default_factory is not MISSING:
-        return ModelField(default_factory=field.default_factory)
-    return ... if field.default is MISSING else field.default

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -15,7 +15,6 @@ from pydantic import (
     Tag,
     TypeAdapter,
     ValidationError,
-    WrapSerializer,
 )
 
 MOST_RULES = 8
@@ -98,10 +97,10 @@ def _kind_of(rule: Any) -> str:
 
 
 def _listed(value: Any) -> Any:
-    """Return a list for a single rule, and a rule for a bare name."""
+    """Return a tuple for a single rule, and a rule for a bare name."""
     rules = value if isinstance(value, list | tuple) else [value]
     few = rules[: MOST_RULES + 1]  # enough to be refused, before each of very many becomes an error of its own
-    return [{"name": rule} if isinstance(rule, str) else rule for rule in few]
+    return tuple({"name": rule} if isinstance(rule, str) else rule for rule in few)
 
 
 def _named(rule: Any) -> Any:
@@ -119,25 +118,21 @@ Rule = Annotated[
     | Annotated[OwnRule, Tag("own")],
     Discriminator(_kind_of),
 ]
-Policy = tuple[Rule, ...]
-if TYPE_CHECKING:
-    Rules = Policy
-else:
-    Rules = Annotated[
-        list[Annotated[Rule, BeforeValidator(_named)]],
-        BeforeValidator(_listed, json_schema_input_type=str | Rule | list[str | Rule]),
-        Field(max_length=MOST_RULES),
-        AfterValidator(tuple),
-        WrapSerializer(lambda rules, to_data: to_data(list(rules))),
-    ]
-    """Rules in their order. Each is applied to the result of the one before."""
+Policy = Annotated[
+    tuple[Annotated[Rule, BeforeValidator(_named)], ...],
+    Field(max_length=MOST_RULES),
+    BeforeValidator(
+        _listed, json_schema_input_type=str | Rule | Annotated[list[str | Rule], Field(max_length=MOST_RULES)]
+    ),
+]
+"""Rules in their order. Each is applied to the result of the one before."""
 
-_RULES: TypeAdapter[Policy] = TypeAdapter(Rules)
+_POLICY: TypeAdapter[Policy] = TypeAdapter(Policy)
 
 
 def policy_of(data: Any) -> Policy:
     """Return the policy of JSON data. Raises `pydantic.ValidationError`."""
-    return _RULES.validate_python(data)
+    return _POLICY.validate_python(data)
 
 
 def what_is_wrong(error: ValidationError) -> str:

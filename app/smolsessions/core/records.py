@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, TypeVar
 
 from pydantic import Field, SkipValidation
 
-from smolsessions.core.frozen import changed, record
+from smolsessions.core.frozen import record
 from smolsessions.core.media import StepFile, StepImage
 from smolsessions.core.policies import Policy
 from smolsessions.core.requests import Answered, Approval, InputRequest
@@ -308,7 +308,7 @@ class Timing:
         if self.waits_since is None:
             return self
         waited_s = self.waited_s + max(0.0, now - self.waits_since)
-        return changed(self, waited_s=waited_s, waits_since=None)
+        return replace(self, waited_s=waited_s, waits_since=None)
 
 
 @record

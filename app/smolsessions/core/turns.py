@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, field, replace
 from functools import partial
 from typing import Any
@@ -20,17 +20,17 @@ from smolsessions.core.effects import (
     EffectKey,
     EffectPage,
     Journal,
-    JournaledResult,
     effect_keys,
 )
 from smolsessions.core.errors import (
     AgentUnavailableError,
     ConversationExistsError,
     ConversationNotFoundError,
+    ServiceError,
     StoreUnavailableError,
     UnknownAgentError,
 )
-from smolsessions.core.frozen import changed, record
+from smolsessions.core.frozen import record
 from smolsessions.core.json_data import bounded
 from smolsessions.core.media import StepFile, StepImage
 from smolsessions.core.records import (
@@ -49,8 +49,6 @@ from smolsessions.core.records import (
 from smolsessions.core.requests import Answer
 from smolsessions.core.store_ports import LogReader, TurnStore
 
-MOST_AT_ONCE = 500  # sorting more keys at once delays the event loop noticeably
-
 
 @record
 class NewTurn:
@@ -67,6 +65,18 @@ class NewTurn:
     additional_args: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
     idempotency_key: str | None = None
+
+    @property
+    def idempotent_request(self) -> IdempotentRequest | None:
+        """The key with everything that makes two requests equal. The form of the response is not part of it."""
+        if self.idempotency_key is None:
+            return None
+        # The names of images and files are hashes of their bytes.
+        fields = asdict(replace(self, idempotency_key=None, turn_input=TurnInput()))
+        fields |= fields.pop("options")
+        # Without defaults, so that a later release with more fields makes the same bytes.
+        sent = {name: value for name, value in fields.items() if value and name != "turn_input"}
+        return IdempotentRequest(self.idempotency_key, json.dumps(sent, sort_keys=True).encode())
 
 
 class Turns:
@@ -87,50 +97,52 @@ class Turns:
     async def submit(self, owner: Owner, new: NewTurn, *, for_end: bool = False) -> TurnSubscription:
         """Accept a turn. The caller must close the subscription, which starts with the first event.
 
-        A subscription `for_end` only waits for the end of the turn, which costs less.
+        A subscription `for_end` only waits for the end of the turn. A retry of a request with an Idempotency-Key
+        returns the turn that the first one made.
         """
-        once = _idempotent_request(new)
+        once = new.idempotent_request
         if once and (known := await self.store.recall(owner, once)):
-            return await self._prepared(known, for_end=for_end)
+            return await self._read(known, for_end=for_end)
         if new.agent is not None and new.agent not in self._agents.infos and new.agent not in self._agents.unavailable:
             raise UnknownAgentError.at("/agent", f"no agent {new.agent!r} here; GET /agents lists them")
+        is_named = new.conversation_id is not None
         ref = Ref(owner, new.conversation_id or secrets.token_hex(12))
-        wanted = self._version_of(new.agent or self._default_agent)
-        timing = Timing(time.time())
         turn = Turn(
-            *(ref, 0, wanted, new.message, new.options, timing),
+            ref,
+            number=0,
+            agent=self._version_of(new.agent or self._default_agent),
+            message=new.message,
+            options=new.options,
+            timing=Timing(time.time()),
             images=new.images,
             files=new.files,
             additional_args=new.additional_args,
         )
-        subscription = self._subscribe(turn, is_new=True, for_end=for_end)
+        create = None if is_named and not new.create else bounded(new.metadata)
+        version_of = partial(self._version_of, approve=new.options.approve)
+        submission = Submission(turn, new.turn_input, create, new.agent is not None, version_of, once, is_named)
+        subscription = self._subscribe(turn, is_new=True, for_end=for_end)  # before the first event
         try:
-            is_named = new.conversation_id is not None
-            create = None if is_named and not new.create else bounded(new.metadata)
-            version_of = partial(self._version_of, approve=new.options.approve)
-            submission = Submission(turn, new.turn_input, create, new.agent is not None, version_of, once, is_named)
-            submit = self._submit_or_begin if is_named and new.create else self.store.submit
-            subscription.turn, is_new = await submit(submission)
+            existing = replace(submission, create=None)
+            refusal: ServiceError | None = None
+            for attempt in (existing, submission, existing) if is_named and new.create else (submission,):
+                try:
+                    subscription.turn, is_new = await self.store.submit(attempt)
+                    break
+                except ConversationExistsError as error:  # another request has just created it, or it was deleted
+                    refusal = error
+                except ConversationNotFoundError as error:
+                    refusal = refusal or error
+            else:
+                assert refusal
+                raise refusal  # noqa: TRY301 - the subscription must be closed
         except BaseException:
             subscription.close()
             raise
         if is_new and subscription.turn.ref == ref:
             return subscription
         subscription.close()  # it has another conversation, or has missed the first events
-        return await self._prepared(subscription.turn, for_end=for_end)
-
-    async def _submit_or_begin(self, submission: Submission) -> tuple[Turn, bool]:
-        """Submit to the conversation that the caller named, or begin it with this turn."""
-        existing = changed(submission, create=None)
-        with suppress(ConversationNotFoundError):
-            return await self.store.submit(existing)
-        try:
-            return await self.store.submit(submission)
-        except ConversationExistsError as taken:  # another request has just created it, or it was deleted
-            try:
-                return await self.store.submit(existing)
-            except ConversationNotFoundError:
-                raise taken from None
+        return await self._read(subscription.turn, for_end=for_end)
 
     async def submit_and_wait(self, owner: Owner, new: NewTurn, wait_s: float) -> Turn:
         """Submit a turn and wait for its end. It has no outcome if it did not end in time, or waits for a person."""
@@ -147,7 +159,7 @@ class Turns:
         turn = await self.store.turn(ref, number)
         if turn.outcome and turn.last_seq is not None and after >= turn.last_seq:
             return None
-        subscription = await self._prepared(turn, after)
+        subscription = await self._read(turn, after)
         if until_waiting and subscription.reader.waits and after >= subscription.reader.length:
             subscription.close()
             return None
@@ -169,13 +181,11 @@ class Turns:
         A turn whose agent is another one by now gets no answer: it goes on, and ends as `agent_changed`. Raises the
         errors of `new_answers`.
         """
-        in_thread = any(answer.arguments is not None for answer in answers)  # their check takes long
         new: Sequence[Answer] = ()
 
         async def accept(turn: Turn, waits: bool) -> Sequence[Answer] | None:
             nonlocal new
-            check = partial(new_answers, turn, answers, self._agents.argument_problems, waits=waits)
-            new = await asyncio.to_thread(check) if in_thread else check()
+            new = await asyncio.to_thread(new_answers, turn, answers, self._agents.argument_problems, waits=waits)
             is_changed = self._version_of(turn.agent.name).fingerprint != turn.agent.fingerprint
             if new and is_changed and not self._agents.depends_on_caller(turn.agent.name):
                 new = ()
@@ -190,8 +200,7 @@ class Turns:
         """Return effects of a turn that is not over, from place `first` on. Large results make a page shorter."""
         turn = await self.store.turn(ref, number)
         journal = Journal() if turn.outcome else await self.store.journal(ref, number)
-        is_long = len(journal.sizes) > MOST_AT_ONCE
-        keys = await asyncio.to_thread(effect_keys, journal) if is_long else effect_keys(journal)
+        keys = await asyncio.to_thread(effect_keys, journal)
         step = 1 if order == "asc" else -1
         place = first if first is not None else 0 if step == 1 else len(keys) - 1
         chosen: list[EffectKey] = []
@@ -206,14 +215,14 @@ class Turns:
         results = await self.store.journaled_results(ref, number, done)
         if len(results) < len(done):  # the turn ended meanwhile
             return EffectPage((), None)
+        entries = []
+        for key in chosen:
+            result = results.get(key.key)
+            is_call = key.kind not in {"request", "answer"}
+            outcome = self._agents.effect_outcome(result.start) if result and is_call else None
+            entries.append(EffectEntry(key, outcome, result.size_bytes if result else None))
         more = str(place) if 0 <= place < len(keys) else None
-        return EffectPage(tuple(self._entry(key, results.get(key.key)) for key in chosen), more, journal.is_whole)
-
-    def _entry(self, key: EffectKey, result: JournaledResult | None) -> EffectEntry:
-        if result is None:
-            return EffectEntry(key)
-        is_call = key.kind not in {"request", "answer"}
-        return EffectEntry(key, self._agents.effect_outcome(result.start) if is_call else None, result.size_bytes)
+        return EffectPage(tuple(entries), more, journal.is_whole)
 
     async def wait(self, turn: Turn, wait_s: float) -> Turn:
         """Wait until a turn is over or waits for a person, for at most `wait_s`."""
@@ -245,7 +254,8 @@ class Turns:
             subscription.stop()
         return subscription
 
-    async def _prepared(self, turn: Turn, after: int = 0, *, for_end: bool = False) -> TurnSubscription:
+    async def _read(self, turn: Turn, after: int = 0, *, for_end: bool = False) -> TurnSubscription:
+        """Subscribe to a turn that the store has. Raises the error that its log would raise in mid-stream."""
         subscription = self._subscribe(turn, for_end=for_end)
         try:
             if not for_end:
@@ -268,7 +278,7 @@ class Turns:
         turn = subscription.turn
         if turn.outcome or (turn.status == "waiting" and not past_waits):
             return turn
-        timer = asyncio.get_running_loop().call_later(wait_s, subscription.stop)  # a quarter of a timeout's cost
+        timer = asyncio.get_running_loop().call_later(wait_s, subscription.stop)
         try:
             if ended := await subscription.reader.end_of(turn.number, past_waits=past_waits):
                 return ended
@@ -278,19 +288,6 @@ class Turns:
             return await self.store.turn(turn.ref, turn.number)
         except StoreUnavailableError:
             return turn  # the caller must learn that it was accepted
-
-
-def _idempotent_request(new: NewTurn) -> IdempotentRequest | None:
-    """Return the key with all that makes two requests equal. The form of the response is not part of it."""
-    if new.idempotency_key is None:
-        return None
-    fields = asdict(
-        replace(new, idempotency_key=None, turn_input=TurnInput())
-    )  # the names of images and files are hashes
-    fields |= fields.pop("options")
-    # Without defaults, so that a later release with more fields makes the same bytes.
-    sent = {name: value for name, value in fields.items() if value and name != "turn_input"}
-    return IdempotentRequest(new.idempotency_key, json.dumps(sent, sort_keys=True).encode())
 
 
 class TurnSubscription:

@@ -36,17 +36,13 @@ class ParentLink:
     def _follow(self, loop: asyncio.AbstractEventLoop, shutdown: Shutdown) -> None:
         act = {STOP: shutdown.request, HURRY: shutdown.hurry, RETIRE: shutdown.retire}
         with suppress(RuntimeError):  # the loop has ended before
-            while word := self._receive():
-                loop.call_soon_threadsafe(act[word])
+            with suppress(OSError):
+                while word := self._socket.recv(1):
+                    loop.call_soon_threadsafe(act[word])
             self.is_lost = True
             loop.call_soon_threadsafe(shutdown.hurry)
         time.sleep(ORPHAN_S)
         os._exit(1)
-
-    def _receive(self) -> bytes:
-        with suppress(OSError):
-            return self._socket.recv(1)
-        return b""
 
 
 def inherited(descriptor: int) -> socket.socket:

@@ -12,7 +12,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import uvicorn
 
@@ -25,10 +25,6 @@ from smolsessions.runtime.parent_link import ParentLink
 from smolsessions.runtime.shutdown import HURRY_S, STREAMS_S, Shutdown
 from smolsessions.settings import Settings
 from smolsessions.store.embedded.data_folder import record_address
-
-if TYPE_CHECKING:  # loaded after the check of smolagents
-    from smolsessions.wiring import Service
-    from smolsessions.worker.worker import Worker
 
 log = logging.getLogger("smolsessions")
 
@@ -46,34 +42,30 @@ def run_process(
     on_ready: Callable[[], object] | None = None,
 ) -> int:
     """Serve as the role says until told to end, and return the exit status. `on_ready` is called in a thread."""
-    gc.disable()  # until the service is up: imports make many objects and hardly any garbage
-    # The format has none of these, and the search for the caller costs as much as the rest of a log line.
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging._srcfile = None  # noqa: SLF001 - as the documentation of `logging` advises
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    _raise_file_limit()
-    _return_large_blocks()
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.get_loop().set_exception_handler(_log_unless_reset)
-        return runner.run(_run(settings, role, listening, slot, on_ready))
-
-
-def _raise_file_limit() -> None:
-    """Raise the limit of open files as far as the system allows. Each stream is one. Most systems start at 1,024."""
+    # Each stream is an open file, and most systems start at 1,024.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(ValueError, OSError):  # a system with a limit of its own
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _return_large_blocks() -> None:
-    """Make glibc return every large block to the system when it is freed.
-
-    By default it raises its threshold to the largest block freed so far, up to 32 MB, and keeps smaller blocks.
-    """
+    # By default glibc raises its threshold to the largest block freed so far, up to 32 MB, and keeps smaller blocks.
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with contextlib.suppress(ImportError):  # not on every platform
+        import uvloop  # noqa: PLC0415 - see above
+
+        loop_factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.get_loop().set_exception_handler(_log_unless_reset)
+        return runner.run(_run(settings, role, listening, slot, on_ready))
+
+
+def _log_unless_reset(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what asyncio reports, except a TLS connection that its peer closed, whose user learns of it anyway."""
+    if context.get("message") != "Fatal error on SSL protocol":
+        loop.default_exception_handler(context)
 
 
 async def _run(
@@ -91,13 +83,30 @@ async def _run(
     check_smolagents()
     from smolsessions.wiring import make_service  # noqa: PLC0415 - it imports smolagents, after the check
 
+    is_embedded = slot.embedded if slot else not settings.redis_url
     async with make_service(settings, role, slot) as service:
-        _collect_rarely()
-        if role.serves_http and (slot.embedded if slot else not settings.redis_url):
+        # Warm sessions are many live objects, and scanning them often costs a fifth of a turn.
+        gc.freeze()
+        gc.set_threshold(10_000, 20, 20)
+        if role.serves_http and is_embedded:
             record_address(settings.data_dir, address_of(listening))
-        text = _start_text(settings, role, service, listening, slot)
+        lines = {
+            "data": str(settings.data_dir.absolute()) if is_embedded else "in the store",
+            "store": service.store,
+            "agents": ", ".join(service.agents),
+        }
+        if role.serves_http:
+            page = page_address(listening)
+            lines = {"page": page, "docs": f"{page}docs", **lines, "who": service.authenticator.sentence}
+        if slot:
+            lines["processes"] = str(slot.count)
+        name = "smolsessions" if role is Role.SERVE else f"smolsessions {role.value}"
+        does = "serves on" if role.serves_http else "plays turns; health and metrics on"
+        width = max(map(len, lines))
+        text = f"{name} {__version__} {does} {address_of(listening)}\n"
+        text += "".join(f"  {label:<{width}} {value}\n" for label, value in lines.items())
         if link:
-            link.announce_ready(text)
+            link.announce_ready(text)  # the supervisor prints it, once for all processes
         else:
             sys.stdout.write(text)
             sys.stdout.flush()
@@ -109,8 +118,8 @@ async def _run(
     return status
 
 
-async def _serve(settings: Settings, service: Service, listening: socket.socket, shutdown: Shutdown) -> int:
-    """Serve until told to end. Then drain the worker, end the streams and close the connections."""
+async def _serve(settings: Settings, service: Any, listening: socket.socket, shutdown: Shutdown) -> int:
+    """Serve a `wiring.Service` until told to end. Then drain the worker, end the streams, close the connections."""
     server = _Server(
         uvicorn.Config(
             service.app,
@@ -134,7 +143,10 @@ async def _serve(settings: Settings, service: Service, listening: socket.socket,
     defect = next((task for task in vital if task.done()), None)
     if retired.done() and not requested.done():
         service.app.state.draining = True
-        _stop_accepting(server)
+        for each in server.servers:  # new connections go to the processes that take over, open streams continue
+            each.close()
+        for connection in list(server.server_state.connections):
+            connection.shutdown()  # at the end of its answer
         if service.worker:
             service.worker.retire()
             await asyncio.wait((requested, *vital), return_when=asyncio.FIRST_COMPLETED)
@@ -142,7 +154,13 @@ async def _serve(settings: Settings, service: Service, listening: socket.socket,
     log.info("stopping%s", waits if service.threads.busy else "", extra={"action": "stop"})
     service.app.state.draining = True
     if service.worker and worker:
-        await _drain(service.worker, worker, shutdown, settings.drain_s)
+        # The running steps finish in time. Then their turns are handed back in the middle of a step.
+        service.worker.drain()
+        hurried = asyncio.create_task(shutdown.hurried.wait())
+        await asyncio.wait({worker, hurried}, timeout=settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        service.worker.hand_back_all()
+        await asyncio.wait({worker}, timeout=HURRY_S)
     service.turns.stop_waiting()
     server.should_exit = True
     await asyncio.wait({web}, timeout=STREAMS_S + 1)
@@ -158,70 +176,9 @@ async def _serve(settings: Settings, service: Service, listening: socket.socket,
     return 0
 
 
-def _stop_accepting(server: uvicorn.Server) -> None:
-    """Leave new connections to the processes that take over. Open streams continue."""
-    for each in server.servers:
-        each.close()
-    for connection in list(server.server_state.connections):
-        connection.shutdown()  # at the end of its answer
-
-
-async def _drain(worker: Worker, running: asyncio.Task[None], shutdown: Shutdown, drain_s: float) -> None:
-    """Let the running steps finish in time. Then hand their turns back in the middle of a step."""
-    worker.drain()
-    hurried = asyncio.create_task(shutdown.hurried.wait())
-    await asyncio.wait({running, hurried}, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
-    hurried.cancel()
-    worker.hand_back_all()
-    await asyncio.wait({running}, timeout=HURRY_S)
-
-
 class _Server(uvicorn.Server):
     """Server that leaves the signals to the process, which drains before it closes connections."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def _start_text(
-    settings: Settings, role: Role, service: Service, listening: socket.socket, slot: ProcessSlot | None
-) -> str:
-    """Return the lines that an operator sees at the start, for all processes together."""
-    is_embedded = slot.embedded if slot else not settings.redis_url
-    lines = {
-        "data": str(settings.data_dir.absolute()) if is_embedded else "in the store",
-        "store": service.store,
-        "agents": ", ".join(service.agents),
-    }
-    if role.serves_http:
-        page = page_address(listening)
-        lines = {"page": page, "docs": f"{page}docs", **lines, "who": service.authenticator.sentence}
-    if slot:
-        lines["processes"] = str(slot.count)
-    name = "smolsessions" if role is Role.SERVE else f"smolsessions {role.value}"
-    does = "serves on" if role.serves_http else "plays turns; health and metrics on"
-    width = max(map(len, lines))
-    text = "".join(f"  {name:<{width}} {value}\n" for name, value in lines.items())
-    return f"{name} {__version__} {does} {address_of(listening)}\n{text}"
-
-
-def _collect_rarely() -> None:
-    """Collect garbage rarely. Warm sessions are many live objects, and scanning them cost a fifth of a turn."""
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
-    gc.enable()
-
-
-def _log_unless_reset(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what asyncio reports, except a TLS connection that its peer closed, whose user learns of it anyway."""
-    if context.get("message") != "Fatal error on SSL protocol":
-        loop.default_exception_handler(context)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop  # noqa: PLC0415 - not on every platform
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

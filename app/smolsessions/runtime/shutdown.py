@@ -33,13 +33,13 @@ class Shutdown:
 
     def on_signals(self) -> None:
         """Take the first signal as a request, and any later one as the wish to hurry."""
-        loop = asyncio.get_running_loop()
-        for number in SIGNALS:
-            loop.add_signal_handler(number, self._on_signal)
 
-    def _on_signal(self) -> None:
-        # Only signals count. A signal to a whole process group must not hurry a process that its supervisor asked too.
-        if self._was_signalled:
-            self.hurry()
-        self._was_signalled = True
-        self.request()
+        def on_signal() -> None:
+            # Only signals count. One to a whole process group must not hurry a process that its supervisor asked too.
+            if self._was_signalled:
+                self.hurry()
+            self._was_signalled = True
+            self.request()
+
+        for number in SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, on_signal)

@@ -175,13 +175,13 @@ class _Processes:
             await asyncio.to_thread(self.on_ready)
 
     def _keep(self, number: int) -> None:
+        def note_failure(keeper: asyncio.Task[None]) -> None:
+            if not keeper.cancelled() and (error := keeper.exception()) and not self._failed.done():
+                self._failed.set_exception(error)
+
         keeper = asyncio.create_task(self._keep_alive(number))
         self._keepers.add(keeper)
-        keeper.add_done_callback(self._note_failure)
-
-    def _note_failure(self, keeper: asyncio.Task[None]) -> None:
-        if not keeper.cancelled() and (error := keeper.exception()) and not self._failed.done():
-            self._failed.set_exception(error)
+        keeper.add_done_callback(note_failure)
 
     async def _keep_alive(self, number: int) -> None:
         """Restart a process whenever it ends, with a growing pause if it ends early."""
@@ -210,41 +210,35 @@ class _Processes:
 
     async def _run_process(self, number: int) -> int:
         """Run one process to its end and return its exit status."""
-        try:
-            process, link = await self._start(number)
-        except OSError as error:
-            log.error("process %d cannot be started: %s", number, error, extra={"action": "start.failed"})  # noqa: TRY400 - the system refuses, the service has no defect
-            return 1
-        self._children[number] = process, link
-        log.info("process %d is pid %d", number, process.pid, extra={"action": "start"})
-        try:
+        with ExitStack() as stack:
+            try:
+                mine, theirs = socket.socketpair()
+                link = ChildLink(mine)
+                stack.callback(link.close)
+                with theirs:
+                    fds = self.listening.fileno(), theirs.fileno()
+                    is_first, self._has_started = not self._has_started, True
+                    slot = ProcessSlot(number, self.count, self.folder, *fds, self.embedded, is_first)
+                    process = await asyncio.create_subprocess_exec(
+                        # The same command that started this process, plus its slot.
+                        *(sys.executable, *sys.orig_argv[1:], "--slot", slot.to_json()),
+                        env=self.environment,
+                        pass_fds=fds,
+                        stdin=asyncio.subprocess.DEVNULL,
+                        start_new_session=True,  # a terminal sends Ctrl-C to the supervisor alone
+                    )
+            except OSError as error:
+                log.error("process %d cannot be started: %s", number, error, extra={"action": "start.failed"})  # noqa: TRY400 - the system refuses, the service has no defect
+                return 1
+            self._children[number] = process, link
+            stack.callback(self._children.pop, number)
+            log.info("process %d is pid %d", number, process.pid, extra={"action": "start"})
             if self._is_over():  # during the start
                 link.send(HURRY if self.shutdown.hurried.is_set() else STOP)
             text = await link.wait_ready()
             if text is not None and not self._ready[number].done():
                 self._ready[number].set_result(text)
             return await process.wait()
-        finally:
-            del self._children[number]
-            link.close()
-
-    async def _start(self, number: int) -> tuple[asyncio.subprocess.Process, ChildLink]:
-        mine, theirs = socket.socketpair()
-        with theirs, ExitStack() as unless_started:
-            unless_started.callback(mine.close)
-            fds = self.listening.fileno(), theirs.fileno()
-            slot = ProcessSlot(number, self.count, self.folder, *fds, self.embedded, is_first=not self._has_started)
-            self._has_started = True
-            process = await asyncio.create_subprocess_exec(
-                # The same command that started this process, plus its slot.
-                *(sys.executable, *sys.orig_argv[1:], "--slot", slot.to_json()),
-                env=self.environment,
-                pass_fds=fds,
-                stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,  # a terminal sends Ctrl-C to the supervisor alone, which passes it on once
-            )
-            unless_started.pop_all()
-        return process, ChildLink(mine)
 
     async def _end(self, drain_s: float) -> None:
         """Ask all processes to end, hurry them if requested, and kill those that do not end."""

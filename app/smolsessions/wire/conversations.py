@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from smolsessions.core.policies import Rules
+from smolsessions.core.policies import Policy
 from smolsessions.wire.events import StepError
 from smolsessions.wire.requests import APPROVE, METADATA, POLICY, TITLE, TTL
 from smolsessions.wire.turns import CURSOR, AgentVersion, File, Image, LeftOut, Usage
@@ -41,7 +41,7 @@ class Conversation(BaseModel):
     running_turn: int | None = Field(description="Number of the turn that runs. Null: none.")
     queued_turns: int = Field(description="Number of turns that wait.")
     archived_steps: int = Field(description="Steps on record that a prune or a rollback removed from the memory.")
-    policy: Rules | None = Field(description=POLICY)
+    policy: Policy | None = Field(description=POLICY)
     ttl_s: float | None = Field(description=TTL)
     expires_at: Time | None = Field(
         description="Time at which it is deleted if it is not used until then. Null: it is kept."
@@ -203,7 +203,7 @@ class Agent(AgentVersion):
         "no turns."
     )
     limitations: list[str] = Field(description="Sentences on what the service cannot do for it.")
-    policy: Rules = Field(description="Rules that bound the memory in its model's prompt.")
+    policy: Policy = Field(description="Rules that bound the memory in its model's prompt.")
     examples: list[str] = Field(description="Questions that a page may offer. Often empty.")
     approve: list[str] | None = Field(
         description="Tools whose calls wait for a person's approval, also those of agents that it manages: names, and "

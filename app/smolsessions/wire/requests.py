@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from smolsessions.core.json_data import MAX_OBJECT_BYTES, storable
-from smolsessions.core.policies import Rules
+from smolsessions.core.policies import Policy
 from smolsessions.core.records import AgentName, OnBusy
 from smolsessions.core.requests import Decision
 
@@ -149,7 +149,7 @@ class NewConversation(Body):
     )
     agent: Agent | None = Field(None, description="Name of its agent. Null: the service's default agent.")
     metadata: JsonObject = Field({}, description=METADATA)
-    policy: Rules | None = Field(None, description=POLICY)
+    policy: Policy | None = Field(None, description=POLICY)
     ttl_s: Ttl | None = Field(None, description=TTL)
     approve: Approve = Field([], description=APPROVE)
 
@@ -158,7 +158,7 @@ class ConversationPatch(Body):
     """A JSON merge patch (RFC 7396). Fields that it does not name stay as they are."""
 
     metadata: JsonObject = Field({}, description="Null removes a member, objects merge, other values replace.")
-    policy: Rules | None = Field(None, description=POLICY)
+    policy: Policy | None = Field(None, description=POLICY)
     ttl_s: Ttl | None = Field(None, description=TTL)
     title: str | None = Field(None, min_length=1, max_length=200, description="Null removes it.")
     approve: Approve = Field([], description=f"{APPROVE} It replaces the list.")
@@ -173,7 +173,7 @@ class ConversationPatch(Body):
 class PruneRequest(Body):
     """Steps to remove from the memory."""
 
-    policy: Rules | None = Field(
+    policy: Policy | None = Field(
         None, description="Policy whose dropped steps are archived. Null: the conversation's own policy."
     )
     dry_run: bool = Field(False, description="Only report the changes.")

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from smolsessions.core.agent_ports import AgentCatalog, Session
 from smolsessions.core.errors import LeaseLostError, SealBrokenError, ServiceError, StoreUnavailableError
 from smolsessions.core.events import ReplayState
-from smolsessions.core.frozen import changed
 from smolsessions.core.records import AGENT_CHANGED, MAX_CRASHES, AgentName, Failure, Outcome, Owner, Suspension, Turn
 from smolsessions.core.store_ports import Lease, Scheduler
 from smolsessions.worker.event_bridge import LoopEventBridge
@@ -288,7 +287,7 @@ class Worker:
 
         outcome = await self._run_in_thread(bridge, run_turn, lambda _: session.close(), session.cut_model_calls)
         if lease.turn.agent is not session.version:
-            lease.turn = changed(lease.turn, agent=session.version)
+            lease.turn = replace(lease.turn, agent=session.version)
         if outcome is None:
             run.session = None
         return outcome or session.partial_outcome()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 from smolsessions.workspace.paths import ToolDenied, folded, is_plain
@@ -81,13 +82,9 @@ def _flaw(pattern: object) -> str:
             "has a part that no path has (.., ., //, a backslash, a colon, a control character, a blank at an end); "
             "leave it out"
         )
-    return "" if _matches_something(pattern) else "matches nothing; mend its brackets"
-
-
-def _matches_something(pattern: str) -> bool:
     from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern  # noqa: PLC0415 - an optional dependency
 
-    try:
-        return bool(GitIgnoreSpecPattern(pattern).include)
-    except (re.error, ValueError):
-        return False
+    with suppress(re.error, ValueError):
+        if GitIgnoreSpecPattern(pattern).include:
+            return ""
+    return "matches nothing; correct its brackets"

@@ -72,7 +72,10 @@ def opened_folder(root: Path, parts: Sequence[str] = (), *, create: bool = False
     folder = os.open(root, _FOLDER)
     try:
         for part in parts:
-            inner = _inner_folder(folder, part, create=create)
+            if create:
+                with suppress(FileExistsError):
+                    os.mkdir(part, 0o700, dir_fd=folder)
+            inner = open_folder(part, folder)
             os.close(folder)
             folder = inner
         yield folder
@@ -117,17 +120,6 @@ def write_file(name: str, folder: int, data: bytes) -> None:
         with suppress(OSError):
             os.unlink(temporary, dir_fd=folder)
         raise
-
-
-def _inner_folder(folder: int, name: str, *, create: bool) -> int:
-    try:
-        return open_folder(name, folder)
-    except FileNotFoundError:
-        if not create:
-            raise
-    with suppress(FileExistsError):
-        os.mkdir(name, 0o700, dir_fd=folder)
-    return open_folder(name, folder)
 
 
 def _check_regular(found: os.stat_result) -> None:

@@ -88,7 +88,16 @@ class Workspace:
     def grep(self, pattern: str, glob: str = "**") -> Found[Match]:
         """Return the lines that match an RE2 expression, in the files that `glob` matches."""
         expression, walk = _compiled(pattern), self._walk()
-        return self._first(walk, self._matches(walk, expression, glob))
+
+        def matches() -> Iterator[Match]:
+            for file in self._matching(walk, glob):
+                for number, line in enumerate(self._lines(walk, file), 1):
+                    if walk.is_late:
+                        return
+                    if expression.search(line[:SEARCHED_OF_LINE]):
+                        yield Match(file.path, number, _shown(line))
+
+        return self._first(walk, matches())
 
     def _writable(self, path: str) -> tuple[str, ...]:
         parts = parts_of(path)
@@ -126,8 +135,19 @@ class Workspace:
         return data
 
     def _replace(self, parts: tuple[str, ...], data: bytes) -> None:
+        count = used = old = 0
         try:
-            self._check_room(parts, len(data))
+            try:
+                count, used = usage(self.root)
+                with opened_folder(self.root, parts[:-1]) as folder:
+                    old = os.stat(parts[-1], dir_fd=folder, follow_symlinks=False).st_size
+            except FileNotFoundError:
+                count += len(parts)
+            if count > self._bounds.entries:
+                raise ToolDenied(f"the workspace is full: it has room for {self._bounds.entries} files and folders")
+            if len(data) > old and used - old + len(data) > self._bounds.total_bytes:
+                room = self._bounds.total_bytes // _KIB
+                raise ToolDenied(f"the workspace is full: it has room for {room} KiB; shorten other files")
             with opened_folder(self.root, parts[:-1], create=True) as folder:
                 write_file(parts[-1], folder, data)
         except OSError as error:
@@ -137,35 +157,12 @@ class Workspace:
                 "the file cannot be written: a part of its path is something else, or there is no room"
             ) from None
 
-    def _check_room(self, parts: tuple[str, ...], size: int) -> None:
-        count = used = old = 0
-        try:
-            count, used = usage(self.root)
-            with opened_folder(self.root, parts[:-1]) as folder:
-                old = os.stat(parts[-1], dir_fd=folder, follow_symlinks=False).st_size
-        except FileNotFoundError:
-            count += len(parts)
-        if count > self._bounds.entries:
-            raise ToolDenied(f"the workspace is full: it has room for {self._bounds.entries} files and folders")
-        if size > old and used - old + size > self._bounds.total_bytes:
-            raise ToolDenied(
-                f"the workspace is full: it has room for {self._bounds.total_bytes // _KIB} KiB; shorten other files"
-            )
-
     def _walk(self) -> Walk:
         return Walk(self.root, self._bounds.searched_entries, self._bounds.search_s, self.access.hides_folder)
 
     def _matching(self, walk: Walk, pattern: str) -> Iterator[FoundFile]:
         spec = compiled_glob(pattern)
         return (file for file in walk.files() if spec.match_file(file.path) and self.access.shows(file.path))
-
-    def _matches(self, walk: Walk, expression: Any, glob: str) -> Iterator[Match]:
-        for file in self._matching(walk, glob):
-            for number, line in enumerate(self._lines(walk, file), 1):
-                if walk.is_late:
-                    return
-                if expression.search(line[:SEARCHED_OF_LINE]):
-                    yield Match(file.path, number, _shown(line))
 
     def _first(self, walk: Walk, results: Iterable[T]) -> Found[T]:
         """Return as many results as the bound allows. The search ends there."""

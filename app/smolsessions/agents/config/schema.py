@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from smolsessions.core.policies import Rules
+from smolsessions.core.policies import Policy
 from smolsessions.options import Line, Lines, Seconds, SharedOptions, Table, Text
 
 Provider = Literal["openai", "azure", "litellm", "huggingface", "bedrock", "transformers"]
@@ -176,7 +176,7 @@ class AgentTable(SharedOptions):
     executor_key_env: VariableName | None = Field(
         None, description="Name of the variable that holds the remote executor's key."
     )
-    memory_policy: Rules = Field((), description="Rules that bound the memory that the model sees.")
+    memory_policy: Policy = Field((), description="Rules that bound the memory that the model sees.")
     model_retries: int = Field(2, ge=0, le=10, description="How often a failed model call is repeated.")
     approve: Annotated[
         Annotated[ImportString, Tag(BY_NAME)] | Annotated[Lines, Tag(IN_PLACE)], Discriminator(_form)

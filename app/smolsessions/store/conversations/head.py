@@ -6,10 +6,9 @@ import asyncio
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from smolsessions.core.errors import DAMAGED, ConversationNotFoundError, SealBrokenError
-from smolsessions.core.frozen import changed
 from smolsessions.core.media import StepFile, StepImage
 from smolsessions.core.memories import Head, StoredStep
 from smolsessions.core.records import EntryType, Outcome, StepType, Turn
@@ -110,8 +109,10 @@ async def with_stored_images(scope: Scope, turn: Turn) -> Turn:
     stored = {name for name, is_there in zip(names, flags, strict=True) if is_there}
 
     def with_stored(owner: T) -> T:
-        kept = {kind: tuple(one for one in getattr(owner, kind) if one.name in stored) for kind in ("images", "files")}
-        return changed(owner, **kept)
+        kept: Any = {
+            kind: tuple(one for one in getattr(owner, kind) if one.name in stored) for kind in ("images", "files")
+        }
+        return replace(owner, **kept)
 
     turn = with_stored(turn)
     return replace(turn, outcome=with_stored(turn.outcome)) if turn.outcome else turn
@@ -122,7 +123,7 @@ def extended(head: Head, steps: Sequence[tuple[EntryType, bytes]]) -> Head:
     counts, running = head.step_counts, head.hash
     for kind, blob in steps:
         counts, running = counted(counts, kind, 1), extend_hash(running, [blob])
-    return changed(head, count=head.count + len(steps), hash=running, step_counts=counts)
+    return replace(head, count=head.count + len(steps), hash=running, step_counts=counts)
 
 
 def counted(counts: dict[StepType, int], kind: EntryType, more: int) -> dict[StepType, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
 import sys
 import time
@@ -75,11 +76,17 @@ def record_address(folder: Path, address: str) -> None:
     new.replace(folder / "address")
 
 
-def address_in(folder: Path) -> str | None:
-    """Return where the service listens that uses a folder now. None: no service does."""
+def address_in(folder: Path, wait_s: float = 0) -> str | None:
+    """Return where the service listens that uses a folder now, or will listen in `wait_s`. None: no service does."""
+    end = time.monotonic() + wait_s
     with suppress(OSError), (folder / "lock").open("rb") as service:
-        address = (folder / "address").read_text()
-        return None if _lock(service) else address
+        while not _lock(service):
+            with suppress(OSError, ValueError):  # it has not been written, or is no text
+                if re.fullmatch(r"\S+:[0-9]+", address := (folder / "address").read_text()):
+                    return address
+            if time.monotonic() > end:
+                break
+            time.sleep(0.1)
     return None
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from smolsessions.core.errors import ConversationNotFoundError, StoreUnavailableError, TurnNotFoundError
 from smolsessions.core.events import InputAnswered, Logged
-from smolsessions.core.frozen import changed
 from smolsessions.core.records import Turn
 from smolsessions.core.requests import Answer, Answered, answer_key
 from smolsessions.store import codec
@@ -44,7 +44,7 @@ async def record_answers(scope: Scope, number: int, accept: Accept) -> Turn:
         left = tuple(request for request in turn.requests if request.request_id not in ids)
         known = (*turn.answered, *(Answered(answer.request_id, answer.digest, logged + 1) for answer in answers))
         timing = turn.timing if left else turn.timing.wait_over(time.time())
-        after = changed(turn, requests=left, answered=known[-MOST_ANSWERED:], timing=timing)
+        after = replace(turn, requests=left, answered=known[-MOST_ANSWERED:], timing=timing)
         event = InputAnswered(turn.attempts, answers)
         effects: list[Argument] = []
         for answer in answers:
@@ -56,7 +56,7 @@ async def record_answers(scope: Scope, number: int, accept: Accept) -> Turn:
             *effects,
             turn=number,
             read=record,
-            record=scope.seal(codec.encode_turn(changed(after, attempts=0)), "turn", number),
+            record=scope.seal(codec.encode_turn(replace(after, attempts=0)), "turn", number),
             logged=logged,
             event=scope.seal(codec.encode_event(event), "event", number, event.type),
             own_channel=scope.partition.channel,
@@ -66,5 +66,5 @@ async def record_answers(scope: Scope, number: int, accept: Accept) -> Turn:
         if state == b"ok":
             if answers:
                 scope.partition.deliver(turn.ref, number, Logged(rest[0], event))
-            return after if answers else changed(after, requests=())  # it waits no more
+            return after if answers else replace(after, requests=())  # it waits no more
     raise StoreUnavailableError("Others keep changing this turn; try again.")

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,7 +15,6 @@ from redis.exceptions import ResponseError
 from smolsessions.core.callers import Caller
 from smolsessions.core.errors import DAMAGED, LeaseLostError, SealBrokenError, StoreUnavailableError
 from smolsessions.core.events import FINAL, Event, Logged, ReplayState, TurnEnded, TurnWaiting
-from smolsessions.core.frozen import changed
 from smolsessions.core.memories import PackedStep
 from smolsessions.core.records import Outcome, Suspension, Turn
 from smolsessions.core.store_ports import StopReason
@@ -257,8 +257,8 @@ class HeldLease:
 
     async def suspend(self, pause: Suspension) -> bool:
         now, requests = time.time(), pause.requests
-        timing = changed(self.turn.timing, waits_since=now, waits=self.turn.timing.waits + 1)
-        turn = changed(self.turn, requests=requests, timing=timing)
+        timing = replace(self.turn.timing, waits_since=now, waits=self.turn.timing.waits + 1)
+        turn = replace(self.turn, requests=requests, timing=timing)
         self.emit(f"parked:{self.attempt}", events=(TurnWaiting(self.attempt, requests),), media=pause.media)
         record = self.scope.seal(codec.encode_turn(turn), "turn", turn.number)
         expires = min(int(request.expires_at * 1_000_000) for request in requests)
@@ -300,9 +300,9 @@ class HeldLease:
     def _ended(self, outcome: Outcome) -> Turn:
         stop = self._stop_request
         has_task = not (stop.rollback_by or self.lacks_task)
-        return changed(
+        return replace(
             self.turn,
-            timing=changed(self.turn.timing, finished_at=time.time()),
+            timing=replace(self.turn.timing, finished_at=time.time()),
             outcome=outcome if self._defect else stop.apply(outcome),
             last_seq=(self._last_seen if self._defect else self._log.last_seq) + 1,
             images=self.turn.images if has_task else (),

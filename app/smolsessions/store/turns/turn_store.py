@@ -30,7 +30,6 @@ from smolsessions.core.errors import (
     TurnNotFoundError,
 )
 from smolsessions.core.events import Logged, TurnEnded, TurnQueued
-from smolsessions.core.frozen import changed
 from smolsessions.core.records import (
     AgentName,
     ConversationSettings,
@@ -277,7 +276,7 @@ class TurnStore:
             )
         if new.asked and agent != wanted:
             raise OtherAgentError(f"The conversation belongs to the agent {agent!r}; leave agent out, or name it.")
-        turn = changed(new.turn, number=number, agent=new.version_of(agent))
+        turn = replace(new.turn, number=number, agent=new.version_of(agent))
         reservation, lease = self._scheduler.reserve_thread(scope.partition, agent, ref.owner), None
         try:
             state, *rest = await self._send(turn, new, reservation)

@@ -275,12 +275,12 @@ def memory_routes(conversations: Conversations) -> APIRouter:
     async def import_conversation(
         owner: CallerOwner, request: Request, new_id: NewId = None, agent: Agent = None
     ) -> Response:
-        """Create a conversation from an exported one, or from the result of `agent.memory.get_full_steps()`."""
+        """Create a conversation from an exported one."""
         async with importing:
             body = await request.body()
             await in_thread_if_large(check_document, body)
             document = await in_thread_if_large(read_json, body)
-            return _created(await conversations.bring_in(owner, document, new_id, agent))
+            return _created(await conversations.import_document(owner, document, new_id, agent))
 
     @router.get(f"{AT}/messages", responses=responses(Messages, 404, 409, 422))
     async def get_messages(
