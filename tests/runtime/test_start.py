@@ -189,7 +189,7 @@ def test_a_store_of_another_kind_than_its_address_says_is_refused_with_the_mend(
         f"redis://{HOST}:{server.port}/99": "does not answer (DB index is out of range); start it, correct its address",
         f"redis://:{SECRET}@{HOST}:{server.port}": "without any password configured",
         f"redis+sentinel://{HOST}:{server.port}/main": "no sentinel in SMOLSESSIONS_REDIS_URL names a primary",
-        f"redis+cluster://{HOST}:{server.port}": "cluster support disabled",
+        f"redis+cluster://{HOST}:{server.port}": "does not answer (Redis Cluster cannot be connected",
     }
     table = {url: Refused({"REDIS_URL": url, "SEAL_KEYS": KEY_A}, (told,)) for url, told in addresses.items()}
     try:

@@ -313,7 +313,7 @@ def test_a_start_is_refused_with_the_mend_and_without_a_secret(
         ),
         "a server that is no cluster": Refused(
             {"REDIS_URL": f"redis+cluster://127.0.0.1:{single.port}", "SEAL_KEYS": cluster.key},
-            ("cluster support disabled", "redis://"),
+            ("does not answer (Redis Cluster cannot be connected", "redis://"),
         ),
         "a node of a cluster as a server": Refused(worker | {"REDIS_URL": plain}, ("redis+cluster://",)),
         "a cluster's address with a database": Refused(

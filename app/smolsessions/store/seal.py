@@ -54,7 +54,12 @@ class Sealer:
         self._keys = dict(keys)
         self._writing_id = keys[0][0]
         self._prefix = bytes((VERSION, len(self._writing_id))) + self._writing_id.encode()
-        self._cipher = lru_cache(maxsize=8192)(self._derive)
+
+        @lru_cache(maxsize=8192)
+        def cipher(key_id: str, scope: str) -> AESGCM:
+            return AESGCM(hmac.digest(self._keys[key_id], b"smolsessions/1\0" + scope.encode(), "sha256"))
+
+        self._cipher = cipher
 
     def seal(self, plaintext: bytes, scope: str, *place: str | int) -> bytes:
         """Seal `plaintext` for `place` in `scope` (a conversation's name). Opening it needs both."""
@@ -126,9 +131,6 @@ class Sealer:
             if size > MAX_PLAINTEXT_BYTES:
                 raise SealBrokenError("a stored record is larger than this release reads")
             yield packed, size
-
-    def _derive(self, key_id: str, scope: str) -> AESGCM:
-        return AESGCM(hmac.digest(self._keys[key_id], b"smolsessions/1\0" + scope.encode(), "sha256"))
 
 
 def tag_of(blob: bytes) -> bytes:

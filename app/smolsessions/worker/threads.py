@@ -115,13 +115,13 @@ class Threads:
             self._hire()
 
     def _hire(self) -> None:
-        threading.Thread(target=self._work, name="turn", daemon=True).start()
+        def work() -> None:
+            # Keeps this thread from interrupting the event loop, which wakes it while holding the interpreter's lock.
+            # It would only wait for the lock: two switches for nothing. Processes that it starts do not inherit this.
+            if hasattr(os, "SCHED_BATCH"):  # Linux
+                with suppress(OSError):  # a sandbox forbids it
+                    os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+            while self._jobs.get()():
+                pass  # a thread that was given up has been replaced: it ends with its job
 
-    def _work(self) -> None:
-        # Keeps this thread from interrupting the event loop, which wakes it while holding the interpreter's lock. It
-        # would only wait for the lock: two switches for nothing. Processes that it starts do not inherit this.
-        if hasattr(os, "SCHED_BATCH"):  # Linux
-            with suppress(OSError):  # a sandbox forbids it
-                os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))
-        while self._jobs.get()():
-            pass  # a thread that was given up has been replaced: it ends with its job
+        threading.Thread(target=work, name="turn", daemon=True).start()

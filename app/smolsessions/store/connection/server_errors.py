@@ -41,42 +41,40 @@ _SENTENCES: dict[tuple[type[BaseException], str], str] = {  # by class and words
         "redis+sentinel:// or redis+cluster:// with servers that know the primary"
     ),
 }
-_OF_LOGIN = (AuthenticationError, AuthenticationWrongNumberOfArgsError)
+_OF_LOGIN, _LOGIN_WORDS = (AuthenticationError, AuthenticationWrongNumberOfArgsError), ("auth", "username-password")
 
 
 @contextmanager
 def start_errors(address: Address) -> Iterator[None]:
-    """Raise every error of the server, or of the way to it, as a `StartError`."""
+    """Raise every error of the server, or of the way to it, as a `StartError` whose sentence names the remedy."""
     try:
         yield
     except (RedisError, OSError, TimeoutError, UnicodeError) as error:
-        raise StartError(_sentence(error, address)) from error
+        causes: list[BaseException] = []
+        cause: BaseException | None = error
+        while cause:
+            causes.append(cause)
+            cause = cause.__cause__ or cause.__context__
+        for (kind, words), sentence in _SENTENCES.items():
+            for cause in causes:
+                if isinstance(cause, kind) and words in str(cause):
+                    raise StartError(sentence.replace("{error}", error_text(cause))) from error
+        refused: list[BaseException] = [cause for cause in causes if isinstance(cause, _OF_LOGIN)]
+        refused += [cause for cause in causes if any(word in str(cause).lower() for word in _LOGIN_WORDS)]
+        if refused:
+            remedy = (
+                f"put its user into {_URL}, and the password too or, better, into a file that {_PASSWORD_FILE} names"
+            )
+            if address.password_file:
+                remedy = f"put the password into {address.password_file} ({_PASSWORD_FILE}) and its user into {_URL}"
+            raise StartError(f"the store refuses the login ({refused[0]}); {remedy}") from error
+        raise StartError(
+            f"the store at {_URL} does not answer ({error_text(error)}); start it, correct its address (redis://, "
+            "rediss:// with TLS, redis+sentinel:// or redis+cluster://, and the number of its database), or unset the "
+            "variable to use the embedded store of `serve`"
+        ) from error
 
 
 def error_text(error: BaseException) -> str:
     """Return an error in one line. redis-py may append the internals of its clients."""
     return str(error).partition(" : <")[0] or ("timeout" if isinstance(error, TimeoutError) else type(error).__name__)
-
-
-def _sentence(error: BaseException, address: Address) -> str:
-    causes: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause:
-        causes.append(cause)
-        cause = cause.__cause__ or cause.__context__
-    for (kind, words), sentence in _SENTENCES.items():
-        for cause in causes:
-            if isinstance(cause, kind) and words in str(cause):
-                return sentence.format(error=error_text(cause))
-    refused: list[BaseException] = [cause for cause in causes if isinstance(cause, _OF_LOGIN)]
-    refused += [cause for cause in causes if any(word in str(cause).lower() for word in ("auth", "username-password"))]
-    if refused:
-        remedy = f"put its user into {_URL}, and the password too or, better, into a file that {_PASSWORD_FILE} names"
-        if address.password_file:
-            remedy = f"put the password into {address.password_file} ({_PASSWORD_FILE}) and its user into {_URL}"
-        return f"the store refuses the login ({refused[0]}); {remedy}"
-    return (
-        f"the store at {_URL} does not answer ({error_text(error)}); start it, correct its address (redis://, "
-        "rediss:// with TLS, redis+sentinel:// or redis+cluster://, and the number of its database), or unset the "
-        "variable to use the embedded store of `serve`"
-    )

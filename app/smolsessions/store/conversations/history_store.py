@@ -85,7 +85,11 @@ class HistoryStore:
         self._turns = turns
 
     async def memory(self, ref: Ref, *, may_run: bool = False) -> Memory:
-        return await self._with_snapshot(ref, _memory, may_run=may_run)
+        async def read(snapshot: _Snapshot) -> Memory:
+            head = snapshot.head
+            return await _memory_of(snapshot, await load_steps(snapshot.scope, head, head.shown_from, without=head.out))
+
+        return await self._with_snapshot(ref, read, may_run=may_run)
 
     async def past_memory(self, ref: Ref, turn: int, step: int) -> Memory:
         played = await self._turns.turn(ref, turn)
@@ -105,7 +109,7 @@ class HistoryStore:
         return await self._with_snapshot(ref, read, turn, may_run=True)
 
     async def archive(self, ref: Ref, version: Version, places: Sequence[int]) -> Conversation | None:
-        head = await self._without(ref, version, places)
+        head, _ = await self._without(ref, version, places)
         if head is None:
             return None
         return await self._amend(ref, version, replace(head, archived=head.archived | _bits(places)))
@@ -115,11 +119,8 @@ class HistoryStore:
 
         Attachments that were shown with a request for an approval go, too.
         """
-        head = await self._without(ref, version, places)
+        head, steps = await self._without(ref, version, places)
         if head is None:
-            return None
-        steps = await self._unless_changed(ref, version, load_steps(self._partitions.scope(ref), head))
-        if steps is None:
             return None
         bits = _bits(places) | head.archived | head.rolled_back
         gone = [step for step in steps if bits >> step.index & 1]
@@ -283,18 +284,18 @@ class HistoryStore:
         version = Version(head or b"", settings or b"")
         return _Snapshot(scope, conversation, scope.settings(settings), version, opened, head_then if of_turn else None)
 
-    async def _without(self, ref: Ref, version: Version, places: Sequence[int]) -> Head | None:
-        """Return the head with these steps out of its counts, or None if the memory has changed."""
+    async def _without(self, ref: Ref, version: Version, places: Sequence[int]) -> tuple[Head | None, list[StoredStep]]:
+        """Return the head with these steps out of its counts, and all steps. No head: the memory has changed."""
         scope = self._partitions.scope(ref)
         head = open_head(scope, b"0", version.head)
-        steps = await self._unless_changed(ref, version, load_steps(scope, head)) if places else []
+        steps = await self._unless_changed(ref, version, load_steps(scope, head))
         if steps is None:
-            return None
+            return None, []
         out, counts = set(places), dict(head.step_counts)
         for step in steps:
             if step.index in out:
                 counts = counted(counts, step.type, -1)
-        return replace(head, step_counts=counts)
+        return replace(head, step_counts=counts), steps
 
     async def _amend(
         self,
@@ -332,11 +333,6 @@ class HistoryStore:
         if state not in retried:
             raise _refusal(state, rest)
         return None
-
-
-async def _memory(snapshot: _Snapshot) -> Memory:
-    head = snapshot.head
-    return await _memory_of(snapshot, await load_steps(snapshot.scope, head, head.shown_from, without=head.out))
 
 
 async def _memory_of(snapshot: _Snapshot, steps: Sequence[StoredStep]) -> Memory:
