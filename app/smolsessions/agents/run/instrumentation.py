@@ -22,7 +22,7 @@ from smolsessions.agents.run.tool_proxy import AgentProxy, CallbacksProxy, Inter
 from smolsessions.agents.sandbox import guard
 from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.interpreter import ChildInterpreter
-from smolsessions.agents.sandbox.limits import limits_of
+from smolsessions.agents.sandbox.limits import CodeLimits
 from smolsessions.core.errors import StartError
 from smolsessions.options import options_of
 
@@ -63,7 +63,7 @@ def instrument(agent: MultiStepAgent, fork_client: ForkClient, stored_classes: t
         if not isinstance(agent, CodeAgent):
             return node
         executor: Any = agent.python_executor
-        limits = limits_of(options_of(agent).code_limits)
+        limits = CodeLimits(**options_of(agent).code_limits)
         if node.code_runs_in == "child":
             # `code_limits` replace smolagents' default timeout, and not one of the author's.
             timeout_s: float | None = executor.timeout_seconds

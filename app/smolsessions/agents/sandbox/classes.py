@@ -12,6 +12,7 @@ import sys
 import types
 from collections import namedtuple
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from smolagents.local_python_executor import create_function
@@ -56,7 +57,8 @@ def class_parts(kind: type, is_self_contained: Callable[[Any], bool]) -> Any:
     namespace = _CLASS_DICT(kind)
     name, bases, module = _CLASS_NAME(kind), _CLASS_BASES(kind), namespace.get("__module__")
     if bases == (tuple,) and "_field_defaults" in namespace:
-        return _named_tuple, (name, namespace["_fields"], namespace["_field_defaults"], module)
+        defaults = tuple(namespace["_field_defaults"].values())
+        return partial(namedtuple, name, namespace["_fields"], defaults=defaults, module=module), ()  # noqa: PYI024
     if issubclass(kind, enum.Enum):
         members = {name: member._value_ for name, member in namespace["_member_map_"].items()}
         written = {
@@ -98,10 +100,6 @@ def _fill_class(kind: type, rest: Attributes) -> None:
         type.__setattr__(kind, name, value)
 
 
-def _named_tuple(name: str, fields: tuple[str, ...], defaults: Attributes, module: str) -> type:
-    return namedtuple(name, fields, defaults=tuple(defaults.values()), module=module)  # noqa: PYI024
-
-
 def _enum(metaclass: Any, name: str, bases: tuple[type, ...], written: Attributes) -> Any:
     namespace = metaclass.__prepare__(name, bases)
     for key, value in written.items():
@@ -116,7 +114,7 @@ def instance_parts(obj: Any) -> Any:
         return _member, (kind, obj._name_, obj._value_)
     origin = next(base for base in _CLASS_MRO(kind) if not is_made_here(base))
     if issubclass(origin, BaseException):
-        return _exception, (kind, origin, _ARGS(obj)), _attributes(obj), None, None, _fill_instance
+        return _instance, (kind, origin, _ARGS(obj)), _attributes(obj), None, None, _fill_instance
     if origin.__new__ is not object.__new__:
         return NotImplemented
     return _instance, (kind,), _attributes(obj), None, None, _fill_instance
@@ -141,14 +139,11 @@ def _own_dict(obj: Any) -> Attributes | None:
     return None
 
 
-def _instance(kind: type) -> Any:
-    return object.__new__(kind)
-
-
-def _exception(kind: type[BaseException], origin: Any, args: tuple[Any, ...]) -> Any:
-    error = origin.__new__(kind, *args)
-    error.args = args
-    return error
+def _instance(kind: type, origin: Any = object, args: tuple[Any, ...] = ()) -> Any:
+    made = origin.__new__(kind, *args)
+    if origin is not object:  # an exception
+        made.args = args
+    return made
 
 
 def _fill_instance(obj: Any, parts: tuple[Attributes | None, Attributes | None]) -> None:

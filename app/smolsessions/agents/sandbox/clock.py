@@ -149,27 +149,6 @@ class Clocks:
 
     def install(self) -> None:
         """Replace the functions and methods of this process that read a clock."""
-        for function in self._functions():
-            _name(function, "time", function.__name__)
-            setattr(time, function.__name__, function)
-
-        def now(kind: type[datetime], tz: tzinfo | None = None) -> datetime:
-            return cast("datetime", _FROM_TIMESTAMP.__get__(None, kind)(self._seconds(), tz))
-
-        def utcnow(kind: type[datetime]) -> datetime:
-            return cast("datetime", _FROM_UTC_TIMESTAMP.__get__(None, kind)(self._seconds()))
-
-        def today(kind: type[date]) -> date:
-            return kind.fromtimestamp(self._seconds())
-
-        _replace_method(datetime, now)
-        _replace_method(datetime, utcnow)
-        _replace_method(date, today)
-        # An import reads clocks (numpy, pandas), unless this process has imported the module before.
-        interpreter.evaluate_import = self.unrecorded(interpreter.evaluate_import)
-
-    def _functions(self) -> list[Callable[..., Any]]:
-        """Return the functions that replace those of the module `time`."""
         read = self.read
         real_localtime, real_gmtime, real_ctime = time.localtime, time.gmtime, time.ctime
         real_asctime, real_strftime = time.asctime, time.strftime
@@ -196,8 +175,25 @@ class Clocks:
         def clock_gettime_ns(clock: int, /) -> int:
             return read(_IDS[clock]) if clock in _IDS else real_gettime_ns(clock)
 
-        of_clocks = [function for clock in _CLOCKS for function in self._readers(clock)]
-        return [*of_clocks, localtime, gmtime, ctime, asctime, strftime, clock_gettime, clock_gettime_ns]
+        functions = [function for clock in _CLOCKS for function in self._readers(clock)]
+        for function in (*functions, localtime, gmtime, ctime, asctime, strftime, clock_gettime, clock_gettime_ns):
+            _name(function, "time", function.__name__)
+            setattr(time, function.__name__, function)
+
+        def now(kind: type[datetime], tz: tzinfo | None = None) -> datetime:
+            return cast("datetime", _FROM_TIMESTAMP.__get__(None, kind)(self._seconds(), tz))
+
+        def utcnow(kind: type[datetime]) -> datetime:
+            return cast("datetime", _FROM_UTC_TIMESTAMP.__get__(None, kind)(self._seconds()))
+
+        def today(kind: type[date]) -> date:
+            return kind.fromtimestamp(self._seconds())
+
+        _replace_method(datetime, now)
+        _replace_method(datetime, utcnow)
+        _replace_method(date, today)
+        # An import reads clocks (numpy, pandas), unless this process has imported the module before.
+        interpreter.evaluate_import = self.unrecorded(interpreter.evaluate_import)
 
     def _readers(self, clock: str) -> tuple[Callable[[], float], Callable[[], int]]:
         read = self.read

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
 from math import ceil
 from pathlib import Path
 from typing import cast, get_args
@@ -25,7 +24,6 @@ from smolsessions.agents.sandbox.process_group import ProcessGroup
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = 2  # the server forks one after the other
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 FORK_TIMEOUT_S = 30.0  # the first fork waits until the server is up
 _INHERITED = (
@@ -74,7 +72,6 @@ class ForkClient:
         self._must_confine = must_confine
         self._level: Level | None = None
         self._lock = threading.Lock()
-        self._early = ThreadPoolExecutor(_AT_ONCE, "code-fork")
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._is_closed = False
@@ -110,16 +107,9 @@ class ForkClient:
             ours.close()
             raise
 
-    def fork_early(self) -> Future[ChildProcess] | None:
-        """Fork a process in a thread. Returns None after `close`."""
-        with contextlib.suppress(RuntimeError):
-            return self._early.submit(self.fork)
-        return None
-
     def close(self) -> None:
         """End the server and with it every process. No other is started."""
         self._is_closed = True
-        self._early.shutdown(wait=False, cancel_futures=True)
         if control := self._control:
             with contextlib.suppress(OSError):
                 control.shutdown(socket.SHUT_RDWR)  # ends the wait of a thread that holds the lock
@@ -190,17 +180,6 @@ class ForkClient:
             self._server.wait()
             self._server = None
         self._level = None
-
-
-def discard(early: Future[ChildProcess]) -> None:
-    """End a process that was forked early, or is about to be."""
-
-    def kill(early: Future[ChildProcess]) -> None:
-        if not early.exception():
-            early.result().kill()
-
-    if not early.cancel():
-        early.add_done_callback(kill)
 
 
 class ChildProcess:

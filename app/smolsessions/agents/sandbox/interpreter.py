@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import CancelledError, Future
 from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Annotated, Any, TypeVar
@@ -23,7 +22,7 @@ from smolagents.utils import truncate_content
 
 from smolsessions.agents.sandbox.channel import Channel, ClosedError, MisbehavedError
 from smolsessions.agents.sandbox.clock import ClockLog
-from smolsessions.agents.sandbox.fork_client import ChildProcess, ForkClient, discard
+from smolsessions.agents.sandbox.fork_client import ChildProcess, ForkClient
 from smolsessions.agents.sandbox.limits import MB, CodeLimits, Stopwatch
 from smolsessions.agents.sandbox.memory_budget import NoMemoryLeftError
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
@@ -109,7 +108,6 @@ class ChildInterpreter(PythonExecutor):
         self._tools: dict[str, Callable[..., Any]] = {}
         self._inputs: dict[str, Any] = {}
         self._has_new_inputs = False
-        self._early: Future[ChildProcess] | None = None
         self._child: ChildProcess | None = None
         self._channel: Channel | None = None
         self._is_busy = False
@@ -138,10 +136,7 @@ class ChildInterpreter(PythonExecutor):
         """Output that the last block printed."""
 
     def send_tools(self, tools: Mapping[str, Any]) -> None:
-        """Take the tools of a run, and fork its process while the model thinks."""
         self._tools = {**tools, **self.original.additional_functions}
-        if not self._child and not self._early:
-            self._early = self.fork_client.fork_early()
 
     def send_variables(self, variables: dict[str, Any]) -> None:
         self._inputs = variables  # the agent's own dictionary, so that its values follow changes in place
@@ -161,9 +156,16 @@ class ChildInterpreter(PythonExecutor):
         """Run a block. Raises the interpreter's own errors."""
         self.state, self.effect, self._calls, self._called_bytes = {"_print_outputs": ""}, b"", [], 0
         self._printed = ""
+        memory = self.fork_client.memory
+        if caller := CALLER.get(None):
+            self._owner = Owner(caller.owner)
         try:
-            self._take_memory()
-            with self.fork_client.memory.running():
+            if not memory.try_grow(self._owner, self._taken_mb, self._most_mb):
+                if self._taken_mb:  # others wait for what the process holds
+                    self.stop()
+                memory.take(self._owner, self._most_mb, self.check)
+            self._taken_mb = self._most_mb
+            with memory.running():
                 message = self._run(code_action)
             result, output = self._accept(message)
             self._is_busy = False
@@ -202,10 +204,8 @@ class ChildInterpreter(PythonExecutor):
         """End the process. The next block forks another one and restores the variables."""
         if self._child:
             self._child.kill()
-        if self._early:
-            discard(self._early)
         self._keep_memory(0)
-        self._early = self._child = self._channel = None
+        self._child = self._channel = None
 
     def end_during_tool(self) -> None:
         """End the process if its block waits for a tool, which may never return. For the thread that stops the turn."""
@@ -213,20 +213,6 @@ class ChildInterpreter(PythonExecutor):
             if self._is_in_tool and self._child:
                 self._child.kill()
                 self._keep_memory(0)
-
-    def _take_memory(self) -> None:
-        """Wait for the memory of a block. A process that holds some while others wait is ended, and begun anew.
-
-        Raises `NoMemoryLeftError`, and what `check` raises.
-        """
-        if caller := CALLER.get(None):
-            self._owner = Owner(caller.owner)
-        memory = self.fork_client.memory
-        if not memory.try_grow(self._owner, self._taken_mb, self._most_mb):
-            if self._taken_mb:
-                self.stop()
-            memory.take(self._owner, self._most_mb, self.check)
-        self._taken_mb = self._most_mb
 
     def _keep_memory(self, mb: int) -> None:
         """Free the part of the budget that the process does not hold."""
@@ -253,28 +239,33 @@ class ChildInterpreter(PythonExecutor):
     def _run(self, code: str) -> dict[str, Any]:
         """Run the block in the child, which calls tools here. Returns the child's last message."""
         self._is_busy = True
-        is_new, early = self._child is None, self._early
-        if self._child is None:
-            self._early = None
-            try:
-                self._child = early.result() if early else self.fork_client.fork()
-            except CancelledError as error:
-                raise OSError("the fork client is closed") from error
-        child = self._child
+        is_new = self._child is None
+        self._child = child = self._child or self.fork_client.fork()
         stopwatch = Stopwatch(self.limits, child.cpu_s)
 
         def check() -> None:
             self.check()
             stopwatch.check()
 
-        try:
-            channel = self._start(child, check) if is_new else self._channel
-        except ClosedError:
-            if not early:
-                raise
-            self.stop()  # the process died while the model was thinking, before it ran anything
-            self._take_memory()
-            return self._run(code)
+        if is_new:
+            limits, original = self.limits, self.original
+            self._channel = Channel(child.sock, limits.output_bytes + 2 * limits.variables_bytes + MB)
+            setup = {
+                "imports": list(original.additional_authorized_imports),
+                "authorized": list(original.authorized_imports),
+                "max_print": self._max_print_chars(),
+                "tools": [[name, str(getattr(tool, "description", ""))] for name, tool in self._tools.items()],
+                "stored_classes": [[kind.__module__, kind.__qualname__] for kind in self.stored_classes],
+                "inputs": self._encoded_inputs(),
+                "inputs_are_new": self._has_new_inputs,
+                "variables": self.variables,
+                "dropped": sorted(self.dropped),
+                "logs": self.logs,
+                "limits": {**asdict(limits), "memory_mb": self._most_mb},
+            }
+            self._channel.send(setup, check)
+            self.dropped = _validated(_Restored, self._channel.receive(check)).dropped
+        channel = self._channel
         assert channel
         clock = self.clock.request() if self.clock else {}
         request: dict[str, Any] = {"code": code, "seed": self.seed, "clock": clock}
@@ -297,28 +288,6 @@ class ChildInterpreter(PythonExecutor):
 
     def _max_print_chars(self) -> int:
         return self.original.max_print_outputs_length or DEFAULT_MAX_LEN_OUTPUT
-
-    def _start(self, child: ChildProcess, check: Callable[[], None]) -> Channel:
-        limits, original = self.limits, self.original
-        self._channel = channel = Channel(child.sock, limits.output_bytes + 2 * limits.variables_bytes + MB)
-        channel.send(
-            {
-                "imports": list(original.additional_authorized_imports),
-                "authorized": list(original.authorized_imports),
-                "max_print": self._max_print_chars(),
-                "tools": [[name, str(getattr(tool, "description", ""))] for name, tool in self._tools.items()],
-                "stored_classes": [[kind.__module__, kind.__qualname__] for kind in self.stored_classes],
-                "inputs": self._encoded_inputs(),
-                "inputs_are_new": self._has_new_inputs,
-                "variables": self.variables,
-                "dropped": sorted(self.dropped),
-                "logs": self.logs,
-                "limits": {**asdict(limits), "memory_mb": self._most_mb},
-            },
-            check,
-        )
-        self.dropped = _validated(_Restored, channel.receive(check)).dropped
-        return channel
 
     def _encoded_inputs(self) -> dict[str, bytes]:
         return {name: dumps_lossy(value, self.stored_classes) for name, value in self._inputs.items()}

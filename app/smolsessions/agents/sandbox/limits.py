@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from smolagents.local_python_executor import ExecutionTimeoutError
 
@@ -35,11 +34,6 @@ class CodeLimits:
     @property
     def variables_bytes(self) -> int:
         return int(self.variables_mb * MB)
-
-
-def limits_of(values: Mapping[str, Any]) -> CodeLimits:
-    """Return the limits that an agent's options set, with the defaults of the others."""
-    return CodeLimits(**values)
 
 
 class Stopwatch:

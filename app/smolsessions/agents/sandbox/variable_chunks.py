@@ -14,7 +14,7 @@ import sys
 import threading
 import types
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -40,10 +40,7 @@ class Chunk(NamedTuple):
     keys: tuple[str, ...]
     needs: tuple[str, ...]
     data: bytes
-
-    @property
-    def digest(self) -> bytes:
-        return hashlib.blake2b(self.data, digest_size=16).digest()
+    digest: bytes
 
 
 def pickle_chunk(
@@ -58,8 +55,15 @@ def pickle_chunk(
 
     try:
         pickler = write()
-    except RecursionError:
-        pickler = _on_deep_stack(write)
+    except RecursionError:  # a thread with a larger stack recurses as deep as the value is nested
+        limit, size = sys.getrecursionlimit(), threading.stack_size(_DEEP_STACK_BYTES)
+        sys.setrecursionlimit(_MAX_DEPTH)
+        try:
+            with ThreadPoolExecutor(1) as thread:
+                pickler = thread.submit(write).result()
+        finally:
+            threading.stack_size(size)
+            sys.setrecursionlimit(limit)
     chunk = _chunk(tuple(values), sorted(pickler.needs), pickler.file.getvalue())
     value = next(iter(values.values()))
     if len(values) == 1 and type(value) in _CONTAINERS:
@@ -182,7 +186,8 @@ def read_header(data: bytes) -> tuple[list[str], list[str]]:
 
 
 def _chunk(keys: tuple[str, ...], needs: list[str], pickled: bytes) -> Chunk:
-    return Chunk(chunk_id(keys), keys, tuple(needs), to_json([keys, needs]) + b"\n" + pickled)
+    data = to_json([keys, needs]) + b"\n" + pickled
+    return Chunk(chunk_id(keys), keys, tuple(needs), data, hashlib.blake2b(data, digest_size=16).digest())
 
 
 class _BoundedFile(io.BytesIO):
@@ -194,15 +199,3 @@ class _BoundedFile(io.BytesIO):
         if self.tell() + memoryview(data).nbytes > self._max_bytes:
             raise ValueError("larger than all variables together may be")
         return super().write(data)
-
-
-def _on_deep_stack(write: Callable[[], Pickler]) -> Pickler:
-    """Run a function that recurses as deep as a model's value is nested."""
-    limit, size = sys.getrecursionlimit(), threading.stack_size(_DEEP_STACK_BYTES)
-    sys.setrecursionlimit(_MAX_DEPTH)
-    try:
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(write).result()
-    finally:
-        threading.stack_size(size)
-        sys.setrecursionlimit(limit)

@@ -24,7 +24,7 @@ from smolsessions.agents.run.agent_state import (
 from smolsessions.agents.run.instrumentation import code_runs_in
 from smolsessions.agents.sandbox.interpreter import MAX_CHUNKS, MAX_NAME_CHARS
 from smolsessions.agents.sandbox.json_export import NotJSON
-from smolsessions.agents.sandbox.limits import limits_of
+from smolsessions.agents.sandbox.limits import CodeLimits
 from smolsessions.agents.sandbox.seeding import RANDOM_CHUNK
 from smolsessions.agents.sandbox.variable_chunks import chunk_id, chunk_names, plain_chunk
 from smolsessions.agents.sandbox.variables import INTERNAL_NAMES
@@ -53,7 +53,7 @@ class ImportTarget:
 
 def import_targets(agent: MultiStepAgent, path: str = "") -> dict[str, ImportTarget]:
     """Return the targets of an agent and of the agents that it manages, by their paths."""
-    limits = limits_of(options_of(agent).code_limits) if code_runs_in(agent) == "child" else None
+    limits = CodeLimits(**options_of(agent).code_limits) if code_runs_in(agent) == "child" else None
     most = int(limits.variables_mb * _MB) if limits else None
     targets = {path: ImportTarget(most, frozenset(name for name, tool in agent.tools.items() if has_own_state(tool)))}
     for name, managed in agent.managed_agents.items():

@@ -5,7 +5,7 @@ The encoder trusts its value, whose class may run code. The decoder trusts nothi
 A decoded value has the class of the original, with these exceptions:
 - An instance of a subclass of str, int, list, dict and the like becomes that base (a named tuple becomes a tuple).
 - A value that occurs twice becomes two values.
-- An image becomes a plain image of the same pixels.
+- An image becomes a plain image of the same pixels. A mode that PNG lacks is converted.
 
 An agent declares the classes whose instances it stores: plain classes, dataclasses, pydantic models and enums.
 Their instances are encoded by their fields. Of their methods only `__hash__` and `__eq__` run in the decoder, if an

@@ -51,10 +51,31 @@ class Writer:
             self._append(value, encode(value))
         elif kind in _TAGS:
             self._write_collection(value, kind)
-        elif kind is Composite:
-            self._write_parts(value, value)
+        elif parts := self._parts_of(value, kind):
+            name = parts.kind.encode()
+            self._enter(value, len(parts.parts) + kind_of(parts.kind).weight)
+            self._append(value, b"P%c%c" % (len(name), len(parts.parts)) + name)
+            for part in parts.parts:
+                self._write(part)
+            self._above.pop()
+        elif base := next((base for base in kind.__mro__ if base in _AS_BASE), None):
+            self._enter(value, 0)  # each copy is a new object, so cycles are found by the original
+            self._write(_AS_BASE[base](value))
+            self._above.pop()
         else:
-            self._write_other(value, kind)
+            raise RefusalError(value, _ONLY)
+
+    def _parts_of(self, value: Any, kind: type) -> Composite | None:
+        try:
+            if kind is Composite or kind not in self._declared:
+                return value if kind is Composite else split(value)
+            if member := member_name(value):
+                return Composite("member", (class_name(kind), member))
+            return Composite("instance", (class_name(kind), fields_of(value, kind)))
+        except Exception as error:  # noqa: BLE001 - numpy, pandas and Pillow raise errors of their own
+            is_reason = type(error) is ValueError
+            reason = str(error) if is_reason else f"reading it failed with {class_name(type(error))}"
+            raise RefusalError(value, reason) from None
 
     def _append(self, value: Any, data: bytes) -> None:
         self._out += data
@@ -96,37 +117,6 @@ class Writer:
         if starts and (is_set or (kind is dict and self._in_order)):
             chunks = [bytes(self._out[start:end]) for start, end in pairwise([*starts, len(self._out)])]
             self._out[starts[0] :] = b"".join(sorted(chunks))
-        self._above.pop()
-
-    def _write_other(self, value: Any, kind: type) -> None:
-        """Write an instance of another class: a declared one, one that splits, or a subclass of a built-in one."""
-        try:
-            if kind not in self._declared:
-                parts = split(value)
-            elif member := member_name(value):
-                parts = Composite("member", (class_name(kind), member))
-            else:
-                parts = Composite("instance", (class_name(kind), fields_of(value, kind)))
-        except Exception as error:  # noqa: BLE001 - numpy, pandas and Pillow raise errors of their own
-            is_reason = type(error) is ValueError
-            reason = str(error) if is_reason else f"reading it failed with {class_name(type(error))}"
-            raise RefusalError(value, reason) from None
-        if parts is not None:
-            self._write_parts(value, parts)
-            return
-        base = next((base for base in kind.__mro__ if base in _AS_BASE), None)
-        if base is None:
-            raise RefusalError(value, _ONLY)
-        self._enter(value, 0)  # each copy is a new object, so cycles are found by the original
-        self._write(_AS_BASE[base](value))
-        self._above.pop()
-
-    def _write_parts(self, value: Any, composite: Composite) -> None:
-        name, parts = composite.kind.encode(), composite.parts
-        self._enter(value, len(parts) + kind_of(composite.kind).weight)
-        self._append(value, b"P%c%c" % (len(name), len(parts)) + name)
-        for part in parts:
-            self._write(part)
         self._above.pop()
 
 
