@@ -10,8 +10,9 @@ import contextlib
 import re
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any
 
 from smolagents import Model
 from smolagents.utils import AgentGenerationError
@@ -32,40 +33,32 @@ class ReplayDivergedError(TurnStopped):
     """A replay requests a call that is not in the journal, while the journal still holds results of tools."""
 
 
-class _Kind(NamedTuple):
-    """Kind of failure: its code, a sentence, and whether another try may help."""
-
-    code: str
-    sentence: str
-    is_transient: bool = False
-
-
 _KINDS = {
-    "model_error": _Kind("model_error", "The model gave no usable answer ({name})."),
-    "failed": _Kind("model_error", "The model's provider failed ({name}); try again.", is_transient=True),
-    "broken_off": _Kind("model_error", "The model's provider broke its answer off ({name}); try again.", True),
-    "unreachable": _Kind("model_unreachable", "The model's provider was not reached ({name}); try again.", True),
-    "unreadable": _Kind(
+    "model_error": Failure("model_error", "The model gave no usable answer ({name})."),
+    "failed": Failure("model_error", "The model's provider failed ({name}); try again.", retryable=True),
+    "broken_off": Failure("model_error", "The model's provider broke its answer off ({name}); try again.", True),
+    "unreachable": Failure("model_unreachable", "The model's provider was not reached ({name}); try again.", True),
+    "unreadable": Failure(
         "model_unsupported_input", "The model cannot read a part of this conversation, such as an image ({name})."
     ),
-    "timeout": _Kind("model_timeout", "The model did not answer in time ({name}).", True),
-    "auth": _Kind(
+    "timeout": Failure("model_timeout", "The model did not answer in time ({name}).", True),
+    "auth": Failure(
         "model_auth",
         "The model's provider refuses the credentials of this service ({name}); its operator must mend them.",
     ),
-    "limited": _Kind(
+    "limited": Failure(
         "rate_limited", "The model's provider takes no more requests of this service for now ({name}).", True
     ),
-    "quota_spent": _Kind(
+    "quota_spent": Failure(
         "rate_limited",
         "The quota of this service at the model's provider is used up ({name}); its operator must mend it.",
     ),
-    "overflow": _Kind(
+    "overflow": Failure(
         "context_overflow",
         "The conversation is longer than the model can read ({name}). Roll it back to the turn before a long message, "
         "or set a memory policy such as token_budget.",
     ),
-    "agent_error": _Kind("agent_error", "The agent's own code failed ({name})."),
+    "agent_error": Failure("agent_error", "The agent's own code failed ({name})."),
 }
 _OVERFLOW_TEXT = re.compile(
     r"context[ _-](length|window|size|limit)|(prompt|input) is too long|too many tokens|maximum number of tokens|"
@@ -141,8 +134,8 @@ def is_swallowed_failure(output: object) -> bool:
 def _failure(kind: str, error: BaseException) -> Failure:
     status = _status(error)
     name = f"{type(error).__name__}, HTTP {status}" if status else type(error).__name__
-    code, sentence, is_transient = _KINDS[kind]
-    return Failure(code, sentence.format(name=name), is_transient)
+    failure = _KINDS[kind]
+    return replace(failure, message=failure.message.format(name=name))
 
 
 def _kind_of(error: BaseException) -> tuple[str, BaseException]:

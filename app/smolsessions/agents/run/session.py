@@ -11,8 +11,8 @@ from typing import Any
 import PIL.Image
 from pydantic_core import from_json, to_json
 from smolagents import CodeAgent, MultiStepAgent
-from smolagents.agents import ActionOutput, ToolOutput
-from smolagents.memory import ActionStep, AgentMemory, FinalAnswerStep, TaskStep, ToolCall
+from smolagents.agents import ActionOutput
+from smolagents.memory import ActionStep, AgentMemory, FinalAnswerStep, TaskStep
 
 from smolsessions.agents.memory.memory_edits import EditTracker, Overlay
 from smolsessions.agents.memory.policies import PolicyFunction
@@ -68,8 +68,6 @@ ANSWER_TTL_S = 7 * 86400.0
 UNCONFINED_SENTENCE = (
     "This turn needs approvals, and here the agent's code could reach the service and approve its own calls."
 )
-_WITHIN_STEP = frozenset({ToolCall, ToolOutput, ActionOutput})
-"""Items of a run that come before the end of their step in smolagents' own loop."""
 ARGUMENTS = """
 You have been provided with these additional arguments, that you can access directly using the keys as variables:
 {arguments}."""
@@ -116,7 +114,15 @@ class AgentSession:
         self._policy = policy
         self._memory = self._prompt_builder.memory if self._prompt_builder else PromptMemory(agent)
         if isinstance(agent, CodeAgent) and (overlay.has_gaps or not self._edits):
-            agent.step_callbacks.register(ActionStep, self._make_ids_unique)
+
+            def make_ids_unique(step: ActionStep) -> None:
+                """Make a block's id unique: smolagents counts the steps in memory, and a prune removes some."""
+                taken = self._memory.call_ids()
+                for call in step.tool_calls or ():
+                    while call.id in taken:
+                        call.id += "_2"
+
+            agent.step_callbacks.register(ActionStep, make_ids_unique)
         if self._prompt_builder:
             agent.step_callbacks.register(ActionStep, self._prompt_builder.record_estimate)
             summary_model = options_of(agent).summary_model
@@ -223,7 +229,33 @@ class AgentSession:
         answer: FinalAnswerStep | None = None
         failure: Failure | None = None
         try:
-            answer = self._run_agent(turn, turn_input, writer)
+            images: list[PIL.Image.Image] = [image_from_bytes(data) for data in turn_input.images]
+            message = turn.message + self._state.begin_turn()
+            arguments, files = turn.additional_args, files_of(turn_input) if turn_input.files else ()
+            if files:
+                values, sentence = state_of_files(self._root, files, arguments)
+                self._state.put(self._root, values)
+                message += sentence
+            writer.task_changes_variables = bool(arguments) or message != turn.message
+            run: Any = self._agent.run(
+                message,
+                stream=True,
+                reset=False,
+                images=images or None,
+                additional_args=deepcopy(arguments) if arguments else None,  # the agent may change them
+                max_steps=turn.options.max_steps,
+            )
+            if files:
+                attach_files(self._agent.memory.steps[-1], files)
+            writer.write_finished()  # the task, before anything can stop the turn
+            for item in run:
+                writer.write_finished()
+                if isinstance(item, ActionOutput) and item.is_final_answer:
+                    writer.answer = without_text(item.output)
+                elif isinstance(item, FinalAnswerStep):
+                    answer = FinalAnswerStep(without_text(item.output))
+            writer.write_finished(are_whole=True)
+            writer.write_edits()
         except TurnStopped:
             return writer.outcome("failed", error=DIVERGED) if journal.diverged else writer.outcome("cancelled")
         except BaseException as error:
@@ -243,45 +275,6 @@ class AgentSession:
             return writer.outcome("failed", state=state, error=failure)
         media = {"images": writer.images, "files": writer.files}
         return writer.outcome("finished", reply=_reply(output), output=json_form(output), state=state, **media)
-
-    def _run_agent(self, turn: Turn, turn_input: TurnInput, writer: StepWriter) -> FinalAnswerStep | None:
-        images: list[PIL.Image.Image] = [image_from_bytes(data) for data in turn_input.images]
-        message = turn.message + self._state.begin_turn()
-        arguments, files = turn.additional_args, files_of(turn_input) if turn_input.files else ()
-        if files:
-            values, sentence = state_of_files(self._root, files, arguments)
-            self._state.put(self._root, values)
-            message += sentence
-        writer.task_changes_variables = bool(arguments) or message != turn.message
-        run: Any = self._agent.run(
-            message,
-            stream=True,
-            reset=False,
-            images=images or None,
-            additional_args=deepcopy(arguments) if arguments else None,  # the agent may change them
-            max_steps=turn.options.max_steps,
-        )
-        if files:
-            attach_files(self._agent.memory.steps[-1], files)
-        writer.write_finished()  # the task, before anything can stop the turn
-        answer = None
-        for item in run:
-            if self._edits or type(item) not in _WITHIN_STEP:  # a loop of an author's own may add steps at any time
-                writer.write_finished()
-            if isinstance(item, ActionOutput) and item.is_final_answer:
-                writer.answer = without_text(item.output)
-            elif isinstance(item, FinalAnswerStep):
-                answer = FinalAnswerStep(without_text(item.output))
-        writer.write_finished(are_whole=True)
-        writer.write_edits()
-        return answer
-
-    def _make_ids_unique(self, step: ActionStep) -> None:
-        """Make the id of a code block unique: smolagents counts the steps in memory, and a prune removes some."""
-        taken = self._memory.call_ids()
-        for call in step.tool_calls or ():
-            while call.id in taken:
-                call.id += "_2"
 
 
 def task_step(turn: Turn, turn_input: TurnInput) -> PackedStep:

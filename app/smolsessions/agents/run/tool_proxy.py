@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -23,7 +22,7 @@ from smolsessions.agents.run.agent_state import AgentNode
 from smolsessions.agents.run.approvals import edited
 from smolsessions.agents.run.effects import Effect, as_text, encode_raised, encode_returned
 from smolsessions.agents.run.proxy import Proxy
-from smolsessions.agents.run.turn_files import UNKEPT, by_name, fits, name_in_state
+from smolsessions.agents.run.turn_files import UNKEPT, by_name, fits, free_name, name_in_state
 from smolsessions.agents.sandbox.clock import ClockLog
 from smolsessions.agents.sandbox.guard import tool_stub
 from smolsessions.agents.tools.ask_user import AskUser, checked_question
@@ -121,11 +120,7 @@ class ToolProxy(Proxy):
         names: dict[int, str] = {}
         for place, part in enumerate(parts):
             if isinstance(part, File | PIL.Image.Image):
-                name = name_in_state(part)
-                stem, dot, extension = name.rpartition(".")
-                numbered = (f"{stem}_{n}.{extension}" if dot else f"{name}_{n}" for n in itertools.count(2))
-                taken = set(names.values())
-                names[place] = next(each for each in itertools.chain([name], numbered) if each not in taken)
+                names[place] = free_name(name_in_state(part), names.values())
         if not names:
             return result
         values = {name: parts[place] for place, name in names.items()}

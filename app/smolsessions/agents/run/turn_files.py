@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import keyword
 import re
 import unicodedata
@@ -106,9 +107,16 @@ def _variables(files: Sequence[File], taken: Collection[str]) -> Iterator[str]:
         name = "_".join(name.replace("_", " ").split())
         if not name.isidentifier():
             name = f"file_{name}".rstrip("_")
-        free = next(each for each in (name, *(f"{name}_{number}" for number in range(2, 1000))) if each not in used)
-        used.add(free)
-        yield free
+        name = free_name(name, used)
+        used.add(name)
+        yield name
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """Return a name that is not taken, with a number before its extension if need be."""
+    stem, dot, extension = name.rpartition(".")
+    numbered = (f"{stem}_{number}.{extension}" if dot else f"{name}_{number}" for number in itertools.count(2))
+    return next(each for each in itertools.chain([name], numbered) if each not in taken)
 
 
 def _about(file: File) -> str:
