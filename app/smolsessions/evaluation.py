@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Generic, Self, TypeVar
@@ -77,7 +77,13 @@ class SmolagentsAdapter:
             reply = agent.run(message, reset=is_new)
             new = [step for step in agent.memory.steps if not any(step is each for each in before)]
         self._open.answered(history, str(reply))
-        names: list[str] = [call for step in new for call in _calls_of(step)]
+        names: list[str] = []
+        for step in new:
+            # smolagents leaves the calls of a failed step in its model's message alone.
+            output = getattr(step, "model_output_message", None)
+            requested = [each.function for each in getattr(output, "tool_calls", None) or ()]
+            calls = getattr(step, "tool_calls", None) or requested
+            names += [ToolCall(call.name, _arguments(getattr(call, "arguments", None))) for call in calls]
         if not self._include_internal_tools:
             names = [name for name in names if name not in INTERNAL_TOOLS]
         return str(reply), names
@@ -160,16 +166,6 @@ class _OpenHistories(Generic[T]):
 
 def _texts(history: History) -> list[tuple[str, str]]:
     return [(message["role"], str(message.get("content"))) for message in history]
-
-
-def _calls_of(step: Any) -> Iterator[ToolCall]:
-    """Yield the tool calls of a step. smolagents leaves those of a failed step in its model's message alone."""
-    for call in getattr(step, "tool_calls", None) or ():
-        yield ToolCall(call.name, _arguments(getattr(call, "arguments", None)))
-    if not getattr(step, "tool_calls", None):
-        message = getattr(step, "model_output_message", None)
-        for requested in getattr(message, "tool_calls", None) or ():
-            yield ToolCall(requested.function.name, _arguments(requested.function.arguments))
 
 
 def _message_of(history: History) -> str:

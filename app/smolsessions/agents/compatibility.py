@@ -159,23 +159,7 @@ def _missing() -> Iterator[str]:
         inner = [code for code in _found(path).__code__.co_consts if inspect.iscode(code)]
         kept = {name for code in inner for name in code.co_freevars}
         yield from (f"what {path} makes keeps no {name}" for name in names.split() if name not in kept)
-    yield from _missing_in_runs()
-
-
-def _found(path: str) -> Any:
-    """Return the object at a dotted path, or a function without parameters if none is there."""
-    module, _, name = path.rpartition(".")
-    while module not in NAMES:
-        module, _, outer = module.rpartition(".")
-        name = f"{outer}.{name}"
-    try:
-        return operator.attrgetter(name)(importlib.import_module(module))
-    except AttributeError:
-        return lambda: None
-
-
-def _missing_in_runs() -> Iterator[str]:
-    """Run agents on a scripted model, after all names were found."""
+    # All names are there, so agents can run on a scripted model.
     seen: list[str] = []
     make = functools.partial(_agent, seen)
     agent = make("CodeAgent", [])
@@ -188,6 +172,18 @@ def _missing_in_runs() -> Iterator[str]:
         seen += (type(item).__name__ for item in one.run("", stream=True, reset=False, max_steps=max_steps))
     if seen != RUN.split():
         yield f"its agents' runs differ: {' '.join(seen)}"
+
+
+def _found(path: str) -> Any:
+    """Return the object at a dotted path, or a function without parameters if none is there."""
+    module, _, name = path.rpartition(".")
+    while module not in NAMES:
+        module, _, outer = module.rpartition(".")
+        name = f"{outer}.{name}"
+    try:
+        return operator.attrgetter(name)(importlib.import_module(module))
+    except AttributeError:
+        return lambda: None
 
 
 def _agent(seen: list[str], kind: str, said: list[str], **options: Any) -> Any:

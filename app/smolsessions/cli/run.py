@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from smolsessions.agents.models.keys import without_secrets
 from smolsessions.cli.remote import printable
 from smolsessions.core.errors import StartError
 from smolsessions.core.request_id import request_id
@@ -164,6 +165,4 @@ class _RedactingFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         record.request = f"request={request_id.get()} " if request_id.get() else ""
         line = printable(super().format(record)).replace("\r", "␍")
-        for secret in self._secrets:
-            line = line.replace(secret, "***")
-        return line
+        return without_secrets(line, self._secrets)

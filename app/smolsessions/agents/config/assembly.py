@@ -111,6 +111,22 @@ class Assembly:
             agent = self._construct(name, table, caller, self._saved_of(name, table))
         return self._with_options(name, table, agent)
 
+    def _saved_of(self, name: str, table: AgentTable) -> SavedAgent | None:
+        if not (table.folder or table.hub):
+            return None
+        with self._lock, self._at(("agents", name), "hub" if table.hub else "folder"):
+            if name not in self._saved:
+                folder = download(table.hub, table.revision or "") if table.hub else self._beside(table.folder or "")
+                self._saved[name] = read_saved_agent(name, folder)
+            saved = self._saved[name]
+            if saved.kind != "code" and (foreign := sorted(table.given & {*CODE_KEYS})):
+                raise StartError(f"holds a ToolCallingAgent, which has no {foreign[0]}; remove that key")
+            for _, model in models_of(self._file, name, table):
+                structured = table.structured_output
+                if sentence := unsuitable(model, writes_code=saved.kind == "code", structured=structured):
+                    raise StartError(sentence)
+            return saved
+
     def _construct(self, name: str, table: AgentTable, caller: Caller, saved: SavedAgent | None) -> MultiStepAgent:
         place = ("agents", name)
         tools = self._tools_of(name, table, saved)
@@ -223,22 +239,6 @@ class Assembly:
                 with self._at(("agents", name), "mcp", StartError):
                     self._mcp_tools[name] = self._tool_servers.tools(table.mcp, taken)
             return [*tools, *self._mcp_tools[name]]
-
-    def _saved_of(self, name: str, table: AgentTable) -> SavedAgent | None:
-        if not (table.folder or table.hub):
-            return None
-        with self._lock, self._at(("agents", name), "hub" if table.hub else "folder"):
-            if name not in self._saved:
-                folder = download(table.hub, table.revision or "") if table.hub else self._beside(table.folder or "")
-                self._saved[name] = read_saved_agent(name, folder)
-            saved = self._saved[name]
-            if saved.kind != "code" and (foreign := sorted(table.given & {*CODE_KEYS})):
-                raise StartError(f"holds a ToolCallingAgent, which has no {foreign[0]}; remove that key")
-            for _, model in models_of(self._file, name, table):
-                structured = table.structured_output
-                if sentence := unsuitable(model, writes_code=saved.kind == "code", structured=structured):
-                    raise StartError(sentence)
-            return saved
 
     def _beside(self, path: str) -> Path:
         return self._path.absolute().parent / path

@@ -93,7 +93,9 @@ class Exchange:
             if is_single or results:
                 for place, result in zip(next_calls, results or [""], strict=False):
                     call: Any = parts[place]
-                    failed = f"The {call.tool} tool said: {_reason(response)}"
+                    reason = response.partition(ERROR)[2].partition("\n")[0]
+                    reason = re.split(r"(?:Error|Exception): ", reason, maxsplit=1)[-1]
+                    failed = f"The {call.tool} tool said: {short(reason)}"
                     parts[place] = f"{call.before}{result}{call.after}" if results else failed
                 pending = pending[len(next_calls) :]
             is_single = is_single or not results
@@ -131,11 +133,6 @@ def _responses(messages: list[ChatMessage]) -> list[str]:
     """Return observations and errors, without the logs of code that failed."""
     texts = [text_in(message) for message in messages if message.role == MessageRole.TOOL_RESPONSE]
     return [text for text in texts if LAST_OUTPUT in text or not text.startswith(OBSERVATION + LOGS)]
-
-
-def _reason(response: str) -> str:
-    text = response.partition(ERROR)[2].partition("\n")[0]
-    return short(re.split(r"(?:Error|Exception): ", text, maxsplit=1)[-1])
 
 
 def _task(message: ChatMessage) -> str | None:

@@ -7,7 +7,8 @@ import math
 import operator
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime, tzinfo
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -95,19 +96,13 @@ class Clock(Tool):
     output_type = "string"
 
     def forward(self, time_zone: str | None = None) -> str:
-        return f"{datetime.now(_zone(time_zone or 'UTC')):%Y-%m-%d %H:%M:%S %Z (%A)}"
-
-
-def _zone(name: str) -> tzinfo:
-    if name.upper() in {"UTC", "GMT"}:
-        return UTC
-    key = name.strip().replace(" ", "_")
-    for candidate in (key, *(f"{area}/{key.title()}" for area in _AREAS)):
-        try:
-            return ZoneInfo(candidate)
-        except (KeyError, ValueError, OSError):
-            continue
-    raise ValueError(f"Unknown time zone {name!r}: give an IANA name such as Europe/Berlin.")
+        name = time_zone or "UTC"
+        key = name.strip().replace(" ", "_")
+        for candidate in (key, *(f"{area}/{key.title()}" for area in _AREAS)):
+            with suppress(KeyError, ValueError, OSError):
+                zone = UTC if name.upper() in {"UTC", "GMT"} else ZoneInfo(candidate)
+                return f"{datetime.now(zone):%Y-%m-%d %H:%M:%S %Z (%A)}"
+        raise ValueError(f"Unknown time zone {name!r}: give an IANA name such as Europe/Berlin.")
 
 
 class Note(Tool):

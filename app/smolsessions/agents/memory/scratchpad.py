@@ -176,10 +176,7 @@ class NoteRead(Tool):  # type: ignore[misc, unused-ignore]
 
 def add_scratchpad(name: str, agent: MultiStepAgent) -> None:
     """Add the tools to an agent that enables them, but not to its managed agents."""
-    wanted = options_of(agent).scratchpad
-    if not isinstance(wanted, bool):
-        raise StartError(f"the agent {name!r} has scratchpad = {wanted!r}; make it True or False")
-    if not wanted or scratchpad_of(agent):  # the same agent twice is refused elsewhere
+    if not options_of(agent).scratchpad or scratchpad_of(agent):  # the same agent twice is refused elsewhere
         return
     if isinstance(getattr(agent, "python_executor", None), RemotePythonExecutor):
         raise StartError(

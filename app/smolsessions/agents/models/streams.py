@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,31 +27,24 @@ def check_streams(model: ApiModel, timeout_s: float, is_complete: Callable[[Any]
 
     `is_complete` is called with the client's stream after its end, if an event had a finish reason.
     """
-    # All events of a stream pass through this attribute.
-    model.retryer = functools.partial(_call, model.retryer, timeout_s, is_complete)  # type: ignore[assignment]
+    retryer = model.retryer
 
+    def whole(events: Any) -> Iterator[Any]:
+        finished = False
+        try:
+            for event in events:
+                if call := current_call():
+                    call.read_timeout_s = timeout_s
+                finished = finished or any(choice.finish_reason for choice in event.choices)
+                yield event
+        finally:
+            if close := getattr(events, "close", None):
+                close()
+        if not finished or not is_complete(events):
+            raise IncompleteAnswerError("The stream ended without a finish reason.")
 
-def _call(
-    retryer: Callable[..., Any],
-    timeout_s: float,
-    is_complete: Callable[[Any], bool],
-    create: Callable[..., Any],
-    **arguments: Any,
-) -> Any:
-    answer = retryer(create, **arguments)
-    return _whole(answer, timeout_s, is_complete) if arguments.get("stream") else answer
+    def checked(create: Callable[..., Any], **arguments: Any) -> Any:
+        answer = retryer(create, **arguments)
+        return whole(answer) if arguments.get("stream") else answer
 
-
-def _whole(events: Any, timeout_s: float, is_complete: Callable[[Any], bool]) -> Iterator[Any]:
-    finished = False
-    try:
-        for event in events:
-            if call := current_call():
-                call.read_timeout_s = timeout_s
-            finished = finished or any(choice.finish_reason for choice in event.choices)
-            yield event
-    finally:
-        if close := getattr(events, "close", None):
-            close()
-    if not finished or not is_complete(events):
-        raise IncompleteAnswerError("The stream ended without a finish reason.")
+    model.retryer = checked  # type: ignore[assignment]  # all events of a stream pass through it

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import PIL.Image
+from mcp_types import CallToolResult
 
 from smolsessions.agents.values.images import image_from_bytes
 from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.core.attachments import Audio, File, name_flaw
-
-if TYPE_CHECKING:
-    from mcp_types import CallToolResult
 
 MAX_PIXELS = 50_000_000  # of all images of a result
 MAX_ERROR_CHARS = 10_000

@@ -13,18 +13,16 @@ import os
 import re
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import httpx2
 from anyio.abc import ObjectReceiveStream
+from anyio.streams.memory import MemoryObjectSendStream
 from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
-
-if TYPE_CHECKING:
-    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 log = logging.getLogger(__name__)
 
@@ -61,11 +59,31 @@ async def stdio(
     )
     to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     to_server, from_session = anyio.create_memory_object_stream[SessionMessage](0)
-    tasks = [
-        asyncio.create_task(_read(process, to_session, on_end)),
-        asyncio.create_task(_write(process, from_session, to_session)),
-        (last_words := asyncio.create_task(_read_log(process, log_text))),
-    ]
+
+    async def write() -> None:
+        assert process.stdin
+        try:
+            async for message in from_session:
+                data = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                process.stdin.write(data.encode() + b"\n")
+                await process.stdin.drain()
+        except (anyio.ClosedResourceError, OSError):
+            to_session.close()  # else the requests in flight would wait for their timeouts
+
+    async def read_log() -> None:
+        assert process.stderr
+        rest = b""
+        while data := await process.stderr.read(_READ_BYTES):
+            # Whole lines are passed on, as a part of a secret would not be recognised.
+            lines, newline, rest = (rest + data).rpartition(b"\n")
+            if len(rest) > _READ_BYTES:
+                lines, newline, rest = lines + newline + rest, b"", b""
+            log_text(lines.decode(errors="replace"))
+            await asyncio.sleep(_LOG_PAUSE_S)
+        log_text(rest.decode(errors="replace"))
+
+    last_words = asyncio.create_task(read_log())
+    tasks = [asyncio.create_task(_read(process, to_session, on_end)), asyncio.create_task(write()), last_words]
     try:
         yield from_server, to_server
     finally:
@@ -144,34 +162,6 @@ def _failure(line: bytes, text: str) -> JSONRPCError | None:
     found = _ID.search(line[:1000])
     error = ErrorData(code=INTERNAL_ERROR, message=text)
     return JSONRPCError(jsonrpc="2.0", id=int(found[1]), error=error) if found else None
-
-
-async def _write(
-    process: asyncio.subprocess.Process,
-    from_session: MemoryObjectReceiveStream[SessionMessage],
-    to_session: MemoryObjectSendStream[SessionMessage | Exception],
-) -> None:
-    assert process.stdin
-    try:
-        async for message in from_session:
-            data = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-            process.stdin.write(data.encode() + b"\n")
-            await process.stdin.drain()
-    except (anyio.ClosedResourceError, OSError):
-        to_session.close()  # else the requests in flight would wait for their timeouts
-
-
-async def _read_log(process: asyncio.subprocess.Process, log_text: Callable[[str], None]) -> None:
-    """Pass on whole lines, as a part of a secret would not be recognised."""
-    assert process.stderr
-    rest = b""
-    while data := await process.stderr.read(_READ_BYTES):
-        lines, newline, rest = (rest + data).rpartition(b"\n")
-        if len(rest) > _READ_BYTES:
-            lines, newline, rest = lines + newline + rest, b"", b""
-        log_text(lines.decode(errors="replace"))
-        await asyncio.sleep(_LOG_PAUSE_S)
-    log_text(rest.decode(errors="replace"))
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
