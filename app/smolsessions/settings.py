@@ -89,8 +89,8 @@ class Settings(BaseSettings):
     )
     allowed_hosts: str = Field(
         "",
-        description="Names, without port, by which clients reach a service without API keys or on loopback, with "
-        "commas between: agents.example.org. Beyond loopback, IP addresses and local names need no entry.",
+        description="Names, without scheme and port, by which clients reach a service without API keys or on loopback, "
+        "with commas between: agents.example.org. Beyond loopback, IP addresses and local names need no entry.",
     )
     cors_origins: str = Field(
         "",
@@ -320,7 +320,6 @@ class Settings(BaseSettings):
 
 
 def words_in(text: str) -> tuple[str, ...]:
-    """Split a list with commas."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
@@ -352,7 +351,6 @@ def unknown_setting_warnings() -> list[str]:
 
 
 def settings_table() -> str:
-    """Return all settings as a Markdown table."""
     rows = ["| variable | default | what it sets |", "|---|---|---|"]
     for name, field in Settings.model_fields.items():
         default = field.default

@@ -208,12 +208,10 @@ class _Chat:
         out.print(f"agents: {names}. Ctrl-C stops a turn, Ctrl-D ends the chat.", style="dim", markup=False)
 
     def leave(self) -> None:
-        """Show how to go on."""
         if name := self._place.get("conversation_id"):
             out.print(f"\nAdd --conversation {name} to the command to go on with this conversation.", style="dim")
 
     def play(self, message: str) -> None:
-        """Play a turn and show it. Ctrl-C stops it."""
         self._linked.clear()
         with self._refusals():
             self._follow(self._client.stream(message, until="waiting", **self._place), None)

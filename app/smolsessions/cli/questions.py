@@ -18,11 +18,6 @@ _UNSEEN = re.compile("[\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f
 """Characters that change the look of the text around them, or have none."""
 
 
-def ask(request: InputRequest) -> Answer:
-    """Ask a person for the answer to a request. Raises `EOFError` and `KeyboardInterrupt`."""
-    return _answer(request) if request.kind == "question" else _decision(request)
-
-
 def arguments_of(text: str) -> dict[str, Any]:
     """Read the arguments of a call. Raises `ValueError`."""
     found = parse_json(text)
@@ -31,7 +26,10 @@ def arguments_of(text: str) -> dict[str, Any]:
     return found
 
 
-def _decision(request: InputRequest) -> Answer:
+def ask(request: InputRequest) -> Answer:
+    """Ask a person for the answer to a request. Raises `EOFError` and `KeyboardInterrupt`."""
+    if request.kind == "question":
+        return _answer(request)
     again = ", again, as its arguments are other ones now" if request.replaces else ""
     out.print(f"\n{request.agent or 'the agent'} asks to call {request.tool}{again}:", style="yellow", markup=False)
     if request.tool == "python_interpreter" and isinstance(request.arguments, dict):

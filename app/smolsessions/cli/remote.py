@@ -96,12 +96,10 @@ def fail(sentence: str) -> typer.Exit:
 
 
 def show(record: BaseModel) -> None:
-    """Print a record as indented JSON."""
     out.print(JSONHighlighter()(_json(record, indent=2)), soft_wrap=True)
 
 
 def line(record: BaseModel) -> None:
-    """Print a record as one line of JSON."""
     typer.echo(_json(record))
 
 

@@ -74,7 +74,6 @@ def name_flaw(name: str) -> str | None:
 
 
 def name_of(file: File) -> str:
-    """Return a file's name, or one that its kind makes."""
     return file.name or type(file).__name__.lower() + extension_of(file.media_type)
 
 

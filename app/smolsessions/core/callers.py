@@ -52,7 +52,6 @@ class Caller:
         return self._metadata()
 
     def has_claims_of(self, other: Caller) -> bool:
-        """Return whether both act for one owner, with equal claims."""
         return self.owner == other.owner and self._claims == other._claims
 
     def __setattr__(self, name: str, value: object) -> NoReturn:

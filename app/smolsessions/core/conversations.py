@@ -88,7 +88,6 @@ class Conversations:
         return self._agents.infos[name]
 
     async def confinement(self) -> Mapping[AgentName, str | None]:
-        """Return the confinement of each agent's code."""
         return await asyncio.to_thread(self._agents.confinement)
 
     async def create(
@@ -119,7 +118,6 @@ class Conversations:
         return await self.store.patch(ref, changed)
 
     async def delete(self, ref: Ref) -> None:
-        """Delete a conversation with everything in it."""
         for ended in await self.store.delete(ref):
             self._on_end(ended)
         if self._folders:
@@ -149,14 +147,12 @@ class Conversations:
         return Page(described, page.next_cursor)
 
     async def image(self, ref: Ref, name: str) -> tuple[str, bytes]:
-        """Return the media type and the bytes of a step's image."""
         data = await self.store.attachment(ref, name)
         if decode_file(data):
             raise NotFoundError
         return await asyncio.to_thread(self._agents.image_file, data)
 
     async def file(self, ref: Ref, name: str) -> File:
-        """Return a step's file."""
         if file := decode_file(await self.store.attachment(ref, name)):
             return file
         raise NotFoundError
@@ -168,7 +164,6 @@ class Conversations:
         return {path: about for path, about in found.items() if self._agents.shows_file(agent, path)}
 
     async def workspace_file(self, ref: Ref, path: str) -> bytes:
-        """Return a file of the workspace that the agent may read."""
         agent = (await self.store.conversation(ref)).agent
         if self._folders and self._agents.shows_file(agent, path):
             data = await asyncio.to_thread(self._folders.file, *ref, path)

@@ -145,5 +145,4 @@ def what_is_wrong(error: ValidationError) -> str:
 
 
 def policy_data(policy: Policy) -> list[dict[str, Any]]:
-    """Return a policy as JSON data."""
     return [rule.model_dump() for rule in policy]

@@ -86,5 +86,4 @@ class Approval:
 
 
 def answer_key(request_id: str) -> str:
-    """Return the journal's key of an answer."""
     return f"answer:{request_id}"

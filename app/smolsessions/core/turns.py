@@ -230,7 +230,6 @@ class Turns:
             return await self._wait_for_end(subscription, wait_s)
 
     def cancel_in_background(self, turn: Turn) -> None:
-        """Cancel the turn of a caller that has disconnected."""
         task = asyncio.create_task(self.cancel(turn.ref, turn.number))
         self._cancelling.add(task)
 

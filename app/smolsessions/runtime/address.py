@@ -8,7 +8,6 @@ ALL = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}  # noqa: S104 - looked up, not
 
 
 def address_of(listening: socket.socket) -> str:
-    """Return `host:port`."""
     return _joined(*listening.getsockname()[:2])
 
 

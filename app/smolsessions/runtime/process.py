@@ -42,6 +42,7 @@ def run_process(
     on_ready: Callable[[], object] | None = None,
 ) -> int:
     """Serve as the role says until told to end, and return the exit status. `on_ready` is called in a thread."""
+    gc.disable()  # until the service is up: it saves 0.1 s of 1.1 s of imports
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # Each stream is an open file, and most systems start at 1,024.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -88,6 +89,7 @@ async def _run(
         # Warm sessions are many live objects, and scanning them often costs a fifth of a turn.
         gc.freeze()
         gc.set_threshold(10_000, 20, 20)
+        gc.enable()
         if role.serves_http and is_embedded:
             record_address(settings.data_dir, address_of(listening))
         lines = {

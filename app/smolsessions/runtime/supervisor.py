@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
@@ -72,39 +72,32 @@ async def supervise(
             return _Processes(count, str(place), listening, environment, shutdown, embedded, on_ready, number)
 
         ended = asyncio.wrap_future(store.ended) if store.ended else asyncio.get_running_loop().create_future()
+        current = generation(0)
         if not changes:
-            return await generation(0).run(ended, drain_s)
-        return await _reload(changes(), generation, lambda processes: processes.run(ended, drain_s))
-
-
-async def _reload(
-    changes: AsyncIterator[object],
-    generation: Callable[[int], _Processes],
-    run: Callable[[_Processes], Coroutine[Any, Any, int]],
-) -> int:
-    """Start new processes with each change. Once they are up, the current ones finish their turns and end."""
-    current = generation(0)
-    running, others = asyncio.create_task(run(current)), set[asyncio.Task[int]]()
-    await _first(running, current.up)
-    for number in itertools.count(1):
-        change = asyncio.ensure_future(anext(changes))
-        await _first(running, change)
-        if running.done():
-            change.cancel()
-            break
-        log.info("the code has changed; starting new processes", extra={"action": "reload"})
-        new = generation(number)
-        starting = asyncio.create_task(run(new))
-        await _first(starting, new.up, running)
-        if new.up.done():
-            log.info("the changed code serves", extra={"action": "reload.done"})
-            current.retired.set()
-            current, running, starting = new, starting, running
-        elif starting.done():
-            log.error("the changed code does not start; the earlier code serves", extra={"action": "reload.failed"})
-        others.add(starting)
-    await asyncio.gather(*others, return_exceptions=True)
-    return await running
+            return await current.run(ended, drain_s)
+        # New processes start with each change. Once they are up, the current ones finish their turns and end.
+        changed, running = changes(), asyncio.create_task(current.run(ended, drain_s))
+        others: set[asyncio.Task[int]] = set()
+        await _first(running, current.up)
+        for number in itertools.count(1):
+            change = asyncio.ensure_future(anext(changed))
+            await _first(running, change)
+            if running.done():
+                change.cancel()
+                break
+            log.info("the code has changed; starting new processes", extra={"action": "reload"})
+            new = generation(number)
+            starting = asyncio.create_task(new.run(ended, drain_s))
+            await _first(starting, new.up, running)
+            if new.up.done():
+                log.info("the changed code serves", extra={"action": "reload.done"})
+                current.retired.set()
+                current, running, starting = new, starting, running
+            elif starting.done():
+                log.error("the changed code does not start; the earlier code serves", extra={"action": "reload.failed"})
+            others.add(starting)
+        await asyncio.gather(*others, return_exceptions=True)
+        return await running
 
 
 async def _first(*futures: asyncio.Future[Any]) -> None:

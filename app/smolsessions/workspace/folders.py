@@ -32,7 +32,6 @@ class ConversationFolders:
         self._bounds = Bounds()
 
     def of(self, owner: str, conversation_id: str) -> Path:
-        """Return the path of a conversation's folder, which need not exist."""
         return self.base / _encoded(owner) / _encoded(conversation_id)
 
     def mark(self) -> str:
@@ -58,7 +57,6 @@ class ConversationFolders:
         return any(path.name[0] != "." and path.name != "lost+found" for path in self.base.iterdir())
 
     def files(self, owner: str, conversation_id: str) -> dict[str, bytes]:
-        """Return the files of a conversation by path."""
         found = {}
         for file in Walk(self.of(owner, conversation_id), self._bounds.searched_entries, _READ_S).files():
             with suppress(OSError):
@@ -113,7 +111,6 @@ class ConversationFolders:
                 write_file(parts[-1], folder, data)
 
     def delete(self, owner: str, conversation_id: str) -> None:
-        """Delete a conversation's folder, if it has one."""
         gone = self.base / f"{_DELETED}{secrets.token_hex(8)}"
         with suppress(FileNotFoundError):
             self.of(owner, conversation_id).rename(gone)  # at once for other processes

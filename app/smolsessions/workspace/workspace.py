@@ -53,7 +53,6 @@ class Workspace:
         self._lock = _LOCKS[hash(self.root) % len(_LOCKS)]
 
     def read(self, path: str) -> str:
-        """Return a file's text."""
         parts = parts_of(path)
         if not self.access.shows("/".join(parts)):
             raise ToolDenied(ABSENT)
@@ -91,9 +90,16 @@ class Workspace:
 
         def matches() -> Iterator[Match]:
             for file in self._matching(walk, glob):
-                for number, line in enumerate(self._lines(walk, file), 1):
+                try:
+                    data = read_file(file.name, file.folder, self._bounds.searched_bytes)
+                except OSError:
+                    continue
+                walk.is_whole &= data is not None
+                lines = BytesIO(data) if data is not None and _decoded(data) is not None else ()
+                for number, ended_line in enumerate(lines, 1):
                     if walk.is_late:
                         return
+                    line = ended_line.rstrip(b"\r\n")
                     if expression.search(line[:SEARCHED_OF_LINE]):
                         yield Match(file.path, number, _shown(line))
 
@@ -170,16 +176,6 @@ class Workspace:
         found.is_whole = walk.is_whole and len(found) <= self._bounds.matches
         del found[self._bounds.matches :]
         return found
-
-    def _lines(self, walk: Walk, file: FoundFile) -> Iterable[bytes]:
-        try:
-            data = read_file(file.name, file.folder, self._bounds.searched_bytes)
-        except OSError:
-            return ()
-        if data is None:
-            walk.is_whole = False
-            return ()
-        return () if _decoded(data) is None else (line.rstrip(b"\r\n") for line in BytesIO(data))
 
 
 def _decoded(data: bytes) -> str | None:
