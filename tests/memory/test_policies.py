@@ -339,7 +339,7 @@ DOOMED: list[Any] = [
     {"name": "keep_last_n_steps", "n": 5},
     {"name": "prune_old_observations", "keep_last_n": 1, "max_length": 5},
     {"name": "token_budget", "max_tokens": 6000},
-    {"name": "summarize", "after_tokens": 4000},
+    {"name": "summarize", "after_tokens": 5000},
 ]
 
 

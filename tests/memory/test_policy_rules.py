@@ -21,9 +21,9 @@ from smolagents.utils import AgentMaxStepsError
 from smolsessions.agents.memory import policies
 from smolsessions.agents.memory.policies import PolicyFunction, RuleContext
 from smolsessions.agents.memory.prompt_builder import PromptBuilder
-from smolsessions.agents.memory.prompt_steps import Parts, PromptMemory, PromptStep
-from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
-from smolsessions.agents.memory.tokens import PromptTokens, Scale, estimate_messages, set_shown_estimate
+from smolsessions.agents.memory.prompt_steps import Parts, PromptMemory, PromptStep, PromptTokens, Scale
+from smolsessions.agents.memory.step_types import NoteStep, SummaryStep, set_shown_estimate
+from smolsessions.agents.memory.tokens import estimate_messages
 from smolsessions.agents.smolagents_patches import SilentLogger, patch_agent
 from smolsessions.core.policies import Policy, policy_of
 from tests.support import agents, remembering
@@ -294,7 +294,7 @@ def built() -> Iterator[list[CodeType]]:
 
 
 CUT = {"name": "prune_old_observations", "keep_last_n": 2, "max_length": 5}
-BUDGET = {"name": "token_budget", "max_tokens": 2000}
+BUDGET = {"name": "token_budget", "max_tokens": 1600}
 
 
 @pytest.mark.parametrize("policy", ["no_pruning", ["tests.support.remembering:shout", CUT, BUDGET]], ids=str)

@@ -13,9 +13,8 @@ from smolagents.memory import ActionStep, SystemPromptStep, TaskStep, ToolCall
 from smolagents.monitoring import Timing, TokenUsage
 
 from smolsessions.agents.memory.policies import RuleContext, apply_policy
-from smolsessions.agents.memory.prompt_steps import Parts, PromptMemory, PromptStep
+from smolsessions.agents.memory.prompt_steps import Parts, PromptMemory, PromptStep, PromptTokens
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
-from smolsessions.agents.memory.tokens import PromptTokens
 from smolsessions.agents.smolagents_patches import patch_agent
 from smolsessions.core.policies import Policy, policy_of
 from tests.support.tiers import repeated

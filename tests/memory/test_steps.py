@@ -7,7 +7,7 @@ import json
 import math
 import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,12 @@ from smolagents.monitoring import AgentLogger, LogLevel, Timing, TokenUsage
 from smolagents.utils import AgentError, AgentExecutionError
 
 from smolsessions.agents.memory.step_types import EditStep
-from smolsessions.agents.memory.steps import MAX_STEP_BYTES, StepTooLargeError, is_finished, pack, strip, unpack
-from smolsessions.agents.memory.views import describe_step
+from smolsessions.agents.memory.steps import MAX_STEP_BYTES, StepTooLargeError, is_finished, pack, repair, strip, unpack
 from smolsessions.agents.values.images import image_from_bytes
 from smolsessions.agents.values.json_forms import json_form
 from smolsessions.core.errors import SealBrokenError
 from tests.support import agents, odd
-from tests.support.documents import PROGRAMS, shown
+from tests.support.documents import PROGRAMS, described, shown
 from tests.support.service import PLAIN, Service
 from tests.support.tiers import mostly_deep, repeated
 from tests.support.turns import DONE
@@ -91,7 +90,7 @@ def again(step: MemoryStep, stored_classes: tuple[type, ...] = ()) -> Any:
     assert shown(back) == before
     twice = pack(back, 1, stored_classes)
     assert shown(unpack(twice.data, twice.attachments, stored_classes)) == before
-    assert json.dumps(describe_step(back))
+    assert json.dumps(described([back]))
     return back
 
 
@@ -197,17 +196,18 @@ def picture(mode: str) -> PIL.Image.Image:
     return image
 
 
-def test_an_agent_image_comes_back_as_one() -> None:
-    back = output(AgentImage(PIL.Image.new("RGBA", (3, 2), (1, 2, 3, 4))))
-    assert type(back) is AgentImage
-    assert back.to_raw().getpixel((2, 1)) == (1, 2, 3, 4)
+@pytest.mark.parametrize("place", [lambda image: image, lambda image: {"all": [image]}])
+def test_an_agent_image_comes_back_as_the_image_behind_it(place: Callable[[Any], Any]) -> None:
+    back = output(place(AgentImage(PIL.Image.new("RGBA", (3, 2), (1, 2, 3, 4)))))
+    image = back["all"][0] if isinstance(back, dict) else back
+    assert image.getpixel((2, 1)) == (1, 2, 3, 4)
 
 
 def test_each_image_is_attached_once() -> None:
     red, same, blue = (PIL.Image.new("RGB", (9, 9), colour) for colour in ("red", "red", "blue"))
     packed = pack(action(observations_images=[red, same, blue], action_output=[red]), 1)
     assert len(packed.attachments) == 2
-    assert len(describe_step(unpack(packed.data, packed.attachments))["images"]) == 2
+    assert len(described([unpack(packed.data, packed.attachments)])[0]["images"]) == 2
     assert all(PIL.Image.open(io.BytesIO(data)).size == (9, 9) for data in packed.attachments.values())
 
 
@@ -246,17 +246,15 @@ def test_values_without_a_json_form_come_back_as_text(name: str) -> None:
     assert back.tool_calls == step.tool_calls
     assert back.model_output_message == step.model_output_message
     inside = output({"first": 1, "odd": [make()]})
-    if name in {"deep", "datetime in a zone"}:  # detected too late to keep the values around it
-        assert inside.startswith("[builtins.dict] ")
-    else:
-        assert inside == {"first": 1, "odd": [inside["odd"][0]]}
+    assert inside == {"first": 1, "odd": [inside["odd"][0]]}
     assert "loaded" not in odd.EXECUTED
 
 
+def test_a_value_that_holds_itself_comes_back_as_its_json_form() -> None:
+    assert output(odd.recursive())[:1] == [1]
+
+
 def test_data_that_equals_nothing_else_comes_back() -> None:
-    back = output(odd.recursive())
-    assert back[0] == 1
-    assert back[1] is back
     assert math.isnan(output([math.nan])[0])
     back = output({odd.Reducing(): 1, (odd.Reducing(), 2): {odd.Point(1, 2).x}})
     assert list(back.values()) == [1, {1}]
@@ -312,40 +310,24 @@ def test_a_half_step_is_not_finished() -> None:
 
 
 def test_a_class_that_the_agent_carries_comes_back_as_itself_and_runs_no_code() -> None:
-    value = [odd.Point(1, 2), odd.City(name="Ur", founded=dt.date(1, 1, 1)), odd.Pair("a", []), odd.Colour.RED]
-    value.append(odd.Marks.BOLD | odd.Marks.WIDE)
-    stored_classes = (odd.Point, odd.City, odd.Pair, odd.Colour, odd.Marks)
+    value = [odd.Point(1, 2), odd.City(name="Ur", founded=dt.date(1, 1, 1)), odd.Colour.RED]
+    stored_classes = (odd.Point, odd.City, odd.Colour)
     back = again(action(action_output={"all": value}), stored_classes).action_output
     assert back == {"all": value}
     assert [type(item) for item in back["all"]] == list(stored_classes)
     odd.EXECUTED.clear()
     back = again(action(action_output=odd.Reducing()), (odd.Reducing,)).action_output
-    assert back == "[tests.support.odd.Reducing] reducing"
+    assert type(back) is odd.Reducing
     assert odd.EXECUTED == []
-
-
-def _called(function: Any, *arguments: Any) -> Any:
-    """Make a value that pickles as a call of `function`."""
-    return type("Called", (), {"__reduce__": lambda _: (function, arguments)})()
-
-
-@pytest.mark.parametrize(("kind", "name"), [(MessageRole, "USER"), (ActionStep, "to_messages"), (odd.Colour, "RED")])
-def test_attributes_are_not_read(kind: type, name: str) -> None:
-    step = ActionStep.__new__(ActionStep)
-    vars(step)["action_output"] = _called(getattr, kind, name)
-    with pytest.raises(SealBrokenError):
-        unpack(pickle.dumps(step), {})
 
 
 FORBIDDEN = """
     os:system posix:system subprocess:Popen builtins:eval builtins:exec builtins:getattr builtins:__import__
     builtins:open builtins:object functools:partial functools:reduce operator:attrgetter importlib:import_module
     copyreg:_reconstructor copyreg:__newobj__ pickle:loads PIL.Image:open __main__:f tests.support.odd:Point
-    smolsessions.agents.memory.steps:_Pickler smolsessions.agents.memory.steps:_Unpickler
-    smolsessions.agents.memory.steps:_image_from smolsessions.agents.memory.steps:pickle.loads
-    smolsessions.agents.memory.steps:io.open smolsessions.agents.memory.steps:_dump
+    smolsessions.agents.memory.steps:pickle.loads smolsessions.agents.memory.steps:io.open
     smolagents.memory:ActionStep.to_messages smolagents.models:ChatMessage.from_dict smolagents.agents:CodeAgent
-    smolagents.utils:AgentError datetime:datetime.fromtimestamp datetime:sys.modules
+    smolagents.memory:TaskStep smolagents.utils:AgentError datetime:datetime datetime:sys.modules builtins:set
 """.split()
 
 
@@ -392,7 +374,7 @@ def test_a_step_of_the_largest_size_is_stored() -> None:
     assert len(output("x" * (MAX_STEP_BYTES - 2000))) == MAX_STEP_BYTES - 2000
 
 
-ODD = sorted({*odd.PLAIN, *odd.LABELLED} - {"leaving", "half a character"})
+ODD = sorted({*odd.PLAIN, *odd.LABELLED, *odd.DEEP} - {"leaving", "half a character"})
 
 
 @pytest.mark.parametrize("what", mostly_deep(ODD, fast=["deep", "generator", "hostile", "set"]))
@@ -505,14 +487,25 @@ WRONG_FIELDS += "model_output model_output_message code_action is_final_answer".
 
 
 @pytest.mark.parametrize("field", WRONG_FIELDS)
-def test_a_stored_step_with_a_value_of_a_wrong_type_is_readable(field: str) -> None:
+@pytest.mark.parametrize("is_edit", [False, True])
+def test_a_value_of_a_wrong_type_is_replaced_in_the_step_and_in_the_store(field: str, *, is_edit: bool) -> None:
     step = ActionStep(step_number=1, timing=Timing(1.0, 2.0), observations="seen")
     setattr(step, field, [1])
-    edited = unpack(pickle.dumps(EditStep(step=step)), {})
-    assert isinstance(edited, EditStep)
-    assert edited.step
-    for one in (edited.step, unpack(pickle.dumps(step), {})):
-        found = describe_step(one)
+    packed = pack(EditStep(step=step) if is_edit else step, 1)
+    back: Any = unpack(packed.data, packed.attachments)
+    for one in (step, back.step if is_edit else back):
+        found = described([one])[0]
         assert (found["observations"], found["tool_calls"], found["images"]) == ("seen", [], [])
         assert (found["is_final_answer"], type(found["step"])) == (False, int)
         assert one.to_messages()
+
+
+@pytest.mark.parametrize("field", WRONG_FIELDS)
+def test_a_value_of_a_wrong_type_is_replaced_in_a_step_that_is_not_stored(field: str) -> None:
+    picture = PIL.Image.new("L", (1, 1))
+    step = ActionStep(1, Timing(1.0, 2.0), observations="seen", observations_images=[picture], action_output=b"kept")
+    setattr(step, field, [1])
+    repair(step)
+    assert step.to_messages()
+    assert step.action_output == b"kept"
+    assert getattr(step, field) != [1]

@@ -10,7 +10,10 @@ from typing import Any, NamedTuple
 
 from smolagents.memory import MemoryStep
 
-from smolsessions.agents.memory.steps import Step, pack, strip, unpack
+from smolsessions.agents.memory.step_data import StepDecoder
+from smolsessions.agents.memory.step_types import Step
+from smolsessions.agents.memory.steps import pack, strip, unpack, unpack_data
+from smolsessions.agents.memory.views import describe_step
 from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.json_export import VariableReader
 from smolsessions.agents.transfer import documents
@@ -89,6 +92,12 @@ def taken_in(document: Any, places: dict[str, ImportTarget] | None = None) -> Im
 def read_document(document: Any, places: dict[str, ImportTarget] | None = None) -> ImportedMemory:
     memory = parse_document(document)[1]
     return documents.import_document(memory, CODE if places is None else places, MAX_PIXELS)
+
+
+def described(steps: Sequence[MemoryStep]) -> list[dict[str, Any]]:
+    """Return the views of steps as a client sees them once they are stored."""
+    packed = [pack(step, 1) for step in steps]
+    return [describe_step(unpack_data(one.data), StepDecoder(one.attachments)) for one in packed]
 
 
 def steps_of(imported: ImportedMemory) -> list[Step]:

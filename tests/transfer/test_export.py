@@ -1,4 +1,4 @@
-"""Export of a conversation as a document, and its import: here, elsewhere, by others, and from smolagents."""
+"""Export of a conversation as a document, and its import: here, elsewhere, and by others."""
 
 import json
 from collections.abc import Iterator

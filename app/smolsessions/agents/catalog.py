@@ -17,7 +17,8 @@ from smolsessions.agents.config.mistakes import placed
 from smolsessions.agents.factories import CheckedAgent, Factory, check_factory, make_agent
 from smolsessions.agents.memory.author_policies import check_own_rules
 from smolsessions.agents.memory.memory_edits import Overlay
-from smolsessions.agents.memory.steps import unpack
+from smolsessions.agents.memory.step_data import StepDecoder
+from smolsessions.agents.memory.steps import unpack, unpack_data
 from smolsessions.agents.memory.views import PromptPreview, describe_step
 from smolsessions.agents.option_checks import UNCONFINED, argument_problems, refused_tools
 from smolsessions.agents.run.clean_ups import wait_for_clean_ups
@@ -254,7 +255,8 @@ class Catalog:
         with self._preview(caller, memory, policy) as (preview, overlay):
             weighed = preview.weigh()
         at = {step.index - memory.steps[0].index: place for place, step in enumerate(memory.steps)}
-        left_out = {overlay.order[place] for place in weighed.left_out}
+        order = list(overlay.steps)
+        left_out = {order[place] for place in weighed.left_out}
         edits = tuple(at[place] for place, of in overlay.versions.items() if of in left_out)
         return replace(weighed, left_out=tuple(sorted(at[place] for place in left_out)), edits=edits)
 
@@ -289,7 +291,7 @@ class Catalog:
 
     def describe_step(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:
         """Return a step as JSON data."""
-        return describe_step(unpack(step, attachments, self._agent(name).stored_classes))
+        return describe_step(unpack_data(step), StepDecoder(attachments, self._agent(name).stored_classes))
 
     def export(
         self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
@@ -300,7 +302,7 @@ class Catalog:
         )
 
     def import_document(self, name: AgentName, data: Any, max_pixels: int) -> ImportedMemory:
-        """Read steps and variables from exported data, or from the data of a smolagents memory."""
+        """Read steps and variables from exported data."""
         return documents.import_document(data, self._agent(name).import_targets, max_pixels)
 
     def image_file(self, data: bytes) -> tuple[str, bytes]:

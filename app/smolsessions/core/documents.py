@@ -17,7 +17,6 @@ from smolsessions.core.policies import Policy, policy_data
 from smolsessions.core.records import AgentName, AgentVersion, Items, Outcome, Ref, Timing, Turn, TurnOptions
 
 FORMAT, VERSION = "smolsessions/conversation", 1
-MEMORY_FORMAT = "smolagents/memory"
 MAX_TURNS = 10_000
 MAX_MEMBERS = 50  # of an object that a model describes
 MAX_ROLLBACKS = 1000

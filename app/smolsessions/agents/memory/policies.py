@@ -12,9 +12,8 @@ from typing import Any
 
 from smolagents.memory import ActionStep, MemoryStep, TaskStep
 
-from smolsessions.agents.memory.prompt_steps import Parts, PromptStep
+from smolsessions.agents.memory.prompt_steps import Parts, PromptStep, PromptTokens
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
-from smolsessions.agents.memory.tokens import PromptTokens
 from smolsessions.core.errors import ConflictError
 from smolsessions.core.policies import (
     KeepLastNSteps,
@@ -83,25 +82,25 @@ def _cut_observations(steps: Steps, rule: Any, context: RuleContext) -> Steps:
     while start and left:
         start -= 1
         left -= isinstance(steps[start].step, ActionStep)
+    longest = rule.max_length + MIN_CUT
+
+    def cut(step: ActionStep) -> ActionStep:
+        short, text = copy.copy(step), step.observations or ""
+        if len(text) > longest:
+            text = text[: rule.max_length] + CUT_SENTENCE.format(left=len(text) - rule.max_length)
+        if step.observations_images:
+            text = f"{text}\n{IMAGES_SENTENCE.format(count=len(step.observations_images))}".strip()
+            short.observations_images = None
+        short.observations = text
+        return short
 
     def shorten(one: PromptStep) -> Steps:
-        if one.observed <= rule.max_length + MIN_CUT:
+        step = one.step
+        if not isinstance(step, ActionStep) or not (step.observations_images or len(step.observations or "") > longest):
             return [one]
-        return [one.copy(rule.max_length, partial(_cut, one.step, rule.max_length))]
+        return [one.copy(rule.max_length, partial(cut, step))]
 
     return [*context.parts[rule].of(steps[:start], shorten), *steps[start:]]
-
-
-def _cut(step: Any, max_length: int) -> ActionStep:
-    short: ActionStep = copy.copy(step)
-    text = step.observations or ""
-    if len(text) > max_length + MIN_CUT:
-        text = text[:max_length] + CUT_SENTENCE.format(left=len(text) - max_length)
-    if step.observations_images:
-        text = f"{text}\n{IMAGES_SENTENCE.format(count=len(step.observations_images))}".strip()
-        short.observations_images = None
-    short.observations = text
-    return short
 
 
 def _within_budget(steps: Steps, rule: Any, context: RuleContext) -> Steps:
@@ -120,20 +119,14 @@ def _within_budget(steps: Steps, rule: Any, context: RuleContext) -> Steps:
             if left < 0:
                 break
             kept.add(at)
-    start = _oldest_turn(steps, turn, len(summary), left)
-    older = len(notes) - len(_notes(steps[start:turn]))
-    return [*summary, *notes[:older], *steps[start:turn], *(steps[at] for at in sorted(kept))]
-
-
-def _oldest_turn(steps: Steps, turn: int, first: int, left: float) -> int:
-    """Return the start of the oldest turn that fits. A step without its task makes no sense to a model."""
     start = at = turn
-    while left >= 0 and at > first:
+    while left >= 0 and at > len(summary):  # older turns, each as a whole: a step without its task makes no sense
         at -= 1
         left -= 0 if isinstance(steps[at].step, NoteStep) else steps[at].estimate
-        if left >= 0 and (isinstance(steps[at].step, TaskStep) or at == first):
+        if left >= 0 and (isinstance(steps[at].step, TaskStep) or at == len(summary)):
             start = at
-    return start
+    older = len(notes) - len(_notes(steps[start:turn]))
+    return [*summary, *notes[:older], *steps[start:turn], *(steps[at] for at in sorted(kept))]
 
 
 def _leading_summary(steps: Steps) -> Steps:
@@ -162,30 +155,25 @@ def _apply_summary(steps: Steps, _rule: Rule, _context: RuleContext) -> Steps:
 
 def _apply_own(steps: Steps, rule: Any, context: RuleContext) -> Steps:
     """Call the author's function with copies, so that the memory keeps the original steps."""
-    name = rule.name
-    copies = [one.lend(name, partial(_copy_step, one.step)) for one in steps]
-    returned = _call_own(name, context.own_policies.get(name), copies)
-    shown_as = {id(lent): one.take_back(name) for lent, one in zip(copies, steps, strict=True)}
-    originals = {key: one for one in steps if (key := _identity(one.step)) is not None}
-    shown = [shown_as.get(id(step)) or PromptStep(step, originals.get(_identity(step))) for step in returned]
-    numbers = {one.step.number for one in shown if isinstance(one.step, NoteStep)}
-    lost_notes = [one for one in steps if isinstance(one.step, NoteStep) and one.step.number not in numbers]
-    _check_calls(shown, steps, name)
-    return [*lost_notes, *shown]
-
-
-def _call_own(name: str, function: PolicyFunction | None, steps: list[MemoryStep]) -> list[MemoryStep]:
+    name, function = rule.name, context.own_policies.get(rule.name)
     if function is None:
         raise PolicyFailedError(f"The memory policy {name} is none of this agent's own_policies any more.")
+    copies = [_copy_step(one.step) for one in steps]
     try:
-        returned = list(function(list(steps)))
+        returned = list(function(list(copies)))
     except (Exception, SystemExit) as error:
         log.exception("the memory policy %s failed", name, extra={"action": "policy.failed"})
         raise PolicyFailedError(f"The memory policy {name} failed ({type(error).__name__}).") from error
     foreign = next((one for one in returned if not isinstance(one, MemoryStep)), None)
     if foreign is not None:
         raise PolicyFailedError(f"The memory policy {name} gave {type(foreign).__name__} among the steps.")
-    return returned
+    shown_as = {id(copied): one.as_changed(name, copied) for copied, one in zip(copies, steps, strict=True)}
+    originals = {key: one for one in steps if (key := _identity(one.step)) is not None}
+    shown = [shown_as.get(id(step)) or PromptStep(step, originals.get(_identity(step))) for step in returned]
+    numbers = {one.step.number for one in shown if isinstance(one.step, NoteStep)}
+    lost_notes = [one for one in steps if isinstance(one.step, NoteStep) and one.step.number not in numbers]
+    _check_calls(shown, steps, name)
+    return [*lost_notes, *shown]
 
 
 def _identity(step: MemoryStep) -> object:
@@ -216,14 +204,9 @@ def _check_calls(shown: Steps, steps: Steps, name: str) -> None:
         has_result = one.step.observations is not None or one.step.error is not None
         if (one.call_ids and not has_result) or (one.origin.call_ids and not one.call_ids and has_result):
             raise PolicyFailedError(f"The memory policy {name} tore a tool call and its result apart.")
-    before = _call_counts(steps)
-    if any(count > max(1, before[call_id]) for call_id, count in _call_counts(shown).items()):
+    before, after = (Counter(call_id for one in each for call_id in one.call_ids) for each in (steps, shown))
+    if any(count > max(1, before[call_id]) for call_id, count in after.items()):  # some providers repeat an id
         raise PolicyFailedError(f"The memory policy {name} shows the same tool call twice.")
-
-
-def _call_counts(steps: Steps) -> Counter[str]:
-    """Count the ids of calls. Some providers repeat an id."""
-    return Counter(call_id for one in steps for call_id in one.call_ids)
 
 
 _RULES: dict[type, Callable[[Steps, Any, RuleContext], Steps]] = {

@@ -11,9 +11,8 @@ from smolagents.memory import MemoryStep, TaskStep
 from smolagents.models import ChatMessage
 
 from smolsessions.agents.memory.policies import PolicyFunction, RuleContext, Steps, apply_policy
-from smolsessions.agents.memory.prompt_steps import Parts, PromptMemory
-from smolsessions.agents.memory.step_types import text_in
-from smolsessions.agents.memory.tokens import PromptTokens, set_shown_estimate
+from smolsessions.agents.memory.prompt_steps import Parts, PromptMemory, PromptTokens
+from smolsessions.agents.memory.step_types import set_shown_estimate, text_in
 from smolsessions.core.memories import PrunePreview
 from smolsessions.core.policies import OwnRule, Policy, Summarize
 from smolsessions.core.records import LeftOut, PromptSize

@@ -4,48 +4,41 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Hashable, Iterable
-from itertools import takewhile
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice, takewhile
 from operator import attrgetter, is_
 from typing import Any
 
 from smolagents import CodeAgent, MultiStepAgent, ToolCallingAgent
 from smolagents.memory import ActionStep, MemoryStep, TaskStep
 from smolagents.models import ChatMessage
+from smolagents.utils import AgentMaxStepsError
 
-from smolsessions.agents.memory.step_types import NoteStep, SummaryStep, messages_of, replaced_notes, text_in
-from smolsessions.agents.memory.tokens import estimate_messages
+from smolsessions.agents.memory.step_types import (
+    NoteStep,
+    SummaryStep,
+    messages_of,
+    replaced_notes,
+    shown_estimate,
+    text_in,
+)
+from smolsessions.agents.memory.tokens import estimate, estimate_messages
 from smolsessions.agents.values.media import holds_media
 
-_OWN_MODULES = ("smolsessions.agents.memory.", "smolsessions.agents.run.")
 NEWEST = 8  # known steps whose identity is checked at each call: a replay replaces the last ones
+MAX_AGE = 20  # steps back to the newest count of the model
+MIN_FACTOR = 0.35  # a smaller count is not one of the whole prompt: some models leave out cached tokens
+MAX_FACTOR = 8
+MAX_UNRECORDED_FACTOR = 2  # if the step does not record its prompt
 
 
 class PromptStep:
-    """A step with one content. Model calls share the messages: smolagents itself copies them before it changes any.
-
-    Slots without a value are computed by `_LAZY` at their first access.
-    """
-
-    __slots__ = ("_copied", "_copies", "_lent", "content", "estimate", "messages", "step")
-    step: MemoryStep
-    _copied: PromptStep | None
-    _copies: dict[Hashable, PromptStep]
-    _lent: dict[str, MemoryStep]
-    content: tuple[object, ...]
-    messages: list[ChatMessage]
-    estimate: int
-    """Estimated tokens."""
+    """A step with one content. Model calls share the messages: smolagents itself copies them before it changes any."""
 
     def __init__(self, step: MemoryStep, copy_of: PromptStep | None = None) -> None:
         self.step = step
         self._copied = copy_of.origin if copy_of else None
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _LAZY:
-            raise AttributeError(name)
-        value = _LAZY[name](self)
-        setattr(self, name, value)
-        return value
 
     @property
     def origin(self) -> PromptStep:
@@ -55,6 +48,23 @@ class PromptStep:
     @property
     def is_copy(self) -> bool:
         return self._copied is not None
+
+    @cached_property
+    def _copies(self) -> dict[Hashable, PromptStep]:
+        return {}
+
+    @cached_property
+    def content(self) -> tuple[object, ...]:
+        return content_of(self.step)
+
+    @cached_property
+    def messages(self) -> list[ChatMessage]:
+        return messages_of(self.step)
+
+    @cached_property
+    def estimate(self) -> int:
+        """Estimated tokens."""
+        return estimate_messages(self.messages)
 
     @property
     def summary_messages(self) -> list[ChatMessage]:
@@ -74,13 +84,6 @@ class PromptStep:
         return tuple(call.id for call in getattr(self.step, "tool_calls", None) or ())
 
     @property
-    def observed(self) -> float:
-        """Characters of an action's observations, infinite if it observed images."""
-        if not isinstance(self.step, ActionStep):
-            return 0
-        return float("inf") if self.step.observations_images else len(self.step.observations or "")
-
-    @property
     def is_always_shown(self) -> bool:
         return isinstance(self.step, TaskStep | NoteStep)
 
@@ -90,20 +93,13 @@ class PromptStep:
             self._copies[name] = PromptStep(make(), self)
         return self._copies[name]
 
-    def lend(self, function: str, make: Callable[[], MemoryStep]) -> MemoryStep:
-        """Return a copy that an author's function may change."""
-        if function not in self._lent:
-            self._lent[function] = make()
-        return self._lent[function]
-
-    def take_back(self, function: str) -> PromptStep:
-        """Return the copy of `lend` as the function left it, or this step if it is unchanged."""
-        content = content_of(self._lent[function])
+    def as_changed(self, name: str, step: MemoryStep) -> PromptStep:
+        """Return the prompt's view of a copy that an author's function may have changed."""
+        content, known = content_of(step), self._copies.get(name)
         if content == self.content:
             return self
-        changed, known = self._lent.pop(function), self._copies.get(function)
         if known is None or known.content != content:
-            known = self._copies[function] = PromptStep(changed, self)
+            known = self._copies[name] = PromptStep(step, self)
         return known
 
 
@@ -133,13 +129,24 @@ class PromptMemory:
     def steps(self) -> list[PromptStep]:
         """Return all steps. The caller must not change the list."""
         memory, steps = self._agent.memory.steps, self._steps
-        if self._only_grows and self._has_grown(memory):
-            new = memory[len(steps) :]
+        end, newest = len(steps), self._newest
+        begins_as_known = memory is self._memory and end <= len(memory)
+        if self._only_grows and begins_as_known and all(map(is_, newest, memory[end - len(newest) : end])):
+            new = memory[end:]
             if not new:
                 return steps
             steps = [*steps, *map(PromptStep, new)]
         else:
-            new, steps, self._illustrated = memory, self._examined(memory), []
+            known = {id(one.step): one for one in steps}
+            new, self._illustrated = memory, []
+            steps = []
+            for step in memory:
+                one, content = known.get(id(step)), () if self._only_grows else content_of(step)
+                if one is None or (content and one.content != content):
+                    one = PromptStep(step)
+                    if content:
+                        one.content = content  # as it is now: a callback may change the step
+                steps.append(one)
         self._has_notes = self._has_notes or NoteStep in set(map(type, new))
         self._illustrated += filter(holds_media, new)
         self._memory, self._steps, self._newest = memory, steps, memory[-NEWEST:]
@@ -167,25 +174,6 @@ class PromptMemory:
         """Return the ids of all calls at the last prompt."""
         return self._call_ids.of(self._steps, attrgetter("call_ids"))
 
-    def _has_grown(self, memory: list[Any]) -> bool:
-        """True if the memory begins with the known steps."""
-        end, newest = len(self._steps), self._newest
-        is_longer = memory is self._memory and end <= len(memory)
-        return is_longer and all(map(is_, newest, memory[end - len(newest) : end]))
-
-    def _examined(self, memory: list[Any]) -> list[PromptStep]:
-        """Return the steps with their present contents, which are kept if they may change."""
-        known, steps = {id(one.step): one for one in self._steps}, []
-        if self._only_grows:
-            return [known.get(id(step)) or PromptStep(step) for step in memory]
-        for step in memory:
-            content, one = content_of(step), known.get(id(step))
-            if one is None or one.content != content:
-                one = PromptStep(step)
-                one.content = content
-            steps.append(one)
-        return steps
-
 
 class Parts:
     """Joined results of a function of each step. Behind the unchanged steps they are computed again."""
@@ -209,17 +197,68 @@ class Parts:
         return self._parts
 
 
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Factor from estimated tokens to the model's own count."""
+
+    factor: float = 1.0
+    is_reported: bool = False
+
+    def tokens(self, estimated: int) -> int:
+        return round(estimated * self.factor)
+
+
+class PromptTokens:
+    """Tokens of an agent's prompts. They depend on its memory alone, so a replay in another process gets the same."""
+
+    def __init__(self, agent: MultiStepAgent, memory: PromptMemory) -> None:
+        self._agent = agent
+        self._memory = memory
+        self._before: tuple[object, int] = (None, 0)
+
+    @property
+    def before(self) -> int:
+        """Estimated tokens in front of the steps: the system prompt and the descriptions of tools."""
+        agent: Any = self._agent
+        tools = agent.tools_and_managed_agents if isinstance(agent, ToolCallingAgent) else []
+        system = agent.memory.system_prompt
+        key = (system.system_prompt, tuple(map(id, tools)))
+        if self._before[0] != key:
+            described = sum(estimate(f"{tool.name}: {tool.description} {tool.inputs}") for tool in tools)
+            self._before = key, estimate_messages(system.to_messages()) + described
+        return self._before[1]
+
+    def scale(self) -> Scale:
+        """Return the model's count of its last prompt relative to the estimate.
+
+        The prompt of an answer that the step limit forced is of another kind, so it does not count. A step without a
+        recorded estimate is of a turn without a policy, or of another service: it saw all steps.
+        """
+        steps = self._agent.memory.steps
+        for place in islice(reversed(range(len(steps))), MAX_AGE):
+            step = steps[place]
+            if not isinstance(step, ActionStep) or isinstance(step.error, AgentMaxStepsError) or not step.token_usage:
+                continue
+            if counted := int(step.token_usage.input_tokens):
+                shown = shown_estimate(step)
+                most = MAX_FACTOR if shown is not None else MAX_UNRECORDED_FACTOR
+                if shown is None:
+                    shown = sum(one.estimate for one in islice(self._memory.steps(), place))
+                factor = counted / max(1, self.before + shown)
+                return Scale(min(factor, most), is_reported=True) if factor >= MIN_FACTOR else Scale()
+        return Scale()
+
+
 def may_change_steps(agent: MultiStepAgent) -> bool:
     """True if the author's code can access the memory, and so may change finished steps."""
     if type(agent) not in {CodeAgent, ToolCallingAgent} or agent.final_answer_checks:
         return True
-    callbacks = vars(agent.step_callbacks).get("_callbacks", {})
-    known = agent.monitor.update_metrics
-    return any(call != known and not _is_own(call) for calls in callbacks.values() for call in calls)
-
-
-def _is_own(callback: Any) -> bool:
-    return str(getattr(callback, "__module__", "")).startswith(_OWN_MODULES)
+    own_modules = ("smolsessions.agents.memory.", "smolsessions.agents.run.")
+    return any(
+        call != agent.monitor.update_metrics and not str(getattr(call, "__module__", "")).startswith(own_modules)
+        for calls in vars(agent.step_callbacks).get("_callbacks", {}).values()
+        for call in calls
+    )
 
 
 def content_of(step: MemoryStep) -> tuple[object, ...]:
@@ -227,38 +266,23 @@ def content_of(step: MemoryStep) -> tuple[object, ...]:
 
     Tuples compare by identity first, so unchanged values are cheap.
     """
-    parts = _PARTS.get(type(step))
-    if parts is None:
-        kind = next((kind for kind in type(step).__mro__ if kind in _PARTS), None)
-        parts = _PARTS[kind] if kind else _plan
-    content: tuple[object, ...] = parts(step)
-    images: Any = content[-1]
-    if isinstance(images, list):
-        content = (*content, *images)
-    calls: Any = getattr(step, "tool_calls", None)
-    return (*content, tuple(map(_call, calls))) if calls else content
+    match step:
+        case ActionStep():
+            calls: Any = step.tool_calls
+            content = (step.model_output, calls, step.observations, step.error, *_listed(step.observations_images))
+            return (*content, *[_call(call) for call in calls or ()])
+        case TaskStep():
+            return (step.task, *_listed(step.task_images))
+        case NoteStep() | SummaryStep():
+            return (type(step), step.text)
+        case _:
+            return (getattr(step, "plan", None),)
+
+
+def _listed(images: object) -> list[object]:
+    return images if isinstance(images, list) else []
 
 
 def _call(call: Any) -> tuple[object, ...]:
     arguments = call.arguments
     return (call.name, call.id, tuple(arguments.items()) if isinstance(arguments, dict) else arguments)
-
-
-def _plan(step: MemoryStep) -> tuple[object, ...]:
-    return (getattr(step, "plan", None), None)
-
-
-_text = attrgetter("text", "__class__")  # two names, so that it returns a tuple
-_PARTS: dict[type, Callable[[Any], tuple[object, ...]]] = {
-    ActionStep: attrgetter("model_output", "tool_calls", "observations", "error", "observations_images"),
-    TaskStep: attrgetter("task", "task_images"),
-    NoteStep: _text,
-    SummaryStep: _text,
-}
-_LAZY: dict[str, Callable[[PromptStep], Any]] = {
-    "_copies": lambda _: {},
-    "_lent": lambda _: {},
-    "content": lambda one: content_of(one.step),
-    "messages": lambda one: messages_of(one.step),
-    "estimate": lambda one: estimate_messages(one.messages),
-}

@@ -56,7 +56,13 @@ class Scratchpad:
         self._live = {note.number: note for note in notes if id(note) not in replaced}
         self._known, self._pending = {note.number for note in notes}, []
         self._last = max([self._last, *self._known])
-        agent.step_callbacks.register(ActionStep, lambda _step: self._become_steps(agent))
+
+        def become_steps(_step: ActionStep) -> None:
+            with self._lock:
+                pending, self._pending = sorted(self._pending, key=lambda note: note.number), []
+            agent.memory.steps.extend(pending)  # type: ignore[arg-type]  # a note is a step, too
+
+        agent.step_callbacks.register(ActionStep, become_steps)
 
     def expect(self, effects: Iterable[Effect]) -> None:
         """Reserve the numbers of an earlier attempt's notes: a replay may return its calls at any time."""
@@ -116,11 +122,6 @@ class Scratchpad:
         self._live[note.number] = note
         for each in self._pending:  # all of them: the replaced note may come later
             self._live.pop(each.replaces or 0, None)
-
-    def _become_steps(self, agent: MultiStepAgent) -> None:
-        with self._lock:
-            notes, self._pending = sorted(self._pending, key=lambda note: note.number), []
-        agent.memory.steps.extend(notes)  # type: ignore[arg-type]  # a note is a step, too
 
 
 def _notes_of(state: list[Any]) -> tuple[int, list[NoteStep]]:

@@ -1,21 +1,20 @@
-"""Step classes of the service beside smolagents' own, and the messages of any finished step."""
+"""Step classes of the service beside smolagents' own, with the types, marks and messages of all steps."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from smolagents.memory import ActionStep, MemoryStep
+from smolagents.memory import ActionStep, MemoryStep, PlanningStep, TaskStep
 from smolagents.models import ChatMessage, MessageRole
 
 from smolsessions.agents.values.json_forms import joined_text
+from smolsessions.core.records import EntryType
 
-if TYPE_CHECKING:
-    from smolsessions.agents.memory.steps import Step
-
-Runs = list[tuple[int, int]]
-"""First and last distance of consecutive entries."""
+ESTIMATE = "shown_estimate"
+"""Attribute of an action step: the estimated tokens of the steps in its prompt."""
+LABELS = "smolsessions_labels"
+"""Attribute of an imported step with pointers to texts and data that replaced other values at its export."""
 
 
 @dataclass
@@ -48,16 +47,40 @@ class SummaryStep(MemoryStep):  # type: ignore[misc, unused-ignore]
 
 @dataclass
 class EditStep(MemoryStep):  # type: ignore[misc, unused-ignore]
-    """One change of the memory.
+    """One change of the memory. It names earlier entries of the record by their distance.
 
-    `step` replaces the entry `of` places earlier. Without `of` it is a new last step.
-    `gone` names the entries that leave the memory, `order` all that stay in it.
+    The entries `gone` leave the memory. `step` replaces the entry `of`. If that one is not in the memory, or without
+    `of`, the step comes last.
     """
 
     step: Step | None = None
     of: int | None = None
-    gone: Runs | None = None
-    order: Runs | None = None
+    gone: list[int] | None = None
+
+
+Step = TaskStep | PlanningStep | ActionStep | NoteStep | SummaryStep | EditStep
+_TYPES: dict[type, EntryType] = {
+    TaskStep: "task",
+    PlanningStep: "planning",
+    NoteStep: "note",
+    SummaryStep: "summary",
+    EditStep: "edit",
+    ActionStep: "action",
+}
+
+
+def step_type(step: MemoryStep) -> EntryType:
+    return next((name for kind, name in _TYPES.items() if isinstance(step, kind)), "action")
+
+
+def shown_estimate(step: MemoryStep) -> int | None:
+    shown: int | None = getattr(step, ESTIMATE, None)
+    return shown
+
+
+def set_shown_estimate(step: MemoryStep, estimated: int) -> None:
+    """Record the estimated tokens of the steps in an action's prompt."""
+    setattr(step, ESTIMATE, estimated)
 
 
 def replaced_notes(notes: Collection[NoteStep]) -> set[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 from smolagents import Model, MultiStepAgent
@@ -70,11 +69,23 @@ class Summarizer:
             )
 
     def _summary(self, steps: Steps, after_tokens: int, recent: int) -> SummaryStep:
+        """Summarize the steps in parts of a bounded size, except larger single steps. Each part continues the last."""
         model: ModelProxy = self._agent.model  # type: ignore[assignment]  # set by instrumentation
+        max_tokens = max(MAX_CALL_SHARE * after_tokens, MIN_CALL_TOKENS)
+        parts: list[list[str]] = []
+        left = 0
+        for step in steps:
+            tokens = self._builder.tokens([step])
+            if not parts or tokens > left:
+                parts.append([])
+                left = max_tokens
+            parts[-1].append(step.text)
+            left -= tokens
         summary, used, is_counted = "", [0, 0], True
-        for part in self._parts(steps, max(MAX_CALL_SHARE * after_tokens, MIN_CALL_TOKENS)):
+        for part in parts:
             before = f"Summary of what was before:\n{summary}\n\n" if summary else ""
-            prompt = [text_message(MessageRole.SYSTEM, INSTRUCTION), text_message(MessageRole.USER, before + part)]
+            text = before + "\n\n".join(part)
+            prompt = [text_message(MessageRole.SYSTEM, INSTRUCTION), text_message(MessageRole.USER, text)]
             answer = model.side_call(prompt, self._model)
             summary = utf8_text(text_in(answer)).strip()
             if not summary:
@@ -84,17 +95,3 @@ class Summarizer:
             else:
                 is_counted = False
         return SummaryStep(summary, recent, *(used if is_counted else (None, None)))
-
-    def _parts(self, steps: Steps, max_tokens: int) -> Iterator[str]:
-        """Yield the steps as texts of at most `max_tokens`, except a larger single step."""
-        part: list[str] = []
-        size = 0
-        for step in steps:
-            tokens = self._builder.tokens([step])
-            if part and size + tokens > max_tokens:
-                yield "\n\n".join(part)
-                part, size = [], 0
-            part.append(step.text)
-            size += tokens
-        if part:
-            yield "\n\n".join(part)

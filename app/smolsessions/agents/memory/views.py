@@ -4,57 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import PIL.Image
 from smolagents import MultiStepAgent
-from smolagents.memory import ActionStep, MemoryStep, PlanningStep, SystemPromptStep, TaskStep
-from smolagents.models import ChatMessage
+from smolagents.memory import SystemPromptStep
 
 from smolsessions.agents.memory.policies import PolicyFunction
-from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
-from smolsessions.agents.memory.steps import Step
+from smolsessions.agents.memory.step_data import Data, StepDecoder
+from smolsessions.agents.memory.step_types import Step
 from smolsessions.agents.memory.tokens import estimate_messages
 from smolsessions.agents.smolagents_patches import patch_agent
 from smolsessions.agents.values.images import stored_images
 from smolsessions.agents.values.json_forms import json_form
-from smolsessions.agents.values.media import attached_files, media_in, stored_files
+from smolsessions.agents.values.media import media_in, stored_files
 from smolsessions.core.attachments import File
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.memories import PrunePreview
 from smolsessions.core.policies import Policy
 from smolsessions.core.records import LeftOut
 
-if TYPE_CHECKING:
-    import PIL.Image
 
-
-def describe_step(step: MemoryStep) -> dict[str, Any]:
-    if isinstance(step, TaskStep):
-        held = _files(attached_files(step))
-        return {"task": json_form(step.task), "images": _images(step.task_images), "files": held}
-    if isinstance(step, PlanningStep):
-        return {"plan": json_form(step.plan), **_cost(step)}
-    if isinstance(step, NoteStep):
-        return {"number": step.number, "text": json_form(step.text), "replaces": step.replaces}
-    if isinstance(step, SummaryStep):
-        return {"text": json_form(step.text), "recent": step.recent}
-    assert isinstance(step, ActionStep)
-    media = media_in(step.action_output)
-    images = (one for one in media if not isinstance(one, File))
+def describe_step(data: Data, decoder: StepDecoder) -> dict[str, Any]:
+    """Return the members of a step that a client sees."""
+    match data["type"]:
+        case "task":
+            shown, files = (map(decoder.medium, data[name] or ()) for name in ("task_images", "task_files"))
+            return {"task": json_form(data["task"]), "images": _images(shown), "files": _files(files)}
+        case "note":
+            return {"number": data["number"], "text": json_form(data["text"]), "replaces": data["replaces"]}
+        case "summary":
+            return {"text": json_form(data["text"]), "recent": data["recent"]}
+    start, end = data["timing"]["start_time"], data["timing"]["end_time"]
+    cost = {"usage": data["token_usage"], "duration_ms": round((end - start) * 1000, 3) if end is not None else None}
+    if data["type"] == "planning":
+        return {"plan": json_form(data["plan"]), **cost}
+    output = decoder.output(data)
+    observed, media = map(decoder.medium, data["observations_images"] or ()), media_in(output)
+    images = (*observed, *(each for each in media if not isinstance(each, File)))
     return {
-        "step": step.step_number,
-        "model_output": json_form(step.model_output),
-        "code": json_form(step.code_action),
+        "step": data["step_number"],
+        "model_output": json_form(decoder.value(data["model_output"])),
+        "code": json_form(data["code_action"]),
         "tool_calls": [
-            {"id": call.id, "name": call.name, "arguments": json_form(call.arguments)} for call in step.tool_calls or ()
+            {"id": call["id"], "name": call["name"], "arguments": json_form(decoder.value(call["arguments"]))}
+            for call in data["tool_calls"] or ()
         ],
-        "observations": json_form(step.observations),
-        "images": _images((*(step.observations_images or ()), *images)),
-        "files": _files(one for one in media if isinstance(one, File)),
-        "output": json_form(step.action_output),
-        "error": json_form(step.error.dict()) if step.error else None,
-        "is_final_answer": step.is_final_answer,
-        **_cost(step),
+        "observations": json_form(data["observations"]),
+        "images": _images(images),
+        "files": _files(each for each in media if isinstance(each, File)),
+        "output": json_form(output),
+        "error": json_form(data["error"]),
+        "is_final_answer": data["is_final_answer"],
+        **cost,
     }
 
 
@@ -78,7 +80,19 @@ class PromptPreview:
             self._builder.policy = self._policy
             messages = self._builder.preview(summary_mode=summary_mode)
             left_out = self._builder.left_out()
-        return [_message(message) for message in messages], left_out
+        views = []
+        for message in messages:
+            content: Any = message.content
+            if isinstance(content, list):
+                content = [
+                    {"type": "image", **_images([part["image"]])[0]}
+                    if part.get("type") == "image"
+                    else {"type": "text", "text": json_form(part.get("text", ""))}
+                    for part in content
+                ]
+            role = str(getattr(message.role, "value", message.role))
+            views.append({"role": role, "content": content, "tokens": estimate_messages([message])})
+        return views, left_out
 
     def weigh(self) -> PrunePreview:
         """Return the size of the prompt before and after a prune."""
@@ -87,33 +101,10 @@ class PromptPreview:
         return self._builder.weigh(self._policy)
 
 
-def _message(message: ChatMessage) -> dict[str, Any]:
-    content: Any = message.content
-    if isinstance(content, list):
-        content = [_part(part) for part in content]
-    role = str(getattr(message.role, "value", message.role))
-    return {"role": role, "content": content, "tokens": estimate_messages([message])}
-
-
-def _part(part: dict[str, Any]) -> dict[str, Any]:
-    if part.get("type") != "image":
-        return {"type": "text", "text": json_form(part.get("text", ""))}
-    return {"type": "image", **_images([part["image"]])[0]}
-
-
-def _images(images: Sequence[PIL.Image.Image] | None) -> list[dict[str, Any]]:
+def _images(images: Iterable[PIL.Image.Image]) -> list[dict[str, Any]]:
     found = dict.fromkeys(stored_images(images))  # without duplicates: an output may repeat an observed image
     return [{"name": image.name, "width": image.width, "height": image.height} for image in found]
 
 
 def _files(files: Iterable[File]) -> list[dict[str, Any]]:
     return [asdict(file) for file in stored_files(files)]
-
-
-def _cost(step: ActionStep | PlanningStep) -> dict[str, Any]:
-    usage = step.token_usage
-    duration = step.timing.duration
-    return {
-        "usage": {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens} if usage else None,
-        "duration_ms": round(duration * 1000, 3) if duration is not None else None,
-    }

@@ -11,8 +11,7 @@ from smolagents import CodeAgent, MultiStepAgent
 from smolagents.local_python_executor import MAX_EXECUTION_TIME_SECONDS, LocalPythonExecutor
 from smolagents.memory import ActionStep, MemoryStep, PlanningStep
 
-from smolsessions.agents.memory.step_fields import repair_fields
-from smolsessions.agents.memory.steps import is_finished
+from smolsessions.agents.memory.steps import is_finished, repair
 from smolsessions.agents.run.agent_state import AgentNode, CodePlace
 from smolsessions.agents.run.clean_ups import in_background
 from smolsessions.agents.run.model_proxy import ModelProxy
@@ -49,7 +48,7 @@ def instrument(agent: MultiStepAgent, fork_client: ForkClient, stored_classes: t
             def emit_finished(step: MemoryStep) -> None:
                 """Emit a finished step of a managed agent, which is not stored."""
                 agent_run = node.agent_run
-                repair_fields(step)  # other steps are repaired before they are packed
+                repair(step)  # other steps are repaired before they are packed
                 if agent_run and is_finished(step):
                     agent_run.add_replayed_time(step)
                     if event := agent_run.finish(step):

@@ -13,8 +13,8 @@ from smolagents.memory import ActionStep, AgentMemory, MemoryStep, PlanningStep
 from smolagents.utils import AgentMaxStepsError
 
 from smolsessions.agents.memory.memory_edits import EditTracker
-from smolsessions.agents.memory.step_types import EditStep, NoteStep, SummaryStep
-from smolsessions.agents.memory.steps import Step, StepTooLargeError, is_finished, pack, step_type, strip, unpack
+from smolsessions.agents.memory.step_types import EditStep, NoteStep, Step, SummaryStep, step_type
+from smolsessions.agents.memory.steps import StepTooLargeError, is_finished, pack, strip, unpack
 from smolsessions.agents.run.agent_run import AgentRun
 from smolsessions.agents.run.agent_state import AgentNode
 from smolsessions.agents.run.failures import ReplayDivergedError, TurnStopped

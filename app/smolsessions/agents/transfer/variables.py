@@ -28,7 +28,7 @@ from smolsessions.agents.sandbox.limits import CodeLimits
 from smolsessions.agents.sandbox.seeding import RANDOM_CHUNK
 from smolsessions.agents.sandbox.variable_chunks import chunk_id, chunk_names, plain_chunk
 from smolsessions.agents.sandbox.variables import INTERNAL_NAMES
-from smolsessions.agents.transfer.document_files import DocumentFiles
+from smolsessions.agents.transfer.document_media import DocumentMedia
 from smolsessions.agents.transfer.document_models import Json, Strict, Text, checked
 from smolsessions.agents.values import CodecError, dumps, loads
 from smolsessions.agents.values.json_forms import is_utf8, json_flaw, json_pointer, utf8_text
@@ -103,7 +103,13 @@ class _Export:
         elif rest in {LOGS, VARIABLE + RANDOM_CHUNK}:
             return
         elif f"{kind}:" == VARIABLE:
-            self._add_chunk(name, data)
+            names = [each for each in chunk_names(name, data) if _is_name(each)]
+            if len(names) == 1 and chunk_id((names[0],)) == name:
+                self.pickled[names[0]] = data.partition(b"\n")[2]
+                return
+            for each in names or [name]:
+                self._miss("variable", each, "shares an object with another variable, or is a function")
+            self._names["gone"].update(names)
         elif f"{kind}:" == RESET or not self._add_encoded("tools", "tool", name, data):
             self._names["reset"].add(name)
 
@@ -139,15 +145,6 @@ class _Export:
         self._values[member][name] = value
         return True
 
-    def _add_chunk(self, chunk: str, data: bytes) -> None:
-        names = [name for name in chunk_names(chunk, data) if _is_name(name)]
-        if len(names) == 1 and chunk_id((names[0],)) == chunk:
-            self.pickled[names[0]] = data.partition(b"\n")[2]
-            return
-        for name in names or [chunk]:
-            self._miss("variable", name, "shares an object with another variable, or is a function")
-        self._names["gone"].update(names)
-
     def _miss(self, kind: str, name: str, reason: str) -> None:
         self.missing.append({"agent": self._path, "kind": kind, "name": name, "reason": reason})
 
@@ -171,7 +168,7 @@ class VariablesIn(Strict):
     reset: _Names = Field(default_factory=list)
 
 
-def import_variables(data: Any, targets: Mapping[str, ImportTarget], files: DocumentFiles) -> dict[str, bytes]:
+def import_variables(data: Any, targets: Mapping[str, ImportTarget], media: DocumentMedia) -> dict[str, bytes]:
     """Return stored chunks of imported variables. Raises `InvalidRequestError` if the agent cannot hold them."""
     if not isinstance(data, dict):
         raise InvalidRequestError.at("/variables", "is no object")
@@ -181,35 +178,15 @@ def import_variables(data: Any, targets: Mapping[str, ImportTarget], files: Docu
         if path not in targets:
             raise InvalidRequestError.at(pointer, "is the path of no agent here; the first one's is empty")
         found = checked(VariablesIn, members, pointer)
-        chunks |= {f"{path}:{name}": chunk for name, chunk in _chunks_of(found, targets[path], pointer, files)}
+        chunks |= {f"{path}:{name}": chunk for name, chunk in _chunks_of(found, targets[path], pointer, media)}
         if path and found.told:
             raise InvalidRequestError.at(f"{pointer}/told", "belongs to the first agent, whose path is empty")
     return chunks
 
 
 def _chunks_of(
-    found: VariablesIn, target: ImportTarget, pointer: str, files: DocumentFiles
+    found: VariablesIn, target: ImportTarget, pointer: str, media: DocumentMedia
 ) -> Iterator[tuple[str, bytes]]:
-    yield from _code_chunks(found, target, pointer)
-    state = {name: _crossed(value, f"{pointer}/state", name) for name, value in found.state.items()}
-    for name, of_file in found.files.items():
-        state[name] = dumps(files.get(of_file, json_pointer(pointer, "files", name)))
-    if state:
-        yield STATE, dumps(state)
-    for name, value in found.tools.items():
-        if name not in target.tools:
-            raise InvalidRequestError.at(
-                json_pointer(pointer, "tools", name),
-                "is the state of a tool that this agent does not have, or has none",
-            )
-        yield TOOL + name, _crossed(value, f"{pointer}/tools", name)
-    for name in found.reset:
-        yield RESET + name, b"1"
-    if found.told:
-        yield REPORTED, json.dumps(sorted(set(found.told))).encode()
-
-
-def _code_chunks(found: VariablesIn, target: ImportTarget, pointer: str) -> Iterator[tuple[str, bytes]]:
     if target.max_bytes is None and found.code:
         raise InvalidRequestError.at(pointer, "has variables of code, and this agent keeps none")
     left = target.max_bytes or 0
@@ -228,6 +205,22 @@ def _code_chunks(found: VariablesIn, target: ImportTarget, pointer: str) -> Iter
             raise InvalidRequestError.at(json_pointer(pointer, "gone", index), "is no name that code could give")
     if found.gone:
         yield LOST, json.dumps(sorted(set(found.gone))).encode()
+    state = {name: _crossed(value, f"{pointer}/state", name) for name, value in found.state.items()}
+    for name, of_file in found.files.items():
+        state[name] = dumps(media.file(of_file, json_pointer(pointer, "files", name)))
+    if state:
+        yield STATE, dumps(state)
+    for name, value in found.tools.items():
+        if name not in target.tools:
+            raise InvalidRequestError.at(
+                json_pointer(pointer, "tools", name),
+                "is the state of a tool that this agent does not have, or has none",
+            )
+        yield TOOL + name, _crossed(value, f"{pointer}/tools", name)
+    for name in found.reset:
+        yield RESET + name, b"1"
+    if found.told:
+        yield REPORTED, json.dumps(sorted(set(found.told))).encode()
 
 
 def _crossed(value: Any, pointer: str, name: str) -> bytes:

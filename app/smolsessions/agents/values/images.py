@@ -131,13 +131,6 @@ def is_canonical(data: bytes) -> bool:
         return image_to_bytes(image) == data
 
 
-def placeholder(data: bytes) -> PIL.Image.Image:
-    """Return a tiny image that is encoded as this data, which is a valid image."""
-    image = PIL.Image.new("1", (1, 1))
-    image.info[_SOURCE] = (data, _pixels(image))
-    return image
-
-
 def name_image(image: PIL.Image.Image, name: str) -> None:
     """Set the name under which the store has the image."""
     image.info[_NAME] = name

@@ -1,0 +1,452 @@
+"""Steps ⇄ data: the one form of a step, which the store, exports, imports and views share.
+
+The data of a step is a dict with its type and the members that docs/export.md lists. All of it is JSON, except bytes.
+Bytes are a value that JSON does not keep exactly, as the codec of `agents/values` encodes it. Images and files are
+names of attachments. `attributes` holds additions of an author's callback to the step or its parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import PIL.Image
+import smolagents.utils
+from smolagents.agent_types import AgentAudio, AgentText
+from smolagents.memory import ActionStep, PlanningStep, TaskStep, ToolCall
+from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
+from smolagents.monitoring import Timing, TokenUsage
+from smolagents.utils import AgentError
+
+from smolsessions.agents.memory.step_types import (
+    ESTIMATE,
+    LABELS,
+    EditStep,
+    NoteStep,
+    Step,
+    SummaryStep,
+    set_shown_estimate,
+    shown_estimate,
+    step_type,
+)
+from smolsessions.agents.run.failures import is_swallowed_failure
+from smolsessions.agents.values import CodecError, dumps, loads
+from smolsessions.agents.values.images import image_from_bytes, image_to_bytes, name_image
+from smolsessions.agents.values.json_forms import json_flaw, json_form, label_of
+from smolsessions.agents.values.media import attach_files, attached_files, raw_image
+from smolsessions.agents.values.parts import MAX_DEPTH, MAX_NODES
+from smolsessions.core.attachments import File, decode_file, encode_file
+from smolsessions.core.errors import SealBrokenError
+from smolsessions.core.media import image_name
+
+Data = dict[str, Any]
+
+MAX_COUNT = 2**53 - 1  # the largest whole number that every JSON reader keeps
+ROLES = frozenset(role.value for role in MessageRole)
+_OWN_PREFIX = "smolsessions_"  # of the attributes that the service adds
+_PARTS = ("timing", "token_usage", "model_output_message")
+_COLLECTIONS = frozenset({list, tuple, set, frozenset})
+_SCALARS = frozenset({str, float, bool, bytes, type(None)})
+_NO_MESSAGE = ChatMessage(role=MessageRole.ASSISTANT, content=None)
+_FORM_NODES = 100  # budget of a part that only has a JSON form
+
+
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """Stand-in for an image or a file inside an encoded value: the name of its attachment."""
+
+    name: str
+
+
+class StepEncoder:
+    """Encoder of one step. A callback may leave any value in any field, so wrong types are replaced."""
+
+    def __init__(self, stored_classes: Collection[type] = (), *, only_checks: bool = False) -> None:
+        """With `only_checks`, values stay as they are, and images and files are left out."""
+        self._classes = (*stored_classes, Medium)
+        self._only_checks = only_checks
+        self._nodes_left = MAX_NODES
+        self.attachments: dict[str, bytes] = {}
+        self.replaced: set[str] = set()
+        """Fields of the step that held a value of a wrong type."""
+
+    def encode(self, step: Any) -> Data:
+        data: Data = {"type": step_type(step)}
+        match step:
+            case TaskStep():
+                data["task"] = self._text("task", step.task)
+                data["task_images"] = self._images("task_images", step.task_images)
+                data["task_files"] = [self._attach(encode_file(file)) for file in attached_files(step)] or None
+            case PlanningStep():
+                data["plan"] = self._text("plan", step.plan)
+                message = self._message(step.model_output_message)
+                if message is None:
+                    self.replaced.add("model_output_message")
+                data["model_output_message"] = message or self._message(_NO_MESSAGE)
+                data["timing"] = self._timing(step.timing)
+                data["token_usage"] = self._usage("token_usage", step.token_usage)
+            case ActionStep():
+                data |= self._action(step)
+            case NoteStep():
+                data["number"] = self._count("number", step.number)
+                data["text"] = self._text("text", step.text)
+                data["replaces"] = None if step.replaces is None else self._count("replaces", step.replaces)
+            case SummaryStep():
+                data["text"] = self._text("text", step.text)
+                data["recent"] = self._count("recent", step.recent)
+                for name in ("input_tokens", "output_tokens"):
+                    count = getattr(step, name)
+                    data[name] = None if count is None else self._count(name, count)
+            case EditStep():
+                data |= {"step": step.step and self.encode(step.step), "of": step.of, "gone": step.gone}
+        data["labels"] = list(getattr(step, LABELS, ()))
+        attributes = {}
+        for name in ("", *_PARTS):
+            owner = getattr(step, name, None) if name else step
+            fields = getattr(type(owner), "__dataclass_fields__", None)
+            if fields is not None and len(vars(owner)) > len(fields):
+                added = sorted(vars(owner).keys() - fields.keys() - {ESTIMATE})
+                if kept := [each for each in added if not each.startswith(_OWN_PREFIX)]:
+                    attributes[name] = {each: self.value(vars(owner)[each]) for each in kept}
+        return data | {"attributes": attributes} if attributes else data
+
+    def value(self, value: Any) -> Any:
+        """Return a value itself if JSON keeps it exactly, otherwise encoded as bytes.
+
+        A part that has no encoding becomes its JSON form or its label.
+        """
+        if type(value) is str or (self._only_checks and type(value) is not bytes) or json_flaw(value) is None:
+            return value
+        try:
+            kept = self._kept(value, MAX_DEPTH)
+            return kept if json_flaw(kept) is None else dumps(kept, self._classes)
+        except (Exception, SystemExit):  # noqa: BLE001 - foreign classes may fail in any way; the step must survive
+            return json_form(value)
+
+    def _kept(self, value: Any, depth: int) -> Any:
+        """Copy the collections of a value, with stand-ins for media and JSON forms for parts without an encoding."""
+        kind: Any = type(value)
+        self._nodes_left -= 1
+        if self._nodes_left < 0 or depth == 0:
+            raise ValueError("the value has too many parts, or too many levels")
+        if kind in _COLLECTIONS:
+            return kind([self._kept(part, depth - 1) for part in value])
+        if kind is dict:
+            return {self._kept(key, depth - 1): self._kept(part, depth - 1) for key, part in value.items()}
+        if kind is AgentText:
+            value, kind = str.__str__(value), str
+        if name := self._medium(value):
+            return Medium(name)
+        with suppress(CodecError):
+            if kind in _SCALARS or (kind is not AgentAudio and dumps(value, self._classes)):
+                return value
+        self._nodes_left -= _FORM_NODES
+        return label_of(value) if kind is AgentAudio else json_form(value)
+
+    def _action(self, step: ActionStep) -> Data:
+        output, error, estimate = step.action_output, step.error, shown_estimate(step)
+        medium, is_file = self._medium(output), issubclass(type(output), File)
+        if medium or is_swallowed_failure(output):
+            output = None  # an exception's text may hold a key
+        known = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in ERRORS), None)
+        if error is not None and known is None:
+            self.replaced.add("error")
+        is_final: Any = step.is_final_answer
+        if type(is_final) is not bool:
+            self.replaced.add("is_final_answer")
+        return {
+            "step_number": self._count("step_number", step.step_number),
+            "timing": self._timing(step.timing),
+            "model_output": self._parts("model_output", step.model_output),
+            "model_output_message": self._message(step.model_output_message),
+            "tool_calls": self._calls(step.tool_calls),
+            "code_action": self._optional_text("code_action", step.code_action),
+            "observations": self._optional_text("observations", step.observations),
+            "observations_images": self._images("observations_images", step.observations_images),
+            "action_output": self.value(output),
+            "action_output_image": None if is_file else medium,
+            "action_output_file": medium if is_file else None,
+            "error": None if error is None else {"type": known or "AgentError", "message": _text_of(error)},
+            "is_final_answer": issubclass(type(is_final), int) and is_final == 1,
+            "shown_estimate": None if estimate is None else self._count(ESTIMATE, estimate),
+            "token_usage": self._usage("token_usage", step.token_usage),
+        }
+
+    def _text(self, name: str, value: Any) -> str:
+        if issubclass(type(value), str):
+            return str.__str__(value)
+        self.replaced.add(name)
+        return _text_of(value)
+
+    def _optional_text(self, name: str, value: Any) -> str | None:
+        return None if value is None else self._text(name, value)
+
+    def _parts(self, name: str, value: Any) -> Any:
+        """Return a model's output: a text, a list of content parts, or None."""
+        is_parts = type(value) is list and all(type(part) is dict for part in value)
+        return self.value(value) if is_parts else self._optional_text(name, value)
+
+    def _count(self, name: str, value: Any) -> int:
+        if issubclass(type(value), int) and 0 <= value <= MAX_COUNT:
+            return int(value)
+        self.replaced.add(name)
+        return 0
+
+    def _timing(self, timing: Any) -> Data:
+        if isinstance(timing, Timing) and _is_finite(timing.start_time):
+            start, end = float(timing.start_time), timing.end_time
+            if end is None or _is_finite(end):
+                return {"start_time": start, "end_time": None if end is None else float(end)}
+        self.replaced.add("timing")
+        return {"start_time": 0.0, "end_time": None}
+
+    def _usage(self, name: str, usage: Any) -> Data | None:
+        if isinstance(usage, TokenUsage) and _is_finite(usage.input_tokens) and _is_finite(usage.output_tokens):
+            counts = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+            return {each: min(max(0, int(count)), MAX_COUNT) for each, count in counts.items()}
+        if usage is not None:
+            self.replaced.add(name)
+        return None
+
+    def _calls(self, calls: Any) -> list[Data] | None:
+        if calls is None:
+            return None
+        members = [call for call in calls if isinstance(call, ToolCall)] if isinstance(calls, list | tuple) else None
+        if members is None or len(members) < len(calls):
+            self.replaced.add("tool_calls")
+        return (
+            None
+            if members is None
+            else [
+                {
+                    "id": self._optional_text("tool_calls", getattr(call, "id", None)),
+                    "name": self._text("tool_calls", getattr(call, "name", None)),
+                    "arguments": self.value(getattr(call, "arguments", None)),
+                }
+                for call in members
+            ]
+        )
+
+    def _message(self, message: Any) -> Data | None:
+        name = "model_output_message"
+        if not isinstance(message, ChatMessage):
+            if message is not None:
+                self.replaced.add(name)
+            return None
+        role, calls = getattr(message.role, "value", message.role), message.tool_calls
+        if type(role) is not str or role not in ROLES:
+            self.replaced.add(name)
+            role = MessageRole.ASSISTANT.value
+        if calls is not None and not (
+            isinstance(calls, list)
+            and all(isinstance(call, ChatMessageToolCall) for call in calls)
+            and all(isinstance(call.function, ChatMessageToolCallFunction) for call in calls)
+        ):
+            self.replaced.add(name)
+            calls = None
+        return {
+            "role": role,
+            "content": self._parts(name, message.content),
+            "tool_calls": calls
+            and [
+                {
+                    "id": self._optional_text(name, call.id),
+                    "name": self._text(name, call.function.name),
+                    "arguments": self.value(call.function.arguments),
+                    "type": self._text(name, call.type),
+                    "description": self._optional_text(name, call.function.description),
+                }
+                for call in calls
+            ],
+            "token_usage": self._usage(name, message.token_usage),
+        }
+
+    def _images(self, name: str, images: Any) -> list[str] | None:
+        if images is None:
+            return None
+        members = images if isinstance(images, list | tuple) else ()
+        members = [image for image in members if issubclass(type(image), PIL.Image.Image)]
+        names = [] if self._only_checks else [stored for image in members if (stored := self._image(image))]
+        if not isinstance(images, list | tuple) or len(members) < len(images):
+            self.replaced.add(name)
+        return names
+
+    def _medium(self, value: Any) -> str | None:
+        """Attach an image or a file and return its name. None for other values, and for an image that is unreadable."""
+        if issubclass(type(value), File):
+            return self._attach(encode_file(value))
+        is_image = issubclass(type(value), PIL.Image.Image)
+        return self._image(value) if is_image and not self._only_checks else None
+
+    def _image(self, image: PIL.Image.Image) -> str | None:
+        """Attach an image and return its name. None if it cannot be read."""
+        try:
+            raw = raw_image(image)
+            if raw is None:
+                return None
+            data = image_to_bytes(raw)
+            name = self._attach(data)
+            name_image(raw, name)
+        except Exception:  # noqa: BLE001 - Pillow fails in many ways
+            return None
+        return name
+
+    def _attach(self, data: bytes) -> str:
+        name = image_name(data)
+        self.attachments[name] = data
+        return name
+
+
+class StepDecoder:
+    """Decoder of the data of steps."""
+
+    def __init__(
+        self,
+        attachments: Mapping[str, bytes],
+        stored_classes: Collection[type] = (),
+        open_image: Callable[[bytes], PIL.Image.Image] = image_from_bytes,
+    ) -> None:
+        self._attachments = attachments
+        self._classes = (*stored_classes, Medium)
+        self._open_image = open_image
+
+    def decode(self, data: Data) -> Step:
+        """Return the step. Raises `SealBrokenError` for an attachment that is missing or a value that is unreadable."""
+        step: Step
+        match data["type"]:
+            case "task":
+                step = TaskStep(data["task"], self._images(data["task_images"]))
+                attach_files(step, [self.medium(name) for name in data["task_files"] or ()])
+            case "planning":
+                message, timing = self._message(data["model_output_message"]), Timing(**data["timing"])
+                step = PlanningStep([], message, data["plan"], timing, _usage(data["token_usage"]))
+            case "action":
+                step = self._action(data)
+            case "note":
+                step = NoteStep(data["number"], data["text"], data["replaces"])
+            case "summary":
+                step = SummaryStep(data["text"], data["recent"], data["input_tokens"], data["output_tokens"])
+            case "edit":
+                step = EditStep(data["step"] and self.decode(data["step"]), data["of"], data["gone"])
+            case kind:
+                raise SealBrokenError(f"a stored step is of no known type: {kind!r:.40}")
+        if data["labels"]:
+            setattr(step, LABELS, tuple(data["labels"]))
+        for part, added in data.get("attributes", {}).items():
+            for name, value in added.items():
+                setattr(getattr(step, part) if part else step, name, self.value(value))
+        return step
+
+    def value(self, data: Any) -> Any:
+        """Return a value of the data, decoded if it is bytes."""
+        if type(data) is not bytes:
+            return data
+        try:
+            value = loads(data, self._classes)
+        except CodecError as error:
+            raise SealBrokenError(f"a value in a stored step cannot be read: {error}") from error
+        return self._with_media(value) if Medium.__qualname__.encode() in data else value
+
+    def output(self, data: Data) -> Any:
+        """Return the output of an action."""
+        name = data["action_output_image"] or data["action_output_file"]
+        return self.medium(name) if name else self.value(data["action_output"])
+
+    def medium(self, name: str) -> Any:
+        """Return an attached image or file."""
+        if name not in self._attachments:
+            raise SealBrokenError("an image or a file of a stored step is missing")
+        stored = self._attachments[name]
+        if file := decode_file(stored):
+            return file
+        image = self._open_image(stored)
+        name_image(image, name)
+        return image
+
+    def _with_media(self, value: Any) -> Any:
+        kind: Any = type(value)
+        if kind is Medium:
+            return self.medium(value.name)
+        if kind in _COLLECTIONS:
+            return kind([self._with_media(part) for part in value])
+        return {key: self._with_media(part) for key, part in value.items()} if kind is dict else value
+
+    def _action(self, data: Data) -> ActionStep:
+        calls, error, usage = data["tool_calls"], data["error"], _usage(data["token_usage"])
+        message = data["model_output_message"] and self._message(data["model_output_message"])
+        if message and usage and message.token_usage == usage:
+            message.token_usage = usage  # one object, as smolagents has it
+        step = ActionStep(
+            step_number=data["step_number"],
+            timing=Timing(**data["timing"]),
+            tool_calls=calls and [ToolCall(call["name"], self.value(call["arguments"]), call["id"]) for call in calls],
+            error=error and agent_error(error["type"], error["message"]),
+            model_output_message=message,
+            model_output=self.value(data["model_output"]),
+            code_action=data["code_action"],
+            observations=data["observations"],
+            observations_images=self._images(data["observations_images"]),
+            action_output=self.output(data),
+            token_usage=usage,
+            is_final_answer=data["is_final_answer"],
+        )
+        if data["shown_estimate"] is not None:
+            set_shown_estimate(step, data["shown_estimate"])
+        return step
+
+    def _message(self, data: Data) -> ChatMessage:
+        calls = data["tool_calls"]
+        return ChatMessage(
+            role=MessageRole(data["role"]),
+            content=self.value(data["content"]),
+            tool_calls=calls
+            and [
+                ChatMessageToolCall(
+                    ChatMessageToolCallFunction(self.value(call["arguments"]), call["name"], call["description"]),
+                    call["id"],
+                    call["type"],
+                )
+                for call in calls
+            ],
+            token_usage=_usage(data["token_usage"]),
+        )
+
+    def _images(self, names: list[str] | None) -> list[PIL.Image.Image] | None:
+        return names if names is None else [self.medium(name) for name in names]
+
+
+def _text_of(value: Any) -> str:
+    try:
+        return str.__str__(str(value if isinstance(value, Exception) else json_form(value)))
+    except Exception:  # noqa: BLE001 - a foreign exception's own text
+        return str(json_form(value))
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
+
+
+def _usage(data: Data | None) -> TokenUsage | None:
+    return None if data is None else TokenUsage(**data)
+
+
+def agent_error(name: str, message: str) -> AgentError:
+    """Return an error of smolagents without `AgentError.__init__`, which needs a logger."""
+    kind = ERRORS[name]
+    error = kind.__new__(kind, message)
+    error.message = message
+    return error
+
+
+ERRORS = {
+    name: kind
+    for name, kind in vars(smolagents.utils).items()
+    if isinstance(kind, type) and issubclass(kind, AgentError)
+}
+"""smolagents' own errors by name."""
