@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 from smolsessions.agents.sandbox import child, guard
 from smolsessions.agents.sandbox.clock import CLOCKS
@@ -72,7 +71,21 @@ class _Server:
         try:
             pid = self._confinement.fork()
             if pid == 0:
-                self._be_child(fd)
+                status = 1
+                try:
+                    os.setsid()  # its own group: a signal to the group reaches no other process
+                    self._control.close()
+                    for group in self._forked:
+                        group.close()
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    null = os.open(os.devnull, os.O_RDWR)  # model-written code must not write to the service's log
+                    for number in range(3):
+                        os.dup2(null, number)
+                    os.close(null)
+                    child.serve(socket.socket(fileno=fd), self._confinement)
+                    status = 0
+                finally:
+                    os._exit(status)
             group = ProcessGroup(pid, os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None)
         except OSError as error:
             if pid:  # the process has died already, or too many files are open
@@ -82,23 +95,6 @@ class _Server:
             return
         self._forked.append(group)
         socket.send_fds(self._control, [b"%d" % pid], [] if group.pidfd is None else [group.pidfd])
-
-    def _be_child(self, fd: int) -> NoReturn:
-        status = 1
-        try:
-            os.setsid()  # its own group: a signal to the group reaches no other process
-            self._control.close()
-            for group in self._forked:
-                group.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            null = os.open(os.devnull, os.O_RDWR)  # model-written code must not write to the service's log
-            for number in range(3):
-                os.dup2(null, number)
-            os.close(null)
-            child.serve(socket.socket(fileno=fd), self._confinement)
-            status = 0
-        finally:
-            os._exit(status)
 
 
 if __name__ == "__main__":

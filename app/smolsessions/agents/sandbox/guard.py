@@ -186,27 +186,23 @@ def _evaluate_call(call: ast.Call, state: Any, static_tools: Any, custom_tools: 
     if type(call.func) is ast.Name and call.func.id in state:
         check(state[call.func.id], static_tools, authorized_imports)
     if ast.Starred in map(type, call.args) or None in [keyword.arg for keyword in call.keywords]:
-        call = _checking_unpacked(call, static_tools, authorized_imports)
+
+        def checked(things: Any) -> Any:
+            things = things if isinstance(things, dict) else list(things)
+            for thing in things.values() if isinstance(things, dict) else things:
+                check(thing, static_tools, authorized_imports)
+            return things
+
+        function: Any = (checked,)
+
+        def unpacked(value: ast.expr) -> ast.expr:
+            """Return a call of `checked`, which checks each item."""
+            return ast.Call(ast.Subscript(ast.Constant(function), ast.Constant(0)), [value], [])
+
+        args = [ast.Starred(unpacked(arg.value)) if isinstance(arg, ast.Starred) else arg for arg in call.args]
+        keywords = [each if each.arg else ast.keyword(None, unpacked(each.value)) for each in call.keywords]
+        call = ast.Call(call.func, args, keywords)
     return _smolagents_call(call, state, static_tools, custom_tools, authorized_imports)
-
-
-def _checking_unpacked(call: ast.Call, static_tools: Any, authorized_imports: Any) -> ast.Call:
-    """Return a call whose unpacked arguments go through a function that checks each item."""
-
-    def checked(things: Any) -> Any:
-        things = things if isinstance(things, dict) else list(things)
-        for thing in things.values() if isinstance(things, dict) else things:
-            check(thing, static_tools, authorized_imports)
-        return things
-
-    function: Any = (checked,)
-
-    def unpacked(value: ast.expr) -> ast.expr:
-        return ast.Call(ast.Subscript(ast.Constant(function), ast.Constant(0)), [value], [])
-
-    args = [ast.Starred(unpacked(arg.value)) if isinstance(arg, ast.Starred) else arg for arg in call.args]
-    keywords = [each if each.arg else ast.keyword(None, unpacked(each.value)) for each in call.keywords]
-    return ast.Call(call.func, args, keywords)
 
 
 def _evaluate_augassign(

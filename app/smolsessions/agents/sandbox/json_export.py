@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import pickle
@@ -24,6 +25,7 @@ EXPORT_TIMEOUT_S = 20.0
 _MAX_PROCESSES = 2
 _MAX_REASON_CHARS = 300
 _TOO_LARGE = "is too large for an export"
+_ENDED = "cannot be read: the process that read it ended"
 
 
 class NotJSON(NamedTuple):
@@ -50,37 +52,32 @@ class VariableReader:
             left -= len(data)
             if left >= 0:
                 sent[key] = data
-        if not self._running.acquire(timeout=EXPORT_TIMEOUT_S):
-            raise OverloadedError("Too many exports read variables at once; try again later.")
-        try:
-            answers = self._ask(sent) if sent else {}
-        finally:
-            self._running.release()
+        answers = self._ask(sent) if sent else {}
         return {key: _checked(answers.get(key, _TOO_LARGE)) for key in pickled}
 
     def _ask(self, pickled: dict[str, bytes]) -> dict[str, Any]:
+        if not self._running.acquire(timeout=EXPORT_TIMEOUT_S):
+            raise OverloadedError("Too many exports read variables at once; try again later.")
         deadline = time.monotonic() + EXPORT_TIMEOUT_S
 
         def check_time() -> None:
             if time.monotonic() > deadline:
                 raise TimeoutError
 
-        try:
-            child = self._fork_client.fork()
-        except OSError:
-            raise OverloadedError("No process could be started to read the variables; try again later.") from None
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._running.release)
+            try:
+                child = self._fork_client.fork()
+            except OSError:
+                raise OverloadedError("No process could be started to read the variables; try again later.") from None
+            stack.callback(child.kill)
             channel = Channel(child.sock, 2 * MAX_JSON_BYTES)
-            channel.send({"export": pickled, "limits": asdict(CodeLimits())}, check_time)
-            answers = channel.receive(check_time).get("answers")
-            if type(answers) is not dict:
-                raise MisbehavedError("a message is not what it should be")  # noqa: TRY301
-        except (ClosedError, MisbehavedError, TimeoutError):
-            return dict.fromkeys(pickled, "cannot be read: the process that read it ended")
-        else:
-            return answers
-        finally:
-            child.kill()
+            try:
+                channel.send({"export": pickled, "limits": asdict(CodeLimits())}, check_time)
+                answers = channel.receive(check_time).get("answers")
+            except (ClosedError, MisbehavedError, TimeoutError):
+                answers = None
+            return answers if type(answers) is dict else dict.fromkeys(pickled, _ENDED)
 
 
 def _checked(answer: Any) -> Any:
