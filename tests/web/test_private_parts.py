@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -23,7 +24,7 @@ OVERRIDDEN = {
 
 
 async def test_uvicorn_has_the_private_parts_that_the_connection_uses() -> None:
-    async def app(*_: object) -> None: ...
+    async def app(_scope: Any, _receive: Any, _send: Any) -> None: ...
 
     protocol = HttpToolsProtocol(uvicorn.Config(app, ws="none", log_config=None), ServerState(), {})
     assert [name for name in USED if not hasattr(protocol, name)] == []
