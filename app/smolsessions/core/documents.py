@@ -164,4 +164,4 @@ def parse_document(document: Any) -> tuple[ConversationDocument, dict[str, Any]]
             raise InvalidRequestError.at(f"/rollbacks/{place}/1", f"is not from 0 to {after}")
         last = after
     members = {name: value for name, value in document.items() if name in _READ_BY_AGENTS}
-    return parsed, {"format": kind, "steps": [], **members}
+    return parsed, {"steps": [], **members}
