@@ -5,9 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from smolsessions.options import agent, options  # at once: the module has the name of the function
-
 if TYPE_CHECKING:
+    from smolsessions.agent_options import agent, options
     from smolsessions.agents.remote_executors import remote_executor
     from smolsessions.caller import Caller, current_caller
     from smolsessions.client import ApiError, AsyncClient, Client, ClientError, UnreachableError
@@ -30,6 +29,7 @@ __all__ = [
 ]
 _HOME = dict.fromkeys(("ApiError", "AsyncClient", "Client", "ClientError", "UnreachableError"), "smolsessions.client")
 _HOME |= dict.fromkeys(("Caller", "current_caller"), "smolsessions.caller")
+_HOME |= dict.fromkeys(("agent", "options"), "smolsessions.agent_options")
 _HOME["remote_executor"] = "smolsessions.agents.remote_executors"
 _HOME |= dict.fromkeys(("Audio", "File"), "smolsessions.core.attachments")
 """Modules of the public names, which are loaded when they are used: a client loads no server."""

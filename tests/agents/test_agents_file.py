@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from smolsessions.agent_options import options_of
 from smolsessions.agents.catalog import Catalog
 from smolsessions.agents.config.assembly import load_agents_file
 from smolsessions.agents.config.json_schema import FILE, schema_text
 from smolsessions.agents.models.providers import with_fallbacks
 from smolsessions.core.errors import StartError
 from smolsessions.core.records import AgentName
-from smolsessions.options import options_of
 from tests.support.data import data
 from tests.support.llm import LLM
 from tests.support.service import Service, run

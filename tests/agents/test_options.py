@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 import smolsessions
-from smolsessions.options import CodeLimitValues, Options, OptionValues, factory_name, options_of
+from smolsessions.agent_options import CodeLimitValues, Options, OptionValues, factory_name, options_of
 from tests.support import agents
 from tests.support.data import data
 from tests.support.tiers import deep

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from smolsessions.agent_options import OptionValues
 from smolsessions.agents.transfer.step_models import STEP_MODELS, StepIn
 from smolsessions.agents.transfer.variables import VariablesIn
 from smolsessions.core.documents import ConversationDocument
-from smolsessions.options import OptionValues
 from tests.support.doc_pages import PORTS, SERVER, Block, Reader, blocks_of
 from tests.support.llm import LLM
 from tests.support.service import ROOT

@@ -16,7 +16,7 @@ from smolagents.agent_types import AgentImage
 from smolagents.memory import ActionStep, FinalAnswerStep
 
 import smolsessions
-from smolsessions.options import CodeLimitValues
+from smolsessions.agent_options import CodeLimitValues
 from tests.support import agents
 
 A = TypeVar("A", bound=MultiStepAgent)

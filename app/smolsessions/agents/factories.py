@@ -16,6 +16,7 @@ from typing import Any
 from smolagents import MultiStepAgent
 from smolagents.models import get_tool_json_schema
 
+from smolsessions.agent_options import factory_name, options_of
 from smolsessions.agents.identity import model_identity, release_of
 from smolsessions.agents.imports import import_named, search_modules_in
 from smolsessions.agents.memory.author_policies import agent_policy, import_own_policies
@@ -49,7 +50,6 @@ from smolsessions.agents.values.json_forms import json_form
 from smolsessions.core.callers import DUMMY, Caller
 from smolsessions.core.errors import AgentUnavailableError, StartError
 from smolsessions.core.records import AgentInfo, AgentName, AgentVersion, ToolInfo
-from smolsessions.options import factory_name, options_of
 from smolsessions.workspace.folders import ConversationFolders
 
 Factory = Callable[..., MultiStepAgent]

@@ -10,13 +10,13 @@ from typing import Any
 from pydantic import ValidationError
 from smolagents import MultiStepAgent
 
+from smolsessions.agent_options import ATTRIBUTE, Options, nearest, options_of
 from smolsessions.agents.config.mistakes import mistakes_in
 from smolsessions.agents.models.providers import check_model
 from smolsessions.agents.run.approvals import matches
 from smolsessions.agents.run.instrumentation import code_runs_in, with_managed
 from smolsessions.core.errors import StartError
 from smolsessions.core.json_data import json_pointer
-from smolsessions.options import ATTRIBUTE, Options, nearest, options_of
 
 log = logging.getLogger(__name__)
 

@@ -20,12 +20,12 @@ from smolagents.monitoring import AgentLogger
 from smolagents.remote_executors import RemotePythonExecutor
 from smolagents.tools import get_tools_definition_code
 
+from smolsessions.agent_options import options_of
 from smolsessions.agents.models.keys import read_key, remember_keys
 from smolsessions.agents.run.instrumentation import clean_up, with_managed
 from smolsessions.agents.run.remote_interpreter import RemoteInterpreter
 from smolsessions.agents.values.json_forms import json_form
 from smolsessions.core.errors import StartError
-from smolsessions.options import options_of
 
 __all__ = ["check_remote_executor", "remote_executor"]
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 from smolagents import CodeAgent, LogLevel, Model, MultiStepAgent, ToolCallingAgent
 
 import smolsessions
+from smolsessions.agent_options import SharedOptions
 from smolsessions.agents.config.agents_file import read_agents_file
 from smolsessions.agents.config.mistakes import Place, PlacedStartError, keys_at, models_of, sentence_at, unsuitable
 from smolsessions.agents.config.saved_agents import SavedAgent, download, read_saved_agent
@@ -29,7 +30,6 @@ from smolsessions.agents.tools.workspace_tools import WORKSPACE_TOOLS
 from smolsessions.core.callers import DUMMY, Caller
 from smolsessions.core.errors import StartError
 from smolsessions.core.policies import OwnRule, policy_data
-from smolsessions.options import SharedOptions
 
 Kinds = type[Exception] | tuple[type[Exception], ...]
 _MISTAKES: Kinds = (StartError, AssertionError, ValueError, TypeError)

@@ -6,8 +6,8 @@ import json
 
 from pydantic import BaseModel
 
+from smolsessions.agent_options import WorkspaceOptions
 from smolsessions.agents.config.schema import AgentsFile, AgentTable, McpTable, ModelOptions, ModelTable
-from smolsessions.options import WorkspaceOptions
 
 FILE = "agents.schema.json"
 _TABLES: dict[str, type[BaseModel]] = {

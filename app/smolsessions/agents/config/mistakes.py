@@ -10,6 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from pydantic import ValidationError
 
+from smolsessions.agent_options import CodeLimitValues, Options, WorkspaceOptions
 from smolsessions.agents.config.schema import (
     BY_NAME,
     IN_PLACE,
@@ -22,7 +23,6 @@ from smolsessions.agents.config.schema import (
 )
 from smolsessions.core.errors import StartError
 from smolsessions.core.policies import TAGS
-from smolsessions.options import CodeLimitValues, Options, WorkspaceOptions
 
 Place = tuple[int | str, ...]
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
+from smolsessions.agent_options import Line, Lines, Seconds, SharedOptions, Table, Text
 from smolsessions.core.policies import Policy
-from smolsessions.options import Line, Lines, Seconds, SharedOptions, Table, Text
 
 Provider = Literal["openai", "azure", "litellm", "huggingface", "bedrock", "transformers"]
 Executor = Literal["child", "thread", "docker", "e2b", "modal", "blaxel"]

@@ -7,11 +7,11 @@ from collections.abc import Collection
 from pydantic import ValidationError
 from smolagents import MultiStepAgent
 
+from smolsessions.agent_options import options_of
 from smolsessions.agents.imports import import_named
 from smolsessions.agents.memory.policies import PolicyFunction
 from smolsessions.core.errors import InvalidRequestError, StartError
 from smolsessions.core.policies import OwnRule, Policy, policy_of, what_is_wrong
-from smolsessions.options import options_of
 
 
 def import_own_policies(name: str, agent: MultiStepAgent) -> dict[str, PolicyFunction]:

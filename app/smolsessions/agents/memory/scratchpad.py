@@ -15,13 +15,13 @@ from smolagents import MultiStepAgent, Tool
 from smolagents.memory import ActionStep
 from smolagents.remote_executors import RemotePythonExecutor
 
+from smolsessions.agent_options import options_of
 from smolsessions.agents.memory.step_types import NoteStep, replaced_notes
 from smolsessions.agents.run.effects import Effect
 from smolsessions.agents.run.proxy import unproxied
 from smolsessions.agents.values import loads
 from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.core.errors import StartError
-from smolsessions.options import options_of
 
 WRITE, READ = "note_write", "note_read"
 MAX_CHARS = 2000

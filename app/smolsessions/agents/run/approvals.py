@@ -21,6 +21,7 @@ from pydantic_core import from_json, to_json
 from smolagents import CodeAgent, MultiStepAgent
 from smolagents.models import get_tool_json_schema
 
+from smolsessions.agent_options import options_of
 from smolsessions.agents.run.agent_run import INTERNAL_TOOLS, AgentRun, ToolCallInProgress
 from smolsessions.agents.run.failures import ReplayDivergedError
 from smolsessions.agents.run.journal import digest_of
@@ -30,7 +31,6 @@ from smolsessions.agents.values.json_forms import json_form, json_key, truncated
 from smolsessions.agents.values.media import shown_media
 from smolsessions.core.records import Turn
 from smolsessions.core.requests import Answer, Approval, InputRequest
-from smolsessions.options import options_of
 
 MAX_REQUESTS = 4  # for one call: the first, and three for a replay that comes with other arguments
 MAX_OPEN = 100  # requests of a turn at a time; the rest is asked after them

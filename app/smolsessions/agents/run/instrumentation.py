@@ -11,6 +11,7 @@ from smolagents import CodeAgent, MultiStepAgent
 from smolagents.local_python_executor import MAX_EXECUTION_TIME_SECONDS, LocalPythonExecutor
 from smolagents.memory import ActionStep, MemoryStep, PlanningStep
 
+from smolsessions.agent_options import options_of
 from smolsessions.agents.memory.steps import is_finished, repair
 from smolsessions.agents.run.agent_state import AgentNode, CodePlace
 from smolsessions.agents.run.clean_ups import in_background
@@ -23,7 +24,6 @@ from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.interpreter import ChildInterpreter
 from smolsessions.agents.sandbox.limits import CodeLimits
 from smolsessions.core.errors import StartError
-from smolsessions.options import options_of
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from smolagents import Model, ToolCallingAgent
 from smolagents.models import ChatMessage
 from smolagents.utils import truncate_content
 
+from smolsessions.agent_options import options_of
 from smolsessions.agents.compatibility import PLAN_END
 from smolsessions.agents.identity import model_id_of
 from smolsessions.agents.models.keys import keys_of, shows_secret, without_secrets
@@ -30,7 +31,6 @@ from smolsessions.agents.run.tool_proxy import proxy_tools
 from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.agents.values.results import error_text
 from smolsessions.core.events import MessageChannel
-from smolsessions.options import options_of
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from smolagents import CodeAgent, MultiStepAgent
 from smolagents.agents import ActionOutput
 from smolagents.memory import ActionStep, AgentMemory, FinalAnswerStep, TaskStep
 
+from smolsessions.agent_options import options_of
 from smolsessions.agents.memory.memory_edits import EditTracker, Overlay
 from smolsessions.agents.memory.policies import PolicyFunction
 from smolsessions.agents.memory.prompt_steps import PromptMemory, may_change_steps
@@ -57,7 +58,6 @@ from smolsessions.core.records import (
     Turn,
     TurnInput,
 )
-from smolsessions.options import options_of
 
 log = logging.getLogger(__name__)
 

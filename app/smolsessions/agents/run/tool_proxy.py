@@ -17,6 +17,7 @@ from smolagents.default_tools import FinalAnswerTool
 from smolagents.local_python_executor import CodeOutput, LocalPythonExecutor
 from smolagents.memory import ActionStep, FinalAnswerStep, MemoryStep
 
+from smolsessions.agent_options import options_of
 from smolsessions.agents.run.agent_run import AgentRun, ToolCallInProgress
 from smolsessions.agents.run.agent_state import AgentNode
 from smolsessions.agents.run.approvals import edited
@@ -30,7 +31,6 @@ from smolsessions.agents.values.json_forms import label_of
 from smolsessions.agents.values.results import ValueWithText, without_text
 from smolsessions.caller import CALLER
 from smolsessions.core.attachments import File
-from smolsessions.options import options_of
 
 WAIT_S = 0.1
 _SANITIZE = "sanitize_inputs_outputs"  # how a ToolCallingAgent asks for typed results

@@ -9,9 +9,9 @@ from typing import Any
 
 from smolagents import MultiStepAgent, Tool
 
+from smolsessions.agent_options import options_of
 from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.core.errors import StartError
-from smolsessions.options import options_of
 
 NAME = "ask_user"
 MAX_QUESTION_CHARS = 10_000

@@ -17,12 +17,12 @@ from smolagents.default_tools import PythonInterpreterTool
 from smolagents.local_python_executor import PythonExecutor, evaluate_python_code
 from smolagents.remote_executors import RemotePythonExecutor
 
+from smolsessions.agent_options import options_of
 from smolsessions.agents.run.instrumentation import code_runs_in, with_managed
 from smolsessions.agents.run.proxy import unproxied
 from smolsessions.caller import CALLER
 from smolsessions.core.callers import Caller
 from smolsessions.core.errors import StartError
-from smolsessions.options import options_of
 from smolsessions.workspace import ToolDenied, Workspace
 from smolsessions.workspace.folders import ConversationFolders
 

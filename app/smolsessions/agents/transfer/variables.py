@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from smolagents import MultiStepAgent
 
+from smolsessions.agent_options import options_of
 from smolsessions.agents.run.agent_state import (
     LOGS,
     LOST,
@@ -35,7 +36,6 @@ from smolsessions.agents.values.json_forms import is_utf8, json_flaw, json_point
 from smolsessions.core.attachments import File, encode_file
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.media import image_name
-from smolsessions.options import options_of
 
 ReadCode = Callable[[Mapping[str, bytes]], dict[str, Any]]
 
