@@ -31,56 +31,58 @@ log = logging.getLogger(__name__)
 def instrument(agent: MultiStepAgent, fork_client: ForkClient, stored_classes: tuple[type, ...]) -> list[AgentNode]:
     """Put proxies into an agent and all its managed agents, once. Return their nodes, the root first."""
     nodes: list[AgentNode] = []
-
-    def visit(agent: MultiStepAgent, path: str) -> AgentNode:
-        for known in nodes:
-            if known.agent is agent:  # two agents manage this one
-                return known
-        node = AgentNode(path, agent, stored_classes, code_runs_in(agent), getattr(agent, "stream_outputs", False))
-        nodes.append(node)
-        agent.model = ModelProxy(agent.model, node)  # type: ignore[assignment]  # passes for one
-        agent.stream_outputs = False  # the model proxy streams, in linear time
-        agent.final_answer_checks = [proxy_check(check, node) for check in agent.final_answer_checks]
-        agent.step_callbacks = CallbacksProxy(agent.step_callbacks, node)  # type: ignore[assignment]  # passes for one
-        proxy_tools(node)
-        if path:
-
-            def emit_finished(step: MemoryStep) -> None:
-                """Emit a finished step of a managed agent, which is not stored."""
-                agent_run = node.agent_run
-                repair(step)  # other steps are repaired before they are packed
-                if agent_run and is_finished(step):
-                    agent_run.add_replayed_time(step)
-                    if event := agent_run.finish(step):
-                        agent_run.turn_run.emit(event)
-
-            for kind in (ActionStep, PlanningStep):
-                agent.step_callbacks.register(kind, emit_finished)
-        for name, managed in agent.managed_agents.items():
-            inner = visit(managed, f"{path}/{name}" if path else name)
-            agent.managed_agents[name] = AgentProxy(managed, node, inner)
-        if not isinstance(agent, CodeAgent):
-            return node
-        executor: Any = agent.python_executor
-        limits = CodeLimits(**options_of(agent).code_limits)
-        if node.code_runs_in == "child":
-            # `code_limits` replace smolagents' default timeout, and not one of the author's.
-            timeout_s: float | None = executor.timeout_seconds
-            if timeout_s == MAX_EXECUTION_TIME_SECONDS and "timeout_seconds" not in agent.executor_kwargs:
-                timeout_s = None
-            executor = node.interpreter = ChildInterpreter(
-                executor, fork_client, limits, stored_classes, node.check, timeout_s=timeout_s
-            )
-        elif node.code_runs_in == "remote":
-            imports = agent.additional_authorized_imports
-            executor.attach(imports, limits, stored_classes, node.check, node.lost.update)
-        else:
-            guard.install()
-        agent.python_executor = InterpreterProxy(executor, node)  # type: ignore[assignment]  # passes for one
-        return node
-
-    visit(agent, "")
+    _instrument(agent, "", nodes, fork_client, stored_classes)
     return nodes
+
+
+def _instrument(
+    agent: MultiStepAgent, path: str, nodes: list[AgentNode], fork_client: ForkClient, stored_classes: tuple[type, ...]
+) -> AgentNode:
+    for known in nodes:
+        if known.agent is agent:  # two agents manage this one
+            return known
+    node = AgentNode(path, agent, stored_classes, code_runs_in(agent), getattr(agent, "stream_outputs", False))
+    nodes.append(node)
+    agent.model = ModelProxy(agent.model, node)  # type: ignore[assignment]  # passes for one
+    agent.stream_outputs = False  # the model proxy streams, in linear time
+    agent.final_answer_checks = [proxy_check(check, node) for check in agent.final_answer_checks]
+    agent.step_callbacks = CallbacksProxy(agent.step_callbacks, node)  # type: ignore[assignment]  # passes for one
+    proxy_tools(node)
+    if path:
+
+        def emit_finished(step: MemoryStep) -> None:
+            """Emit a finished step of a managed agent, which is not stored."""
+            agent_run = node.agent_run
+            repair(step)  # other steps are repaired before they are packed
+            if agent_run and is_finished(step):
+                agent_run.add_replayed_time(step)
+                if event := agent_run.finish(step):
+                    agent_run.turn_run.emit(event)
+
+        for kind in (ActionStep, PlanningStep):
+            agent.step_callbacks.register(kind, emit_finished)
+    for name, managed in agent.managed_agents.items():
+        inner = _instrument(managed, f"{path}/{name}" if path else name, nodes, fork_client, stored_classes)
+        agent.managed_agents[name] = AgentProxy(managed, node, inner)
+    if not isinstance(agent, CodeAgent):
+        return node
+    executor: Any = agent.python_executor
+    limits = CodeLimits(**options_of(agent).code_limits)
+    if node.code_runs_in == "child":
+        # `code_limits` replace smolagents' default timeout, and not one of the author's.
+        timeout_s: float | None = executor.timeout_seconds
+        if timeout_s == MAX_EXECUTION_TIME_SECONDS and "timeout_seconds" not in agent.executor_kwargs:
+            timeout_s = None
+        executor = node.interpreter = ChildInterpreter(
+            executor, fork_client, limits, stored_classes, node.check, timeout_s=timeout_s
+        )
+    elif node.code_runs_in == "remote":
+        imports = agent.additional_authorized_imports
+        executor.attach(imports, limits, stored_classes, node.check, node.lost.update)
+    else:
+        guard.install()
+    agent.python_executor = InterpreterProxy(executor, node)  # type: ignore[assignment]  # passes for one
+    return node
 
 
 def code_runs_in(agent: MultiStepAgent) -> CodePlace | None:
