@@ -144,8 +144,8 @@ def test_ctrl_c_ends_a_command_at_once(service: Service, tmp_path: Path) -> None
     with terminal_of(tmp_path, *command("conversations", "delete", name, "--url", url)) as terminal:
         terminal.wait_for("permanently")
         terminal.type(CTRL_C)
+        terminal.wait_for("nothing was deleted", again=CTRL_C)
         assert terminal.process.wait(PATIENCE_S) == 1
-        terminal.wait_for("nothing was deleted")
 
 
 @deep

@@ -7,7 +7,9 @@ import json
 import math
 import pickle
 import time
+import zoneinfo
 from collections.abc import Callable, Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +254,12 @@ def test_values_without_a_json_form_come_back_as_text(name: str) -> None:
 
 def test_a_value_that_holds_itself_comes_back_as_its_json_form() -> None:
     assert output(odd.recursive())[:1] == [1]
+
+
+def test_a_value_that_encodes_and_does_not_decode_is_stored_as_its_json_form() -> None:
+    with (resources.files("tzdata.zoneinfo.Europe") / "Berlin").open("rb") as file:
+        nameless = zoneinfo.ZoneInfo.from_file(file)
+    assert isinstance(again(action(action_output=[nameless])).action_output[0], str)
 
 
 def test_data_that_equals_nothing_else_comes_back() -> None:
@@ -509,3 +517,9 @@ def test_a_value_of_a_wrong_type_is_replaced_in_a_step_that_is_not_stored(field:
     assert step.to_messages()
     assert step.action_output == b"kept"
     assert getattr(step, field) != [1]
+
+
+def test_a_wrong_image_leaves_the_others_in_a_step_that_is_not_stored() -> None:
+    step = action(observations_images=[PIL.Image.new("L", (2, 1), 7), "no image"])
+    repair(step)
+    assert [image.getpixel((0, 0)) for image in step.observations_images or ()] == [7]

@@ -236,6 +236,47 @@ def test_an_image_of_another_mode_is_converted(mode: str) -> None:
     assert (stored.mode, stored.size, stored.tobytes()) == (copy.mode, copy.size, copy.tobytes())
 
 
+@pytest.mark.parametrize("mode", ["I;16B", "I;16L"])
+def test_an_image_of_16_bits_keeps_them(mode: str) -> None:
+    image = PIL.Image.new("I", (3, 2), 40_000).convert(mode)
+    assert crossed([image])[0].getpixel((0, 0)) == 40_000
+
+
+class Row(list[int]):
+    """List that its author made a key."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("value", [{Row([1]): 2}, {(1, Row([1]))}])
+def test_a_key_whose_copy_could_be_none_has_a_json_form_alone(value: Any) -> None:
+    with pytest.raises(CodecError, match="it is a key or in a set, which a list cannot be"):
+        dumps(value)
+    assert loads(dumps_lossy(value))
+
+
+class Watching:
+    """Descriptor that records each write."""
+
+    def __get__(self, made: object, kind: type) -> int:
+        return 0
+
+    def __set__(self, made: object, item: object) -> None:
+        hostile.MARKS.append("descriptor")
+
+
+@dataclass
+class Watched:
+    x: int = Watching()  # type: ignore[assignment]  # a descriptor in the place of a default
+
+
+def test_a_field_that_is_a_descriptor_runs_no_code() -> None:
+    hostile.MARKS.clear()
+    data = parts("instance", text(f"{__name__}.Watched"), pairs(x=ONE))
+    assert vars(loads(data, (Watched,))) == {"x": 1}
+    assert hostile.MARKS == []
+
+
 @pytest.mark.parametrize("kind", ["PNG", "GIF", "JPEG", "WEBP", "BMP", "TIFF"])
 def test_an_opened_picture_file_comes_back_as_its_pixels_with_palette_and_transparency(kind: str) -> None:
     file = io.BytesIO()
@@ -451,6 +492,7 @@ HOSTILE_BYTES: dict[str, bytes] = {
     "a field that is missing": carried(Point, y=ONE),
     "a slot that is not there": carried(Slim, x=ONE, y=ONE, z=ONE),
     "a field in place of a method": carried(Old, name=text("x"), shout=text("y")),
+    "a scalar of a million fields": parts("scalar", text("i," * 1_000_000 + "i"), blob(bytes(4_000_004))),
     "a field in place of a property": carried(Wary, computed=ONE),
     "a field in place of what is computed": carried(Old, name=text("x"), length=ONE),
     "a field in place of the class": carried(Old, __class__=text("x")),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -125,25 +124,16 @@ def _address(url: str | None, settings: Settings, *, may_join: bool) -> Iterator
     command += ["--until-stdin-ends"]  # also if this process is killed
     # A terminal sends Ctrl-C to its foreground group, and this service must survive it.
     process = subprocess.Popen(  # noqa: S603 - this program
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
         assert process.stdout
-        assert process.stderr
         if first := process.stdout.readline():
-            threading.Thread(target=sys.stderr.writelines, args=[process.stderr], daemon=True).start()
             yield f"http://{first.split()[-1]}", False
             return
-        errors = process.stderr.read()
         if found := running_service(END_S):  # another chat has just started it
             yield found, True
             return
-        sys.stderr.write(errors)
         raise StartError("no service could be started for the chat; see above, or name one with --url")
     finally:
         process.send_signal(signal.SIGTERM)

@@ -244,14 +244,20 @@ class Conversations:
         name = self._known(document.agent if agent is None else agent)
         memory = await asyncio.to_thread(self._agents.import_document, name, members, self._max_pixels)
         self._check(name, ConversationFields(document.metadata, document.policy, approve=document.approve))
-        files = await asyncio.to_thread(lambda: document.files)
-        refusal = self._folders.refusal(files) if self._folders and files else None
-        for path in files:
-            if not refusal and not self._agents.shows_file(name, path):
-                refusal = path, "is no file that this agent's workspace may have"
-        if refusal:
-            path, sentence = refusal
-            raise InvalidRequestError.at(json_pointer(["workspace", path] if path else ["workspace"]), sentence)
+
+        def checked_files() -> dict[str, bytes]:
+            files = document.files
+            refusal = self._folders.refusal(files) if self._folders and files else None
+            for path in () if refusal else files:
+                if not self._agents.shows_file(name, path):
+                    refusal = path, "is no file that this agent's workspace may have"
+                    break
+            if refusal:
+                path, sentence = refusal
+                raise InvalidRequestError.at(json_pointer(["workspace", path] if path else ["workspace"]), sentence)
+            return files
+
+        files = await asyncio.to_thread(checked_files)
         ref = Ref(owner, conversation_id or secrets.token_hex(12))
         last = max((step.turn for step in memory.steps), default=0)
         turns = await asyncio.to_thread(document.turns_of, ref, last)

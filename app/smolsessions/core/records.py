@@ -28,7 +28,7 @@ StepType = Literal["task", "planning", "action", "note", "summary"]
 EntryType = StepType | Literal["edit"]
 """Type of a stored entry. An edit is a change of the memory by a callback of the agent's author."""
 
-Seconds = Annotated[float, Field(ge=0, le=1e11)]
+Seconds = Annotated[float, Field(ge=0, le=2e10)]  # pydantic reads larger numbers as milliseconds
 Count = Annotated[int, Field(ge=0)]
 Items = Annotated[tuple[T, ...], Field(fail_fast=True)]
 """Tuple of which pydantic reports the first wrong item. It would collect an error of 1 KB for each."""

@@ -91,7 +91,7 @@ class Partition:
         self.options = options
         self.readers: WeakValueDictionary[Ref, Readers] = WeakValueDictionary()
         self.settings: OrderedDict[str, tuple[bytes, ConversationSettings]] = OrderedDict()
-        """ConversationSettings of conversations as last read, by name, with their blobs."""
+        """Settings of conversations as last read, by name, with their blobs."""
 
     @property
     def is_up(self) -> bool:

@@ -120,7 +120,8 @@ class EditTracker:
                 yield EditStep(step=step, of=self._overlay.count - order[at])
             kept.append(order[at])
             at, same = at + 1, same + 1
-        if gone := [place for place in order if place not in set(kept)]:
+        still_there = set(kept)
+        if gone := [place for place in order if place not in still_there]:
             yield EditStep(gone=[self._overlay.count - place for place in gone])
         for step in steps[same:]:
             place = known.get(id(step))

@@ -65,7 +65,7 @@ class StepEncoder:
     """Encoder of one step. A callback may leave any value in any field, so wrong types are replaced."""
 
     def __init__(self, stored_classes: Collection[type] = (), *, only_checks: bool = False) -> None:
-        """With `only_checks`, values stay as they are, and images and files are left out."""
+        """With `only_checks`, values stay as they are. Only the images of a list with a wrong member are attached."""
         self._classes = (*stored_classes, Medium)
         self._only_checks = only_checks
         self._nodes_left = MAX_NODES
@@ -122,9 +122,12 @@ class StepEncoder:
             return value
         try:
             kept = self._kept(value, MAX_DEPTH)
-            return kept if json_flaw(kept) is None else dumps(kept, self._classes)
+            if json_flaw(kept) is not None:
+                kept = dumps(kept, self._classes)
+                loads(kept, self._classes)  # a value that cannot be decoded would make its conversation unreadable
         except (Exception, SystemExit):  # noqa: BLE001 - foreign classes may fail in any way; the step must survive
             return json_form(value)
+        return kept
 
     def _kept(self, value: Any, depth: int) -> Any:
         """Copy the collections of a value, with stand-ins for media and JSON forms for parts without an encoding."""
@@ -269,17 +272,19 @@ class StepEncoder:
             return None
         members = images if isinstance(images, list | tuple) else ()
         members = [image for image in members if issubclass(type(image), PIL.Image.Image)]
-        names = [] if self._only_checks else [stored for image in members if (stored := self._image(image))]
         if not isinstance(images, list | tuple) or len(members) < len(images):
             self.replaced.add(name)
-        return names
+        elif self._only_checks:
+            return []
+        return [stored for image in members if (stored := self._image(image))]
 
     def _medium(self, value: Any) -> str | None:
         """Attach an image or a file and return its name. None for other values, and for an image that is unreadable."""
+        if self._only_checks:
+            return None
         if issubclass(type(value), File):
             return self._attach(encode_file(value))
-        is_image = issubclass(type(value), PIL.Image.Image)
-        return self._image(value) if is_image and not self._only_checks else None
+        return self._image(value) if issubclass(type(value), PIL.Image.Image) else None
 
     def _image(self, image: PIL.Image.Image) -> str | None:
         """Attach an image and return its name. None if it cannot be read."""

@@ -48,7 +48,7 @@ class ModelProxy(Proxy):
 
     @property
     def model_id(self) -> Any:
-        return model_id_of(self._real)  # an author's property may fail or hang
+        return model_id_of(self._real)  # an author's property may fail
 
     def __call__(self, *args: Any, **kwargs: Any) -> ChatMessage:
         return self.generate(*args, **kwargs)

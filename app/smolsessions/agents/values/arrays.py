@@ -9,6 +9,7 @@ import functools
 import importlib
 import io
 import math
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from smolsessions.agents.values.parts import MAX_BYTES, MAX_NODES, Composite, ch
 _NONE = type(None)
 _ANY: tuple[type, ...] = ()
 _STR, _BYTES = (str,), (bytes,)
+_SIMPLE_DTYPE = re.compile(r"[<>|=][a-zA-Z]\d{0,8}(\[\d{0,9}[a-zA-Z]{1,2}\])?")
 
 
 def splitter_of(kind: type) -> Callable[[Any], Composite] | None:
@@ -82,6 +84,8 @@ def _of_bytes(dtype: Any, shape: tuple[int, ...], data: bytes) -> Any:
 
 @joined("scalar", _STR, _BYTES)
 def _scalar(dtype: str, data: bytes) -> Any:
+    if not _SIMPLE_DTYPE.fullmatch(dtype):  # numpy would read a list of any length as a structure
+        raise ValueError("a scalar of several fields")
     return _of_bytes(importlib.import_module("numpy").dtype(dtype), (1,), data)[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 from collections.abc import Iterator
@@ -46,17 +47,25 @@ def instance(kind: type, fields: dict[Any, Any]) -> Any:
     if issubclass(kind, (*_BUILTINS, enum.Enum)):
         raise ValueError(f"{class_name(kind)} is made in another way")  # noqa: TRY004 - as above
     slots = set(_slots(kind))
+    made: Any = object.__new__(kind)
+    own: dict[str, Any] | None = None
+    with contextlib.suppress(AttributeError):  # it has slots alone
+        own = object.__getattribute__(made, "__dict__")
     for name in fields:
         is_special = type(name) is str and name[:2] == name[-2:] == "__" and name not in slots
         if type(name) is not str or is_special or _is_computed(kind, name):
             raise ValueError(f"{class_name(kind)} has no field {name!r:.40}")
+        if name not in slots and own is None:
+            raise ValueError(f"{class_name(kind)} has slots alone")
     if dataclasses.is_dataclass(kind):
         missing = {field.name for field in dataclasses.fields(kind) if field.init} - fields.keys()
         if missing:
             raise ValueError(f"{class_name(kind)} misses {sorted(missing)}")
-    made: Any = object.__new__(kind)
     for name, item in fields.items():
-        object.__setattr__(made, name, item)
+        if own is None or name in slots:
+            object.__setattr__(made, name, item)
+        else:
+            own[name] = item  # an attribute of the class may be a descriptor that runs code
     return made
 
 

@@ -89,8 +89,11 @@ def png_image(image: PIL.Image.Image) -> PIL.Image.Image:
     """Return an image in a mode that PNG has. The others lose what their colours hold beyond RGB and 8 bits."""
     if image.mode in _PNG_MODES:
         return image
-    mode = {"La": "LA", "I": "I;16", "I;16L": "I;16", "I;16B": "I;16", "I;16N": "I;16"}.get(image.mode)
-    return image.convert(mode or ("RGBA" if image.has_transparency_data else "RGB"))
+    if image.mode == "La":
+        return image.convert("LA")
+    if image.mode.startswith("I"):
+        return image.convert("I").convert("I;16")  # Pillow's direct way cuts to 8 bits
+    return image.convert("RGBA" if image.has_transparency_data else "RGB")
 
 
 def image_to_bytes(image: PIL.Image.Image) -> bytes:

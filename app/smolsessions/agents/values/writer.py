@@ -40,6 +40,7 @@ class Writer:
         self._out = bytearray()
         self._left = MAX_NODES
         self._above: list[int] = []
+        self._keys_above = 0
 
     def whole(self, value: Any) -> bytes:
         self._write(value)
@@ -59,6 +60,8 @@ class Writer:
                 self._write(part)
             self._above.pop()
         elif base := next((base for base in kind.__mro__ if base in _AS_BASE), None):
+            if self._keys_above and base in _UNHASHABLE:
+                raise RefusalError(value, f"it is a key or in a set, which a {base.__name__} cannot be")
             self._enter(value, 0)  # each copy is a new object, so cycles are found by the original
             self._write(_AS_BASE[base](value))
             self._above.pop()
@@ -78,9 +81,9 @@ class Writer:
             raise RefusalError(value, reason) from None
 
     def _append(self, value: Any, data: bytes) -> None:
-        self._out += data
-        if len(self._out) > self._max_bytes:
+        if len(self._out) + len(data) > self._max_bytes:
             raise RefusalError(value, f"the whole is larger than {self._max_bytes:,} bytes")
+        self._out += data
 
     def _enter(self, value: Any, count: int) -> None:
         if id(value) in self._above:
@@ -101,14 +104,13 @@ class Writer:
         try:
             for index, item in enumerate(value.items() if kind is dict else value):
                 starts.append(len(self._out))
+                place = _AS_KEY if is_set or kind is dict else index
+                self._keys_above += place is _AS_KEY
+                self._write(item[0] if kind is dict else item)
+                self._keys_above -= place is _AS_KEY
                 if kind is dict:
-                    place = _AS_KEY
-                    self._write(item[0])
                     place = item[0]
                     self._write(item[1])
-                else:
-                    place = _AS_KEY if is_set else index
-                    self._write(item)
         except RefusalError as refusal:
             refusal.path.append(" in a set or as a key" if place is _AS_KEY else f"[{repr(place)[:42]}]")
             raise
@@ -143,6 +145,7 @@ _SCALARS: dict[type, Callable[[Any], bytes]] = {
     bytearray: lambda value: _sized(b"B", value),
 }
 _TAGS: dict[type, bytes] = {list: b"l", tuple: b"t", dict: b"d", set: b"Z", frozenset: b"z"}
+_UNHASHABLE = frozenset({list, dict, set, bytearray})
 _AS_BASE: dict[type, Callable[[Any], Any]] = {
     **{kind: kind for kind in _TAGS},
     int: int.__int__,

@@ -30,7 +30,7 @@ from smolsessions.store.seal import Sealer
 log = logging.getLogger(__name__)
 
 OLDEST_MAJOR = 7
-SCHEMA = b"1"
+SCHEMA = b"2"
 FIRST_PARTITION = "{p000}"
 ABOUT = f"{FIRST_PARTITION}:about"
 PARTITIONS_OF_A_CLUSTER = 16
