@@ -29,7 +29,7 @@ def test_a_message_that_is_refused_stays_in_its_field(
 ) -> None:
     page = opened(service)
     say(page, [{"say": ["One."]}])
-    expect(answer(page)).to_have_text("One.")
+    expect(turn(page)).to_have_attribute("data-status", "finished")
     body = {"message": json.dumps([{"say": ["From elsewhere ", wait(gate), "comes this."]}])}
     sent = service.client.post(f"{conversation_of(page)}/turns", json=body, headers={"Prefer": "respond-async"})
     assert sent.status_code == HTTPStatus.ACCEPTED
