@@ -114,10 +114,10 @@ def test_newer_formats_are_refused_with_a_sentence_and_hide_nothing_else(old: Ol
 def test_a_store_of_a_newer_schema_is_not_used(old: OldData, tmp_path: Path) -> None:
     with restored(old, tmp_path / "store") as (server, settings):
         with server.client() as raw:
-            raw.hset(f"{PARTITION}:about", "schema", "2")
+            raw.hset(f"{PARTITION}:about", "schema", "3")
         status, _, said = run(tmp_path / "service", settings)
     assert status == 2
-    assert "the store holds data of schema 2, this release knows 1; run the release that wrote it" in said
+    assert "the store holds data of schema 3, this release knows 2; run the release that wrote it" in said
     assert "Traceback" not in said
 
 

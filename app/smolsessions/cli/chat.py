@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,6 +36,7 @@ from smolsessions.wire.events import (
 from smolsessions.wire.turns import File, Image, Turn
 
 END_S = 30
+MAX_ERROR_LINES = 100
 INVALID = 422
 IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
 """Suffixes of files that the model sees."""
@@ -124,16 +127,34 @@ def _address(url: str | None, settings: Settings, *, may_join: bool) -> Iterator
     command += ["--until-stdin-ends"]  # also if this process is killed
     # A terminal sends Ctrl-C to its foreground group, and this service must survive it.
     process = subprocess.Popen(  # noqa: S603 - this program
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
+    errors: deque[str] = deque(maxlen=MAX_ERROR_LINES)
+    is_up = threading.Event()
+
+    def read_errors(lines: Iterable[str]) -> None:
+        """Read what the service says, so that it never waits for it, and keep it until the start has succeeded."""
+        for line in lines:
+            (sys.stderr.write if is_up.is_set() else errors.append)(line)
+
+    reader = threading.Thread(target=read_errors, args=[process.stderr], daemon=True)
+    reader.start()
     try:
         assert process.stdout
         if first := process.stdout.readline():
+            is_up.set()
             yield f"http://{first.split()[-1]}", False
             return
         if found := running_service(END_S):  # another chat has just started it
             yield found, True
             return
+        reader.join(1)
+        sys.stderr.writelines(errors.copy())
         raise StartError("no service could be started for the chat; see above, or name one with --url")
     finally:
         process.send_signal(signal.SIGTERM)

@@ -185,7 +185,7 @@ class StepEncoder:
         return _text_of(value)
 
     def _optional_text(self, name: str, value: Any) -> str | None:
-        return None if value is None else self._text(name, value)
+        return value if value is None or type(value) is str else self._text(name, value)
 
     def _parts(self, name: str, value: Any) -> Any:
         """Return a model's output: a text, a list of content parts, or None."""
@@ -208,8 +208,10 @@ class StepEncoder:
 
     def _usage(self, name: str, usage: Any) -> Data | None:
         if isinstance(usage, TokenUsage) and _is_finite(usage.input_tokens) and _is_finite(usage.output_tokens):
-            counts = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
-            return {each: min(max(0, int(count)), MAX_COUNT) for each, count in counts.items()}
+            return {
+                "input_tokens": min(max(0, int(usage.input_tokens)), MAX_COUNT),
+                "output_tokens": min(max(0, int(usage.output_tokens)), MAX_COUNT),
+            }
         if usage is not None:
             self.replaced.add(name)
         return None

@@ -28,6 +28,7 @@ from smolsessions.core.events import ReplayState
 
 CallKind = Literal["model", "tool", "code", "check"]
 _ADDRESS = re.compile(rb" at 0x[0-9a-f]+")
+_sorted_json = json.JSONEncoder(sort_keys=True).encode
 
 
 class CallKey(NamedTuple):
@@ -179,7 +180,7 @@ def digest_of(name: str, arguments: Any, stored_classes: Collection[type] = (), 
     """
     call = [name, arguments]
     try:
-        data = json.dumps(call, sort_keys=True).encode()
+        data = _sorted_json(call).encode()
     except (TypeError, ValueError):
         try:
             data = dumps(call, stored_classes, in_order=True, max_bytes=max_bytes)

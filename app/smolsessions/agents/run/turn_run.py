@@ -116,6 +116,8 @@ class TurnRun:
 
     def unseen(self, event: StepEvent | None) -> StepEvent | None:
         """Return the part of an event that earlier attempts did not show."""
+        if not self._seen and not self._seen_texts:
+            return event
         if isinstance(event, MessageDelta):
             if not (seen := self._seen_texts[event.message]):
                 return event
