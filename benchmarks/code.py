@@ -36,7 +36,7 @@ def goals_of(rows: list[Row]) -> Iterator[Row]:
     first, more, _, more_in_thread, variables, _, exported, beside, imported, _ = [row["median"] for row in rows]
     yield at_most("a first block, ms", 6, first)
     yield at_most("a further block over smolagents' own interpreter, ms", 0.6, more - more_in_thread)
-    yield at_most(f"a turn that changes 1 of {VARIABLES:,} variables, ms", 30, variables)
+    yield at_most(f"a turn that changes 1 of {VARIABLES:,} variables, ms", 10, variables)
     yield at_most("an export of 1,000 steps, ms", 30, exported)
     yield at_most("/livez beside it, ms", 5, beside)
     yield at_most("an import of 1,000 steps, ms", 60, imported)
