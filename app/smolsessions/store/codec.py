@@ -64,7 +64,7 @@ def moment(data: bytes | None) -> float:
 
 
 def encode_turn(turn: Turn) -> bytes:
-    return _TURN.dump_json(turn, exclude={"ref", "number", "rolled_back"}, exclude_defaults=True)
+    return _TURN.serializer.to_json(turn, exclude={"ref", "number", "rolled_back"}, exclude_defaults=True)
 
 
 def decode_turn(data: bytes, ref: Ref, number: int) -> Turn:
@@ -77,7 +77,7 @@ def decode_turn(data: bytes, ref: Ref, number: int) -> Turn:
 
 def encode_event(event: Event) -> bytes:
     """Encode an event, except a final one, which is stored as the turn's record."""
-    return _EVENTS[event.type].dump_json(event, exclude_defaults=True)
+    return _EVENTS[event.type].serializer.to_json(event, exclude_defaults=True)
 
 
 def decode_event(name: str, data: bytes) -> Event:
@@ -88,7 +88,7 @@ def decode_event(name: str, data: bytes) -> Event:
 
 
 def encode_answer(answer: Answer) -> bytes:
-    return _ANSWER.dump_json(answer, exclude_defaults=True)
+    return _ANSWER.serializer.to_json(answer, exclude_defaults=True)
 
 
 def pack_events(events: Iterable[tuple[str, bytes]]) -> bytes:

@@ -434,7 +434,7 @@ def _text_of(value: Any) -> str:
 
 def _is_finite(value: Any) -> bool:
     try:
-        return isinstance(value, int | float) and math.isfinite(value)
+        return isinstance(value, (int, float)) and math.isfinite(value)
     except OverflowError:  # an integer that no float can hold
         return False
 

@@ -70,6 +70,8 @@ _TYPES: dict[type, EntryType] = {
 
 
 def step_type(step: MemoryStep) -> EntryType:
+    if type(step) in _TYPES:
+        return _TYPES[type(step)]
     return next((name for kind, name in _TYPES.items() if isinstance(step, kind)), "action")
 
 

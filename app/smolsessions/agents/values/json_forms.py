@@ -25,6 +25,7 @@ from smolagents.agent_types import AgentImage
 
 from smolsessions.agents.values.classes import class_name
 from smolsessions.agents.values.parts import MAX_DEPTH, MAX_NODES
+from smolsessions.core import json_data
 from smolsessions.core.attachments import File
 
 T = TypeVar("T")
@@ -33,7 +34,6 @@ MAX_BITS = 8192  # of a number: readers of JSON refuse longer ones
 MAX_CHARS = 1_000_000  # of all texts in a value's JSON form
 MAX_LABEL_CHARS = MAX_EVENT_CHARS = 2000
 _MAX_EVENT_MEMBERS = 100
-_MAX_POINTER_CHARS = 200
 _NODE_CHARS = 10  # budget of anything except a text
 json_text = json.JSONEncoder(ensure_ascii=False).encode
 """Returns JSON data as text. Unlike `json.dumps`, it makes no encoder for each call."""
@@ -172,11 +172,8 @@ def json_flaw(value: Any, *, max_chars: int | None = None, is_tree: bool = False
 
 
 def json_pointer(pointer: str, *parts: object) -> str:
-    """Append parts to a JSON pointer (RFC 6901). Long parts are cut, and lone surrogates replaced."""
-    for part in parts:
-        text = utf8_text(str(part)[:_MAX_POINTER_CHARS]).replace("~", "~0").replace("/", "~1")
-        pointer += f"/{text}"
-    return pointer
+    """Append parts to a JSON pointer."""
+    return pointer + json_data.json_pointer(parts)
 
 
 def _flaw_of_scalar(value: Any) -> str | None:
@@ -224,11 +221,12 @@ class _Walk:
             return utf8_text(str.__str__(value))
         if kind is float:
             return str(value)
-        if issubclass(kind, BaseModel):
-            value, kind = dict(value), dict
-        elif dataclasses.is_dataclass(kind) and not issubclass(kind, (Mapping, File)):
-            value, kind = {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}, dict
-        if issubclass(kind, Mapping):
+        if kind is not dict and kind is not list:
+            if issubclass(kind, BaseModel):
+                value, kind = dict(value), dict
+            elif dataclasses.is_dataclass(kind) and not issubclass(kind, (Mapping, File)):
+                value, kind = {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}, dict
+        if kind is dict or issubclass(kind, Mapping):
             members: dict[str, Any] = {}
             for key, item in self._bounded(value.items()):
                 name = self.key(key)
