@@ -26,7 +26,6 @@ WITH_ENUMS = {"AGENTS": f"{AGENTS},coloured=tests.support.odd:make_coloured"}
 OF_LIBRARIES = "import re, datetime\nfrom math import floor\nflag, day = re.IGNORECASE, datetime.date(2026, 4, 1)\n"
 AS_BARE_SMOLAGENTS = (
     "tests/memory/test_steps.py::test_prompts_are_the_same_after_every_kind_of_step",
-    "tests/memory/test_steps.py::test_prompts_are_the_same_after_every_kind_of_code",
     "tests/memory/test_steps.py::test_every_step_of_a_run_is_finished_and_comes_back",
     "tests/agents/test_constructors.py",
     "tests/agents/test_partial_texts.py",

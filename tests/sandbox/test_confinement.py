@@ -41,14 +41,10 @@ LAUNCHER = (sys.executable, str(Path(__file__).parents[1] / "support" / "launch.
 BOTH = ("namespaces", "landlock")
 CODERS = ("coder", "forking", "lead", "walled")
 AGENTS = {"AGENTS": ",".join(f"{name}=tests.support.coders:make_{name}" for name in CODERS), "DEMO_AGENTS": "0"}
-OTHERS_IMPORT = all(
-    place.stat().st_mode & 1 for entry in filter(os.path.isdir, sys.path) for place in Path(entry).parents
-)
-"""True if other users reach the modules of this Python. Else only namespaces give a process its own uid."""
 CASES = {
     "root, namespaces": (0, (), "namespaces"),
     "root, Landlock": (0, ("namespaces",), "landlock"),
-    "root, uids": (0, BOTH, "uid" if OTHERS_IMPORT else "none"),
+    "root, uids": (0, BOTH, "uid"),  # the launcher shows this Python to other users
     "a user, namespaces": (UID, (), "namespaces"),
     "a user, Landlock": (UID, ("namespaces",), "landlock"),
     "a user, nothing": (UID, BOTH, "none"),
@@ -139,8 +135,7 @@ def test_the_level_is_in_the_log_and_in_the_list_of_agents(confined: Confined) -
 
 
 def test_a_process_has_no_right_and_the_limits_of_its_agent(confined: Confined) -> None:
-    others_import = OTHERS_IMPORT or confined.level == "namespaces"  # whose folders lie in new ones
-    is_stranger = others_import and os.getuid() == 0 == confined.uid
+    is_stranger = os.getuid() == 0 == confined.uid
     expected = {
         "rights()": 0,
         "os.getuid() >= 2_000_000_000": is_stranger,

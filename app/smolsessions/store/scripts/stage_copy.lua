@@ -1,5 +1,5 @@
 -- Copy some entries of a conversation's key from `cursor` on to a staged key. A list is copied up to `last` entries (empty: all),
--- a hash of turns up to turn `last`, images in the order of their names. Returns the next cursor, or `0` after the last entry.
+-- a hash of turns up to turn `last`, images one by one as they are large. Returns the next cursor, or `0` after the last entry.
 -- ARGV: ref staged kind part cursor last
 local from, staged_key = key(kind, ref, part ~= '' and part), key('staged', staged, kind)
 local AT_ONCE, MOST_READ, MOST_BYTES = 20, 1000, 1048576
@@ -11,8 +11,6 @@ local function put(command, values)
   if #values > 0 then redis.call(command, staged_key, unpack(values)) end
 end
 
-local function is_enough() return read >= MOST_READ or bytes >= MOST_BYTES end
-
 local function copy_entries()
   local start = tonumber(cursor)
   local stop = math.min(start + AT_ONCE, tonumber(last) or math.huge)
@@ -22,7 +20,7 @@ local function copy_entries()
 end
 
 local function copy_fields()
-  local found, values = redis.call('HSCAN', from, cursor, 'COUNT', AT_ONCE), {}
+  local found, values = redis.call('HSCAN', from, cursor, 'COUNT', kind == 'images' and 1 or AT_ONCE), {}
   for i = 1, #found[2], 2 do
     if last == '' or (parse_int(found[2][i]) or math.huge) <= tonumber(last) then
       values[#values + 1] = found[2][i]
@@ -33,21 +31,8 @@ local function copy_fields()
   put('HSET', values)
 end
 
-local function copy_images()
-  local names = redis.call('HKEYS', from)
-  table.sort(names)
-  for _, name in ipairs(names) do
-    if name > cursor then
-      if is_enough() then return end
-      put('HSET', {name, redis.call('HGET', from, name)})
-      cursor = name
-    end
-  end
-  cursor = '0'
-end
-
 repeat
-  if is_list then copy_entries() elseif kind == 'images' then copy_images() else copy_fields() end
-until cursor == '0' or is_enough()
+  if is_list then copy_entries() else copy_fields() end
+until cursor == '0' or read >= MOST_READ or bytes >= MOST_BYTES
 redis.call('EXPIRE', staged_key, STAGED_S)
 return cursor
