@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import PydanticCustomError
 
 from smolsessions.agents.memory.step_data import MAX_COUNT
-from smolsessions.agents.values.json_forms import is_utf8, json_flaw, json_pointer, utf8_text
+from smolsessions.agents.values.json_forms import json_flaw, json_pointer, utf8_text
 from smolsessions.core.errors import InvalidRequestError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -26,10 +26,8 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _has_few_fields(cls, data: Any) -> Any:
-        if type(data) is dict and (
-            len(data) > MAX_FIELDS or not all(type(name) is str and is_utf8(name) for name in data)
-        ):
-            raise _refusal("has far too many members, or one whose name is no text")
+        if type(data) is dict and len(data) > MAX_FIELDS:
+            raise _refusal("has far too many members")
         return data
 
 
@@ -54,7 +52,7 @@ def _refusal(message: str) -> PydanticCustomError:
 
 
 def _json(value: Any) -> Any:
-    if flaw := json_flaw(value):
+    if value is not None and (flaw := json_flaw(value)):
         raise _refusal(flaw.sentence)
     return value
 
@@ -66,13 +64,8 @@ def _text_or_parts(value: Any) -> Any:
     return _json(value)
 
 
-def _whole(text: str) -> str:
-    if not is_utf8(text):
-        raise _refusal("holds half a character")
-    return text
-
-
-Text = Annotated[str, AfterValidator(_whole)]
+Text = Annotated[str, Field(min_length=0)]
+"""A text without half characters: pydantic takes those of a text without bounds."""
 Json = Annotated[Any, AfterValidator(_json)]
 Output = Annotated[Any, AfterValidator(_text_or_parts)]
 """Output of a model: a text, a list of content parts, or null."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic_core import to_json
+
 from smolsessions.agents.memory.memory_edits import without_gaps
 from smolsessions.agents.memory.step_data import Data, StepDecoder
 from smolsessions.agents.memory.steps import StepTooLargeError, pack_data, unpack_data
@@ -65,10 +67,17 @@ def _document_of(data: Data, decoder: StepDecoder) -> dict[str, Any]:
             return {key: portable(one, f"{pointer}/{key}", key) for key, one in member.items()}
         return member
 
-    document = {name: portable(data[name], f"/{name}", name) for name in data if name not in _NOT_EXPORTED}
+    document = {name: data[name] for name in data if name not in _NOT_EXPORTED}
+    try:  # most steps are JSON: to copy them all would take a fifth of an export
+        is_json = to_json(document) == to_json(document, bytes_mode="hex")
+    except ValueError:  # half a character
+        is_json = False
+    if not is_json:
+        document = {name: portable(member, f"/{name}", name) for name, member in document.items()}
     if "step" in data:
         document["step"] = data["step"] and _document_of(data["step"], decoder)
-    return {**document, "labels": sorted(labels)}
+    document["labels"] = sorted(labels)
+    return document
 
 
 def import_document(data: dict[str, Any], places: Mapping[str, ImportTarget], max_pixels: int) -> ImportedMemory:

@@ -160,4 +160,4 @@ def step_data(step: StepIn, pointer: str, media: DocumentMedia) -> tuple[Data, d
             data["action_output"] = None  # an exception's text, which may hold a key
         images |= {"/action_output_image": step.action_output_image} if step.action_output_image else {}
         files |= {"/action_output_file": step.action_output_file} if step.action_output_file else {}
-    return data, media.images(pointer, images) | media.files(pointer, files)
+    return data, media.images(pointer, images) | media.files(pointer, files) if images or files else {}
