@@ -36,12 +36,11 @@ from smolsessions.agents.values.images import image_from_bytes, image_header
 from smolsessions.caller import CALLER
 from smolsessions.core.agent_ports import Session, ToolServer
 from smolsessions.core.callers import DUMMY, Caller
-from smolsessions.core.effects import EffectOutcome
 from smolsessions.core.errors import AgentFailedError, AgentUnavailableError, InvalidRequestError, StartError
 from smolsessions.core.events import ReplayState
-from smolsessions.core.memories import ExportedMemory, ImportedMemory, Memory, PackedStep, PrunePreview, with_gaps
+from smolsessions.core.memories import ExportedMemory, ImportedMemory, Memory, PrunePreview, with_gaps
 from smolsessions.core.policies import Policy
-from smolsessions.core.records import AgentInfo, AgentName, LeftOut, Turn, TurnInput, Usage
+from smolsessions.core.records import AgentInfo, AgentName, LeftOut, Usage
 from smolsessions.workspace.folders import ConversationFolders
 
 log = logging.getLogger(__name__)
@@ -56,6 +55,10 @@ class FactoryFailedError(AgentFailedError, code="agent_error"):
 
 class Catalog:
     """The agents that this process serves. Each factory is checked at start, before the first request."""
+
+    task_step = staticmethod(task_step)
+    argument_problems = staticmethod(argument_problems)
+    effect_outcome = staticmethod(outcome_of)
 
     def __init__(
         self,
@@ -118,7 +121,6 @@ class Catalog:
         self._started = False
 
     def tool_servers(self) -> list[ToolServer]:
-        """Return the health of the MCP servers."""
         return self._tool_servers.health()
 
     def start(self) -> None:
@@ -186,7 +188,6 @@ class Catalog:
         attachments: dict[str, bytes],
         variables: dict[str, bytes],
     ) -> Session:
-        """Build a live agent with these memory entries and variables."""
         agent = self._agent(name)
         overlay = _overlay(agent, steps, attachments)
         made = self._new(agent, caller)
@@ -205,22 +206,16 @@ class Catalog:
             refuses_approvals=self._is_unconfined(agent),
         )
 
-    def task_step(self, turn: Turn, turn_input: TurnInput) -> PackedStep:
-        """Return the task of a turn that ended before its agent ran."""
-        return task_step(turn, turn_input)
-
     @property
     def has_workspaces(self) -> bool:
         """True if an agent has a workspace for each conversation."""
         return any(bound.is_of_conversation for agent in self._agents.values() for bound in agent.workspaces)
 
     def shows_file(self, name: AgentName, path: str) -> bool:
-        """Return whether an agent may read this path in a conversation's workspace."""
         bounds = self._agents[name].workspaces if name in self._agents else ()
         return any(bound.is_of_conversation and bound.workspace.access.shows(path) for bound in bounds)
 
     def check_policy(self, name: AgentName, policy: Policy, pointer: str) -> None:
-        """Raise `InvalidRequestError` for a policy that this agent does not support."""
         check_own_rules(policy, self._agent(name).own_policies, pointer)
 
     def check_approve(self, name: AgentName, tools: Sequence[str]) -> None:
@@ -235,12 +230,7 @@ class Catalog:
         """Return whether code of an agent may reach this service's port. Another process may run the code."""
         return self._started and "child" in agent.executors and self._fork_client.level() not in CONFINED
 
-    def argument_problems(self, parameters: dict[str, Any], arguments: dict[str, Any]) -> list[tuple[str, str]]:
-        """Return pointer and message of each mistake in a call's arguments, by their JSON Schema."""
-        return argument_problems(parameters, arguments)
-
     def depends_on_caller(self, name: AgentName) -> bool:
-        """Return whether the agent is made for each caller."""
         return name in self._agents and self._agents[name].takes_caller
 
     def messages(
@@ -251,7 +241,6 @@ class Catalog:
             return preview[0].messages(summary_mode=summary_mode)
 
     def preview_prune(self, caller: Caller, memory: Memory, policy: Policy | None) -> PrunePreview:
-        """Return the steps that a prune of the memory would leave out."""
         with self._preview(caller, memory, policy) as (preview, overlay):
             weighed = preview.weigh()
         at = {step.index - memory.steps[0].index: place for place, step in enumerate(memory.steps)}
@@ -290,33 +279,24 @@ class Catalog:
             raise FactoryFailedError from error
 
     def describe_step(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:
-        """Return a step as JSON data."""
         return describe_step(unpack_data(step), StepDecoder(attachments, self._agent(name).stored_classes))
 
     def export(
         self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
     ) -> ExportedMemory:
-        """Return steps, images and variables as JSON data."""
         return documents.export(
             steps, attachments, variables, self._agent(name).stored_classes, self._variable_reader.read
         )
 
     def import_document(self, name: AgentName, data: Any, max_pixels: int) -> ImportedMemory:
-        """Read steps and variables from exported data."""
         return documents.import_document(data, self._agent(name).import_targets, max_pixels)
 
     def image_file(self, data: bytes) -> tuple[str, bytes]:
-        """Return media type and bytes of an attachment as an image file."""
         return image_header(data)[0], data
 
     def journal_usage(self, replay: ReplayState) -> Usage:
-        """Return the tokens of the model calls that a turn's journal holds."""
         used = [usage_of(data) for key, data in replay.effects.items() if key.startswith("model:")]
         return Usage(sum(each.input_tokens for each in used), sum(each.output_tokens for each in used))
-
-    def effect_outcome(self, start: bytes) -> EffectOutcome:
-        """Return the outcome of a call by the first bytes of its journaled result."""
-        return outcome_of(start)
 
     def _agent(self, name: AgentName) -> CheckedAgent:
         if name not in self._agents:

@@ -147,7 +147,6 @@ def call_factory(factory: Factory, caller: Caller) -> Any:
 
 
 def takes_caller(factory: Factory) -> bool:
-    """Return whether a factory has a parameter named `caller`."""
     try:
         return "caller" in inspect.signature(factory).parameters
     except (TypeError, ValueError):  # a callable of C may have no signature
@@ -160,14 +159,26 @@ def check_factory(name: str, factory: Factory, folders: ConversationFolders | No
     refuse_started_executor(name, first)  # a second one might need the same port
     second = _checked_call(name, factory, folders)
     for one, other in zip(with_managed(first), with_managed(second), strict=False):
-        _refuse_shared_parts(name, one, other)
+        parts = {"agent": (one, other), "memory": (one.memory, other.memory)}
+        parts["interpreter"] = (getattr(one, "python_executor", None), getattr(other, "python_executor", None))
+        parts |= {
+            f"tool {key!r} with its own state": (tool, other.tools.get(key))
+            for key, tool in one.tools.items()
+            if has_own_state(tool)
+        }
+        for part, (mine, others) in parts.items():
+            if mine is not None and mine is others:
+                raise StartError(
+                    f"the factory of agent {name!r} gave the same {part} twice, so conversations would mix; make a new "
+                    "one in every call"
+                )
         for tool in one.tools.values():
             check_tool(tool, f"the agent {name!r}: ")
         check_options(name if one is first else f"{name} → {one.name}", one)
         check_remote_executor(name, one)
     check_approvals(name, first, takes_caller=takes_caller(factory))
-    parts, others = _parts(first), _parts(second)
-    unstable = frozenset(part for part, value in parts.items() if others.get(part) != value)
+    of_second = _parts(second)
+    unstable = frozenset(part for part, value in _parts(first).items() if of_second.get(part) != value)
     own_policies = import_own_policies(name, first)
     options = options_of(first)
     schemas = [
@@ -233,26 +244,6 @@ def _checked_call(name: str, factory: Factory, folders: ConversationFolders | No
             f"the factory of agent {name!r} gave {type(agent).__name__}, not a smolagents agent; return one"
         )
     return agent
-
-
-def _refuse_shared_parts(name: str, one: MultiStepAgent, other: MultiStepAgent) -> None:
-    parts = {
-        "agent": (one, other),
-        "memory": (one.memory, other.memory),
-        "interpreter": tuple(getattr(agent, "python_executor", None) for agent in (one, other)),
-    }
-    for part, (first, second) in parts.items():
-        if first is not None and first is second:
-            raise StartError(
-                f"the factory of agent {name!r} gave the same {part} twice, so conversations would mix; make "
-                "a new one in every call"
-            )
-    for tool_name, tool in one.tools.items():
-        if tool is other.tools.get(tool_name) and has_own_state(tool):
-            raise StartError(
-                f"the factory of agent {name!r} gave the same tool {tool_name!r} twice, which has a state of its own, "
-                "so conversations would mix; make a new one in every call"
-            )
 
 
 def _version(name: AgentName, agent: MultiStepAgent, factory: Factory, unstable: frozenset[str]) -> AgentVersion:

@@ -64,8 +64,14 @@ def check_options(name: str, agent: MultiStepAgent) -> None:
         raise StartError(
             f"the agent {name!r}: unsafe_to_repeat: names a tool that the agent does not have; it has {there}"
         )
-    if importlib.util.find_spec("torch") is None:
-        _refuse_audio(name, agent)
+    for tool in agent.tools.values() if importlib.util.find_spec("torch") is None else ():
+        # smolagents has audio as a tensor of torch: the tool would fail after it ran, or at each call.
+        kinds = {key: schema.get("type") for key, schema in getattr(tool, "inputs", {}).items()}
+        if getattr(tool, "output_type", None) == "audio" or "audio" in kinds.values():
+            raise StartError(
+                f"the tool {tool.name!r} of agent {name!r} has an input or output_type 'audio', which needs torch in "
+                "smolagents; write 'any' for an input, 'object' for what returns smolsessions.Audio(data, media_type)"
+            )
     hidden = getattr(getattr(agent.model, "client", None), "max_retries", 0)
     if isinstance(hidden, int) and hidden > 0:
         log.warning(
@@ -76,22 +82,6 @@ def check_options(name: str, agent: MultiStepAgent) -> None:
             extra={"action": "model.retries"},
         )
     check_model(name, agent)
-
-
-def _refuse_audio(name: str, agent: MultiStepAgent) -> None:
-    """Refuse tools with audio as smolagents has it: without torch they would fail after they ran, or at each call."""
-    for tool in agent.tools.values():
-        if getattr(tool, "output_type", None) == "audio":
-            raise StartError(
-                f"the tool {tool.name!r} of agent {name!r} has output_type = 'audio', which needs torch in smolagents; "
-                "let it return smolsessions.Audio(data, media_type), with output_type = 'object'"
-            )
-        for key, schema in getattr(tool, "inputs", {}).items():
-            if schema.get("type") == "audio":
-                raise StartError(
-                    f"the tool {tool.name!r} of agent {name!r} has an input {key!r} of the type 'audio', which is a "
-                    "tensor of torch in smolagents; write 'any', and it gets smolsessions.Audio"
-                )
 
 
 def tool_names(agent: MultiStepAgent) -> frozenset[str]:

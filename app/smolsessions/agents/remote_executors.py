@@ -36,31 +36,15 @@ class _Vendor:
 
     class_name: str
     modules: tuple[str, ...]
-    options: frozenset[str] | None = None
-    """None: the vendor's library takes them."""
     key_option: str = ""
     key_variables: tuple[str, ...] = ()
 
 
 KINDS = {
-    "docker": _Vendor(
-        "DockerExecutor",
-        ("docker", "websocket"),
-        frozenset({"host", "port", "image_name", "build_new_image", "container_run_kwargs", "dockerfile_content"}),
-    ),
-    "e2b": _Vendor("E2BExecutor", ("e2b_code_interpreter",), None, "api_key", ("E2B_API_KEY",)),
-    "modal": _Vendor(
-        "ModalExecutor",
-        ("modal", "websocket"),
-        frozenset({"app_name", "port", "create_kwargs"}),
-        key_variables=("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET"),
-    ),
-    "blaxel": _Vendor(
-        "BlaxelExecutor",
-        ("blaxel", "websocket"),
-        frozenset({"sandbox_name", "image", "memory", "ttl", "region"}),
-        key_variables=("BL_API_KEY", "BL_WORKSPACE"),
-    ),
+    "docker": _Vendor("DockerExecutor", ("docker", "websocket")),
+    "e2b": _Vendor("E2BExecutor", ("e2b_code_interpreter",), "api_key", ("E2B_API_KEY",)),
+    "modal": _Vendor("ModalExecutor", ("modal", "websocket"), "", ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET")),
+    "blaxel": _Vendor("BlaxelExecutor", ("blaxel", "websocket"), "", ("BL_API_KEY", "BL_WORKSPACE")),
 }
 LIMITATION = (
     "Its code is not run here, but in a remote executor ({kind}): a block of code is recorded as a whole, without "
@@ -98,10 +82,10 @@ def remote_executor(
             raise StartError(
                 f"the executor {executor} needs packages that are missing; run pip install 'smolsessions[{executor}]'"
             )
-    if kind.options is not None and (unknown := sorted(options.keys() - kind.options)):
-        raise StartError(
-            f"the executor {executor} has no option {unknown[0]!r}; it has {', '.join(sorted(kind.options))}"
-        )
+    taken = inspect.signature(getattr(remote_executors, kind.class_name)).parameters
+    known = sorted(taken.keys() - {"additional_imports", "logger", "allow_pickle"})
+    if "kwargs" not in known and (unknown := sorted(options.keys() - {*known})):  # else the vendor's library takes them
+        raise StartError(f"the executor {executor} has no option {unknown[0]!r}; it has {', '.join(known)}")
     if kind.key_option:
         if kind.key_option in options:
             raise StartError(

@@ -17,6 +17,7 @@ import typer
 from dotenv import dotenv_values
 
 from smolsessions.core.errors import StartError
+from smolsessions.core.files import read_text
 from smolsessions.settings import OF_CLIENTS, PREFIX, Settings
 
 ENV = Path(".env")
@@ -93,12 +94,10 @@ def read_files() -> dict[str, str]:
 
     Returns the place of each setting that came from a file. Raises `StartError` if a file has a mistake.
     """
-    found = [
-        (variable, value, f"{ENV}: {variable}")
-        for variable, value in dotenv_values(stream=io.StringIO(_text_of(ENV))).items()
-        if value
-    ]
-    text = _text_of(TOML)
+    text = read_text(ENV, str(ENV)) if ENV.is_file() else ""
+    variables = dotenv_values(stream=io.StringIO(text))
+    found = [(variable, value, f"{ENV}: {variable}") for variable, value in variables.items() if value]
+    text = read_text(TOML, str(TOML)) if TOML.is_file() else ""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -106,7 +105,7 @@ def read_files() -> dict[str, str]:
     for name, value in table.items():
         if name not in Settings.model_fields and name.upper() not in OF_CLIENTS:
             at = re.search(rf"^\W*{re.escape(name)}\b", text, re.MULTILINE)
-            line = f", line {_line_at(text, at.end())}" if at else ""
+            line = f", line {text.count(chr(10), 0, at.end()) + 1}" if at else ""
             near = difflib.get_close_matches(name, Settings.model_fields, 1)
             advice = f"did you mean {near[0]}?" if near else "`smolsessions settings` lists all settings"
             raise StartError(f"{TOML}{line}: {name} is no setting; {advice}")
@@ -127,22 +126,6 @@ def places_of(context: typer.Context) -> dict[str, str]:
     if isinstance(context.obj, StartError):
         raise context.obj
     return dict(context.obj or {})
-
-
-def _text_of(file: Path) -> str:
-    """Return the text of a file, which is empty if it does not exist."""
-    try:
-        content = file.read_bytes() if file.is_file() else b""
-        return content.decode("utf-8-sig")
-    except OSError as error:
-        raise StartError(f"{file} cannot be read ({error.strerror}); mend its rights, or move it away") from None
-    except UnicodeDecodeError as error:
-        line = _line_at(content[: error.start].decode("latin-1"), error.start)
-        raise StartError(f"{file}, line {line}: no UTF-8; save the file in this encoding") from None
-
-
-def _line_at(text: str, index: int) -> int:
-    return text.count("\n", 0, index) + 1
 
 
 def _long(name: str) -> str:

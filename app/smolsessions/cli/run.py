@@ -28,7 +28,6 @@ from smolsessions.settings import PREFIX, Settings, read_settings, unknown_setti
 log = logging.getLogger("smolsessions")
 
 MAX_PROCESSES = 64
-SHORTEST_KEY = 8
 
 
 def run(settings: Settings, role: Role, processes: int, *, open_page: bool = False, reload: bool = False) -> int:
@@ -87,7 +86,6 @@ def _changes() -> AsyncIterator[object]:
 
 
 def run_slot(role: str, slot: str) -> int:
-    """Run one process of a supervisor, and return its exit status."""
     settings, place = read_settings(), ProcessSlot.from_json(slot)
     _log_to_stderr(settings, place)
     return _run_process(settings, Role(role), inherited(place.listening_fd), place)
@@ -140,29 +138,20 @@ def _listen(settings: Settings) -> socket.socket:
 
 
 def _log_to_stderr(settings: Settings, slot: ProcessSlot | None) -> None:
-    """Log to standard error, without the values of variables that settings or agents.toml name as holders of a key."""
-    secrets = {os.environ.get(settings.model_api_key_env or "", "").strip()}
-    if settings.agents_file:
-        from smolsessions.agents.config.agents_file import key_variables  # noqa: PLC0415 - 50 ms, for these alone
-
-        values = {os.environ.get(each, "").strip() for each in key_variables(settings.agents_file)}
-        secrets |= {value for value in values if len(value) >= SHORTEST_KEY}  # env may hold a flag, such as 1
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_RedactingFormatter(sorted(secrets - {""}, key=len, reverse=True), slot))
+    handler.setFormatter(_RedactingFormatter(slot))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     for library in ("httpx", "httpx2"):  # they log each request at info, beside the service's line of a model call
         logging.getLogger(library).setLevel(max(logging.WARNING, logging.root.level))
 
 
 class _RedactingFormatter(logging.Formatter):
-    """Formatter that masks keys of providers, which an exception may repeat."""
+    """Formatter that masks the keys which this process has read, as an exception may repeat one."""
 
-    def __init__(self, secrets: list[str], slot: ProcessSlot | None) -> None:
+    def __init__(self, slot: ProcessSlot | None) -> None:
         process = f"process={slot.number} " if slot else ""
         super().__init__(f"%(asctime)s {process}%(request)s%(levelname)s %(name)s %(message)s")
-        self._secrets = secrets
 
     def format(self, record: logging.LogRecord) -> str:
         record.request = f"request={request_id.get()} " if request_id.get() else ""
-        line = printable(super().format(record)).replace("\r", "␍")
-        return without_secrets(line, self._secrets)
+        return without_secrets(printable(super().format(record)).replace("\r", "␍"))

@@ -1,4 +1,4 @@
-"""The service's own files: their permissions, and the length of a socket's path."""
+"""Files of the operator and of the service: their text, their permissions, and the length of a socket's path."""
 
 from __future__ import annotations
 
@@ -9,6 +9,22 @@ from pathlib import Path
 from smolsessions.core.errors import StartError
 
 SOCKET_PATH_BYTES = 100  # macOS takes 103, Linux 107
+MOST_BYTES = 4 * 1024 * 1024  # of a configuration, a template or a tool
+
+
+def read_text(path: Path, name: str) -> str:
+    """Return the text of a file. Raises `StartError`, whose sentence begins with the name."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
+            raise StartError(f"{name} is no plain file, or larger than {MOST_BYTES // 1024**2} MiB; name another path")
+        data = path.read_bytes()
+        return data.decode("utf-8-sig")
+    except OSError as error:
+        raise StartError(f"{name} cannot be read ({error.strerror}); mend the path or its rights") from None
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise StartError(f"{name}, line {line}: no UTF-8; save the file in this encoding") from None
 
 
 def check_private(path: Path, kind: str) -> None:

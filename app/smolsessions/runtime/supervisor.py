@@ -202,7 +202,6 @@ class _Processes:
         return self._over.is_set() or self.shutdown.requested.is_set()
 
     async def _run_process(self, number: int) -> int:
-        """Run one process to its end and return its exit status."""
         with ExitStack() as stack:
             try:
                 mine, theirs = socket.socketpair()

@@ -69,15 +69,11 @@ class Assembly:
         self._factories: dict[str, Factory] = {}
         self._predicates: dict[str, Any] = {}
         for name, agent in file.agents.items():
-            predicate = agent.approve if isinstance(agent.approve, str) else None
-            for key, place, found, role in (
-                ("factory", agent.factory, self._factories, "makes it"),
-                ("approve", predicate, self._predicates, "decides"),
-            ):
-                if place:
+            for key, found in (("factory", self._factories), ("approve", self._predicates)):
+                if isinstance(place := getattr(agent, key), str):
                     module, _, function = place.partition(":")
                     with self._at(("agents", name), key):
-                        found[name] = import_named(module, function, "function", f"name the one that {role}")
+                        found[name] = import_named(module, function, "function", "name a function of the module")
 
     def factory(self, name: str) -> Factory:
         """Return the factory of an agent. It takes a caller if a factory that it uses does."""
@@ -136,14 +132,6 @@ class Assembly:
             inner = AgentTable.model_construct(set(same), folder=table.folder, trust=True, **same)
             with self._at(place, "folder"):
                 managed.append(self._with_options(name, inner, self._construct(each.name or "", inner, caller, each)))
-        own_name = name if name.isidentifier() else None
-        for tool in tools:
-            if tool.name in [each.name for each in managed]:
-                with self._at(place, "managed_agents"):
-                    raise StartError(f"{tool.name} is the name of a tool, too; rename one of them")
-            if tool.name == own_name:
-                with self._at(place, "tools"):
-                    raise StartError(f"{tool.name} is the name of the agent, too; rename one of them")
         with self._lock:
             if table.model not in self._models:
                 made = []
@@ -155,7 +143,7 @@ class Assembly:
             "tools": tools,
             "model": self._models[table.model],
             "managed_agents": managed or None,
-            "name": own_name,
+            "name": name if name.isidentifier() else None,
             "description": table.description or (saved and saved.description),
             "instructions": table.instructions,
             "planning_interval": table.planning_interval or (saved and saved.planning_interval),

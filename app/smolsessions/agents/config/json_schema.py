@@ -20,7 +20,6 @@ _TABLES: dict[str, type[BaseModel]] = {
 
 
 def schema_text() -> str:
-    """Return the schema as text."""
     schema = AgentsFile.model_json_schema()
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "agents.toml of smolsessions"}
     return json.dumps(head, indent=1, ensure_ascii=False) + "\n"

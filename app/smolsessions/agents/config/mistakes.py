@@ -71,7 +71,10 @@ _SENTENCES_OF_KEYS = {
     "hub": 'is no repository; write "owner/name"',
     "revision": "is no commit; write its 40 hexadecimal digits, as a branch or tag can change",
 }
-_CODE_BLOCK_TAGS = 'is neither "markdown" nor two texts; write "markdown" or ["<code>", "</code>"]'
+_CODE_BLOCK_TAGS = (
+    'is neither "markdown" nor two texts without characters of regular expressions; write "markdown" or '
+    '["<code>", "</code>"]'
+)
 _TABLE_DEPTH = 2
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HARMLESS = re.compile(r"[A-Za-z][A-Za-z_-]{0,39}")

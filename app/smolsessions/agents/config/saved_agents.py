@@ -7,7 +7,6 @@ with `trust = true`. Its model and its executor are never made, as agents.toml n
 from __future__ import annotations
 
 import logging
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,10 +17,10 @@ from smolagents.utils import BASE_BUILTIN_MODULES
 
 from smolsessions.agents.run.agent_state import has_own_state
 from smolsessions.core.errors import StartError
+from smolsessions.core.files import read_text
 
 log = logging.getLogger(__name__)
 
-MAX_BYTES = 4 * 1024 * 1024
 MAX_DEPTH = 8
 HUB_S = 5.0  # longest wait for the Hub to answer
 LOST = (
@@ -120,7 +119,7 @@ def _read(root: Path, place: Path, depth: int) -> SavedAgent:
         raise StartError(f"has agents nested deeper than {MAX_DEPTH}; manage fewer")
     name = place / "agent.json"
     try:
-        found = _AgentJson.model_validate_json(read_text(root / name, f"{name} "))
+        found = _AgentJson.model_validate_json(read_text(root / name, str(name)))
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(str(part) for part in problem["loc"]) or "it"
@@ -144,7 +143,7 @@ def _read(root: Path, place: Path, depth: int) -> SavedAgent:
 
 
 def _tool(root: Path, name: Path) -> Tool:
-    code = read_text(root / name, f"{name} ")
+    code = read_text(root / name, str(name))
     try:
         tool: Tool = Tool.from_code(code)
     except (Exception, SystemExit) as error:
@@ -153,18 +152,3 @@ def _tool(root: Path, name: Path) -> Tool:
             "serve the agent with factory = …"
         ) from error
     return tool
-
-
-def read_text(file: Path, name: str = "") -> str:
-    """Return the text of a file. Raises `StartError` whose sentence begins with the name."""
-    try:
-        status = file.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-            raise StartError(f"{name}is no file, or larger than {MAX_BYTES // 1024**2} MiB; name another path")
-        return file.read_text("utf-8")
-    except OSError as error:
-        raise StartError(f"{name}cannot be read ({error.strerror}); mend the path or its rights") from None
-    except UnicodeDecodeError:
-        raise StartError(f"{name}is no UTF-8; save it in this encoding") from None
-    except ValueError:
-        raise StartError(f"{name}is no path; mend it") from None

@@ -51,6 +51,8 @@ ModuleName = Annotated[str, Field(pattern=r"^(\*|[A-Za-z_]\w*(\.\w+)*(\.\*)?)$",
 ImportString = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$", max_length=300)]
 Address = Annotated[Line, Field(pattern=r"^https?://"), AfterValidator(_address)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
+CodeTag = Annotated[str, Field(pattern=r"^[\w <>/`~:#=!@%&;,'-]+$", max_length=1000)]
+"""Without characters of regular expressions, as smolagents puts the tags into a pattern as they are."""
 Names = Annotated[tuple[TableName, ...], Field(strict=False, max_length=100)]
 ImportStrings = Annotated[tuple[ImportString, ...], Field(strict=False, max_length=100)]
 ModuleNames = Annotated[tuple[ModuleName, ...], Field(strict=False, max_length=100)]
@@ -168,7 +170,7 @@ class AgentTable(SharedOptions):
     planning_interval: Count | None = Field(None, description="Number of steps between plans. Without it, no plans.")
     structured_output: bool = Field(False, description="The model answers in JSON with thoughts and code.")
     authorized_imports: ModuleNames = Field((), description="Modules that model-written code may import.")
-    code_block_tags: Literal["markdown"] | Annotated[tuple[Line, Line], Field(strict=False)] | None = Field(
+    code_block_tags: Literal["markdown"] | Annotated[tuple[CodeTag, CodeTag], Field(strict=False)] | None = Field(
         None, description='Texts around a code block: two texts, or "markdown".'
     )
     executor: Executor = Field("child", description="Place where model-written code runs.")
@@ -218,17 +220,6 @@ class AgentTable(SharedOptions):
         else:
             foreign = self.given & {"executor_options", "executor_key_env"}
             self._refuse(foreign, "only a remote executor has it; remove it")
-        if isinstance(self.code_block_tags, tuple):
-            opening, closing = self.code_block_tags
-            try:  # smolagents puts the tags into a pattern as they are
-                found = re.fullmatch(f"{opening}(.*?){closing}", f"{opening}x = 1{closing}")
-            except re.error:
-                found = None
-            if found is None or found.groups() != ("x = 1",):
-                raise ValueError(
-                    "code_block_tags: hold characters of a regular expression, which smolagents takes them for; use "
-                    "letters, digits, <, > and `"
-                )
         return self
 
     @staticmethod

@@ -12,8 +12,8 @@ import yaml
 from smolagents import PromptTemplates
 from smolagents.agents import EMPTY_PROMPT_TEMPLATES
 
-from smolsessions.agents.config.saved_agents import read_text
 from smolsessions.core.errors import StartError
+from smolsessions.core.files import read_text
 
 
 @functools.cache
@@ -28,7 +28,7 @@ def smolagents_templates(name: str) -> PromptTemplates:
 def templates_of(path: Path) -> PromptTemplates:
     """Return the templates of a YAML file. Raises `StartError`."""
     try:
-        templates = yaml.safe_load(read_text(path))
+        templates = yaml.safe_load(read_text(path, "the file"))
     except (yaml.YAMLError, RecursionError):
         raise StartError("is no YAML; mend it") from None
     return complete_templates(templates, f"{path.name} ")
@@ -51,7 +51,6 @@ def complete_templates(templates: Any, place: str = "") -> PromptTemplates:
 
 
 def check_jinja(name: str, text: Any) -> None:
-    """Raise `StartError` for a text that is no Jinja template."""
     try:
         jinja2.Environment(autoescape=False).parse(str(text))  # noqa: S701 - a prompt is no HTML
     except jinja2.TemplateSyntaxError as error:

@@ -52,31 +52,7 @@ def make_litellm(table: ModelTable) -> LiteLLMModel:
         )
     if table.base and os.environ.get(_HEADERS):
         raise StartError(f"the variable {_HEADERS} would be sent to the address in base; unset it")
-    litellm = _import_quietly()
-    if provider not in litellm.provider_list:
-        raise StartError("LiteLLM does not know the provider that the id begins with; mend the part before the slash")
-    import httpx  # noqa: PLC0415 - LiteLLM brings it
-
-    if provider == "ollama_chat":
-        # LiteLLM would look the model up at localhost, whatever its base, and offer it no tools if it is not there.
-        known = {"litellm_provider": provider, "mode": "chat", "supports_function_calling": True}
-        litellm.model_cost.setdefault(table.id, known)
-    connect_s, read_s = timeouts_of(table)
-    model = LiteLLMModel(
-        model_id=table.id,
-        api_base=table.base,
-        api_key=_key(table, provider),
-        max_retries=0,
-        timeout=httpx.Timeout(read_s, connect=connect_s),
-        retry=False,
-        **table.options.model_dump(exclude_none=True),
-    )
-    check_streams(model, table.timeout_s, _has_ended)
-    return model
-
-
-def _import_quietly() -> Any:
-    """Import LiteLLM so that it neither prints, nor logs, nor reports to others."""
+    # Imported so that it neither prints, nor logs, nor reports to others.
     for name in _REVEALING:
         os.environ.pop(name, None)
     for name, value in _LOCAL.items():
@@ -97,7 +73,26 @@ def _import_quietly() -> Any:
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.setLevel(logging.CRITICAL)
-    return litellm
+    if provider not in litellm.provider_list:
+        raise StartError("LiteLLM does not know the provider that the id begins with; mend the part before the slash")
+    import httpx  # noqa: PLC0415 - LiteLLM brings it
+
+    if provider == "ollama_chat":
+        # LiteLLM would look the model up at localhost, whatever its base, and offer it no tools if it is not there.
+        known = {"litellm_provider": provider, "mode": "chat", "supports_function_calling": True}
+        litellm.model_cost.setdefault(table.id, known)
+    connect_s, read_s = timeouts_of(table)
+    model = LiteLLMModel(
+        model_id=table.id,
+        api_base=table.base,
+        api_key=_key(table, provider),
+        max_retries=0,
+        timeout=httpx.Timeout(read_s, connect=connect_s),
+        retry=False,
+        **table.options.model_dump(exclude_none=True),
+    )
+    check_streams(model, table.timeout_s, _has_ended)
+    return model
 
 
 def _key(table: ModelTable, provider: str) -> Secret | None:

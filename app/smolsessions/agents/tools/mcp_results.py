@@ -32,10 +32,23 @@ def value_of(result: CallToolResult, *, is_structured: bool) -> Any:
     """
     parts, pixels = [], MAX_PIXELS
     for content in result.content:
-        parts.append(part := _part(content, pixels))
+        match content.type:
+            case "text":
+                part: Any = utf8_text(content.text)
+            case "image" | "audio":
+                part = _medium(content.data, content.mime_type, pixels)
+            case "resource_link":
+                about = f": {content.description}" if content.description else ""
+                part = utf8_text(f"[{content.name}, at {content.uri}{about}]")
+            case _:
+                resource: Any = content.resource
+                kind = resource.mime_type or "application/octet-stream"
+                is_text = hasattr(resource, "text")
+                part = utf8_text(resource.text) if is_text else _medium(resource.blob, kind, pixels, str(resource.uri))
+        parts.append(part)
         pixels -= part.width * part.height if isinstance(part, PIL.Image.Image) else 0
     if result.is_error:
-        text = _joined([part for part in parts if isinstance(part, str)]) or "the tool failed without a reason"
+        text = "\n".join(part for part in parts if isinstance(part, str)) or "the tool failed without a reason"
         raise ToolServerError(text[:MAX_ERROR_CHARS])
     if result.structured_content is not None and (is_structured or not parts):
         media = [part for part in parts if not isinstance(part, str)]
@@ -43,27 +56,8 @@ def value_of(result: CallToolResult, *, is_structured: bool) -> Any:
     if not parts:
         return None
     if all(isinstance(part, str) for part in parts):
-        return _joined(parts)
+        return "\n".join(parts)
     return parts[0] if len(parts) == 1 else parts
-
-
-def _joined(texts: list[str]) -> str:
-    return "\n".join(texts)
-
-
-def _part(content: Any, most_pixels: int) -> Any:
-    match content.type:
-        case "text":
-            return utf8_text(content.text)
-        case "image" | "audio":
-            return _medium(content.data, content.mime_type, most_pixels)
-        case "resource_link":
-            about = f": {content.description}" if content.description else ""
-            return utf8_text(f"[{content.name}, at {content.uri}{about}]")
-    resource = content.resource
-    if hasattr(resource, "text"):
-        return utf8_text(resource.text)
-    return _medium(resource.blob, resource.mime_type or "application/octet-stream", most_pixels, str(resource.uri))
 
 
 def _medium(data: str, media_type: str, most_pixels: int, uri: str = "") -> Any:

@@ -196,7 +196,6 @@ def add_workspaces(name: str, agent: MultiStepAgent, caller: Caller, folders: Co
 
 
 def workspaces_of(agent: MultiStepAgent) -> list[BoundWorkspace]:
-    """Return the workspaces of an agent and its managed agents."""
     return [bound for each in with_managed(agent) if (bound := workspace_of(each))]
 
 
