@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jiter import from_json
 from smolagents.utils import parse_code_blobs
 
+from smolsessions.agents.run import partial_texts
 from smolsessions.agents.run.partial_texts import CodeSplitter, PartialJson
 
 T = TypeVar("T", bound=str)
@@ -23,7 +25,7 @@ TAGS = [("<code>", "</code>"), ("```python", "```"), ("```", "\n```"), ("aab", "
 
 chars = st.one_of(
     st.sampled_from('"\\/\b\n\t {}[],:u\x00é😀\ufeff\uffff'),
-    st.characters(),
+    st.characters(exclude_categories=["Cs"]),  # the parser takes no escaped half of a character
 )
 texts = st.text(chars, max_size=12)
 keys = st.sampled_from(["a", "answer", "näch\n", "😀"]) | st.text(max_size=5)
@@ -114,6 +116,31 @@ def test_a_value_that_is_no_text_comes_whole_at_the_end() -> None:
     assert reader.feed('{"a": [1') == reader.feed(', "\\u00e9"]}') == []
     assert reader.end() == [("a", '[1, "é"]')]
     assert reader.end() == []
+
+
+@pytest.mark.parametrize(
+    "start",
+    ['{"answer": "', '{"x": "', '{"x": [1, "', '{"answer": {"x": "', '{"x": nul, "answer": "', '{"n": 1, "answer": "'],
+)
+def test_the_work_is_in_proportion_to_the_length(start: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+
+    def counted(data: bytes, **options: Any) -> Any:
+        parsed.append(len(data))
+        return from_json(data, **options)
+
+    monkeypatch.setattr(partial_texts, "from_json", counted)
+    reader = PartialJson("answer", "n")
+    found = reader.feed(start)
+    for _ in range(8000):
+        found += reader.feed("word " * 20 + "\\n" * 5)
+    assert sum(parsed) < 25 * 8000 * 110
+    ends = {"[1": "]", '{"answer": {': "}"}
+    found += (
+        reader.feed('"' + "".join(end for begin, end in ends.items() if begin in start) + ', "y": [1]}') + reader.end()
+    )
+    if start == '{"n": 1, "answer": "':
+        assert joined(found) == [("answer", ("word " * 20 + "\n" * 5) * 8000), ("n", "1")]
 
 
 @pytest.mark.parametrize("pair", ["😀", "\\ud83d\\ude00"])

@@ -206,12 +206,13 @@ def test_bodies_that_are_held_have_a_budget_for_each_owner_and_one_for_all(tmp_p
         assert answer_on(again)[0].status == 201
 
 
-def test_a_turn_that_is_waited_for_holds_no_body(tmp_path: Path) -> None:
+@pytest.mark.parametrize("query", ["", "?until=waiting&on_disconnect=cancel"])
+def test_a_turn_that_is_waited_for_holds_no_body(tmp_path: Path, query: str) -> None:
     gates = [Gate(tmp_path / f"gate{number}") for number in range(7)]
 
     def ask(gate: Gate) -> None:
         body = json.dumps({"message": json.dumps([gate.script, {"say": "hi"}]), "agent": "scripted"}).encode()
-        turn = service.client.post("/turn", content=body + b" " * 1_000_000, headers=JSON)
+        turn = service.client.post(f"/turn{query}", content=body + b" " * 1_000_000, headers=JSON)
         assert turn.status_code == 200, turn.text
 
     settings = PLAIN | {"MAX_BODY_BYTES": "1048576"}  # six of these bodies may be held at once

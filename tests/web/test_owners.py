@@ -37,6 +37,7 @@ BROKEN = {
     "a digest that is cut": f"ada {DIGEST[:-1]}",
     "a word too many": f"ada {DIGEST} x",
     "an owner with a slash": f"ada/bob {DIGEST}",
+    "a byte that is not UTF-8": f'ada {DIGEST} {{"name": "\udcff"}}',
 }
 
 
@@ -181,12 +182,18 @@ def test_no_keys_file_keeps_a_revoked_key_in(tmp_path: Path) -> None:
         os.mkfifo(keys)  # who opens it waits for ever
         wait_until(lambda: "it is no regular file" in service.log())
         assert _let_in(service, ADA, BOB) == [True, True]
+        wait_until(lambda: service.get("/readyz") == {"status": "stale_keys"})
         keys.unlink()
         write_private(keys, owner_line("bob", BOB))
         wait_until(lambda: _let_in(service, ADA, BOB) == [False, True])
         keys.write_bytes(b"\xff\xfe no text\n" + owner_line("ada", ADA).encode())
         wait_until(lambda: _let_in(service, ADA, BOB) == [True, False])
-        assert service.log().count("no regular file") == 1, "a failure is one line of the log"
+        assert service.get("/readyz") == {"status": "ok"}
+        assert service.log().count("no regular file") == 1, "a failure is one line of the log a minute"
+        claims = owner_line("bob", BOB).encode().strip() + b' {"name": "\xff"}\n'
+        keys.write_bytes(claims + owner_line("ada", SECOND).encode())
+        wait_until(lambda: _let_in(service, ADA, BOB, SECOND) == [False, False, True])
+        assert "line 1: it is not UTF-8" in service.log()
 
 
 @pytest.mark.parametrize(
@@ -228,7 +235,8 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Futu
     table = {}
     for number, (what, broken) in enumerate((BROKEN | {"open to all": ""}).items()):
         keys = folder / f"keys{number}"
-        keys.write_text(f"# two good lines\n\n{owner_line('ada', ADA)}{broken}\n{owner_line('bob', BOB)}")
+        text = f"# two good lines\n\n{owner_line('ada', ADA)}{broken}\n{owner_line('bob', BOB)}"
+        keys.write_text(text, errors="surrogateescape")
         table[what] = Refused({"API_KEYS_FILE": str(keys)}, ())
     os.mkfifo(folder / "pipe")
     table["a pipe"] = Refused({"API_KEYS_FILE": str(folder / "pipe")}, ())

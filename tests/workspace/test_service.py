@@ -128,8 +128,21 @@ def test_files_that_the_agent_may_read_are_listed_and_served_as_downloads(servic
         assert service.client.get(f"{at}/{path}").status_code == 404
     for agent in ("plain", "reader"):  # without a workspace, and with a directory that is no conversation's
         other = service.play(DONE, agent=agent)["conversation_id"]
-        assert service.get(f"/conversations/{other}/workspace/files") == {"items": []}
+        assert service.get(f"/conversations/{other}/workspace/files") == {"items": [], "complete": True}
         problem(service.client.get(f"/conversations/{other}/workspace/files/rules.md"), 404, "not_found")
+
+
+def test_a_list_of_files_that_a_bound_cuts_says_so(service: Service, folder: Path) -> None:
+    turn = service.play(WRITE, DONE, agent="writer")
+    at = f"/conversations/{turn['conversation_id']}/workspace/files"
+    assert service.get(at)["complete"]
+    many = folder_of(folder, turn["conversation_id"]) / "many"
+    many.mkdir()
+    for number in range(20_000):
+        (many / str(number)).touch()
+    listed = service.get(at)
+    assert not listed["complete"]
+    assert 0 < len(listed["items"]) < 20_000
 
 
 def test_a_file_of_the_message_gets_into_the_workspace_under_its_own_name(service: Service, folder: Path) -> None:

@@ -157,11 +157,11 @@ class Conversations:
             return file
         raise NotFoundError
 
-    async def workspace_files(self, ref: Ref) -> dict[str, tuple[int, float]]:
-        """Return size and time of the files of the workspace that the agent may read, by path."""
+    async def workspace_files(self, ref: Ref) -> tuple[dict[str, tuple[int, float]], bool]:
+        """Return size and time of the files that the agent may read, by path, and whether it is all of them."""
         agent = (await self.store.conversation(ref)).agent
-        found = await asyncio.to_thread(self._folders.listed, *ref) if self._folders else {}
-        return {path: about for path, about in found.items() if self._agents.shows_file(agent, path)}
+        found, is_whole = await asyncio.to_thread(self._folders.listed, *ref) if self._folders else ({}, True)
+        return {path: about for path, about in found.items() if self._agents.shows_file(agent, path)}, is_whole
 
     async def workspace_file(self, ref: Ref, path: str) -> bytes:
         agent = (await self.store.conversation(ref)).agent

@@ -231,8 +231,8 @@ class WorkspaceFolders(Protocol):
     def files(self, owner: str, conversation_id: str) -> dict[str, bytes]:
         """Return the files of a conversation by path."""
 
-    def listed(self, owner: str, conversation_id: str) -> dict[str, tuple[int, float]]:
-        """Return size in bytes and Unix time of the last change of each file, by path."""
+    def listed(self, owner: str, conversation_id: str) -> tuple[dict[str, tuple[int, float]], bool]:
+        """Return size in bytes and Unix time of the last change of each file, by path, and whether it is all files."""
 
     def file(self, owner: str, conversation_id: str, path: str) -> bytes | None:
         """Return one file. It is None if absent."""

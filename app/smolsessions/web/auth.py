@@ -6,6 +6,7 @@ import asyncio
 import errno
 import hashlib
 import logging
+import os
 import re
 import threading
 import time
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 KEY_DIGITS = 12
 CHECK_INTERVAL_S = 2.0
 READ_INTERVAL_S = 0.4
+STALE_S = 5.0
+REPEAT_S = 60.0  # between lines of the log about a file that cannot be read
 _KEY_LINE = re.compile(r"([A-Za-z0-9._@-]{1,64})\s+([0-9a-fA-F]{64})(?:\s+(\S.*))?")
 _READABLE_BY_ALL = "all users of this machine may read %s: run `chmod o-rwx %s`; the next start refuses it"
 _BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
@@ -61,13 +64,20 @@ class Authenticator:
         self._read_at: tuple[int, ...] | None = None
         self._seen_at: tuple[int, ...] | None = None
         self._failure = ""
-        """Why the file cannot be read now. It is logged once."""
+        self._failed_at = 0.0  # time of its last line in the log
         self._identities: Mapping[bytes, Identity] = {}
         self._checked: Mapping[bytes, Identity] = {}  # keys at the last check of the streams
         self._streams: set[tuple[str | None, Owner, Callable[[], None]]] = set()
+        self._checked_at = 0.0  # last look at the file
         self._timer: asyncio.TimerHandle | None = None
         if path:
-            self._refresh(path)
+            try:
+                self._refresh(path, is_start=True)
+            except OSError as error:
+                raise StartError(
+                    f"SMOLSESSIONS_API_KEYS_FILE {path}: it cannot be read ({error.strerror}); put a line of "
+                    "`smolsessions keys owner OWNER` there, and let the service's user read it"
+                ) from error
             check_private(path, "SMOLSESSIONS_API_KEYS_FILE")
             # A thread of its own: the file may be on a network drive that hangs.
             threading.Thread(target=self._reread, args=(path,), name="api-keys", daemon=True).start()
@@ -76,6 +86,11 @@ class Authenticator:
     def is_open(self) -> bool:
         """True if a request needs no key, or only this machine can send one."""
         return self.loopback or not self._path
+
+    @property
+    def is_stale(self) -> bool:
+        """True if the keys file was not looked at for a while, so that a revoked key may be let in."""
+        return self._path is not None and time.monotonic() - self._checked_at > STALE_S
 
     @property
     def sentence(self) -> str:
@@ -137,22 +152,34 @@ class Authenticator:
     def _reread(self, path: Path) -> None:
         while True:
             time.sleep(READ_INTERVAL_S)
+            failure = ""
             try:
                 self._refresh(path)
+            except OSError as error:
+                failure = f"{path}: {error}"
             except Exception:  # the thread must go on: it keeps revoked keys out
                 log.exception("the API keys are not reloaded", extra={"action": "keys.unreadable"})
+            if failure and (failure != self._failure or time.monotonic() - self._failed_at > REPEAT_S):
+                self._failed_at = time.monotonic()
+                log.error(
+                    "the API keys are not reloaded, so revoked keys are let in: %s",
+                    failure,
+                    extra={"action": "keys.unreadable"},
+                )
+            self._failure = failure
 
-    def _refresh(self, path: Path) -> None:
-        is_start = self._read_at is None
-        try:
-            found = path.stat()
-            if not S_ISREG(found.st_mode):  # an open of a pipe, say, may wait for ever
-                raise OSError(errno.EINVAL, "it is no regular file")  # noqa: TRY301 - as if it could not be read
+    def _refresh(self, path: Path, *, is_start: bool = False) -> None:
+        """Read the file if it has changed. Raises `OSError`, and at start `StartError`."""
+        # An open of a pipe would wait for ever without O_NONBLOCK.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not S_ISREG(found.st_mode):
+                raise OSError(errno.EINVAL, "it is no regular file")
             changed_at = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
             is_at_rest, self._seen_at = changed_at == self._seen_at, changed_at
             # One that is being written may lack keys, so it is read once it rests.
             if changed_at != self._read_at and (is_at_rest or is_start):
-                self._identities = _read(path, is_start=is_start)
+                self._identities = _identities(file.read(), path, is_start=is_start)
                 if not is_start:
                     log.info("the API keys are read again: %s", len(self._identities), extra={"action": "keys.read"})
                     if open_to_all(found):
@@ -160,40 +187,30 @@ class Authenticator:
                 self._read_at = changed_at
                 if not self._identities:
                     log.warning("%s holds no key, so all requests are refused", path, extra={"action": "keys.none"})
-            self._failure = ""
-        except (OSError, StartError) as error:
-            if is_start:
-                cause = error.strerror if isinstance(error, OSError) else error
-                mend = "put a line of `smolsessions keys owner OWNER` there, and let the service's user read it"
-                sentence = error.message if isinstance(error, StartError) else f"it cannot be read ({cause}); {mend}"
-                raise StartError(f"SMOLSESSIONS_API_KEYS_FILE {path}: {sentence}") from error
-            if str(error) != self._failure:
-                self._failure = str(error)
-                log.error("the API keys are not reloaded: %s: %s", path, error, extra={"action": "keys.unreadable"})  # noqa: TRY400
+        self._checked_at = time.monotonic()
 
 
-def _read(path: Path, *, is_start: bool) -> dict[bytes, Identity]:
+def _identities(content: bytes, path: Path, *, is_start: bool) -> dict[bytes, Identity]:
     """Return the identities. A wrong line is logged. At start it raises `StartError`."""
     identities: dict[bytes, Identity] = {}
     wrong = []
-    for number, line in enumerate(path.read_text("utf-8", errors="replace").split("\n"), 1):
-        if not line.strip() or line.lstrip().startswith("#"):
+    for number, encoded in enumerate(content.split(b"\n"), 1):
+        line = encoded.decode(errors="replace").strip()
+        if not line or line.startswith("#"):
             continue
-        match = _KEY_LINE.fullmatch(line.strip())
-        if not match:
-            wrong.append(
-                f"line {number} is not `owner sha256-of-key`, or these with claims; `smolsessions keys owner OWNER` "
-                "makes one"
-            )
-            continue
+        match = _KEY_LINE.fullmatch(line)
         try:
+            encoded.decode()
+            if not match:
+                raise ValueError("it is not `owner sha256-of-key`, or these with claims")  # noqa: TRY301
             claims = parse_claims(match[3]) if match[3] else {}
         except ValueError as error:
-            wrong.append(f"line {number}: {error} (`smolsessions keys owner OWNER` makes a line)")
+            cause = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
+            wrong.append(f"line {number}: {cause} (`smolsessions keys owner OWNER` makes a line)")
             continue
         identities[bytes.fromhex(match[2])] = Identity(Owner(match[1]), claims, match[2][:KEY_DIGITS].lower())
     if wrong and is_start:
-        raise StartError(wrong[0])
+        raise StartError(f"SMOLSESSIONS_API_KEYS_FILE {path}: {wrong[0]}")
     for sentence in wrong:
         log.error("%s: %s; the line is passed over", path, sentence, extra={"action": "keys.wrong_line"})
     return identities

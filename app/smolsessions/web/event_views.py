@@ -8,9 +8,9 @@ from pydantic import TypeAdapter
 
 from smolsessions.core.events import (
     EVENT_TYPES,
+    InputAnswered,
     Logged,
     MessageDelta,
-    StepEvent,
     StepFinished,
     TurnEnded,
     TurnQueued,
@@ -18,7 +18,7 @@ from smolsessions.core.events import (
 )
 from smolsessions.core.records import Ref
 from smolsessions.web.views import media_views, request_views, turn_view, view_of
-from smolsessions.wire.events import MODELS_OF_TYPES, KnownEvent, TurnEvent
+from smolsessions.wire.events import MODELS_OF_TYPES, InputAnswer, KnownEvent, TurnEvent
 
 _REF = "#/components/schemas/{model}"
 
@@ -40,8 +40,8 @@ def event_schemas() -> dict[str, Any]:
     }
 
 
-def event_json(ref: Ref, turn: int, logged: Logged, *, internal: bool) -> str:
-    """Return an event as JSON. `internal` includes internal tools in the final event's turn."""
+def event_view(ref: Ref, turn: int, logged: Logged, *, internal: bool) -> dict[str, Any]:
+    """Return an event as JSON data. `internal` includes internal tools in the final event's turn."""
     event = logged.event
     own: dict[str, Any] = {"type": event.type, "seq": logged.seq, "conversation_id": ref.id, "turn": turn}
     if isinstance(event, TurnQueued):
@@ -50,10 +50,12 @@ def event_json(ref: Ref, turn: int, logged: Logged, *, internal: bool) -> str:
         own |= {"attempt": event.result.attempts, "result": turn_view(event.result, internal=internal)}
     elif isinstance(event, TurnWaiting):
         own["requests"] = request_views(ref.id, event.requests)
+    elif isinstance(event, InputAnswered):
+        own["answers"] = [view_of(InputAnswer, answer) for answer in event.answers]
     elif isinstance(event, StepFinished):
         own |= {"images": media_views(ref.id, event.images), "files": media_views(ref.id, event.files)}
-    records = (event, event.where) if isinstance(event, StepEvent) else (event,)
-    view = view_of(MODELS_OF_TYPES[event.type], *records, **own)
-    # Only pieces of a tool call's arguments have `index` and `name`.
-    is_text = isinstance(event, MessageDelta) and event.index is None
-    return view.model_dump_json(exclude={"index", "name"} if is_text else None)
+    where = (event.where,) if hasattr(event, "where") else ()
+    view = view_of(MODELS_OF_TYPES[event.type], *where, event, **own)
+    if isinstance(event, MessageDelta) and event.index is None:  # only pieces of a tool call's arguments have them
+        del view["index"], view["name"]
+    return view

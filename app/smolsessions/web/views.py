@@ -5,7 +5,9 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, TypeVar, get_args
+from functools import cache
+from operator import attrgetter
+from typing import Any, get_args
 from urllib.parse import quote
 
 from pydantic import BaseModel
@@ -19,39 +21,59 @@ from smolsessions.core.requests import InputRequest
 from smolsessions.web.cursors import cursor_at
 from smolsessions.web.links import link
 from smolsessions.wire.conversations import Conversation as ConversationAnswer
-from smolsessions.wire.conversations import PromptSize, PruneResult
+from smolsessions.wire.conversations import PromptSize
+from smolsessions.wire.turns import Approval as ApprovalAnswer
 from smolsessions.wire.turns import InputRequest as InputRequestAnswer
 from smolsessions.wire.turns import Timing
+from smolsessions.wire.turns import ToolCall as ToolCallAnswer
 from smolsessions.wire.turns import Turn as TurnAnswer
+from smolsessions.wire.words import Time
 
-M = TypeVar("M", bound=BaseModel)
 KINDS_OF_VARIABLES = {"code": "variable", "state": "state", "tools": "tool"}
 MAX_PREVIEW_CHARS = 500
 NO_OUTCOME = Outcome("finished")
 """Values of a turn that is not over."""
 
 
-def view_of(model: type[M], *records: Any, **own: object) -> M:
-    """Return an answer whose fields are those of `own`, and those of the same names of the records.
+def view_of(model: type[BaseModel], *records: Any, **own: Any) -> dict[str, Any]:
+    """Return the members of an answer: `own`, and those that a record and the model share.
 
-    The first record that has a field wins.
+    The last record that has a member wins. No model is made: a validated one costs three times as much, for each event
+    and turn.
     """
-    known = model.model_fields
-    fields = {
-        name: getattr(record, name) for record in reversed(records) for name in record.__match_args__ if name in known
-    }
-    return model.model_validate(fields | own, from_attributes=True)
+    found: dict[str, Any] = {}
+    for record in records:
+        names, values_of, times = _shared(model, record.__class__)
+        found.update(zip(names, values_of(record), strict=False))
+        for name in times:
+            if found[name] is not None:
+                found[name] = time_view(found[name])
+    return own | found | own
 
 
-def turn_view(turn: Turn, *, internal: bool = False) -> TurnAnswer:
+@cache
+def _shared(model: type[BaseModel], record: Any) -> tuple[list[str], Callable[[Any], tuple[Any, ...]], list[str]]:
+    """Return the names that a model and a record share, a function that reads their values, and the names of times."""
+    kinds = {name: field.annotation for name, field in model.model_fields.items()}
+    names = [name for name in record.__match_args__ if name in kinds]
+    times = [name for name in names if kinds[name] is datetime or Time in get_args(kinds[name])]
+    return names, attrgetter(*names, "__class__", "__class__"), times  # two more, so that it always returns a tuple
+
+
+def time_view(seconds: float) -> str:
+    """Return a time as JSON, to the millisecond."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:
     """Return a turn as an answer. `internal` includes internal tools."""
     outcome, timing, place = turn.outcome or NO_OUTCOME, turn.timing, turn.ref.id
     calls = [call for call in outcome.tool_calls if internal or not call.internal]
     started_at = timing.started_at or timing.finished_at  # a turn that never started was queued until its end
     return view_of(
         TurnAnswer,
-        turn,
         outcome,
+        turn,
         conversation_id=place,
         turn=turn.number,
         status=turn.status,
@@ -60,7 +82,7 @@ def turn_view(turn: Turn, *, internal: bool = False) -> TurnAnswer:
         output_images=media_views(place, outcome.images),
         output_files=media_views(place, outcome.files),
         tool_call_names=[call.name for call in calls if not is_refused(call)],
-        tool_calls=calls,
+        tool_calls=[call if call.approval is None else _approved(call) for call in calls],
         requests=[] if turn.outcome else request_views(place, turn.requests),
         timing=view_of(
             Timing,
@@ -73,12 +95,16 @@ def turn_view(turn: Turn, *, internal: bool = False) -> TurnAnswer:
     )
 
 
+def _approved(call: ToolCall) -> dict[str, Any]:
+    return view_of(ToolCallAnswer, call, approval=view_of(ApprovalAnswer, call.approval))
+
+
 def is_refused(call: ToolCall) -> bool:
     """Return whether a call was not made: a person rejected it, or its request expired."""
     return call.approval is not None and call.approval.decision in {"rejected", "expired"}
 
 
-def request_views(conversation_id: str, requests: Iterable[InputRequest]) -> list[InputRequestAnswer]:
+def request_views(conversation_id: str, requests: Iterable[InputRequest]) -> list[dict[str, Any]]:
     """Return requests for a person's decision, with the images and files among their arguments."""
     views = []
     for request in requests:
@@ -108,7 +134,7 @@ def media_views(conversation_id: str, parts: Iterable[StepImage | StepFile]) -> 
     return [media_view(conversation_id, part) for part in parts]
 
 
-def conversation_view(conversation: Conversation) -> ConversationAnswer:
+def conversation_view(conversation: Conversation) -> dict[str, Any]:
     origin = conversation.forked_from
     return view_of(
         ConversationAnswer,
@@ -120,21 +146,23 @@ def conversation_view(conversation: Conversation) -> ConversationAnswer:
     )
 
 
-def prune_view(weighed: PrunePreview, count: int, conversation: Conversation | None, *, destroyed: bool) -> PruneResult:
+def prune_view(
+    weighed: PrunePreview, count: int, conversation: Conversation | None, *, destroyed: bool
+) -> dict[str, Any]:
     before, after = (
         view_of(PromptSize, size, tokens_are="estimated" if size.is_estimate else "reported")
         for size in (weighed.before, weighed.after)
     )
-    return PruneResult(
-        dry_run=conversation is None,
-        before=before,
-        after=after,
-        left_out=len(weighed.left_out),
-        shortened=weighed.shortened,
-        archived=0 if destroyed else count,
-        destroyed=count if destroyed else 0,
-        conversation=conversation and conversation_view(conversation),
-    )
+    return {
+        "dry_run": conversation is None,
+        "before": before,
+        "after": after,
+        "left_out": len(weighed.left_out),
+        "shortened": weighed.shortened,
+        "archived": 0 if destroyed else count,
+        "destroyed": count if destroyed else 0,
+        "conversation": conversation and conversation_view(conversation),
+    }
 
 
 def workspace_views(conversation_id: str, files: Mapping[str, tuple[int, float]]) -> list[dict[str, Any]]:

@@ -130,6 +130,9 @@ class WorkspaceFileList(BaseModel):
     """Files of a conversation's workspace."""
 
     items: list[WorkspaceFile] = Field(description="The files that the agent may read, by path.")
+    complete: bool = Field(
+        description="False: the workspace holds more than 20,000 files and folders, and `items` are some of the files."
+    )
 
 
 class StepToolCall(BaseModel):

@@ -35,4 +35,8 @@ class Problem(BaseModel):
 class Health(BaseModel):
     """Health of a process."""
 
-    status: str = Field(description="`ok`.", examples=["ok"])
+    status: str = Field(
+        description="`ok`. `stale_keys`: the API keys file cannot be read, so keys that were revoked are let in; the "
+        "log has the cause.",
+        examples=["ok"],
+    )

@@ -65,15 +65,19 @@ class ConversationFolders:
                     found[file.path] = data
         return found
 
-    def listed(self, owner: str, conversation_id: str) -> dict[str, tuple[int, float]]:
-        """Return size in bytes and Unix time of the last change of each file that `file` returns, by path."""
+    def listed(self, owner: str, conversation_id: str) -> tuple[dict[str, tuple[int, float]], bool]:
+        """Return size in bytes and Unix time of the last change of each file that `file` returns, by path.
+
+        The second value is False if a bound cut the list.
+        """
         found = {}
-        for file in Walk(self.of(owner, conversation_id), self._bounds.searched_entries, _READ_S).files():
+        walk = Walk(self.of(owner, conversation_id), self._bounds.searched_entries, _READ_S)
+        for file in walk.files():
             with suppress(OSError):
                 stat = os.stat(file.name, dir_fd=file.folder, follow_symlinks=False)
                 if stat.st_size <= self._bounds.file_bytes:
                     found[file.path] = stat.st_size, stat.st_mtime
-        return found
+        return found, walk.is_whole
 
     def file(self, owner: str, conversation_id: str, path: str) -> bytes | None:
         """Return a file of a conversation, or None if it has none of this path."""

@@ -299,7 +299,7 @@ class AsyncClient:
         return (await self._connection.ask(VariableList, "GET", path)).items
 
     async def list_workspace_files(self, conversation_id: str) -> list[WorkspaceFile]:
-        """Return the files of a conversation's workspace that its agent may read."""
+        """Return the files of a conversation's workspace that its agent may read: some of them beyond 20,000."""
         path = path_of("conversations", conversation_id, "workspace", "files")
         return (await self._connection.ask(WorkspaceFileList, "GET", path)).items
 

@@ -245,8 +245,8 @@ def file_routes(conversations: Conversations) -> APIRouter:
     @router.get(f"{AT}/workspace/files", responses=responses(WorkspaceFileList, 404, 422))
     async def list_workspace_files(owner: CallerOwner, conversation_id: PathId) -> Response:
         """List the files of the conversation's workspace that the agent may read."""
-        files = await conversations.workspace_files(Ref(owner, conversation_id))
-        return answer({"items": workspace_views(conversation_id, files)})
+        files, is_whole = await conversations.workspace_files(Ref(owner, conversation_id))
+        return answer({"items": workspace_views(conversation_id, files), "complete": is_whole})
 
     @router.get(
         f"{AT}/workspace/files/{{path:path}}",
@@ -372,8 +372,8 @@ def agent_routes(conversations: Conversations, limits: Limits) -> APIRouter:
         views = [
             view_of(
                 AgentAnswer,
-                info.version,
                 info,
+                info.version,
                 code_confinement=confinement[info.version.name],
                 default=number == 0,
             )
@@ -388,8 +388,8 @@ def agent_routes(conversations: Conversations, limits: Limits) -> APIRouter:
         confinement = await conversations.confinement()
         view = view_of(
             AgentDetails,
-            info.version,
             info,
+            info.version,
             code_confinement=confinement[info.version.name],
             default=conversations.agents()[0].version.name == info.version.name,
             limits=view_of(AgentLimits, limits, deadline_s=info.deadline_s or limits.deadline_s),

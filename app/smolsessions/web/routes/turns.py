@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import ValidationError
+from starlette.datastructures import QueryParams
 from starlette.types import Scope
 
 from smolsessions.core.errors import InvalidRequestError, ShuttingDownError
@@ -85,6 +86,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 _PATH = re.compile(r"/(?:turn|conversations/([A-Za-z0-9_-]{1,64})/turns)")
 _KEY = re.compile(r"[!-~]{1,255}")
 _READ = frozenset({b"accept", b"prefer", b"idempotency-key"})
+_QUERY = {"on_disconnect": "cancel", "until": "waiting"}
 _WAIT = re.compile(r"\s*wait\s*=\s*\"?(\d{1,9})\"?\s*", re.IGNORECASE)
 _QUALITY = re.compile(r"[01](\.\d{0,3})?")
 
@@ -98,10 +100,10 @@ class NewTurns:
         self._streams = streams
 
     async def answer_at_once(self, scope: Scope, headers: Mapping[bytes, bytes], body: HeldBody) -> Response | None:
-        """Return the answer to a request, or None if it is not valid or not plain: FastAPI answers it."""
+        """Return the answer to a valid request, without holding its body, or None: FastAPI answers it."""
         path = _PATH.fullmatch(scope["path"])
-        is_plain = path and not scope["query_string"] and len(headers) == len(scope["headers"])
-        if not path or not is_plain or scope["method"] != "POST":
+        query = dict(QueryParams(scope["query_string"])) if scope["query_string"] else {}
+        if not path or scope["method"] != "POST" or not query.items() <= _QUERY.items():
             return None
         text = {name: headers[name].decode("latin-1") for name in _READ & headers.keys()}
         key = text.get(b"idempotency-key")
@@ -111,10 +113,11 @@ class NewTurns:
             request = await in_thread_if_large(TurnRequest.model_validate_json, body.data)
         except ValidationError:
             return None
-        body.free()  # the turn may take long
+        body.free()  # the turn may take long, and FastAPI would hold the body until its end
         if path[1]:
             set_conversation(request, path[1])
-        return await self.answer(scope, request, text.get(b"accept"), text.get(b"prefer"), idempotency_key=key)
+        accept, prefer = text.get(b"accept"), text.get(b"prefer")
+        return await self.answer(scope, request, accept, prefer, query.get("on_disconnect"), key, query.get("until"))
 
     async def answer(  # noqa: PLR0917 - as the routes
         self,
