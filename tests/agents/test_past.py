@@ -28,6 +28,10 @@ IMAGES = [byte * 16 for byte in ("aa", "bb", "cc")]
 NAMES = ["x", "y"]
 
 
+async def no_files(_ref: Ref) -> None:
+    """Write no files of a fork."""
+
+
 @dataclass
 class State:
     """State of a conversation at some time: `line` holds the places of the steps that led to it, of `total` ones."""
@@ -232,7 +236,7 @@ class Machine(RuleBasedStateMachine):
         life = self.life(number)
         if life.turns and len(self.lives) < 5:
             turn = data.draw(st.none() | st.integers(0, life.turns))
-            made = self.loop.run(self.store.history.fork(life.ref, turn, None))
+            made = self.loop.run(self.store.history.fork(life.ref, turn, None, no_files))
             self.lives.append(life.fork(made.ref, turn))
 
     @invariant()

@@ -1,6 +1,7 @@
 """Workspaces of conversations over HTTP: turns that write, exports, forks, rollbacks, deletions, other processes."""
 
 import json
+import os
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
@@ -327,11 +328,17 @@ def test_a_restart_sweeps_files_of_conversations_that_are_gone(folder: Path, tmp
     left.mkdir()
     (left / "a.md").write_text("of a conversation whose time to live was over")
     (tmp_path / "data/workspaces/.smolsessions-deleted-1").mkdir()
+    halves = [tmp_path / f"data/workspaces/.smolsessions-new-{number}" for number in range(2)]
+    pending = folder_of(tmp_path, "pending")
+    for each in (*halves, pending):
+        each.mkdir()
+    for old in (left, halves[0]):
+        os.utime(old, (0, 0))
     (tmp_path / "data/workspaces/lost+found/a").mkdir(parents=True)
     (tmp_path / "data/workspaces/\udcff").mkdir()  # the byte 255
     with started(tmp_path):
         wait_until(lambda: not left.exists())
-    assert kept.exists()
+    assert [each.exists() for each in (kept, pending, *halves)] == [True, True, False, True]
     assert not (tmp_path / "data/workspaces/.smolsessions-deleted-1").exists()
     assert (tmp_path / "data/workspaces/lost+found/a").exists()
 

@@ -1,10 +1,14 @@
-"""Files of a new conversation that cannot be written: it is not made."""
+"""Files of a new conversation that cannot be written, or not all of them: it is not made."""
 
 from base64 import b64encode
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 from tests.support.problems import problem
 from tests.support.service import Service
+from tests.support.waiting import wait_until
 
 AGENTS_FILE = """
 [agents.writer]
@@ -24,3 +28,29 @@ def test_an_import_whose_files_cannot_be_written_leaves_no_conversation(tmp_path
         problem(service.post("/conversations/import?id=unwritten", **document), 500, "internal")
         problem(service.client.get("/conversations/unwritten"), 404, "conversation_not_found")
         assert "cannot be written" in service.log()
+
+
+@pytest.mark.parametrize("change", ["import", "fork"])
+def test_a_killed_process_leaves_no_conversation_with_some_of_its_files(tmp_path: Path, change: str) -> None:
+    (tmp_path / "agents.toml").write_text(AGENTS_FILE)
+    settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(tmp_path / "agents.toml")}
+    files = {f"{number:03}.md": b64encode(b"x" * 4000).decode() for number in range(900)}
+    folders = tmp_path / "data/workspaces"
+    service = Service(tmp_path, settings)
+    with service:
+        empty = service.post("/conversations", agent="writer").json()
+        document = service.get(f"/conversations/{empty['id']}/export") | {"workspace": files}
+        assert service.post("/conversations/import?id=whole", **document).status_code == 201
+        known = set(folders.rglob("*"))
+        with ThreadPoolExecutor() as thread:
+            if change == "import":
+                asked = thread.submit(service.post, "/conversations/import?id=new", **document)
+            else:
+                asked = thread.submit(service.post, "/conversations/whole/fork")
+            wait_until(lambda: len(set(folders.rglob("*")) - known) > 20)
+            service.kill()
+            asked.exception()
+    with Service(tmp_path, settings) as service:
+        found = [each["id"] for each in service.get("/conversations")["items"] if each["id"] != empty["id"]]
+        for conversation in found:
+            assert len(service.get(f"/conversations/{conversation}/workspace/files")["items"]) == len(files)

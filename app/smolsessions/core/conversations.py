@@ -41,7 +41,7 @@ from smolsessions.core.records import (
     Turn,
     title_of,
 )
-from smolsessions.core.store_ports import ConversationStore, HistoryStore, WorkspaceFolders
+from smolsessions.core.store_ports import ConversationStore, HistoryStore, WorkspaceFolders, WriteFiles
 
 log = logging.getLogger(__name__)
 
@@ -126,10 +126,8 @@ class Conversations:
 
     async def fork(self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None) -> Conversation:
         """Create a conversation from the state of this one after a turn, with the files as they are now."""
-        made = await self.history.fork(ref, turn, metadata and bounded(metadata))
-        if self._folders:
-            await self._add_files(made.ref, await asyncio.to_thread(self._folders.files, *ref))
-        return made
+        files = await asyncio.to_thread(self._folders.files, *ref) if self._folders else {}
+        return await self.history.fork(ref, turn, metadata and bounded(metadata), self._writer_of(files))
 
     async def steps(
         self, ref: Ref, first: int | None, limit: int, kind: StepType | None, *, archived: bool, order: Order
@@ -264,20 +262,20 @@ class Conversations:
         title = title_of(turns[0].message) if turns and "title" not in document.model_fields_set else document.title
         draft = ConversationFields(document.metadata, document.policy, title=title, approve=document.approve)
         rollbacks = tuple(Rollback(after, to) for after, to in document.rollbacks)
-        made = await self.history.store_import(ref, name, draft, ImportedConversation(tuple(turns), rollbacks, memory))
-        await self._add_files(ref, files)
-        return made
+        imported = ImportedConversation(tuple(turns), rollbacks, memory)
+        return await self.history.store_import(ref, name, draft, imported, self._writer_of(files))
 
-    async def _add_files(self, ref: Ref, files: dict[str, bytes]) -> None:
-        """Write the files of a new conversation. If that fails, delete the conversation."""
-        if not files or not self._folders:
-            return
-        try:
-            await asyncio.to_thread(self._folders.add, *ref, files)
-        except OSError as error:
-            log.error("the files of %s cannot be written: %s", ref, error, extra={"action": "folders.unwritten"})  # noqa: TRY400 - its sentence says all
-            await self.delete(ref)
-            raise FilesUnwrittenError from error
+    def _writer_of(self, files: dict[str, bytes]) -> WriteFiles:
+        async def write(ref: Ref) -> None:
+            if not files or not self._folders:
+                return
+            try:
+                await asyncio.to_thread(self._folders.create, *ref, files)
+            except OSError as error:
+                log.error("the files of %s cannot be written: %s", ref, error, extra={"action": "folders.unwritten"})  # noqa: TRY400 - its sentence says all
+                raise FilesUnwrittenError from error
+
+        return write
 
     def _known(self, agent: AgentName | None) -> AgentName:
         """Return the agent of a new conversation. Raises `UnknownAgentError` and `AgentUnavailableError`."""

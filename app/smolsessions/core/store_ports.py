@@ -39,6 +39,8 @@ from smolsessions.core.records import (
 )
 from smolsessions.core.requests import Answer
 
+WriteFiles = Callable[[Ref], Awaitable[None]]
+"""Writes the files of a new conversation, right before it can be seen: no kill leaves it with some of them."""
 StopReason = Literal["cancelled", "interrupted", "rolled_back", "deadline", "lost", "broken", "drained"]
 
 
@@ -213,14 +215,21 @@ class HistoryStore(Protocol):
         Raises `TurnNotFoundError`, and `HistoryGoneError` if the variables of that turn are not kept any more.
         """
 
-    async def fork(self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None) -> Conversation:
+    async def fork(
+        self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None, write_files: WriteFiles
+    ) -> Conversation:
         """Copy the conversation as it was after a turn (None: the last). Raises the errors of `roll_back`."""
 
     async def record(self, ref: Ref) -> ConversationRecord:
         """Return everything on record except events."""
 
     async def store_import(
-        self, ref: Ref, agent: AgentName, draft: ConversationFields, imported: ImportedConversation
+        self,
+        ref: Ref,
+        agent: AgentName,
+        draft: ConversationFields,
+        imported: ImportedConversation,
+        write_files: WriteFiles,
     ) -> Conversation:
         """Create a conversation from an import. Raises `ConversationExistsError`."""
 
@@ -240,14 +249,17 @@ class WorkspaceFolders(Protocol):
     def refusal(self, files: Mapping[str, bytes]) -> tuple[str, str] | None:
         """Return path and sentence for the first of these files that no conversation can have."""
 
-    def add(self, owner: str, conversation_id: str, files: Mapping[str, bytes]) -> None:
-        """Write files. Raises `OSError`."""
+    def create(self, owner: str, conversation_id: str, files: Mapping[str, bytes]) -> None:
+        """Write the files of a conversation that does not exist yet: all or none. Raises `OSError`."""
 
     def delete(self, owner: str, conversation_id: str) -> None:
         """Delete all files of a conversation. Raises `OSError`."""
 
     def conversations(self) -> Iterator[tuple[str, str]]:
-        """Yield owner and id of the conversations with files, also of deleted ones. Raises `OSError`."""
+        """Yield owner and id of the conversations with files, also of deleted ones. Raises `OSError`.
+
+        Files that changed in the last minutes are left out, as their conversation may still be created.
+        """
 
 
 class Lease(Protocol):

@@ -19,9 +19,10 @@ from smolsessions.workspace.walk import Walk
 
 MARK = ".identity"
 _MARK = re.compile("[0-9a-f]{32}")
-_DELETED = ".smolsessions-deleted-"
+_DELETED, _NEW = ".smolsessions-deleted-", ".smolsessions-new-"
 _READ_S = 30.0
 _MARK_S = 2.0
+_PENDING_S = 600  # the files of a new conversation are there a moment before the conversation
 
 
 class ConversationFolders:
@@ -107,12 +108,21 @@ class ConversationFolders:
             return "", f"holds more than {bounds.entries} files and folders or {bounds.total_bytes} bytes"
         return None
 
-    def add(self, owner: str, conversation_id: str, files: Mapping[str, bytes]) -> None:
-        """Write files into a conversation's folder. Raises `OSError`."""
-        for path, data in files.items():
-            parts = parts_of(path)
-            with opened_folder(self.of(owner, conversation_id), parts[:-1], create=True) as folder:
-                write_file(parts[-1], folder, data)
+    def create(self, owner: str, conversation_id: str, files: Mapping[str, bytes]) -> None:
+        """Write the files of a conversation that does not exist yet: all or none. Raises `OSError`."""
+        new = self.base / f"{_NEW}{secrets.token_hex(8)}"
+        try:
+            for path, data in files.items():
+                parts = parts_of(path)
+                with opened_folder(new, parts[:-1], create=True) as folder:
+                    write_file(parts[-1], folder, data)
+            os.utime(new)
+            self.delete(owner, conversation_id)  # a process was killed between these files and their conversation
+            place = self.of(owner, conversation_id)
+            place.parent.mkdir(mode=0o700, exist_ok=True)
+            new.rename(place)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
 
     def delete(self, owner: str, conversation_id: str) -> None:
         gone = self.base / f"{_DELETED}{secrets.token_hex(8)}"
@@ -121,14 +131,18 @@ class ConversationFolders:
             shutil.rmtree(gone, ignore_errors=True)
 
     def conversations(self) -> Iterator[tuple[str, str]]:
-        """Yield owner and id of each folder. Removes what an interrupted deletion left."""
+        """Yield owner and id of each folder that is not pending. Removes what killed processes left."""
+
+        def is_pending(folder: Path) -> bool:
+            return time.time() - folder.stat().st_mtime < _PENDING_S
+
         for owner in sorted(self.base.iterdir()):
-            if owner.name.startswith(_DELETED):
+            if owner.name.startswith(_DELETED) or (owner.name.startswith(_NEW) and not is_pending(owner)):
                 shutil.rmtree(owner, ignore_errors=True)
             elif self.base / _encoded(unquote(owner.name)) == owner and owner.is_dir():
                 for folder in sorted(owner.iterdir()):
                     names = unquote(owner.name), unquote(folder.name)
-                    if self.of(*names) == folder:
+                    if self.of(*names) == folder and not is_pending(folder):
                         yield names
 
 

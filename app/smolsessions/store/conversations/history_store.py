@@ -39,6 +39,7 @@ from smolsessions.core.records import (
     StepType,
     Turn,
 )
+from smolsessions.core.store_ports import WriteFiles
 from smolsessions.store import codec
 from smolsessions.store.conversations.conversation_store import ConversationStore, sealed_fields, ttl_us
 from smolsessions.store.conversations.head import (
@@ -147,8 +148,9 @@ class HistoryStore:
 
         return await self._with_snapshot(ref, go, turn)
 
-    async def fork(self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None) -> Conversation:
-
+    async def fork(
+        self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None, write_files: WriteFiles
+    ) -> Conversation:
         async def copy(snapshot: _Snapshot) -> Conversation | None:
             """Copy steps and turns. Returns None if the conversation has changed, or the new id is taken."""
             origin, now = snapshot.conversation, snapshot.settings
@@ -169,6 +171,7 @@ class HistoryStore:
             async with staged_keys(new.partition) as staged:
                 for kind in (*last, "images", "old", "oldest"):  # one by one, so that other calls come between
                     await stage_copy(snapshot.scope, snapshot.head.generation, staged, kind, last.get(kind, ""))
+                await write_files(codec.ref_of(new.name))
                 state, *rest = await snapshot.scope.call(
                     "fork",
                     *flattened((await _chunk_tags(snapshot, head)).items()),
@@ -207,7 +210,12 @@ class HistoryStore:
         return await self._with_snapshot(ref, read)
 
     async def store_import(
-        self, ref: Ref, agent: AgentName, draft: ConversationFields, imported: ImportedConversation
+        self,
+        ref: Ref,
+        agent: AgentName,
+        draft: ConversationFields,
+        imported: ImportedConversation,
+        write_files: WriteFiles,
     ) -> Conversation:
         scope = self._partitions.scope(ref)
         partition, turns = scope.partition, len(imported.turns)
@@ -225,6 +233,7 @@ class HistoryStore:
             for kind, values in sealed.items():
                 for start, piece in pieces(values):
                     await partition.call("stage", *piece, staged=staged, kind=kind, at=start)
+            await write_files(ref)
             state, *rest = await scope.call(
                 "import",
                 owner=ref.owner,
