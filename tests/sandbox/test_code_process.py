@@ -1,4 +1,4 @@
-"""The process for code begins with a turn's first block, ends with the turn, and is ended for what it forges."""
+"""The process for code ends with its turn, is ended for what it forges, and spare ones wait for later turns."""
 
 from contextlib import closing
 
@@ -6,7 +6,7 @@ import psutil
 import pytest
 from smolagents.local_python_executor import ExecutionTimeoutError, InterpreterError, LocalPythonExecutor
 
-from smolsessions.agents.sandbox.fork_client import ForkClient
+from smolsessions.agents.sandbox.fork_client import SPARES, ForkClient
 from smolsessions.agents.sandbox.interpreter import DIED, NOT_STARTED, ChildInterpreter
 from smolsessions.agents.sandbox.limits import CodeLimits
 from smolsessions.agents.values import dumps
@@ -36,13 +36,37 @@ def test_a_process_ends_with_its_turn_and_a_killed_fork_server_is_replaced() -> 
         turn = begin_turn(fork_client)
         assert turn("print(1 + 1)").logs == "2\n"
         (server,) = [process for process in psutil.Process().children() if process not in before]
-        assert len(server.children()) == 1
+        (process,) = server.children()
         turn.stop()
-        wait_until(lambda: not server.children())
+        wait_until(lambda: process not in server.children())
         server.kill()
         server.wait(PATIENCE_S)
         assert turn("print(2 + 2)").logs == "4\n"
         turn.stop()
+
+
+@pytest.mark.parametrize("what", ["nothing", "a process", "the fork server"])
+def test_spare_processes_serve_later_turns_and_are_replaced_if_they_die(what: str) -> None:
+    with closing(ForkClient([])) as fork_client:
+        before = psutil.Process().children()
+        first = begin_turn(fork_client)
+        first("x = 1")
+        (server,) = [process for process in psutil.Process().children() if process not in before]
+        (used,) = server.children()
+        first.stop()
+        wait_until(lambda: len(set(server.children()) - {used}) == SPARES)
+        spares = {process for process in server.children() if process != used}
+        wait_until(lambda: not used.is_running())
+        if what != "nothing":
+            killed = min(spares, key=lambda process: process.pid) if what == "a process" else server
+            killed.kill()
+            killed.wait(PATIENCE_S)
+        later = begin_turn(fork_client)
+        assert later("print(1 + 1)").logs == "2\n"
+        if what != "the fork server":
+            assert set(server.children()) <= spares
+        later.stop()
+        wait_until(lambda: fork_client.spares == SPARES)
 
 
 @pytest.mark.parametrize(

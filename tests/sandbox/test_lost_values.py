@@ -1,7 +1,10 @@
 """Values that cannot be kept are dropped and named."""
 
+import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from smolagents.local_python_executor import LocalPythonExecutor
@@ -121,15 +124,68 @@ def resumed(code: str) -> tuple[LocalPythonExecutor, Variables, dict[str, bytes]
     return executor, variables, chunks
 
 
-def test_only_variables_that_a_block_changed_are_written_again() -> None:
+def test_only_variables_that_a_block_used_are_loaded_and_those_that_it_changed_written_again() -> None:
     executor, variables, chunks = resumed("a = [1]\nb = [2]\nc = [3]\nd = 4\nlast = 5")
     executor("a.append(2)\nb = 0\ndel c\nlst = [d for _ in a if d]")
+    assert executor.state.late.keys() == {"a", "b", "d", "last"}  # type: ignore[attr-defined]
+    assert executor.state.loaded.keys() == {"a", "d"}  # type: ignore[attr-defined]
     saved = variables.save()
     assert not saved.dropped
     assert [len(saved.changed), saved.removed] == [3, [chunk_id(("c",))]]
     assert said(executor, "print(a, b, d, lst, last)") == "[1, 2] 0 4 [4, 4] 5\n"
     assert variables.save() == SavedVariables({}, [], [])
     assert saved.changed.keys() - chunks.keys() == {chunk_id(("lst",))}
+    assert executor.state.late.keys() == set()  # type: ignore[attr-defined]
+
+
+def test_a_function_and_a_variable_share_what_pickling_loads() -> None:
+    executor, variables, _ = resumed("a = [1]\ndef make():\n    def add():\n        a.append(2)\n    return add")
+    executor("add = make()")
+    saved = variables.save()
+    assert [*saved.changed] == [chunk_id(("a", "add", "add()"))]
+    assert saved.removed == [chunk_id(("a",))]
+    assert said(executor, "add()\nprint(a)") == "[1, 2]\n"
+
+
+def test_a_forged_variable_is_an_error_until_it_is_defined_again() -> None:
+    executor = new_executor()
+    variables = Variables(executor, MAX_BYTES)
+    assert variables.load({chunk_id((name,)): b'[["%s"],[],true]\nbad' % name.encode() for name in "abc"}) == []
+    assert "The variable `a` is gone" in said(executor, "print(a)")
+    assert "The variable `b` is gone" in said(executor, "b += 1")
+    executor("a = 1\ndel b")
+    saved = variables.save()
+    assert [[*saved.changed], saved.removed] == [[chunk_id(("a",))], [chunk_id(("b",))]]
+
+
+def test_an_unused_variable_counts_for_the_limit_and_the_largest_is_dropped() -> None:
+    executor, variables, chunks = resumed("big = 'b' * 3_000_000\nsmall = 's'")
+    forged = chunk_id(("forged",))
+    assert variables.load({**chunks, forged: b'[["forged"],[],true]\n' + b"x" * 3_500_000}) == []
+    executor("new = 'n' * 2_000_000")
+    saved = variables.save()
+    assert saved.dropped == ["big", "forged"]
+    assert [[*saved.changed], sorted(saved.removed)] == [[chunk_id(("new",))], sorted([chunk_id(("big",)), forged])]
+    assert said(executor, "print(len(big), small)") == "3000000 s\n"
+    executor("new = 0")
+    assert chunk_id(("big",)) in variables.save().changed
+
+
+def test_a_variable_that_is_first_used_near_the_limit_of_recursion_is_kept() -> None:
+    executor, variables, chunks = resumed("d = []\nfor _ in range(300):\n    d = [d]")
+
+    def first_use(frames: int) -> Any:
+        return first_use(frames - 1) if frames else executor.state["d"]
+
+    for frames in range(sys.getrecursionlimit(), 0, -1):
+        with contextlib.suppress(RecursionError):
+            assert len(first_use(frames)) == 1
+            break
+    saved = variables.save()
+    assert [saved.removed, saved.dropped] == [[], []]
+    executor = new_executor()
+    assert Variables(executor, MAX_BYTES).load({**chunks, **saved.changed}) == []
+    assert said(executor, "print(len(d))") == "1\n"
 
 
 def test_scopes_share_a_value() -> None:

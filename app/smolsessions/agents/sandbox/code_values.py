@@ -86,8 +86,11 @@ class Pickler(cloudpickle.Pickler):
         """Ids of the functions and classes that model-written code made."""
         self.needs: set[str] = set()
         """Names of the classes that the values refer to."""
+        self.is_plain = True
+        """True if the values are exact builtin data, which runs no code when it loads."""
 
     def reducer_override(self, obj: Any) -> Any:
+        self.is_plain = False
         kind = type(obj)
         if id(obj) in self._scope.tool_names:
             return _bare_tool, (self._scope.tool_names[id(obj)],)

@@ -25,6 +25,7 @@ from smolsessions.agents.sandbox.process_group import ProcessGroup
 log = logging.getLogger(__name__)
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+SPARES = 2  # while one is prepared, the next turn takes the other
 FORK_TIMEOUT_S = 30.0  # the first fork waits until the server is up
 _INHERITED = (
     *("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "HOME", "LANG", "LC_ALL", "TZ"),
@@ -72,6 +73,7 @@ class ForkClient:
         self._must_confine = must_confine
         self._level: Level | None = None
         self._lock = threading.Lock()
+        self._spares: list[ChildProcess] = []
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._is_closed = False
@@ -91,10 +93,35 @@ class ForkClient:
         return self._level
 
     def fork(self) -> ChildProcess:
-        """Return a new process. Raises `OSError` if none can be forked."""
+        """Return a new process, or the oldest spare one. Raises `OSError` if none can be forked."""
+        with self._lock:
+            while self._spares:
+                spare = self._spares.pop(0)
+                if spare.is_waiting() and self._is_running():  # the processes die with their server
+                    return spare
+                spare.kill()
+            return self._fork_anew()
+
+    @property
+    def spares(self) -> int:
+        """Number of processes that wait for a turn."""
+        return len(self._spares)
+
+    def keep_spares(self) -> None:
+        """Fork processes in a thread, for turns to come. Their first blocks then start 4 ms earlier."""
+
+        def fork() -> None:
+            with self._lock, contextlib.suppress(OSError):
+                while self.spares < SPARES:
+                    self._spares.append(self._fork_anew())
+
+        if self.spares < SPARES:
+            threading.Thread(target=fork, name="code-spares", daemon=True).start()
+
+    def _fork_anew(self) -> ChildProcess:
         ours, theirs = socket.socketpair()
         try:
-            with theirs, self._lock:
+            with theirs:
                 try:
                     return ChildProcess(ours, self._fork(theirs))
                 except OSError as error:
@@ -148,7 +175,7 @@ class ForkClient:
     def _start(self) -> None:
         if self._is_closed:
             raise RefusedError("the service is ending")
-        if self._server and self._server.poll() is None:
+        if self._is_running():
             return
         self._stop()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -168,7 +195,12 @@ class ForkClient:
                 start_new_session=True,  # Ctrl-C reaches only the service, which ends the server
             )
 
+    def _is_running(self) -> bool:
+        return self._server is not None and self._server.poll() is None
+
     def _stop(self) -> None:
+        while self._spares:
+            self._spares.pop().kill()
         if self._control:
             self._control.close()  # the server then kills its processes and exits
             self._control = None
@@ -190,6 +222,13 @@ class ChildProcess:
         self._group = group
         self._alive = True
         self._initial_mb = self._resident_mb()
+
+    def is_waiting(self) -> bool:
+        """Return whether it runs. It has got and sent no message."""
+        try:
+            return bool(self.sock.recv(1, socket.MSG_DONTWAIT))
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
 
     def cpu_s(self) -> float:
         """Return the CPU time used so far by all threads, 0 if the system does not tell."""

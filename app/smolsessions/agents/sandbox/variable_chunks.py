@@ -1,4 +1,7 @@
-"""Chunk of variables: a line of JSON with their names and the names of the classes that they need, then a pickle."""
+"""Chunk of variables: a line of JSON, then a pickle of their values by name.
+
+The line holds the names, the names of the classes that the values need, and `true` for one variable of plain data.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,7 @@ _ATOMS = _SCALARS | {
     *(types.BuiltinFunctionType, types.MethodType, types.ModuleType),
 }
 _CONTAINERS = frozenset({list, set, dict, tuple, frozenset})
+_PLAIN_HEADER = re.compile(rb'\[\["([^"\\]+)"\],\[\],true\]\n')
 _MAX_PASSES = 8
 _MAX_DEPTH, _DEEP_STACK_BYTES = 50_000, 256 * 1024 * 1024
 
@@ -64,7 +68,8 @@ def pickle_chunk(
         finally:
             threading.stack_size(size)
             sys.setrecursionlimit(limit)
-    chunk = _chunk(tuple(values), sorted(pickler.needs), pickler.file.getvalue())
+    is_plain = pickler.is_plain and len(values) == 1
+    chunk = _chunk(tuple(values), sorted(pickler.needs), pickler.file.getvalue(), is_plain=is_plain)
     value = next(iter(values.values()))
     if len(values) == 1 and type(value) in _CONTAINERS:
         parts = [*value, *value.values()] if type(value) is dict else value
@@ -173,20 +178,32 @@ def chunk_names(chunk: str, data: bytes) -> list[str]:
 
 def plain_chunk(name: str, value: Any) -> Chunk:
     """Return the chunk of one variable with plain data."""
-    return _chunk((name,), [], pickle.dumps({name: value}, PROTOCOL))
+    return _chunk((name,), [], pickle.dumps({name: value}, PROTOCOL), is_plain=True)
+
+
+def plain_name(data: bytes) -> str:
+    """Return the name of the variable in a plain chunk, or an empty text. Code may have forged the line."""
+    header = _PLAIN_HEADER.match(data)
+    name = header[1].decode(errors="replace") if header else ""
+    return name if name.isidentifier() else ""
+
+
+def load_plain(name: str, data: bytes) -> Any:
+    """Return the value of a plain chunk. Raises any error if code has forged it."""
+    return pickle.loads(data.partition(b"\n")[2])[name]  # noqa: S301 - in the process of the code that wrote it
 
 
 def read_header(data: bytes) -> tuple[list[str], list[str]]:
     """Return names and needed classes. Code may have forged the line: an invalid one is empty."""
     try:
-        keys, needs = from_json(data[: data.find(b"\n")])
+        keys, needs, *_ = from_json(data[: data.find(b"\n")])
         return [*map(str, keys)], [*map(str, needs)]
     except (ValueError, TypeError):
         return [], []
 
 
-def _chunk(keys: tuple[str, ...], needs: list[str], pickled: bytes) -> Chunk:
-    data = to_json([keys, needs]) + b"\n" + pickled
+def _chunk(keys: tuple[str, ...], needs: list[str], pickled: bytes, *, is_plain: bool) -> Chunk:
+    data = to_json([keys, needs, True] if is_plain else [keys, needs]) + b"\n" + pickled
     return Chunk(chunk_id(keys), keys, tuple(needs), data, hashlib.blake2b(data, digest_size=16).digest())
 
 
