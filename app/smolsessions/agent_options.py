@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 from typing_extensions import TypedDict
 
 __all__ = [
@@ -40,20 +40,6 @@ def _line(text: str) -> str:
     if not text.strip() or not text.isprintable():
         raise ValueError("is empty or holds control characters; write one line")
     return text
-
-
-def _top_level_class(kind: object) -> object:
-    if not isinstance(kind, type) or "." in kind.__qualname__:
-        raise ValueError(f"holds {kind!r}; list classes, each a class at the top of its module")
-    return kind
-
-
-def _approve_rule(rule: object) -> object:
-    if callable(rule):
-        return rule
-    if not isinstance(rule, list | tuple | set | frozenset) or not all(isinstance(one, str) for one in rule):
-        raise ValueError("is neither a list of names of tools, nor a function of name, arguments and caller; write one")
-    return tuple(rule)
 
 
 Text = Annotated[str, Field(min_length=1, max_length=100_000)]
@@ -163,15 +149,32 @@ class Options(SharedOptions):
     own_policies: Lines = Field((), description="Functions `(steps) -> steps` that a policy may name: module:function.")
     summary_model: Any = Field(None, description="Model that summarizes. None: the agent's own.")
     executor: Literal["child", "thread"] = Field("child", description="Place where a CodeAgent's code runs.")
-    stored_classes: Annotated[tuple[Annotated[Any, AfterValidator(_top_level_class)], ...], Field(strict=False)] = (
-        Field((), description="Classes of which memory and variables keep instances. Others are kept as data or text.")
+    stored_classes: Annotated[tuple[Any, ...], Field(strict=False)] = Field(
+        (), description="Classes of which memory and variables keep instances. Others are kept as data or text."
     )
     fingerprint: str | None = Field(None, description="Text that replaces the hash of prompts and tools.")
-    approve: Annotated[Any, AfterValidator(_approve_rule)] = Field(
+    approve: Any = Field(
         (),
         description="Tools whose calls wait for a person's approval: names, patterns such as `delete_*`, or a function "
         "of name, arguments and caller. It holds for managed agents, too.",
     )
+
+    @field_validator("stored_classes")
+    @classmethod
+    def _are_top_level_classes(cls, kinds: tuple[object, ...]) -> tuple[object, ...]:
+        for kind in kinds:
+            if not isinstance(kind, type) or "." in kind.__qualname__:
+                raise ValueError(f"holds {kind!r}; list classes, each a class at the top of its module")
+        return kinds
+
+    @field_validator("approve")
+    @classmethod
+    def _is_rule(cls, rule: Any) -> Any:
+        if callable(rule):
+            return rule
+        if not isinstance(rule, list | tuple | set | frozenset) or not all(isinstance(one, str) for one in rule):
+            raise ValueError("is neither a list of names of tools, nor a function of name, arguments and caller")
+        return tuple(rule)
 
 
 NAMES = tuple(OptionValues.__annotations__)

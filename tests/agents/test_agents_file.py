@@ -108,10 +108,10 @@ def test_a_mistake_stops_the_start_and_the_check_names_it(tmp_path: Path) -> Non
     settings = {"AGENTS": "", "AGENTS_FILE": str(file)}
     status, _, errors = run(tmp_path, settings, "serve")
     assert status == 2
-    assert f"{file}: [agents.shop] max_steps: is out of range" in errors
+    assert f"{file}: [agents.shop] max_steps: should be greater than or equal to 1" in errors
     status, output, _ = run(tmp_path, settings, "check")
     assert status == 1
-    assert f"agents      FAIL  {file}: [agents.shop] scratchpad: is neither true nor false" in output
+    assert f"agents      FAIL  {file}: [agents.shop] scratchpad: should be a valid boolean" in output
 
 
 def test_the_shipped_schema_is_current_and_finds_mistakes() -> None:

@@ -184,7 +184,7 @@ def test_a_client_with_retries_of_its_own_is_named_at_start(hasty: Service) -> N
 
 def test_retries_that_are_no_number_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENDPOINT_URL", "http://127.0.0.1:1/v1")
-    with pytest.raises(StartError, match="the agent 'eager': model_retries: is no whole number"):
+    with pytest.raises(StartError, match="the agent 'eager': model_retries: should be a valid integer"):
         check_factory("eager", agents.make_eager)
 
 

@@ -7,7 +7,7 @@ import pytest
 from smolagents import AmazonBedrockModel, CodeAgent, InferenceClientModel, MultiStepAgent, ToolCallingAgent
 
 from smolsessions.agents.config.schema import ModelTable
-from smolsessions.agents.models.providers import make_model
+from smolsessions.agents.models.providers import add_fallbacks, make_model
 from smolsessions.agents.option_checks import check_options
 from smolsessions.core.errors import StartError
 
@@ -89,6 +89,6 @@ def test_the_model_of_a_factory_is_checked(agent: MultiStepAgent, sentence: str)
 
 def test_fallbacks_are_checked_like_the_model() -> None:
     tables = [{"provider": "openai", "id": "m"}, {"provider": "bedrock", "id": "m"}]
-    model = make_model(*(ModelTable.model_validate(each | NEEDED[each["provider"]]) for each in tables))
+    model = add_fallbacks(*(make_model(ModelTable.model_validate(each | NEEDED[each["provider"]])) for each in tables))
     with pytest.raises(StartError, match="it suits a CodeAgent alone"):
         check_options("shop", ToolCallingAgent([], model))

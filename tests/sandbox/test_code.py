@@ -385,16 +385,16 @@ def test_the_list_of_agents_has_the_place_of_their_code(service: Service) -> Non
 
 def test_an_invalid_place_of_an_agents_code_stops_the_start(tmp_path: Path) -> None:
     sentence = sentence_of(run(tmp_path, {"AGENTS": "mine=tests.support.coders:make_misspelt"}))
-    assert 'executor: is none of "child", "thread"' in sentence
+    assert "executor: should be 'child' or 'thread'" in sentence
 
 
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
         (coders.make_unlimited, "code_limits: cpu is no key here; did you mean cpu_s?"),
-        (coders.make_worded, "code_limits.cpu_s: is no number"),
+        (coders.make_worded, "code_limits.cpu_s: should be a valid number"),
         (coders.make_endless, "code_limits.wall_s: should be a finite number"),
-        (coders.make_halved, "code_limits.processes: is no whole number"),
+        (coders.make_halved, "code_limits.processes: should be a valid integer"),
     ],
 )
 def test_invalid_limits_of_an_agents_code_are_refused(factory: Callable[[], Any], words: str) -> None:

@@ -20,7 +20,7 @@ from smolagents import AgentLogger, CodeAgent, LogLevel, MultiStepAgent, OpenAIM
 
 import smolsessions
 from smolsessions.agents.config.schema import ModelTable
-from smolsessions.agents.models.providers import make_model
+from smolsessions.agents.models.providers import add_fallbacks, make_model
 from tests.support.llm import LLM
 from tests.support.providers import Request
 from tests.support.service import ROOT, Service
@@ -252,4 +252,4 @@ def make_spared() -> MultiStepAgent:
     first, spare = (
         ModelTable(provider="openai", id=name, base=os.environ["PIPELINES_MODEL"]) for name in (MODEL, "spare")
     )
-    return make_shop(model=make_model(first, spare))
+    return make_shop(model=add_fallbacks(make_model(first), make_model(spare)))

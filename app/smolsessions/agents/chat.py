@@ -33,22 +33,17 @@ _HOW_TO_FIX = (
 
 @dataclasses.dataclass(frozen=True)
 class ChatOptions:
-    """Settings of the chat agent. The turn's deadline bounds the whole answer."""
+    """Settings of the chat agent, as `settings.py` describes them."""
 
     model_id: str
     api_base: str | None = None
-    """None: OpenAI itself."""
     api_key_env: str | None = None
-    """Name of the environment variable that holds the key."""
     first_byte_s: float = 300
-    """Timeout of the first byte: a local model reads its prompt first."""
     timeout_s: float = 60
-    """Longest pause within a streamed answer."""
     retries: int = 0
     max_tokens: int | None = None
     temperature: float | None = None
     system_prompt: str | None = None
-    """Template in place of smolagents' own system prompt."""
 
 
 def chat_factory(options: ChatOptions) -> Callable[[], ToolCallingAgent]:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from smolagents import CodeAgent, LogLevel, Model, MultiStepAgent, ToolCallingAgent
+from smolagents.utils import BASE_BUILTIN_MODULES
 
 import smolsessions
 from smolsessions.agent_options import SharedOptions
 from smolsessions.agents.config.agents_file import read_agents_file
-from smolsessions.agents.config.mistakes import Place, PlacedStartError, keys_at, models_of, sentence_at, unsuitable
+from smolsessions.agents.config.mistakes import Place, PlacedStartError, keys_at, sentence_at
 from smolsessions.agents.config.saved_agents import SavedAgent, download, read_saved_agent
 from smolsessions.agents.config.schema import CODE_KEYS, REMOTE_EXECUTORS, AgentsFile, AgentTable, ModelTable
 from smolsessions.agents.config.templates import complete_templates, smolagents_templates, templates_of
@@ -104,24 +105,17 @@ class Assembly:
             agent.description = table.description or agent.description
             agent.name = agent.name or (name if name.isidentifier() else None)
         else:
-            agent = self._construct(name, table, caller, self._saved_of(name, table))
+            saved = None
+            if source := table.hub or table.folder:
+                with self._lock, self._at(("agents", name), "hub" if table.hub else "folder"):
+                    if name not in self._saved:
+                        folder = download(source, table.revision or "") if table.hub else self._beside(source)
+                        self._saved[name] = read_saved_agent(name, folder)
+                    saved = self._saved[name]
+                    if not saved.writes_code and (foreign := sorted(table.given & {*CODE_KEYS})):
+                        raise StartError(f"holds a ToolCallingAgent, which has no {foreign[0]}; remove that key")
+            agent = self._construct(name, table, caller, saved)
         return self._with_options(name, table, agent)
-
-    def _saved_of(self, name: str, table: AgentTable) -> SavedAgent | None:
-        if not (table.folder or table.hub):
-            return None
-        with self._lock, self._at(("agents", name), "hub" if table.hub else "folder"):
-            if name not in self._saved:
-                folder = download(table.hub, table.revision or "") if table.hub else self._beside(table.folder or "")
-                self._saved[name] = read_saved_agent(name, folder)
-            saved = self._saved[name]
-            if saved.kind != "code" and (foreign := sorted(table.given & {*CODE_KEYS})):
-                raise StartError(f"holds a ToolCallingAgent, which has no {foreign[0]}; remove that key")
-            for _, model in models_of(self._file, name, table):
-                structured = table.structured_output
-                if sentence := unsuitable(model, writes_code=saved.kind == "code", structured=structured):
-                    raise StartError(sentence)
-            return saved
 
     def _construct(self, name: str, table: AgentTable, caller: Caller, saved: SavedAgent | None) -> MultiStepAgent:
         place = ("agents", name)
@@ -131,33 +125,39 @@ class Assembly:
             same = {key: getattr(table, key) for key in _INHERITED}
             inner = AgentTable.model_construct(set(same), folder=table.folder, trust=True, **same)
             with self._at(place, "folder"):
-                managed.append(self._with_options(name, inner, self._construct(each.name or "", inner, caller, each)))
+                managed.append(
+                    self._with_options(name, inner, self._construct(each.json.name or "", inner, caller, each))
+                )
         with self._lock:
             if table.model not in self._models:
+                wanted = [(("models", table.model) if isinstance(table.model, str) else (*place, "model"), table.model)]
                 made = []
-                for model_place, model in models_of(self._file, name, table):
-                    with self._at(model_place):
-                        made.append(make_model(model))
+                for at, model in wanted:  # which grows by the fallbacks of the first
+                    found = self._file.models[model] if isinstance(model, str) else model
+                    assert found
+                    wanted += [(("models", fallback), fallback) for fallback in found.fallbacks]
+                    with self._at(at):
+                        made.append(make_model(found))
                 self._models[table.model] = add_fallbacks(*made)
         arguments: dict[str, Any] = {
             "tools": tools,
             "model": self._models[table.model],
             "managed_agents": managed or None,
             "name": name if name.isidentifier() else None,
-            "description": table.description or (saved and saved.description),
+            "description": table.description or (saved and saved.json.description),
             "instructions": table.instructions,
-            "planning_interval": table.planning_interval or (saved and saved.planning_interval),
+            "planning_interval": table.planning_interval or (saved and saved.json.planning_interval),
             "verbosity_level": LogLevel.OFF,
         }
-        if max_steps := table.max_steps or (saved and saved.max_steps):
+        if max_steps := table.max_steps or (saved and saved.json.max_steps):
             arguments["max_steps"] = max_steps
-        writes_code = (saved.kind if saved else table.kind) == "code"
+        writes_code = saved.writes_code if saved else table.kind == "code"
         key = "prompt_templates" if table.prompt_templates or not saved else "folder" if table.folder else "hub"
         with self._at(place, key):
             if table.prompt_templates:
                 templates = templates_of(self._beside(table.prompt_templates))
-            elif saved and saved.templates:
-                templates = complete_templates(saved.templates, "agent.json ")
+            elif saved and saved.json.prompt_templates:
+                templates = complete_templates(saved.json.prompt_templates, "agent.json ")
             else:
                 coder = "structured_code_agent" if table.structured_output else "code_agent"
                 templates = smolagents_templates(coder if writes_code else "toolcalling_agent")
@@ -176,13 +176,13 @@ class Assembly:
                 executor = remote_executor(table.executor, **options)
         imports = table.authorized_imports
         if saved and "authorized_imports" not in table.given:
-            imports = saved.authorized_imports
+            imports = tuple(sorted({*saved.json.authorized_imports} - {*BASE_BUILTIN_MODULES}))
             if "*" in imports:
                 with self._at(place, "authorized_imports"):
                     raise StartError('is missing, and the saved agent asks for all modules ("*"); list what it needs')
         for number, module in enumerate(imports if executor is None else ()):
             if module != "*" and importlib.util.find_spec(module.partition(".")[0]) is None:
-                named = module if saved and imports is saved.authorized_imports else f"entry {number + 1}"
+                named = module if saved and "authorized_imports" not in table.given else f"entry {number + 1}"
                 with self._at(place, "authorized_imports"):
                     raise StartError(f"{named} is no module that is installed here; install its package, or remove it")
         return {

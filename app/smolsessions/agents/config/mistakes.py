@@ -43,20 +43,10 @@ _KEYS: Mapping[Place, Collection[str]] = {
 """Keys of each table. `options` are those that code sets."""
 _SENTENCES = {
     "missing": "is missing; add it",
-    "string_type": "is no text; write one in quotes",
-    "bool_type": "is neither true nor false; write one of them without quotes",
-    "int_type": "is no whole number; write one without quotes",
-    "int_from_float": "is no whole number; write one",
-    "float_type": "is no number; write one without quotes",
-    "tuple_type": 'is no list; write ["…", "…"]',
-    "list_type": 'is no list; write ["…", "…"]',
-    "dict_type": "is no table; write {NAME = …}",
-    "model_type": "is no table; write {key = …}",
-    "model_attributes_type": "is no table; write {key = …}",
-    "string_too_short": "is empty; write a text, or remove it",
-    "string_too_long": "is too long; shorten it",
+    **dict.fromkeys(("tuple_type", "list_type"), 'is no list; write ["…", "…"]'),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "is no table; write {key = …}"),
 }
-_BOUNDS = {"ge": "{:.10g} or more", "gt": "more than {:.10g}", "le": "{:.10g} or less", "lt": "less than {:.10g}"}
+"""Sentences in place of pydantic's, which name types of Python."""
 _VARIABLE = "is no name of an environment variable; write the name of the variable that holds the key, not the key"
 _NAME_OF_TABLE = "is no name; use 1 to 64 letters, digits, - and _"
 _ADDRESS = "is no address; it begins with http:// or https://"
@@ -79,8 +69,6 @@ _TABLE_DEPTH = 2
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HARMLESS = re.compile(r"[A-Za-z][A-Za-z_-]{0,39}")
 """Names of table keys that a sentence may repeat. Keys of providers have digits, and do not match."""
-_NO_STRUCTURED_OUTPUT = frozenset({"bedrock", "huggingface", "transformers"})
-_STRUCTURED_OUTPUT_BEHIND_HUGGINGFACE = frozenset({"cerebras", "fireworks-ai"})
 
 
 class PlacedStartError(StartError, code="cannot_start"):
@@ -102,7 +90,7 @@ def mistakes_in(error: ValidationError, table: Place = ()) -> list[str]:
     sentences = []
     for problem in problems:
         place = (*table, *(part for part in problem["loc"] if part not in {*TAGS, BY_NAME, IN_PLACE, "[key]"}))
-        kind, context = problem["type"], problem.get("ctx", {})
+        kind = problem["type"]
         key = next((str(part) for part in reversed(place) if part in _SENTENCES_OF_KEYS), "")
         if kind == "extra_forbidden":
             place, name = place[:-1], str(place[-1])
@@ -118,12 +106,8 @@ def mistakes_in(error: ValidationError, table: Place = ()) -> list[str]:
             kind == "string_too_long" and _SENTENCES_OF_KEYS.get(key) == _VARIABLE
         ):
             text = _SENTENCES_OF_KEYS[key]
-        elif kind == "literal_error":
-            text = f"is none of {context['expected'].replace(' or ', ', ')}; write one of them".replace("'", '"')
-        elif bound := next((name for name in _BOUNDS if name in context), None):
-            text = f"is out of range; write {_BOUNDS[bound].format(context[bound])}"
         else:
-            text = _SENTENCES.get(kind, f"{problem['msg'].replace('Input should', 'should')}; mend it")
+            text = _SENTENCES.get(kind, re.sub("^(Input|String) should", "should", problem["msg"]))
         sentences.append(sentence_at(place, text))
     return list(dict.fromkeys(sentences))
 
@@ -163,10 +147,17 @@ def wrong_references(file: AgentsFile) -> Iterator[str]:
         elif agent.model:
             yield from _wrong_fallbacks(file, (*place, "model"), agent.model, own="")
         yield from _unknown_names((*place, "mcp"), agent.mcp, "mcp", file.mcp)
-        for _, model in models_of(file, name, agent) if agent.kind else ():
-            if sentence := unsuitable(model, writes_code=agent.kind == "code", structured=agent.structured_output):
-                yield sentence_at((*place, "model"), sentence)
-        yield from _wrong_managed_agents(file, name, agent)
+        managers = (*place, "managed_agents")
+        yield from _unknown_names(managers, agent.managed_agents, "agents", file.agents)
+        if len(set(agent.managed_agents)) < len(agent.managed_agents):
+            yield sentence_at(managers, "names an agent twice; remove one")
+        for each in dict.fromkeys(one for one in agent.managed_agents if one in file.agents):
+            if not each.isidentifier() or keyword.iskeyword(each):
+                yield sentence_at(
+                    managers, f"{each} is no Python name, as models call it; rename it with letters and _"
+                )
+            elif file.agents[each].kind and not file.agents[each].description:
+                yield sentence_at(("agents", each, "description"), f"is missing, and {name} manages this agent; add it")
         unreachable = {"managed_agents": "agents", "mcp": "MCP servers", "workspace": "a workspace"}
         for key, what in unreachable.items() if agent.executor in REMOTE_EXECUTORS else ():
             if getattr(agent, key):
@@ -181,26 +172,6 @@ def wrong_references(file: AgentsFile) -> Iterator[str]:
         yield sentence_at(("agents", cycle[0], "managed_agents"), sentence)
 
 
-def unsuitable(model: ModelTable, *, writes_code: bool, structured: bool) -> str | None:
-    """Return why an agent of this kind cannot work on a model, with advice."""
-    if model.provider == "bedrock" and not writes_code:
-        return 'provider = "bedrock" calls no tools; make it kind = "code", or use provider = "litellm"'
-    behind = model.options.inference_provider
-    if structured and model.provider in _NO_STRUCTURED_OUTPUT and behind not in _STRUCTURED_OUTPUT_BEHIND_HUGGINGFACE:
-        return f'provider = "{model.provider}" has no structured output; remove structured_output = true'
-    return None
-
-
-def models_of(file: AgentsFile, name: str, agent: AgentTable) -> list[tuple[Place, ModelTable]]:
-    """Return the model of an agent and its fallbacks, in their order, each with the place of its table."""
-    place: Place = ("models", agent.model) if isinstance(agent.model, str) else ("agents", name, "model")
-    model = file.models.get(agent.model) if isinstance(agent.model, str) else agent.model
-    if model is None:
-        return []
-    fallbacks = [each for each in model.fallbacks if each in file.models]
-    return [(place, model), *((("models", each), file.models[each]) for each in fallbacks)]
-
-
 def _wrong_fallbacks(file: AgentsFile, place: Place, table: ModelTable, own: str) -> Iterator[str]:
     place = (*place, "fallbacks")
     yield from _unknown_names(place, table.fallbacks, "models", file.models)
@@ -210,18 +181,6 @@ def _wrong_fallbacks(file: AgentsFile, place: Place, table: ModelTable, own: str
             return
         if name in file.models and file.models[name].fallbacks:
             yield sentence_at(place, f"{name} has fallbacks itself; list all in one place")
-
-
-def _wrong_managed_agents(file: AgentsFile, name: str, agent: AgentTable) -> Iterator[str]:
-    place = ("agents", name, "managed_agents")
-    yield from _unknown_names(place, agent.managed_agents, "agents", file.agents)
-    if len(set(agent.managed_agents)) < len(agent.managed_agents):
-        yield sentence_at(place, "names an agent twice; remove one")
-    for each in dict.fromkeys(one for one in agent.managed_agents if one in file.agents):
-        if not each.isidentifier() or keyword.iskeyword(each):
-            yield sentence_at(place, f"{each} is no Python name, as models call it; rename it with letters and _")
-        elif file.agents[each].kind and not file.agents[each].description:
-            yield sentence_at(("agents", each, "description"), f"is missing, and {name} manages this agent; add it")
 
 
 def _unknown_names(place: Place, names: Iterable[str], kind: str, known: Iterable[str]) -> Iterator[str]:

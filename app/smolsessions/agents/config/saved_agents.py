@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from smolagents import PromptTemplates, Tool
-from smolagents.utils import BASE_BUILTIN_MODULES
+from smolagents import Tool
 
 from smolsessions.agents.run.agent_state import has_own_state
 from smolsessions.core.errors import StartError
@@ -31,11 +30,10 @@ _FILES = ["agent.json", "*/agent.json", "tools/*.py", "*/tools/*.py"]
 """Files of a repository that are downloaded. `*` stands for folders, too."""
 _LEFT_OUT = frozenset({"python_interpreter", "user_input"})
 """Tools that run code in the service, or read its standard input."""
-_KINDS: dict[str, Literal["tool_calling", "code"]] = {"ToolCallingAgent": "tool_calling", "CodeAgent": "code"}
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")]
 
 
-class _AgentJson(BaseModel):
+class AgentJson(BaseModel):
     """Keys of agent.json that count. Its model and executor do not."""
 
     model_config = ConfigDict(strict=True, hide_input_in_errors=True)
@@ -55,15 +53,13 @@ class _AgentJson(BaseModel):
 class SavedAgent:
     """Contents of a saved folder, with its tools loaded."""
 
-    kind: Literal["tool_calling", "code"]
+    json: AgentJson
     loaded: tuple[Tool, ...]
-    templates: PromptTemplates | None
-    max_steps: int | None
-    planning_interval: int | None
-    name: str | None
-    description: str | None
-    authorized_imports: tuple[str, ...]
     managed: tuple[SavedAgent, ...]
+
+    @property
+    def writes_code(self) -> bool:
+        return self.json.kind == "CodeAgent"
 
     def tools(self) -> list[Tool]:
         """Return the tools for one agent. It gets its own instance of a tool with a state."""
@@ -119,7 +115,7 @@ def _read(root: Path, place: Path, depth: int) -> SavedAgent:
         raise StartError(f"has agents nested deeper than {MAX_DEPTH}; manage fewer")
     name = place / "agent.json"
     try:
-        found = _AgentJson.model_validate_json(read_text(root / name, str(name)))
+        found = AgentJson.model_validate_json(read_text(root / name, str(name)))
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(str(part) for part in problem["loc"]) or "it"
@@ -130,14 +126,8 @@ def _read(root: Path, place: Path, depth: int) -> SavedAgent:
     if skipped := _LEFT_OUT & set(found.tools):
         log.warning("%s: left out %s", root / name, ", ".join(sorted(skipped)), extra={"action": "agent.saved"})
     return SavedAgent(
-        _KINDS[found.kind],
+        found,
         tuple(_tool(root, place / "tools" / f"{name}.py") for name in found.tools if name not in _LEFT_OUT),
-        found.prompt_templates,  # type: ignore[arg-type] # its keys are checked where the agent is made
-        found.max_steps,
-        found.planning_interval,
-        found.name,
-        found.description,
-        tuple(sorted(set(found.authorized_imports) - set(BASE_BUILTIN_MODULES))),
         tuple(_read(root, place / "managed_agents" / name, depth - 1) for name in found.managed_agents),
     )
 

@@ -1,4 +1,4 @@
-"""Model of a table of agents.toml, with its fallbacks."""
+"""Models of tables of agents.toml, and their fallbacks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from smolsessions.agents.models.keys import without_secrets
 from smolsessions.core.errors import StartError
 
 _FALLBACKS = "_smolsessions_fallbacks"
-
-
 _MAKERS = {
     "openai": "openai_models:make_openai",
     "azure": "openai_models:make_azure",
@@ -31,11 +29,6 @@ _PACKAGES = {
     "bedrock": ["boto3"],
     "transformers": ["torch", "transformers"],
 }
-
-
-def make_model(table: ModelTable, *fallbacks: ModelTable) -> Model:
-    """Return the model of a table, with those that its `fallbacks` name. Raises `StartError`."""
-    return add_fallbacks(*map(_make, (table, *fallbacks)))
 
 
 def add_fallbacks(model: Model, *fallbacks: Model) -> Model:
@@ -73,7 +66,8 @@ def check_model(name: str, agent: MultiStepAgent) -> None:
             )
 
 
-def _make(table: ModelTable) -> Model:
+def make_model(table: ModelTable) -> Model:
+    """Return the model of a table, without its fallbacks. Raises `StartError`."""
     module, _, function = _MAKERS[table.provider].partition(":")
     make: Callable[[ModelTable], Model] = getattr(
         importlib.import_module(f"smolsessions.agents.models.{module}"), function

@@ -45,7 +45,28 @@ def load_tools(
     for entry in base_tools:
         _refuse_missing("add_base_tools:", _NEEDED.get(entry.partition(":")[2], ()))
     wanted = [*entries, *base_tools]
-    known |= {entry: _load(entry) for entry in wanted if entry not in known}
+    for entry in wanted:
+        if entry in known:
+            continue
+        module_name, _, name = entry.partition(":")
+        if module_name == OWN:
+            _refuse_missing(entry, _NEEDED.get(name, ()))
+        found = import_named(module_name, name, "tool", "name an instance, a class or a factory of a smolagents tool")
+        tool = found if isinstance(found, BaseTool) else _make(entry, found)
+        check_tool(tool)
+        if not has_own_state(tool):
+            known[entry] = _set_up(entry, tool), None
+            continue
+        if tool is found:
+            raise StartError(
+                f"{entry} is one tool that holds state (get_state, set_state), so conversations would mix; name its "
+                "class, or a function that makes it"
+            )
+
+        def make_own(entry: str = entry, make: Any = found) -> Any:
+            return _set_up(entry, _make(entry, make))
+
+        known[entry] = tool, make_own
     loaded = [known[entry] for entry in wanted]
     names = [tool.name for tool, _ in loaded]
     for name in names:
@@ -69,35 +90,6 @@ def check_tool(tool: Any, place: str = "") -> None:
             )
 
 
-def _load(entry: str) -> Loaded:
-    """Return a tool, and the function that makes further ones if it holds state."""
-    module_name, _, name = entry.partition(":")
-    if module_name == OWN:
-        _refuse_missing(entry, _NEEDED.get(name, ()))
-    advice = "name an instance, a class or a factory of a smolagents tool"
-    found = import_named(module_name, name, "tool", advice)
-    if isinstance(found, BaseTool):
-        tool, make = found, None
-    else:
-        tool, make = _make(entry, found), found
-    check_tool(tool)
-    if not has_own_state(tool):
-        _set_up(entry, tool)
-        return tool, None
-    if make is None:
-        raise StartError(
-            f"{entry} is one tool that holds state (get_state, set_state), so conversations would mix; name its class, "
-            "or a function that makes it"
-        )
-
-    def make_own() -> Any:
-        own = _make(entry, make)
-        _set_up(entry, own)
-        return own
-
-    return tool, make_own
-
-
 def _refuse_missing(entry: str, packages: Iterable[str]) -> None:
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
         raise StartError(f"{entry} needs {' and '.join(missing)}; pip install 'smolsessions[web-tools]'")
@@ -119,12 +111,13 @@ def _make(entry: str, make: Callable[[], Any]) -> Any:
     return tool
 
 
-def _set_up(entry: str, tool: Any) -> None:
-    """Set a tool up before threads share it: smolagents would do so in each of them."""
+def _set_up(entry: str, tool: Any) -> Any:
+    """Set a tool up before threads share it, and return it: smolagents would do so in each of them."""
     if getattr(tool, "is_initialized", True):
-        return
+        return tool
     try:
         tool.setup()
     except (Exception, SystemExit) as error:
         raise StartError(f"setup() of the tool {entry} failed with {describe_error(error)}; mend it") from error
     tool.is_initialized = True
+    return tool
