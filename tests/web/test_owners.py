@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -276,3 +276,17 @@ def _let_in(service: Service, *keys: str) -> list[bool]:
 def _without_date(response: httpx2.Response) -> tuple[int, dict[str, str], bytes]:
     headers = {name: value for name, value in response.headers.items() if name != "date"}
     return response.status_code, headers, response.content
+
+
+def test_imports_of_one_owner_delay_another_owner_by_one_import(tmp_path: Path) -> None:
+    keys = write_private(tmp_path / "keys", owner_line("ada", ADA) + owner_line("bob", BOB))
+    with Service(tmp_path, PLAIN | {"API_KEYS_FILE": str(keys)}) as service:
+        made = request_as(service, ADA, "POST", "/turn", TURN).json()["conversation_id"]
+        document = request_as(service, ADA, "GET", f"/conversations/{made}/export").json()
+        large = document | {"steps": document["steps"] * 2000}
+        with ThreadPoolExecutor(6) as pool:
+            asked = [pool.submit(request_as, service, ADA, "POST", "/conversations/import", large) for _ in range(6)]
+            wait(asked, return_when=FIRST_COMPLETED)
+            assert request_as(service, BOB, "POST", "/conversations/import", document).status_code == 201
+            assert sum(each.done() for each in asked) < len(asked) - 1
+            assert {each.result().status_code for each in asked} == {201}

@@ -8,6 +8,7 @@ from functools import partial
 from hashlib import sha256
 from itertools import compress
 from typing import Annotated
+from weakref import WeakValueDictionary
 
 from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 from pydantic_core import to_json
@@ -21,6 +22,7 @@ from smolsessions.core.records import (
     ConversationFields,
     ConversationQuery,
     ConversationStatus,
+    Owner,
     Ref,
     Sort,
     StepType,
@@ -265,6 +267,7 @@ def file_routes(conversations: Conversations) -> APIRouter:
 def memory_routes(conversations: Conversations) -> APIRouter:
     router = APIRouter(tags=["memory"], route_class=StrictRoute)
     importing = asyncio.Semaphore(1)  # a document of 5 MB takes 300 MB of memory while it is imported
+    of_owner: WeakValueDictionary[Owner, asyncio.Lock] = WeakValueDictionary()  # of each owner, one waits for the turn
 
     @router.post(
         "/conversations/import",
@@ -276,7 +279,7 @@ def memory_routes(conversations: Conversations) -> APIRouter:
         owner: CallerOwner, request: Request, new_id: NewId = None, agent: Agent = None
     ) -> Response:
         """Create a conversation from an exported one."""
-        async with importing:
+        async with of_owner.setdefault(owner, asyncio.Lock()), importing:
             body = await request.body()
             await in_thread_if_large(check_document, body)
             document = await in_thread_if_large(read_json, body)
