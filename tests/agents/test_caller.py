@@ -27,6 +27,7 @@ from tests.support.callers import (
     tenants_of,
     told,
 )
+from tests.support.fixtures import shared_service
 from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, request_as
 from tests.support.service import ROOT, Service, run, write_private
 from tests.support.store_server import StoreServer
@@ -37,12 +38,7 @@ SHOWN = ("/turns/1/events", "/steps", "/messages", "/turns/1", "/export", "")
 OUTSIDE = "no turn runs here, so there is no caller"
 READ_AGAIN = "the API keys are read again"
 GOLD = {"call": [["gold", {}]]}
-
-
-@pytest.fixture(scope="module")
-def tenants(tmp_path_factory: pytest.TempPathFactory, outside: StoreServer) -> Iterator[Service]:
-    with tenants_of(tmp_path_factory.mktemp("tenants"), LOG_LEVEL="debug", DRAIN_S="1", **outside.settings) as running:
-        yield running
+tenants = shared_service(tenants_of, on_outside=True, LOG_LEVEL="debug", DRAIN_S="1")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import inspect
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,18 +12,14 @@ from smolagents.local_python_executor import LocalPythonExecutor
 from smolsessions.agents.smolagents_patches import DefaultLogger
 from tests.support import constructors
 from tests.support.constructors import CASES, FOLDER, NAMES
+from tests.support.fixtures import shared_service
 from tests.support.service import Service, run
 
 REFUSED = {"add_base_tools"}
 """Tested below: it brings a ToolCallingAgent a tool that runs code in this process."""
 
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    folder = tmp_path_factory.mktemp("constructors")
-    agents = ",".join(f"{name}=tests.support.constructors:make_{name}" for name in NAMES.values())
-    with Service(folder, {"AGENTS": agents}, {FOLDER: str(folder)}) as running:
-        yield running
+AGENTS = ",".join(f"{name}=tests.support.constructors:make_{name}" for name in NAMES.values())
+service = shared_service(lambda folder: Service(folder, {"AGENTS": AGENTS}, {FOLDER: str(folder)}))
 
 
 def test_every_argument_is_on_the_list() -> None:

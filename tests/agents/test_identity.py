@@ -1,7 +1,7 @@
 """Identity of the agent that answered: its model, fingerprint and release, also with models of hostile classes."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,13 @@ from smolsessions.agents.factories import SMOLAGENTS, check_factory
 from smolsessions.agents.identity import model_identity, release_of
 from smolsessions.core.records import ModelIdentity
 from tests.support import agents
+from tests.support.fixtures import shared_service
 from tests.support.identities import AGENTS, KEY, Raising, Unprintable, make_own, make_plain
 from tests.support.service import Service
 from tests.support.streaming import StreamedModel
 from tests.support.turns import DONE
 
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("identity"), {"AGENTS": AGENTS, "DEMO_AGENTS": "0"}) as service:
-        yield service
+service = shared_service({"AGENTS": AGENTS, "DEMO_AGENTS": "0"})
 
 
 @pytest.mark.parametrize(

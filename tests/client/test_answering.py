@@ -12,18 +12,14 @@ from smolsessions import AsyncClient, Client
 from smolsessions.evaluation import ServiceAdapter, TurnFailedError
 from smolsessions.wire.events import InputAnswered, TurnEnded, TurnWaiting
 from tests.support.answering import asking_service, mail, sent
+from tests.support.fixtures import shared_service
 from tests.support.relay import Relay
 from tests.support.service import Service
 from tests.support.turns import DONE
 from tests.support.waiting import Gate, wait_until
 
 QUESTION = {"call": [["ask_user", {"question": "Which tea?", "choices": ["green", "black"]}]]}
-
-
-@pytest.fixture(scope="module")
-def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with asking_service(tmp_path_factory.mktemp("asking"), WAIT_S="0.5") as running:
-        yield running
+asking = shared_service(asking_service, WAIT_S="0.5")
 
 
 @pytest.fixture

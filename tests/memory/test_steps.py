@@ -8,7 +8,7 @@ import math
 import pickle
 import time
 import zoneinfo
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from smolsessions.agents.values.json_forms import json_form
 from smolsessions.core.errors import SealBrokenError
 from tests.support import agents, odd
 from tests.support.documents import PROGRAMS, described, shown
+from tests.support.fixtures import shared_service
 from tests.support.service import PLAIN, Service
 from tests.support.tiers import mostly_deep, repeated
 from tests.support.turns import DONE
@@ -100,12 +101,8 @@ def output(value: Any) -> Any:
     return again(action(action_output=value)).action_output
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a service that rebuilds every session from its bytes."""
-    settings = {"AGENTS": f"{PLAIN['AGENTS']},{MORE}", "DEMO_AGENTS": "0", "WARM_SESSIONS": "0"}
-    with Service(tmp_path_factory.mktemp("steps"), settings) as running:
-        yield running
+# A service that rebuilds every session from its bytes.
+service = shared_service({"AGENTS": f"{PLAIN['AGENTS']},{MORE}", "DEMO_AGENTS": "0", "WARM_SESSIONS": "0"})
 
 
 def test_every_field_of_a_step_comes_back() -> None:

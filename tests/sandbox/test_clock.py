@@ -27,6 +27,7 @@ from smolsessions.core.agent_ports import EventBridge
 from smolsessions.core.events import ReplayState
 from tests.support import approvals, coders
 from tests.support.code_turns import code_script, play_code, printed, shown_outputs, variable_chunks
+from tests.support.fixtures import shared_service
 from tests.support.killed_turns import SETTINGS, KilledTurn, kill_and_resume, kill_when_blocked
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
@@ -303,12 +304,7 @@ LOGGED = [
     [*BROKEN, *code_script(f"final_answer(helper({BROKEN_TASK!r}))")],
     [*code_script("def broken(:"), SHOWN],
 ]
-
-
-@pytest.fixture(scope="module")
-def cold(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("cold"), outside.settings | {"WARM_SESSIONS": "0"}) as service:
-        yield service
+cold = shared_service({"WARM_SESSIONS": "0"}, on_outside=True)
 
 
 @pytest.fixture(params=mostly_deep(["warm", "cold"], fast=["cold"]))

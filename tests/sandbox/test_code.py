@@ -30,6 +30,7 @@ from tests.support.code_turns import (
     wait_until_no_code_runs,
 )
 from tests.support.data import data
+from tests.support.fixtures import shared_service
 from tests.support.programs import named
 from tests.support.refusals import sentence_of
 from tests.support.service import Service, run
@@ -63,16 +64,10 @@ KILLERS = {
     ),
     "a silent channel": "import os\nos.closerange(3, 20)",
 }
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a service with secrets, whose processes a test may kill."""
-    settings, environment = {"SEAL_KEYS": new_key()}, {"A_MODELS_KEY": "sk-of-the-model"}
-    with Service(tmp_path_factory.mktemp("alone"), settings, environment, forked=False) as service:
-        yield service
-
-
+# A service with secrets, whose processes a test may kill.
+alone = shared_service(
+    lambda folder: Service(folder, {"SEAL_KEYS": new_key()}, {"A_MODELS_KEY": "sk-of-the-model"}, forked=False)
+)
 TALK: list[tuple[list[Event], dict[str, Any]]] = [
     (code_script(*turn["blocks"]), turn.get("given", {})) for turn in yaml.safe_load(data("talk.yaml"))
 ]

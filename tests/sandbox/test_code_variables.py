@@ -1,7 +1,7 @@
 """Variables of code outlive turns, processes, stops and crashes. Variables modified in the store are refused."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from tests.support.code_turns import (
     variable_chunks,
     wait_until_no_code_runs,
 )
+from tests.support.fixtures import shared_service
 from tests.support.service import Service
 from tests.support.store_server import PARTITION, Raw, StoreServer
 from tests.support.streaming import Event
@@ -29,13 +30,8 @@ from tests.support.turns import DONE, cancel, error_code, submit_turn, wait_for_
 from tests.support.waiting import Gate
 
 LOCK = "import threading\nlock = threading.Lock()\nlocks = 1"
-
-
-@pytest.fixture(scope="module")
-def cold(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a service that reloads every conversation, from a store that the test can read."""
-    with Service(tmp_path_factory.mktemp("cold"), outside.settings | {"WARM_SESSIONS": "0", "WAIT_S": "10"}) as service:
-        yield service
+# A service that reloads every conversation, from a store that the test can read.
+cold = shared_service({"WARM_SESSIONS": "0", "WAIT_S": "10"}, on_outside=True)
 
 
 def then(service: Service, turn: Event, *blocks: str, **body: Any) -> list[str]:

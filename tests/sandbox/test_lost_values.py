@@ -2,7 +2,6 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from smolsessions.agents.sandbox.variable_chunks import chunk_id
 from smolsessions.agents.sandbox.variables import SavedVariables, Variables
 from tests.support.code_turns import GONE, code_script, printed, shown_outputs, tasks
 from tests.support.executors import MAX_BYTES, new_executor, said
+from tests.support.fixtures import shared_service
 from tests.support.killed_turns import WITHOUT_CODE, kill_and_resume, make_killed_turn
 from tests.support.service import Service
 from tests.support.streaming import Event
@@ -23,18 +23,8 @@ AGENTS = ",".join(
     f"{name}=tests.support.coders:make_{name}" for name in ("caller", "keeper", "threaded", "threaded_keeper")
 )
 KEPT = [("db", "connection"), ("cash", "money"), ("box", "parcel"), ("word", "text")]
-
-
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("warm"), {"AGENTS": AGENTS}) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
-def cold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("cold"), {"AGENTS": AGENTS, "WARM_SESSIONS": "0"}) as service:
-        yield service
+warm = shared_service({"AGENTS": AGENTS})
+cold = shared_service({"AGENTS": AGENTS, "WARM_SESSIONS": "0"})
 
 
 @pytest.fixture(params=mostly_deep(["warm", "cold"], fast=["cold"]))

@@ -1,14 +1,13 @@
 """Going back in time: a fork or a rollback equals a conversation that stopped at that turn."""
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from redis import Redis
 
+from tests.support.fixtures import raw_store, shared_service
 from tests.support.histories import (
     KINDS,
     SETTINGS,
@@ -29,28 +28,11 @@ from tests.support.streaming import log_of
 from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, ECHO, PROMPT, cancel, held_turn, png, submit_turn, wait_for_end
 
-
-@pytest.fixture(scope="module")
-def service(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("service"), SETTINGS | outside.settings) as running_service:
-        yield running_service
-
-
-@pytest.fixture(scope="module")
-def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a service that plays one turn at a time, on a store of its own."""
-    named = {
-        "AGENTS": "scripted=tests.support.agents:make_scripted,other=tests.support.agents:make_scripted",
-        "THREADS": "1",
-    }
-    with Service(tmp_path_factory.mktemp("narrow"), SETTINGS | named) as running_service:
-        yield running_service
-
-
-@pytest.fixture
-def raw(outside: StoreServer) -> Iterator[Raw]:
-    with Redis(unix_socket_path=str(outside.socket_path)) as client:
-        yield client
+service = shared_service(SETTINGS, on_outside=True)
+# A service that plays one turn at a time, on a store of its own.
+AGENTS = "scripted=tests.support.agents:make_scripted,other=tests.support.agents:make_scripted"
+narrow = shared_service(SETTINGS | {"AGENTS": AGENTS, "THREADS": "1"})
+raw = raw_store()
 
 
 @pytest.mark.parametrize("kind", mostly_deep(KINDS, fast=["rememberer"]))

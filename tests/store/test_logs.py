@@ -1,13 +1,11 @@
 """Logs of turns last as long as their conversation, and no longer: restarts, forks, prunes, deletes."""
 
 import json
-from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests.support.fixtures import raw_store, shared_service
 from tests.support.histories import fork
 from tests.support.service import Service
 from tests.support.store_server import PARTITION, Raw, StoreServer, conversation_keys
@@ -19,20 +17,9 @@ HELPED = json.dumps([{"call": [["helper", {"task": json.dumps([ECHO, DONE])}]]},
 LED = {"call": [["lead", {"task": HELPED}]]}
 LONG = {"call": [["echo", {"text": "x" * 20_000}]] * 20}
 LAST = [{"name": "keep_last_n_steps", "n": 1}]
-
-
-@pytest.fixture(scope="module")
-def service(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a service with the default for logs, and long messages."""
-    settings = outside.settings | {"MAX_MESSAGE_CHARS": "1000000"}
-    with Service(tmp_path_factory.mktemp("service"), settings) as found:
-        yield found
-
-
-@pytest.fixture
-def raw(outside: StoreServer) -> Iterator[Raw]:
-    with outside.client() as client:
-        yield client
+# A service with the default for logs, and long messages.
+service = shared_service({"MAX_MESSAGE_CHARS": "1000000"}, on_outside=True)
+raw = raw_store()
 
 
 def events_of(service: Service, turn: dict[str, Any], number: int | None = None) -> list[dict[str, Any]]:

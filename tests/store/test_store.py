@@ -16,6 +16,7 @@ from redis import Redis
 
 from smolsessions.store.seal import Sealer, parse_keys
 from tests.support import debian, old_data
+from tests.support.fixtures import shared_service
 from tests.support.old_data import TALKS
 from tests.support.old_data_checks import messages_of
 from tests.support.problems import problem
@@ -222,12 +223,7 @@ TAMPERINGS: dict[str, Callable[[Tampering], object]] = {
     "another agent": lambda it: it.raw.hset(it.conversation, "agent", "code"),
     "another generation": lambda it: it.raw.hset(it.conversation, "generation", 1),
 }
-
-
-@pytest.fixture(scope="module")
-def cold(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("cold"), outside.settings | {"WARM_SESSIONS": "0", "WAIT_S": "5"}) as service:
-        yield service
+cold = shared_service({"WARM_SESSIONS": "0", "WAIT_S": "5"}, on_outside=True)
 
 
 def with_a_past(service: Service, raw: Raw) -> Tampering:

@@ -2,40 +2,27 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
-from redis import Redis
-
+from tests.support.fixtures import raw_store, shared_service
 from tests.support.histories import SETTINGS, fork, new_conversation, roll_back, variable_x
 from tests.support.problems import problem
 from tests.support.service import Service
-from tests.support.store_server import Raw, StoreServer
+from tests.support.store_server import Raw
 from tests.support.transfer import export, import_document
 from tests.support.turns import DONE, ECHO, held_turn, png, submit_next, wait_for_end
 from tests.support.waiting import wait_until
 
 BRIEF_S, LONG_S = 1.0, 3600.0
 FAST = SETTINGS | {"LEASE_S": "1", "LOG_TTL_S": "1", "ID_REUSE_S": "1"}
-
-
-@pytest.fixture(scope="module")
-def service(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a service that sweeps four times a second, on four partitions."""
-    settings = FAST | outside.settings | {"PARTITIONS": "4"}
-    with Service(tmp_path_factory.mktemp("service"), settings) as running_service:
-        yield running_service
-
-
-@pytest.fixture
-def raw(outside: StoreServer) -> Iterator[Raw]:
-    with Redis(unix_socket_path=str(outside.socket_path), decode_responses=True) as client:
-        yield client
+# A service that sweeps four times a second, on four partitions.
+service = shared_service(FAST | {"PARTITIONS": "4"}, on_outside=True)
+raw = raw_store(decode_responses=True)
 
 
 def made(service: Service, ttl_s: float | None = BRIEF_S, **body: Any) -> str:

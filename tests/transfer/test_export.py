@@ -1,7 +1,6 @@
 """Export of a conversation as a document, and its import: here, elsewhere, and by others."""
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from redis import Redis
 
 from smolsessions.store.seal import new_key
 from tests.support.documents import REFUSED
+from tests.support.fixtures import shared_service
 from tests.support.histories import (
     KINDS,
     SETTINGS,
@@ -39,18 +39,9 @@ from tests.support.transfer import export, import_document, post_import
 from tests.support.turns import DONE, ECHO, PROMPT, png
 from tests.support.waiting import wait_until
 
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("service"), SETTINGS) as running_service:
-        yield running_service
-
-
-@pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a service with another store and another key."""
-    with Service(tmp_path_factory.mktemp("elsewhere"), SETTINGS | {"SEAL_KEYS": new_key()}) as running_service:
-        yield running_service
+service = shared_service(SETTINGS)
+# A service with another store and another key.
+elsewhere = shared_service(SETTINGS | {"SEAL_KEYS": new_key()})
 
 
 def refused(service: Service, *faults: tuple[Any, str], **query: str) -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,6 +21,7 @@ from tests.support.answering import (
     sent,
     submit_asking,
 )
+from tests.support.fixtures import shared_service
 from tests.support.owners import ADA, BOB, SECOND, owner_line, request_as
 from tests.support.service import Service, write_private
 from tests.support.streaming import EVENTS, Event, Frame, Stream, log_of, place, posting, watching
@@ -29,20 +29,9 @@ from tests.support.turns import DONE, cancel, error_code, wait_for_end
 from tests.support.waiting import Gate
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with asking_service(tmp_path_factory.mktemp("answers")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def owned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    folder = tmp_path_factory.mktemp("owned")
-    lines = [owner_line("ada", ADA), owner_line("ada", SECOND), owner_line("bob", BOB)]
-    with asking_service(folder, API_KEYS_FILE=str(write_private(folder / "keys", "".join(lines)))) as running:
-        yield running
+service = shared_service(asking_service)
+KEYS = owner_line("ada", ADA) + owner_line("ada", SECOND) + owner_line("bob", BOB)
+owned = shared_service(lambda folder: asking_service(folder, API_KEYS_FILE=str(write_private(folder / "keys", KEYS))))
 
 
 def pointers(response: httpx2.Response) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.support.fixtures import shared_service
 from tests.support.metrics import totals
 from tests.support.problems import OF_A_CONVERSATION, problem, strict_json
 from tests.support.service import AGENTS, CODELESS, PLAIN, Service
@@ -36,13 +37,8 @@ MERGES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({"a": [{"b": None}]}, {}, {"a": [{"b": None}]}),
     ({"a": 1, "": {"/": "~"}}, {"": {"/": None, "ключ": "ц"}}, {"a": 1, "": {"ключ": "ц"}}),
 ]
-
-
-@pytest.fixture(scope="module")
-def brief(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a service for this module alone. It forgets deleted conversations after a second."""
-    with Service(tmp_path_factory.mktemp("brief"), CODELESS | {"ID_REUSE_S": "1"}) as running:
-        yield running
+# A service for this module alone. It forgets deleted conversations after a second.
+brief = shared_service(CODELESS | {"ID_REUSE_S": "1"})
 
 
 @pytest.fixture(scope="module")

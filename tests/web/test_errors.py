@@ -4,7 +4,6 @@ import base64
 import json
 import struct
 import zlib
-from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
@@ -14,9 +13,10 @@ import pytest
 
 from smolsessions.core import errors
 from smolsessions.web.problems import status_of
+from tests.support.fixtures import shared_service
 from tests.support.problems import OF_A_CONVERSATION, nothing_stored, problem, send, strict_json
 from tests.support.raw_http import connected, problem_on
-from tests.support.service import PLAIN, Service
+from tests.support.service import PLAIN, Service, listed
 from tests.support.turns import pixel, png
 from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
@@ -128,20 +128,18 @@ def kept(service: Service) -> str:
     return str(service.play({"say": "kept"}, metadata={"a": 1})["conversation_id"])
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a service with small bounds, and with agents whose parts or whose ends fail."""
-    of = "tests.support.agents:make"
-    settings = PLAIN | {
-        "AGENTS": f"{PLAIN['AGENTS']},broken={of}_broken,clinging={of}_clinging",
+# A service with small bounds, and with agents whose parts or whose ends fail.
+small = shared_service(
+    PLAIN
+    | {
+        "AGENTS": f"{PLAIN['AGENTS']},{listed('agents', 'broken clinging')}",
         "WARM_IDLE_S": "0.1",
         "MAX_BODY_BYTES": "65536",
         "MAX_MESSAGE_CHARS": "200",
         "MAX_STEPS": "5",
         "MAX_IMAGE_PIXELS": "10000",
     }
-    with Service(tmp_path_factory.mktemp("small"), settings) as running:
-        yield running
+)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import base64
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 
 from smolsessions.agents.run.turn_files import UNKEPT
 from tests.support.code_turns import code_script
+from tests.support.fixtures import shared_service
 from tests.support.openapi import assert_described
 from tests.support.preloaded import PYTHONPATH
 from tests.support.problems import nothing_stored, problem, send
@@ -40,14 +41,8 @@ ANSWERS: dict[str, tuple[str, list[Event], list[tuple[str, str, bytes]]]] = {
     "parts of a list in a thread": ("threaded", code_script(f"final_answer({BOTH})"), [SPEECH, REPORT]),
     "a text": ("teller", [{"call": [["speak", {"text": "hello"}]]}, DONE], []),
 }
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a service whose agents take and return files."""
-    settings = {"AGENTS": AGENTS, "MAX_FILE_BYTES": "100000"}
-    with Service(tmp_path_factory.mktemp("files"), settings) as running:
-        yield running
+# A service whose agents take and return files.
+files = shared_service({"AGENTS": AGENTS, "MAX_FILE_BYTES": "100000"})
 
 
 @pytest.fixture(scope="module")

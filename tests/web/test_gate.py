@@ -2,10 +2,10 @@
 
 import json
 import socket
-from collections.abc import Iterator
 
 import pytest
 
+from tests.support.fixtures import shared_service
 from tests.support.launch import ON_LOOPBACK
 from tests.support.problems import nothing_stored, problem
 from tests.support.raw_http import connected, problem_on
@@ -43,15 +43,9 @@ CUT = {
     "its last chunk": (b"Transfer-Encoding: chunked", b"%x\r\n%b\r\n" % (len(BODY), BODY)),
     "a chunk's end": (b"Transfer-Encoding: chunked", b"%x\r\n%b" % (len(BODY) + 2, BODY)),
 }
-
-
-@pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a service that is open to a network, as behind a proxy, and allows one other origin."""
-    settings = PLAIN | {"HOST": ON_LOOPBACK, "ALLOW_ANONYMOUS": "1", "CORS_ORIGINS": ALLOWED}
-    settings["ALLOWED_HOSTS"] = "Chat.example, example.org."
-    with Service(tmp_path_factory.mktemp("network"), settings) as service:
-        yield service
+# A service that is open to a network, as behind a proxy, and allows one other origin.
+OPEN = {"HOST": ON_LOOPBACK, "ALLOW_ANONYMOUS": "1", "ALLOWED_HOSTS": "Chat.example, example.org."}
+network = shared_service(PLAIN | OPEN | {"CORS_ORIGINS": ALLOWED})
 
 
 def test_a_host_that_is_none_is_refused(service: Service, network: Service) -> None:

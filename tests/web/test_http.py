@@ -18,6 +18,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from smolsessions.web.http_connection import limited_connections
+from tests.support.fixtures import shared_service
 from tests.support.metrics import samples
 from tests.support.raw_http import answer_on, connected, problem_on
 from tests.support.service import PLAIN, Service
@@ -63,13 +64,8 @@ SMUGGLING = {
     "a chunk with a sign": POST + b"Transfer-Encoding: chunked\r\n\r\n+2\r\n{}\r\n0\r\n\r\n",
     "a body for another protocol": POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 2\r\n\r\n{}",
 }
-
-
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a service that waits a second for a request."""
-    with Service(tmp_path_factory.mktemp("quick"), PLAIN | {"RECEIVE_TIMEOUT_S": f"{TIMEOUT_S:g}"}) as service:
-        yield service
+# A service that waits a second for a request.
+quick = shared_service(PLAIN | {"RECEIVE_TIMEOUT_S": f"{TIMEOUT_S:g}"})
 
 
 @pytest.fixture(scope="module")

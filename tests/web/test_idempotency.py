@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ from redis import Redis
 
 from smolsessions.store.seal import new_key
 from tests.support.idempotency import post_with_key, turn_of
+from tests.support.patient import two_services
 from tests.support.problems import nothing_stored, problem
-from tests.support.service import CODELESS, PLAIN, Service
+from tests.support.service import PLAIN, Service
 from tests.support.sounds import sent
 from tests.support.store_server import SEAL_KEY, StoreServer, running_store
 from tests.support.streaming import EVENTS, Event, Stream, log_of
@@ -26,14 +26,9 @@ DAY_S = 86_400
 
 @pytest.fixture(scope="module")
 def pair(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Service]]:
-    """Yield two services on one store."""
-    folder = tmp_path_factory.mktemp("pair")
-    settings = CODELESS | outside.settings | {"ID_REUSE_S": "1", "MAX_TURNS_BEHIND": "1"}
-    with ExitStack() as stack:
-        yield (
-            stack.enter_context(Service(folder / "a", settings)),
-            stack.enter_context(Service(folder / "b", settings)),
-        )
+    settings = outside.settings | {"ID_REUSE_S": "1", "MAX_TURNS_BEHIND": "1"}
+    with two_services(tmp_path_factory.mktemp("pair"), settings) as both:
+        yield both
 
 
 @pytest.fixture

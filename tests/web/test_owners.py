@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.support.fixtures import shared_service
 from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, request_as, say_as
 from tests.support.problems import OF_A_CONVERSATION, nothing_stored, problem, send
 from tests.support.refusals import Ending, Refused, sentence_of, started
@@ -39,19 +40,14 @@ BROKEN = {
     "an owner with a slash": f"ada/bob {DIGEST}",
     "a byte that is not UTF-8": f'ada {DIGEST} {{"name": "\udcff"}}',
 }
-
-
-@pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a service with two owners, one of them with two keys. Its file has comments and blank lines."""
-    folder = tmp_path_factory.mktemp("locked")
-    keys = write_private(
-        folder / "keys",
-        f"# who may come in\n\n{owner_line('ada', ADA)}\n"
-        f"   # her phone\n{owner_line('ada', SECOND)}\n{owner_line('bob', BOB)}",
-    )
-    with Service(folder, PLAIN | {"API_KEYS_FILE": str(keys)}) as running:
-        yield running
+KEYS = (
+    f"# who may come in\n\n{owner_line('ada', ADA)}\n"
+    f"   # her phone\n{owner_line('ada', SECOND)}\n{owner_line('bob', BOB)}"
+)
+# A service with two owners, one of them with two keys. Its file has comments and blank lines.
+locked = shared_service(
+    lambda folder: Service(folder, PLAIN | {"API_KEYS_FILE": str(write_private(folder / "keys", KEYS))})
+)
 
 
 def test_requests_without_a_key_are_refused(locked: Service) -> None:

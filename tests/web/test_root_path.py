@@ -11,6 +11,7 @@ import pytest
 
 from smolsessions import ApiError, AsyncClient, Client
 from smolsessions.settings import OWN_PATHS, read_settings
+from tests.support.fixtures import shared_service
 from tests.support.openapi import description
 from tests.support.proxy import proxy
 from tests.support.service import PLAIN, Service
@@ -20,12 +21,7 @@ from tests.support.waiting import PATIENCE_S
 
 PREFIX = "/team/agents"
 PICTURE = {"call": [["picture", {}]]}
-
-
-@pytest.fixture(scope="module")
-def below(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("below"), PLAIN | {"ROOT_PATH": f"{PREFIX}/"}) as service:
-        yield service
+below = shared_service(PLAIN | {"ROOT_PATH": f"{PREFIX}/"})
 
 
 @pytest.fixture(params=mostly_deep(["removed", "kept", "no proxy"], fast={"removed", "kept"}))

@@ -1,15 +1,7 @@
 """Service of the tests of waiting turns."""
 
-from collections.abc import Iterator
-
-import pytest
-
 from tests.support.answering import asking_service
-from tests.support.service import Service
+from tests.support.fixtures import shared_service
 
-
-@pytest.fixture(scope="session")
-def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a service whose agents ask a person. Receivers of e-mails differ between tests."""
-    with asking_service(tmp_path_factory.mktemp("asking")) as running:
-        yield running
+asking = shared_service(asking_service, scope="session")
+"""A service whose agents ask a person. Receivers of e-mails differ between tests."""

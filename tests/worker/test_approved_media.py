@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +10,7 @@ import PIL.Image
 import pytest
 
 from tests.support.answering import APPROVE, answer, answering, ask, asking_service, decisions, observed, read, sent
+from tests.support.fixtures import shared_service
 from tests.support.service import Service
 from tests.support.stopwatch import Stopwatch
 from tests.support.streaming import Event, log_of
@@ -18,12 +18,7 @@ from tests.support.turns import DONE
 
 pytestmark = pytest.mark.timeout(120)
 DRAW = [{"call": [["picture", {}]]}, {"call": [["report", {}]]}]
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with asking_service(tmp_path_factory.mktemp("media"), MAX_WARM_MB="0") as running:
-        yield running
+service = shared_service(asking_service, MAX_WARM_MB="0")
 
 
 def fetched(service: Service, shown: Event) -> bytes:

@@ -11,6 +11,7 @@ import pytest
 from redis import Redis
 
 from tests.support.cancellation import assert_goes_on, assert_steps_stored
+from tests.support.fixtures import shared_service
 from tests.support.metrics import totals
 from tests.support.problems import nothing_stored, problem
 from tests.support.service import CODELESS, Service
@@ -33,14 +34,8 @@ from tests.support.waiting import wait_until
 CODES = {"interrupt": "interrupted", "rollback": "rolled_back"}
 STOPPING = list(CODES)
 STOPPING_ELSEWHERE = mostly_deep(CODES, fast=["rollback"])
-
-
-@pytest.fixture(scope="module")
-def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a service that plays one turn at a time and lets two wait in each conversation."""
-    settings = CODELESS | {"THREADS": "1", "MAX_TURNS_BEHIND": "2"}
-    with Service(tmp_path_factory.mktemp("narrow"), settings) as service:
-        yield service
+# A service that plays one turn at a time and lets two wait in each conversation.
+narrow = shared_service(CODELESS | {"THREADS": "1", "MAX_TURNS_BEHIND": "2"})
 
 
 @pytest.fixture(scope="module")

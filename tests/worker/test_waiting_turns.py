@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
@@ -24,6 +23,7 @@ from tests.support.answering import (
     sent,
     wait_for_requests,
 )
+from tests.support.fixtures import shared_service
 from tests.support.service import Service
 from tests.support.streaming import Event, log_of, place, watching
 from tests.support.turns import (
@@ -47,11 +47,8 @@ def service(asking: Service) -> Service:
     return asking
 
 
-@pytest.fixture(scope="module")
-def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a service that waits one second for an answer."""
-    with asking_service(tmp_path_factory.mktemp("impatient"), ANSWER_TTL_S="1") as running:
-        yield running
+# A service that waits one second for an answer.
+impatient = shared_service(asking_service, ANSWER_TTL_S="1")
 
 
 def statuses(service: Service, turn: Event) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.fixtures import shared_service
 from tests.support.metrics import totals
 from tests.support.owners import ADA, BOB, owner_line, request_as
 from tests.support.service import PLAIN, Service
@@ -17,13 +18,8 @@ from tests.support.streaming import Event
 from tests.support.turns import DONE, ECHO, PROMPT, cancel, held_turn, png, submit_next, submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
 
-
-@pytest.fixture(scope="module")
-def few(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a service that keeps two agents, with few bytes."""
-    settings = PLAIN | outside.settings | {"WARM_SESSIONS": "2", "WARM_MB": "0.0001"}
-    with Service(tmp_path_factory.mktemp("few"), settings) as running:
-        yield running
+# A service that keeps two agents, with few bytes.
+few = shared_service(PLAIN | {"WARM_SESSIONS": "2", "WARM_MB": "0.0001"}, on_outside=True)
 
 
 def warm(service: Service) -> float:
