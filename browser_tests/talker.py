@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import PIL.Image
-from smolagents import CodeAgent, LogLevel, Model, ToolCallingAgent, tool
+from smolagents import CodeAgent, Model, ToolCallingAgent, tool
 from smolagents.models import ChatMessage, ChatMessageStreamDelta, agglomerate_stream_deltas
 from smolagents.monitoring import TokenUsage
 
@@ -28,8 +28,6 @@ NAMES = ("talker", "coder", "leader", "picky")
 AGENTS = ",".join(f"{name}=browser_tests.talker:make_{name}" for name in NAMES)
 WAIT_S = 120
 POLL_S = 0.005
-ANSWERED = ("Observation:\n", "Error:\n", "Call id:")
-templates = agents._templates  # noqa: SLF001 - one set of templates
 
 
 class Talker(Model):
@@ -39,18 +37,13 @@ class Talker(Model):
         return agglomerate_stream_deltas([*self.generate_stream(messages, **options)])
 
     def generate_stream(self, messages: list[ChatMessage], **_options: Any) -> Iterator[ChatMessageStreamDelta]:
-        texts = [agents._text(message) for message in messages]  # noqa: SLF001 - one text for all models
-        start = max(index for index, text in enumerate(texts) if text.startswith(agents.TASK))
-        script = self.script(texts[start])
-        done = sum(text.startswith(ANSWERED) for text in texts[start + 1 :])
+        task, done = agents.place_in(messages)
+        script = self.script(task)
         yield from _play(script[min(done, len(script) - 1)], len(messages))
-        yield ChatMessageStreamDelta(token_usage=self.usage(texts))
+        yield ChatMessageStreamDelta(token_usage=self.usage([agents.text_of(message) for message in messages]))
 
     def script(self, task: str) -> list[dict[str, Any]]:
-        """Find the script in a task. A managed agent's script has words around it."""
-        script, _ = json.JSONDecoder().raw_decode(task, task.index("["))
-        found: list[dict[str, Any]] = script
-        return found
+        return agents.script_of(task)
 
     def usage(self, _texts: list[str]) -> TokenUsage:
         return TokenUsage(input_tokens=10, output_tokens=5)
@@ -97,20 +90,17 @@ def picture(width: int) -> Any:
 
 picture.output_type = "image"
 TOOLS = [agents.echo, agents.fail, picture]
-COMMON = {"tools": TOOLS, "verbosity_level": LogLevel.OFF, "max_steps": 6}
 
 
 def make_talker(**options: Any) -> ToolCallingAgent:
     """Return an agent that calls tools. A managed agent has a name and a description."""
-    given: dict[str, Any] = {"model": Talker(), "description": "Says what the message says."} | COMMON | options
-    return ToolCallingAgent(prompt_templates=templates("toolcalling_agent.yaml"), **given)
+    own = {"model": Talker(), "tools": TOOLS, "description": "Says what the message says."}
+    return agents.make_scripted(**(own | options))
 
 
 def make_coder(**options: Any) -> CodeAgent:
-    given: dict[str, Any] = (
-        {"model": Talker(), "description": "Writes the code that the message says."} | COMMON | options
-    )
-    return CodeAgent(prompt_templates=templates("code_agent.yaml"), executor_kwargs={"timeout_seconds": None}, **given)
+    own = {"model": Talker(), "tools": TOOLS, "description": "Writes the code that the message says."}
+    return agents.make_code(**(own | options))
 
 
 def make_picky() -> ToolCallingAgent:

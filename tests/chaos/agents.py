@@ -11,27 +11,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from smolagents import CodeAgent, LogLevel, Tool, ToolCallingAgent, tool
+from smolagents import CodeAgent, Tool, ToolCallingAgent, tool
 from smolagents.models import ChatMessage, ChatMessageStreamDelta
 
 import smolsessions
-from tests.chaos import ledger
+from tests.chaos import ledger, plans
 from tests.support import agents, streaming
 
-FACTORIES = {
-    "caller": "make_caller",
-    "speaker": "make_speaker",
-    "planner": "make_planner",
-    "manager": "make_manager",
-    "coder": "make_coder",
-    "fast-coder": "make_fast_coder",
-    "boss": "make_boss",
-    "careful": "make_careful",
-    "careful-coder": "make_careful_coder",
-    "asker": "make_asker",
-    "asking-coder": "make_asking_coder",
-}
-SETTING = ",".join(f"{name}={__name__}:{factory}" for name, factory in FACTORIES.items())
+SETTING = ",".join(f"{name}={__name__}:make_{name.replace('-', '_')}" for name in plans.SHARES)
 PAUSES = 4  # pauses of a model within one streamed message
 _PLACE = re.compile(r'"key": "([^"/]+)/')
 
@@ -67,9 +54,9 @@ class Speaker(streaming.StreamedModel):
 def _called(messages: list[ChatMessage], stop_sequences: list[str] | None) -> tuple[str, float]:
     """Return the key and the latency of a model call. Plans and forced answers are no entries of the script."""
     if stop_sequences == ["<end_plan>"]:
-        texts = " ".join(agents._text(message) for message in messages)  # noqa: SLF001 - one script, many models
+        texts = " ".join(agents.text_of(message) for message in messages)
         return f"{_PLACE.findall(texts.replace(chr(92), ''))[-1]}/plan{len(messages)}", 50
-    entry = streaming._entry(messages)  # noqa: SLF001
+    entry = streaming.entry_of(messages)
     return entry["key"] + ("" if stop_sequences else ".forced"), entry["wait_ms"]
 
 
@@ -131,13 +118,8 @@ TOOLS: list[Tool] = [work, charge, refuse, transfer]
 
 
 def make_caller(model: type[Model | Speaker] = Model, **options: Any) -> ToolCallingAgent:
-    return ToolCallingAgent(
-        tools=TOOLS,
-        model=model(),
-        prompt_templates=streaming._templates("toolcalling_agent.yaml"),  # noqa: SLF001 - tasks are scripts
-        verbosity_level=LogLevel.OFF,
-        **({"max_steps": 8} | options),
-    )
+    own = {"tools": TOOLS, "prompt_templates": agents.script_templates("toolcalling_agent.yaml"), "max_steps": 8}
+    return agents.make_scripted(model=model(), **(own | options))
 
 
 def make_speaker(**options: Any) -> ToolCallingAgent:
@@ -149,14 +131,8 @@ def make_planner() -> ToolCallingAgent:
 
 
 def make_coder(model: type[Model | Speaker] = Speaker, **options: Any) -> CodeAgent:
-    return CodeAgent(
-        tools=TOOLS,
-        model=model(),
-        prompt_templates=streaming._templates("code_agent.yaml"),  # noqa: SLF001
-        verbosity_level=LogLevel.OFF,
-        executor_kwargs={"timeout_seconds": None},
-        **({"max_steps": 8} | options),
-    )
+    own = {"tools": TOOLS, "prompt_templates": agents.script_templates("code_agent.yaml"), "max_steps": 8}
+    return agents.make_code(model=model(), **(own | options))
 
 
 def make_fast_coder() -> CodeAgent:

@@ -249,7 +249,7 @@ def test_steps_changed_by_an_own_policy_are_shown_changed_and_stored_unchanged(s
 def predicted_before(service: Service, turn: Json) -> str:
     """Return the digest of the next turn's prompt, from the record."""
     prompt = prompt_of(service, turn)
-    tasks = [place for place, message in enumerate(prompt) if agents._text(message).startswith("New task:")]  # noqa: SLF001
+    tasks = [place for place, message in enumerate(prompt) if agents.text_of(message).startswith("New task:")]
     return agents.digest(prompt[: tasks[-1] + 1])
 
 

@@ -53,17 +53,29 @@ class ScriptedModel(Model):
     ) -> ChatMessage:
         if stop_sequences == ["<end_plan>"]:
             return _message("1. Do what the script says.")
-        texts = [_text(message) for message in messages]
-        start = max(index for index, text in enumerate(texts) if text.startswith(TASK))
-        script, _ = json.JSONDecoder().raw_decode(texts[start].removeprefix(TASK))
-        done = sum(text.startswith(("Observation:\n", "Error:\n", "Call id:")) for text in texts[start + 1 :])
+        task, done = place_in(messages)
+        script = script_of(task)
         is_code = "</code>" in (stop_sequences or ())
         if stop_sequences is None:
             return _forced(script[-1].get("forced", "forced answer"))
-        return _play(script[min(done, len(script) - 1)], messages, done, is_code=is_code)
+        return play(script[min(done, len(script) - 1)], messages, done, is_code=is_code)
 
 
-def _play(entry: dict[str, Any], messages: list[ChatMessage], step: int, *, is_code: bool) -> ChatMessage:
+def place_in(messages: list[ChatMessage]) -> tuple[str, int]:
+    """Return the newest task, and the number of the model calls after it."""
+    texts = [text_of(message) for message in messages]
+    start = max(index for index, text in enumerate(texts) if text.startswith(TASK))
+    return texts[start], sum(text.startswith(("Observation:\n", "Error:\n", "Call id:")) for text in texts[start + 1 :])
+
+
+def script_of(task: str) -> list[dict[str, Any]]:
+    """Find the script in a task. A managed agent's script has words around it."""
+    script: list[dict[str, Any]]
+    script, _ = json.JSONDecoder().raw_decode(task, task.index("["))
+    return script
+
+
+def play(entry: dict[str, Any], messages: list[ChatMessage], step: int, *, is_code: bool) -> ChatMessage:
     if "busy_s" in entry:
         compute(entry["busy_s"])
     match entry:
@@ -76,9 +88,9 @@ def _play(entry: dict[str, Any], messages: list[ChatMessage], step: int, *, is_c
         case {"prompt": True}:
             entry = {"say": digest(messages)}
         case {"notes": True}:
-            entry = {"say": " | ".join(text for text in map(_text, messages) if text.startswith("Note "))}
+            entry = {"say": " | ".join(text for text in map(text_of, messages) if text.startswith("Note "))}
         case {"shown": True}:
-            shown = [[MessageRole(message.role).value, _text(message)] for message in messages[1:]]
+            shown = [[MessageRole(message.role).value, text_of(message)] for message in messages[1:]]
             entry = {"say": json.dumps(shown).replace("<", "\\u003c")}  # a tag would end a block of code
     if "say" in entry and is_code:
         return _message(f"<code>\nfinal_answer({entry['say']!r})\n</code>")
@@ -126,7 +138,7 @@ def _parts(message: ChatMessage) -> list[dict[str, Any]]:
     return [{"text": content}] if isinstance(content, str) else content or []
 
 
-def _text(message: ChatMessage) -> str:
+def text_of(message: ChatMessage) -> str:
     return "".join(str(part.get("text", "")) for part in _parts(message))
 
 
@@ -244,31 +256,26 @@ TOOLS = [echo, fail, leave, compute, wait_for, make, picture]
 
 
 @cache
-def _templates(name: str) -> Any:
+def templates(name: str) -> Any:
     return yaml.safe_load(files("smolagents.prompts").joinpath(name).read_text())
 
 
+def script_templates(name: str) -> Any:
+    """Return templates that pass a managed agent's task on unchanged, because it is a script."""
+    return templates(name) | {"managed_agent": {"task": "{{task}}", "report": "{{final_answer}}"}}
+
+
+def _defaults(file: str) -> dict[str, Any]:
+    given = {"tools": TOOLS, "model": ScriptedModel(), "prompt_templates": templates(file)}
+    return given | {"verbosity_level": LogLevel.OFF, "max_steps": 6}
+
+
 def make_scripted(**options: Any) -> ToolCallingAgent:
-    return ToolCallingAgent(
-        tools=TOOLS,
-        model=ScriptedModel(),
-        prompt_templates=_templates("toolcalling_agent.yaml"),
-        verbosity_level=LogLevel.OFF,
-        max_steps=6,
-        **options,
-    )
+    return ToolCallingAgent(**(_defaults("toolcalling_agent.yaml") | options))
 
 
 def make_code(**options: Any) -> CodeAgent:
-    return CodeAgent(
-        tools=TOOLS,
-        model=ScriptedModel(),
-        prompt_templates=_templates("code_agent.yaml"),
-        verbosity_level=LogLevel.OFF,
-        max_steps=6,
-        executor_kwargs={"timeout_seconds": None},
-        **options,
-    )
+    return CodeAgent(**(_defaults("code_agent.yaml") | {"executor_kwargs": {"timeout_seconds": None}} | options))
 
 
 def make_planner() -> ToolCallingAgent:
@@ -282,9 +289,8 @@ def make_manager() -> ToolCallingAgent:
 
 def make_wavering() -> CodeAgent:
     """Make an agent whose code runs in a thread, may look at files there, and asks a helper."""
-    helper = make_scripted(name="helper", description="Helps.")
-    task: Any = {"task": "{{task}}", "report": "{{final_answer}}"}
-    helper.prompt_templates = {**helper.prompt_templates, "managed_agent": task}
+    own = script_templates("toolcalling_agent.yaml")
+    helper = make_scripted(name="helper", description="Helps.", prompt_templates=own)
     agent = make_code(additional_authorized_imports=["os", "posix"], managed_agents=[helper])
     return smolsessions.options(agent, executor="thread")
 
@@ -326,7 +332,7 @@ class Broken(ToolCallingAgent):  # type: ignore[misc, unused-ignore]
 
 
 def make_broken() -> ToolCallingAgent:
-    return Broken(tools=TOOLS, model=ScriptedModel(), verbosity_level=LogLevel.OFF)
+    return Broken(**_defaults("toolcalling_agent.yaml"))
 
 
 def make_fickle() -> ToolCallingAgent:

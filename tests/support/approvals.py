@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import PIL.Image
-from smolagents import CodeAgent, LogLevel, MultiStepAgent, Tool, ToolCallingAgent, tool
+from smolagents import CodeAgent, MultiStepAgent, Tool, ToolCallingAgent, tool
 
 import smolsessions
 from smolsessions.caller import Caller
-from tests.support import agents, coders, streaming
+from tests.support import agents, coders
 
 OUTBOX = "APPROVALS_OUTBOX"
 """Variable with the path of the file of sent e-mails."""
@@ -102,13 +102,8 @@ TOOLS = [send_email, send_and_crash, delete_file, agents.echo, agents.wait_for, 
 
 def make_plain(**options: Any) -> ToolCallingAgent:
     """Make an agent without approvals of its own."""
-    defaults: dict[str, Any] = {"max_steps": 12, "tools": [*TOOLS]}
-    return ToolCallingAgent(
-        model=agents.ScriptedModel(),
-        prompt_templates=streaming._templates("toolcalling_agent.yaml"),  # noqa: SLF001 - one set of templates
-        verbosity_level=LogLevel.OFF,
-        **(defaults | options),
-    )
+    templates = agents.script_templates("toolcalling_agent.yaml")
+    return agents.make_scripted(**({"tools": [*TOOLS], "prompt_templates": templates, "max_steps": 12} | options))
 
 
 def make_mailer(**options: Any) -> ToolCallingAgent:

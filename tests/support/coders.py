@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import PIL.Image
-from smolagents import CodeAgent, LogLevel, MultiStepAgent, Tool, ToolCallingAgent, tool
+from smolagents import CodeAgent, MultiStepAgent, Tool, ToolCallingAgent, tool
 from smolagents.agent_types import AgentImage
 from smolagents.memory import ActionStep, FinalAnswerStep
 
@@ -22,7 +22,6 @@ from tests.support import agents
 A = TypeVar("A", bound=MultiStepAgent)
 LIBRARIES = ["numpy", "pandas"]
 HOST = ["os", "posix", "socket", "io", "pathlib", "ctypes", "signal", "threading"]
-SCRIPTED_TASK = {"task": "{{task}}", "report": "{{final_answer}}"}
 
 
 @dataclass
@@ -85,16 +84,8 @@ def make_coder(
     limits: CodeLimitValues | None = None,
     **options: Any,
 ) -> CodeAgent:
-    templates = {**agents._templates("code_agent.yaml"), "managed_agent": SCRIPTED_TASK}  # noqa: SLF001 - one set
-    agent = CodeAgent(
-        tools=options.pop("tools", TOOLS),
-        model=agents.ScriptedModel(),
-        prompt_templates=templates,  # type: ignore[arg-type]
-        additional_authorized_imports=[*imports],
-        verbosity_level=LogLevel.OFF,
-        executor_kwargs={"timeout_seconds": None},
-        **({"max_steps": 20} | options),
-    )
+    own = {"tools": TOOLS, "prompt_templates": agents.script_templates("code_agent.yaml"), "max_steps": 20}
+    agent = agents.make_code(additional_authorized_imports=[*imports], **(own | options))
     return smolsessions.options(agent, stored_classes=[Parcel], code_limits=limits or {})
 
 
@@ -105,15 +96,9 @@ def make_whole() -> CodeAgent:
 
 
 def make_lead() -> ToolCallingAgent:
-    templates = {**agents._templates("toolcalling_agent.yaml"), "managed_agent": SCRIPTED_TASK}  # noqa: SLF001
-    return ToolCallingAgent(
-        tools=agents.TOOLS,
-        model=agents.ScriptedModel(),
-        prompt_templates=templates,  # type: ignore[arg-type]
-        managed_agents=[make_coder(name="helper", description="Computes.")],
-        verbosity_level=LogLevel.OFF,
-        max_steps=6,
-    )
+    templates = agents.script_templates("toolcalling_agent.yaml")
+    helper = make_coder(name="helper", description="Computes.")
+    return agents.make_scripted(prompt_templates=templates, managed_agents=[helper])
 
 
 def make_threaded() -> CodeAgent:

@@ -20,7 +20,6 @@ from smolagents.monitoring import AgentLogger
 
 from tests.support import agents
 from tests.support.agents import ScriptedModel, digest, echo
-from tests.support.coders import SCRIPTED_TASK
 
 Options = dict[str, Any]
 
@@ -101,7 +100,7 @@ def meeting(case: str) -> Tool:
 
 
 def templates(file: str, system_prompt: str) -> Any:
-    return {**agents._templates(file), "system_prompt": system_prompt}  # noqa: SLF001
+    return {**agents.templates(file), "system_prompt": system_prompt}
 
 
 class Described(Tool):  # type: ignore[misc, unused-ignore]
@@ -157,7 +156,7 @@ def second_of(case: str) -> Callable[..., bool]:
 
 def helped(case: str, **options: Any) -> Options:
     named: Options = {"name": "helper", "description": "Helps.", "verbosity_level": LogLevel.OFF} | options
-    named["prompt_templates"] = {**agents._templates(TOOLS), "managed_agent": SCRIPTED_TASK}  # noqa: SLF001
+    named["prompt_templates"] = agents.script_templates(TOOLS)
     return {"managed_agents": [ToolCallingAgent(tools=[echo], model=Noting(case, "helper"), **named)]}
 
 
@@ -289,7 +288,7 @@ def make(case: str, *, with_it: bool = True) -> MultiStepAgent:
     options = {
         "tools": [echo],
         "model": Noting(case),
-        "prompt_templates": agents._templates(it.kind),  # noqa: SLF001
+        "prompt_templates": agents.templates(it.kind),
         "verbosity_level": LogLevel.OFF,
         **it.others(case),
         **(it.options(case) if with_it else {}),

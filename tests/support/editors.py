@@ -37,7 +37,7 @@ class PromptModel(Model):  # type: ignore[misc, unused-ignore]
         is_code = "</code>" in (stop_sequences or ())
         if int(seen, 16) % FEW_WORDS:
             entry = {"code": f"print(look({seen!r}))"} if is_code else {"call": [["look", {"text": seen}]]}
-        return agents._play(entry, messages, 0, is_code=is_code)  # noqa: SLF001 - one script, more models
+        return agents.play(entry, messages, 0, is_code=is_code)
 
 
 class Look(Tool):  # type: ignore[misc, unused-ignore]

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import PIL.Image
-from smolagents import CodeAgent, LogLevel, Tool, ToolCallingAgent, tool
+from smolagents import CodeAgent, Tool, ToolCallingAgent, tool
 from smolagents.models import ChatMessage, ChatMessageStreamDelta
 
 import smolsessions
 from tests.support import agents, coders, streaming
 
-_PATH = re.compile(r"/[\w/.-]+\.ledger")
+PATH = re.compile(r"/[\w/.-]+\.ledger")
 _LOCK = threading.Lock()
 PATIENCE_S = 120
 
@@ -101,9 +101,9 @@ class LedgerModel(streaming.StreamedModel):
     def generate_stream(
         self, messages: list[ChatMessage], *args: Any, **options: Any
     ) -> Iterator[ChatMessageStreamDelta]:
-        text = "\n".join(agents._text(message) for message in messages)  # noqa: SLF001 - one script, three models
-        ledger = Ledger(Path(_PATH.findall(text)[-1]))
-        same_ids = agents.TASK in text and "same_ids" in streaming._entry(messages)  # noqa: SLF001
+        text = "\n".join(agents.text_of(message) for message in messages)
+        ledger = Ledger(Path(PATH.findall(text)[-1]))
+        same_ids = agents.TASK in text and "same_ids" in streaming.entry_of(messages)
         label = f"model {agents.digest(messages)[:8]}"
         entered = False
         try:
@@ -248,14 +248,10 @@ class Counter(Tool):  # type: ignore[misc, unused-ignore]
 TOOLS: list[Tool] = [note, decline, charge, crash, bring]
 
 
-def make_teller(**options: Any) -> ToolCallingAgent:
-    return ToolCallingAgent(
-        tools=[*TOOLS, agents.echo, agents.wait_for, *options.pop("tools", ())],
-        model=LedgerModel(),
-        prompt_templates=streaming._templates("toolcalling_agent.yaml"),  # noqa: SLF001 - one set of templates
-        verbosity_level=LogLevel.OFF,
-        **({"max_steps": 12} | options),
-    )
+def make_teller(*, tools: tuple[Tool, ...] = (), **options: Any) -> ToolCallingAgent:
+    own = {"tools": [*TOOLS, agents.echo, agents.wait_for, *tools], "model": LedgerModel(), "max_steps": 12}
+    templates = agents.script_templates("toolcalling_agent.yaml")
+    return agents.make_scripted(**(own | {"prompt_templates": templates} | options))
 
 
 def make_writer(**options: Any) -> CodeAgent:
@@ -296,7 +292,7 @@ def make_threaded() -> CodeAgent:
 def make_keeper() -> ToolCallingAgent:
     """Make an agent with tools that remember."""
     counter = Counter()
-    agent = make_teller(tools=[Notebook(), LastingNotebook(), counter])
+    agent = make_teller(tools=(Notebook(), LastingNotebook(), counter))
     counter.state = agent.state
     return agent
 
@@ -317,7 +313,7 @@ def make_judged() -> ToolCallingAgent:
 
 
 def _judge(answer: Any, memory: Any, **_: Any) -> bool:
-    made(_PATH.findall(memory.steps[0].task)[-1], f"check {answer}")
+    made(PATH.findall(memory.steps[0].task)[-1], f"check {answer}")
     return str(answer).endswith(".")
 
 

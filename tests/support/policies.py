@@ -74,7 +74,7 @@ def predicted(service: Service, turn: Json, *script: Json) -> str:
 
 
 def message_texts(service: Service, turn: Json, **query: Any) -> list[str]:
-    return [agents._text(message) for message in prompt_of(service, turn, **query)]  # noqa: SLF001 - the tests' own
+    return [agents.text_of(message) for message in prompt_of(service, turn, **query)]
 
 
 def prune(service: Service, turn: Json, policy: Any = LAST_TWO, **more: Any) -> Json:

@@ -32,7 +32,7 @@ _PATH = re.compile(r"/[\w/.-]+\.gate")
 
 
 def asks_for_summary(messages: list[ChatMessage]) -> bool:
-    return agents._text(messages[0]).startswith(SUMS_UP)  # noqa: SLF001 - one script, more models
+    return agents.text_of(messages[0]).startswith(SUMS_UP)
 
 
 class ReportingModel(agents.ScriptedModel):
@@ -42,7 +42,7 @@ class ReportingModel(agents.ScriptedModel):
 
     def generate(self, messages: list[ChatMessage], *args: Any, **options: Any) -> ChatMessage:
         message = super().generate(messages, *args, **options)
-        count = sum(len(agents._text(each)) for each in messages) // 3 + self.TOOLS  # noqa: SLF001 - as above
+        count = sum(len(agents.text_of(each)) for each in messages) // 3 + self.TOOLS
         message.token_usage = TokenUsage(input_tokens=count, output_tokens=1)
         return message
 
@@ -66,7 +66,7 @@ class SummingModel(Model):
 
     def generate(self, messages: list[ChatMessage], *_args: Any, **_options: Any) -> ChatMessage:
         assert asks_for_summary(messages)
-        asked = agents._text(messages[1])  # noqa: SLF001 - as above
+        asked = agents.text_of(messages[1])
         folder = Path(os.environ[FOLDER])
         with (folder / "asked").open("a") as file:
             file.write(json.dumps(asked) + "\n")
@@ -89,7 +89,7 @@ class SummingLedgerModel(ledgers.LedgerModel):
         if not asks_for_summary(messages):
             yield from super().generate_stream(messages, *args, **options)
             return
-        ledger = ledgers.Ledger(Path(ledgers._PATH.findall(agents._text(messages[1]))[0]))  # noqa: SLF001 - as above
+        ledger = ledgers.Ledger(Path(ledgers.PATH.findall(agents.text_of(messages[1]))[0]))
         yield ChatMessageStreamDelta(content="What was: ")
         ledger.enter("summary")
         yield ChatMessageStreamDelta(content="much.")

@@ -18,7 +18,6 @@ from smolagents.utils import AgentError
 
 import smolsessions
 from tests.support import agents
-from tests.support.coders import SCRIPTED_TASK
 from tests.support.data import data
 
 FOLDER = "TEST_REMOTE_FOLDER"
@@ -129,7 +128,7 @@ def make_remote() -> CodeAgent:
 def make_lead() -> ToolCallingAgent:
     coder = make_remote()
     coder.name, coder.description = "coder", "Writes code."
-    coder.prompt_templates["managed_agent"] = SCRIPTED_TASK  # type: ignore[typeddict-item]  # a dict
+    coder.prompt_templates = agents.script_templates("code_agent.yaml")
     return agents.make_scripted(managed_agents=[coder])
 
 

@@ -16,14 +16,13 @@ import json
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Self
 
 import httpx2
 import psutil
 import pytest
-from smolagents import CodeAgent, LogLevel, MultiStepAgent, Tool, ToolCallingAgent
+from smolagents import CodeAgent, MultiStepAgent, Tool, ToolCallingAgent
 from smolagents.models import (
     ChatMessage,
     ChatMessageStreamDelta,
@@ -169,16 +168,8 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service
 class StreamedModel(agents.ScriptedModel):
     """Plays scripts piece by piece. Without a stream it returns the same message at once."""
 
-    def generate(
-        self,
-        messages: list[ChatMessage],
-        stop_sequences: list[str] | None = None,
-        response_format: dict[str, str] | None = None,
-        tools_to_call_from: list[Tool] | None = None,
-        **options: Any,
-    ) -> ChatMessage:
-        stream = self.generate_stream(messages, stop_sequences, response_format, tools_to_call_from, **options)
-        message = agglomerate_stream_deltas([*stream])
+    def generate(self, messages: list[ChatMessage], *args: Any, **options: Any) -> ChatMessage:
+        message = agglomerate_stream_deltas([*self.generate_stream(messages, *args, **options)])
         message.content, message.tool_calls = message.content or None, message.tool_calls or None
         return message
 
@@ -190,7 +181,7 @@ class StreamedModel(agents.ScriptedModel):
         tools_to_call_from: list[Tool] | None = None,
         **options: Any,
     ) -> Iterator[ChatMessageStreamDelta]:
-        entry = {} if stop_sequences in (None, ["<end_plan>"]) else _entry(messages)
+        entry = {} if stop_sequences in (None, ["<end_plan>"]) else entry_of(messages)
         pieces: Iterable[Any]
         match entry:
             case {"stream": list(given)}:
@@ -219,13 +210,10 @@ class StreamedModel(agents.ScriptedModel):
         yield ChatMessageStreamDelta(token_usage=TokenUsage(input_tokens=10, output_tokens=5))
 
 
-def _entry(messages: list[ChatMessage]) -> Event:
-    """Return the entry at the current place of the script, as `ScriptedModel` does."""
-    texts = [agents._text(message) for message in messages]  # noqa: SLF001 - one script, two models
-    start = max(index for index, text in enumerate(texts) if text.startswith(agents.TASK))
-    script: list[Event]
-    script, _ = json.JSONDecoder().raw_decode(texts[start].removeprefix(agents.TASK))
-    done = sum(text.startswith(("Observation:\n", "Error:\n", "Call id:")) for text in texts[start + 1 :])
+def entry_of(messages: list[ChatMessage]) -> Event:
+    """Return the entry at the current place of the script."""
+    task, done = agents.place_in(messages)
+    script = agents.script_of(task)
     return script[min(done, len(script) - 1)]
 
 
@@ -301,42 +289,19 @@ class CarefulAnswer(Tool):  # type: ignore[misc, unused-ignore]
         return answer
 
 
-def _templates(name: str) -> Any:
-    """Return templates that pass a managed agent's task on unchanged, because it is a script."""
-    templates = deepcopy(agents._templates(name))  # noqa: SLF001 - one set of templates
-    templates["managed_agent"] = {"task": "{{task}}", "report": "{{final_answer}}"}
-    return templates
-
-
-def make_streamed(**options: Any) -> ToolCallingAgent:
-    nagging = Nagging()
-    agent = ToolCallingAgent(
-        tools=[*options.pop("tools", ()), *agents.TOOLS, nagging],
-        model=StreamedModel(),
-        prompt_templates=_templates("toolcalling_agent.yaml"),
-        verbosity_level=LogLevel.OFF,
-        **({"max_steps": 6} | options),
-    )
-    nagging.agent = agent
+def make_streamed(*, tools: tuple[Tool, ...] = (), **options: Any) -> ToolCallingAgent:
+    nagging, own = Nagging(), agents.script_templates("toolcalling_agent.yaml")
+    defaults = {"tools": [*tools, *agents.TOOLS, nagging], "model": StreamedModel(), "prompt_templates": own}
+    nagging.agent = agent = agents.make_scripted(**(defaults | options))
     return agent
 
 
-def make_streamed_code(**options: Any) -> CodeAgent:
-    return CodeAgent(
-        tools=agents.TOOLS,
-        model=StreamedModel(),
-        prompt_templates=_templates(
-            "structured_code_agent.yaml" if options.get("use_structured_outputs_internally") else "code_agent.yaml"
-        ),
-        verbosity_level=LogLevel.OFF,
-        max_steps=6,
-        executor_kwargs={"timeout_seconds": None},
-        **options,
-    )
+def make_streamed_code(file: str = "code_agent.yaml", **options: Any) -> CodeAgent:
+    return agents.make_code(model=StreamedModel(), prompt_templates=agents.script_templates(file), **options)
 
 
 def make_structured() -> CodeAgent:
-    return make_streamed_code(use_structured_outputs_internally=True)
+    return make_streamed_code("structured_code_agent.yaml", use_structured_outputs_internally=True)
 
 
 def make_streamed_planner() -> ToolCallingAgent:
@@ -358,4 +323,4 @@ def make_code_family() -> CodeAgent:
 
 
 def make_careful() -> ToolCallingAgent:
-    return make_streamed(tools=[CarefulAnswer()])  # type: ignore[no-untyped-call, unused-ignore]
+    return make_streamed(tools=(CarefulAnswer(),))  # type: ignore[no-untyped-call, unused-ignore]

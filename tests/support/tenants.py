@@ -165,8 +165,8 @@ def make_fickle(caller: Caller) -> ToolCallingAgent:
 
 
 def make_lead(caller: Caller) -> ToolCallingAgent:
-    helper = make_tenant(caller=caller, name="helper", description="Helps.")
-    helper.prompt_templates = {**helper.prompt_templates, "managed_agent": coders.SCRIPTED_TASK}  # type: ignore[typeddict-item]
+    own = agents.script_templates("toolcalling_agent.yaml")
+    helper = make_tenant(caller=caller, name="helper", description="Helps.", prompt_templates=own)
     return make_tenant(caller=caller, managed_agents=[helper])
 
 
