@@ -169,15 +169,3 @@ def test_an_answer_that_was_cut_off_is_no_final_one(chatting: Service, llm: LLM)
     llm.answer("It is 42 indeed.")
     assert chatting.post("/turn", message="What is 6 * 7?").json()["reply"] == "It is 42 indeed."
     assert "the arguments of final_answer are no JSON" in llm.requests[1].text
-
-
-def test_a_model_that_fails_after_a_tool_call_leaves_the_finished_step(chatting: Service, llm: LLM) -> None:
-    llm.call(("calculator", {"expression": "6 * 7"}))
-    llm.fail(500)
-    failed = chatting.post("/turn", message="What is 6 * 7?").json()
-    assert (failed["error"]["code"], failed["tool_call_names"], failed["steps"]) == ("model_error", ["calculator"], 1)
-    assert (failed["status"], failed["reply"]) == ("failed", None)
-    llm.answer("42, as was found.")
-    after = chatting.post("/turn", message="Well?", conversation_id=failed["conversation_id"]).json()
-    assert (after["status"], after["reply"], after["turn"]) == ("finished", "42, as was found.", 2)
-    assert "Observation:\\n42" in llm.requests[2].text

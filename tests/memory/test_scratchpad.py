@@ -10,12 +10,12 @@ from smolsessions.agents.memory.scratchpad import Scratchpad
 from smolsessions.agents.run.effects import Effect
 from smolsessions.agents.values import dumps
 from tests.support import noters
-from tests.support.killed_turns import KilledTurn, kill_when_blocked
+from tests.support.killed_turns import KilledTurn, kill_and_resume
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
 from tests.support.streaming import log_of
 from tests.support.tiers import mostly_deep
-from tests.support.turns import DONE, submit_turn, wait_for_end
+from tests.support.turns import DONE
 
 SEEN = {"notes": True}
 
@@ -191,15 +191,10 @@ def test_a_turn_killed_after_notes_has_each_note_once(tmp_path: Path, agent: str
         turn = service.play(*script(str(spared.path)), agent=agent)
         assert turn["status"] == "finished", turn["error"]
         calls = len(spared.calls)
-        killed_turns = []
-        for number in range(1, calls + 1):
-            ledger = Ledger.at(tmp_path / f"{number}.ledger", number)
-            killed_turns.append(KilledTurn(ledger, agent, script(str(ledger.path))))
-            killed_turns[-1].turn = submit_turn(service, *killed_turns[-1].script, agent=agent)
-        kill_when_blocked(service, killed_turns)
-        service.start()
-        for each in killed_turns:
-            again = wait_for_end(service, each.turn)
+        ledgers = [Ledger.at(tmp_path / f"{number}.ledger", number) for number in range(1, calls + 1)]
+        killed_turns = [KilledTurn(ledger, agent, script(str(ledger.path))) for ledger in ledgers]
+        kill_and_resume(service, killed_turns)
+        for again in (each.turn for each in killed_turns):
             assert (again["status"], again["attempts"]) == ("finished", 2), again["error"]
             assert sorted(notes_of(service, again)) in (
                 [(1, "one", None), (2, "two", None), (3, "uno", 1)],

@@ -78,18 +78,15 @@ def count_lines(text: str) -> int:
     return len(text.splitlines())
 
 
-class Describe(Tool):  # type: ignore[misc, unused-ignore]
-    """Says which object it got."""
+@tool
+def describe(file: Any) -> str:
+    """Say which object this is.
 
-    name = "describe"
-    description = "Describe a file."
-    inputs = {"file": {"type": "any", "description": "A file."}}  # noqa: RUF012 - as smolagents has it
-    output_type = "string"
-
-    def forward(self, file: Any) -> str:
-        """Describe the file."""
-        data = getattr(file, "data", file)
-        return f"{type(file).__name__} {len(data)} {getattr(file, 'rate', None)}"
+    Args:
+        file: a file.
+    """
+    data = getattr(file, "data", file)
+    return f"{type(file).__name__} {len(data)} {getattr(file, 'rate', None)}"
 
 
 @tool
@@ -102,56 +99,46 @@ def refuse(text: str) -> str:
     raise ValueError(f"no text of {len(text)} characters is welcome")
 
 
-def tools() -> list[Tool]:
-    describe = Describe()  # type: ignore[no-untyped-call, unused-ignore]
-    return [speak, write_report, write_letter, count_lines, describe, refuse, agents.wait_for, agents.picture]
+@tool
+def sing() -> Any:
+    """Sing. Smolagents could only wrap the sound with torch."""
+    return sound()
+
+
+@tool
+def listen(sound: Any) -> str:
+    """Listen. Smolagents would refuse the input at each call, unless it is a tensor.
+
+    Args:
+        sound: any.
+    """
+    return str(sound)
+
+
+sing.output_type = "audio"
+listen.inputs["sound"]["type"] = "audio"
+TOOLS = [speak, write_report, write_letter, count_lines, describe, refuse, agents.wait_for, agents.picture]
+
+
+def make_with(*tools: Tool) -> ToolCallingAgent:
+    return ToolCallingAgent(tools=list(tools), model=agents.ScriptedModel(model_id="scripted"))
 
 
 def make_teller() -> ToolCallingAgent:
-    return ToolCallingAgent(tools=tools(), model=agents.ScriptedModel(model_id="scripted"))
-
-
-def make_coder() -> CodeAgent:
-    return CodeAgent(tools=tools(), model=agents.ScriptedModel(model_id="scripted"))
-
-
-def make_threaded() -> CodeAgent:
-    agent = make_coder()
-    smolsessions.options(agent, executor="thread")
-    return agent
-
-
-class Sing(Tool):  # type: ignore[misc, unused-ignore]
-    """A tool that smolagents could only wrap with torch."""
-
-    name = "sing"
-    description = "Sing."
-    inputs: dict[str, Any] = {}  # noqa: RUF012 - as smolagents has it
-    output_type = "audio"
-
-    def forward(self) -> Any:
-        """Sing."""
-        return sound()
+    return make_with(*TOOLS)
 
 
 def make_singer() -> ToolCallingAgent:
-    sing = Sing()  # type: ignore[no-untyped-call, unused-ignore]
-    return ToolCallingAgent(tools=[sing], model=agents.ScriptedModel(model_id="scripted"))
-
-
-class Listen(Tool):  # type: ignore[misc, unused-ignore]
-    """A tool whose input smolagents would refuse at each call, unless it is a tensor."""
-
-    name = "listen"
-    description = "Listen."
-    inputs: dict[str, Any] = {"sound": {"type": "audio", "description": "Sound."}}  # noqa: RUF012 - as smolagents has it
-    output_type = "string"
-
-    def forward(self, sound: Any) -> Any:
-        """Listen."""
-        return str(sound)
+    return make_with(sing)
 
 
 def make_listener() -> ToolCallingAgent:
-    listen = Listen()  # type: ignore[no-untyped-call, unused-ignore]
-    return ToolCallingAgent(tools=[listen], model=agents.ScriptedModel(model_id="scripted"))
+    return make_with(listen)
+
+
+def make_coder() -> CodeAgent:
+    return CodeAgent(tools=TOOLS, model=agents.ScriptedModel(model_id="scripted"))
+
+
+def make_threaded() -> CodeAgent:
+    return smolsessions.options(make_coder(), executor="thread")

@@ -7,13 +7,12 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
-from smolagents import CodeAgent, LogLevel, Tool, ToolCallingAgent
+from smolagents import CodeAgent, LogLevel, Tool, ToolCallingAgent, tool
 from smolagents.models import ChatMessage
 
 import smolsessions
@@ -28,37 +27,33 @@ def described(caller: Caller) -> str:
     return json.dumps([caller.owner, caller.conversation_id, caller.claims, caller.metadata()], sort_keys=True)
 
 
-class Whose(Tool):  # type: ignore[misc, unused-ignore]
-    name = "whose"
-    description = "Tells the caller."
-    inputs = {"pause_s": {"type": "number", "description": "A pause before it.", "nullable": True}}  # noqa: RUF012
-    output_type = "string"
+@tool
+def whose(pause_s: float | None = None) -> str:
+    """Tell the caller.
 
-    def forward(self, pause_s: float | None = None) -> str:
-        time.sleep(pause_s or 0)
-        return asked()
-
-
-class Me(Tool):  # type: ignore[misc, unused-ignore]
-    name = "me"
-    description = "Returns the caller itself, which a tool should not do."
-    inputs: dict[str, Any] = {}  # noqa: RUF012
-    output_type = "any"
-
-    def forward(self) -> Any:
-        return smolsessions.current_caller()
+    Args:
+        pause_s: a pause before it.
+    """
+    time.sleep(pause_s or 0)
+    return asked()
 
 
-class Block(Tool):  # type: ignore[misc, unused-ignore]
-    name = "block"
-    description = "Waits until its file is there, the first time."
-    inputs = {"path": {"type": "string", "description": "The file."}}  # noqa: RUF012
-    output_type = "string"
+@tool
+def me() -> Any:
+    """Return the caller itself, which a tool should not do."""
+    return smolsessions.current_caller()
 
-    def forward(self, path: str) -> str:
-        if not Path(f"{path}.started").exists():
-            agents.wait_for(path)
-        return asked()
+
+@tool
+def block(path: str) -> str:
+    """Wait until a file is there, the first time.
+
+    Args:
+        path: of the file.
+    """
+    if not Path(f"{path}.started").exists():
+        agents.wait_for(path)
+    return asked()
 
 
 class Gold(Tool):  # type: ignore[misc, unused-ignore]
@@ -75,18 +70,12 @@ class Gold(Tool):  # type: ignore[misc, unused-ignore]
         return f"gold of {self.caller.owner}, {self.claims['plan']}"
 
 
-class Threads(Tool):  # type: ignore[misc, unused-ignore]
-    name = "threads"
-    description = (
-        "Asks for the caller in threads of its own: with a copy of the context, without, and in a coroutine's."
-    )
-    inputs: dict[str, Any] = {}  # noqa: RUF012
-    output_type = "string"
-
-    def forward(self) -> str:
-        with ThreadPoolExecutor() as pool:
-            copied = pool.submit(copy_context().run, asked)
-            return "\n".join([copied.result(), pool.submit(asked).result(), asyncio.run(asyncio.to_thread(asked))])
+@tool
+def threads() -> str:
+    """Ask for the caller in own threads: with a copy of the context, without, and in a coroutine's."""
+    with ThreadPoolExecutor() as pool:
+        copied = pool.submit(copy_context().run, asked)
+        return "\n".join([copied.result(), pool.submit(asked).result(), asyncio.run(asyncio.to_thread(asked))])
 
 
 def asked() -> str:
@@ -125,7 +114,7 @@ def make_tenant(*, caller: Caller, **options: Any) -> ToolCallingAgent:
     """Make an agent whose tools and instructions depend on the caller."""
     gold = [Gold(caller)] if caller.claims.get("plan") == "pro" else []
     return ToolCallingAgent(
-        tools=[new(Whose), new(Block), Made(), *gold],
+        tools=[whose, block, Made(), *gold],
         model=AskingModel(),
         instructions=f"Plan {caller.claims.get('plan')} of {caller.owner}, team {caller.metadata().get('team')}.",
         verbosity_level=LogLevel.OFF,
@@ -134,14 +123,10 @@ def make_tenant(*, caller: Caller, **options: Any) -> ToolCallingAgent:
     )
 
 
-def new(kind: Callable[[], Tool]) -> Tool:
-    return kind()
-
-
 def make_plain() -> ToolCallingAgent:
     """Make an agent whose factory takes no caller, and whose tool asks all the same."""
     agent = agents.make_scripted()
-    agent.tools |= {"whose": new(Whose), "made": Made(), "threads": new(Threads), "me": new(Me)}
+    agent.tools |= {each.name: each for each in (whose, Made(), threads, me)}
     return agent
 
 
@@ -171,8 +156,8 @@ def make_lead(caller: Caller) -> ToolCallingAgent:
 
 
 def make_coder() -> CodeAgent:
-    return coders.make_coder(imports=("smolsessions",), tools=[new(Whose), new(Me)])
+    return coders.make_coder(imports=("smolsessions",), tools=[whose, me])
 
 
 def make_threaded() -> CodeAgent:
-    return smolsessions.options(coders.make_coder(tools=[new(Whose), new(Me)]), executor="thread")
+    return smolsessions.options(coders.make_coder(tools=[whose, me]), executor="thread")

@@ -8,7 +8,7 @@ import PIL.Image
 import pytest
 
 from tests.support.code_turns import code_script
-from tests.support.openapi import assert_described
+from tests.support.links import check_links, contents
 from tests.support.service import Service
 from tests.support.streaming import Event, log_of, place
 from tests.support.transfer import export, import_document
@@ -36,17 +36,9 @@ ANSWERS: dict[str, tuple[str, list[Event], list[tuple[int, int]]]] = {
 def test_the_images_of_an_answer_are_linked_in_turn_step_and_events(service: Service, kind: str) -> None:
     agent, script, sizes = ANSWERS[kind]
     turn = service.play(*script, agent=agent)
-    assert turn["status"] == "finished", turn
+    check_links(service, turn, "images")
     assert sizes_of(service, turn["output_images"]) == sizes
     assert turn["images"] == []
-    assert service.get(f"/conversations/{turn['conversation_id']}/turns")["items"] == [turn]
-    assert service.steps(turn)[-1]["images"] == turn["output_images"]
-    events = [frame.data for frame in log_of(service, turn)]
-    for event in events:
-        assert_described("Event", event)
-    last, final = events[-2:]
-    assert (last["type"], last["images"]) == ("step.finished", turn["output_images"])
-    assert final["result"] == turn
 
 
 def test_an_answer_that_the_caller_sent_is_stored_once(service: Service) -> None:
@@ -100,13 +92,8 @@ def test_an_image_inside_of_data_is_not_exported_and_has_no_link_after_an_import
 
 def sizes_of(service: Service, images: list[Event]) -> list[tuple[int, int]]:
     """Fetch images by their links, and return the sizes that the files have."""
-    found = []
-    for image in images:
-        response = service.client.get(image["url"])
-        assert response.status_code == 200, response.text
-        with PIL.Image.open(io.BytesIO(response.content)) as opened:
-            assert opened.size == (image["width"], image["height"])
-            found.append(opened.size)
+    found = [PIL.Image.open(io.BytesIO(data)).size for _, _, data in contents(service, images)]
+    assert found == [(image["width"], image["height"]) for image in images]
     return found
 
 

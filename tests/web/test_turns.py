@@ -76,7 +76,7 @@ def test_a_photo_is_stored_unchanged_and_reaches_the_model_pixel_by_pixel(tmp_pa
             stored = raw.hvals(f"{{p000}}:images:local/{turn['conversation_id']}")
         assert len(photo) * 0.9 < sum(map(len, stored)) < len(photo) * 1.1 + 1000
         step = service.steps(turn)[0]
-        assert _sizes(step) == [size]
+        assert [(image["width"], image["height"]) for image in step["images"]] == [size]
         fetched = service.client.get(step["images"][0]["url"])
         assert (fetched.content, fetched.headers["content-type"]) == (photo, f"image/{form.lower()}")
         assert fetched.headers["content-security-policy"] == "default-src 'none'"
@@ -84,19 +84,6 @@ def test_a_photo_is_stored_unchanged_and_reaches_the_model_pixel_by_pixel(tmp_pa
         assert fetched.headers["cache-control"] == "private, max-age=31536000, immutable"
     with service:
         assert service.follow_up(turn, *scripts[1])["reply"] == shown
-
-
-def test_arguments_are_part_of_the_task_and_metadata_is_the_conversations(service: Service) -> None:
-    turn = service.play({"say": "ok"}, additional_args={"city": "Kyōto"}, metadata={"user": {"name": "Ada"}})
-    assert "Kyōto" in service.steps(turn)[0]["task"]
-    assert turn["message"] == '[{"say": "ok"}]'
-    assert service.get(f"/conversations/{turn['conversation_id']}")["metadata"] == {"user": {"name": "Ada"}}
-
-
-def test_an_answer_that_is_data_is_data(service: Service) -> None:
-    turn = service.play({"code": "final_answer({'n': 1, 'list': [1, 2]})"}, agent="code")
-    assert turn["output"] == {"n": 1, "list": [1, 2]}
-    assert turn["reply"] == '{"n": 1, "list": [1, 2]}'
 
 
 def test_a_client_need_not_wait(service: Service, gate: Gate) -> None:
@@ -140,10 +127,6 @@ def test_the_process_stays_alive_while_an_agent_computes(service: Service) -> No
     player.join()
     assert turns[0]["status"] == "finished"
     assert sorted(delays)[int(len(delays) * 0.99)] < 0.05
-
-
-def _sizes(step: dict[str, Any]) -> list[tuple[int, int]]:
-    return [(image["width"], image["height"]) for image in step["images"]]
 
 
 def encoded(size: tuple[int, int], form: str) -> str:

@@ -7,8 +7,7 @@ import pytest
 
 from tests.support.killed_turns import WITHOUT_CODE, KilledTurn, kill_and_resume, note_call, plain, spoken
 from tests.support.ledgers import Ledger
-from tests.support.llm import LLM
-from tests.support.service import PLAIN, Service
+from tests.support.service import Service
 from tests.support.streaming import Event, place, posting
 from tests.support.streaming import spoken as pieces
 from tests.support.tiers import deep
@@ -57,15 +56,10 @@ def test_a_turn_that_ran_out_of_steps_is_shown_as_smolagents_does(service: Servi
     assert service.steps(turn)[3]["error"]["message"] == "Reached max steps."  # the record is whole
 
 
-def test_a_session_that_is_built_again_shows_that_it_ran_out_of_steps(tmp_path: Path) -> None:
-    with Service(tmp_path, PLAIN | {"WARM_SESSIONS": "0"}) as service:
-        turn = service.play(ECHO | {"forced": ANSWER}, max_steps=1)
-        assert shown_next(service, turn)[-1][1].startswith(OUT_OF_STEPS)
-
-
 def test_a_step_that_is_too_large_to_be_kept_leaves_its_task(service: Service) -> None:
     turn = service.play({"call": [["make", {"what": "long"}]]}, {"say": "never"})
     assert (turn["status"], turn["error"]["code"]) == ("failed", "agent_error")
+    assert "larger" in turn["error"]["message"]
     assert [(step["type"], step["unanswered"]) for step in service.steps(turn)] == [("task", True)]
     assert roles(shown_next(service, turn)) == ["user"]
 
@@ -196,17 +190,6 @@ def test_a_code_agent_answers_in_code_and_whatever_its_model_calls_beside_it_is_
     stream = ["<code>\nfinal_answer('aus Code')\n</code>", [0, HALF, "final_answer"]]
     turn = service.play({"stream": stream}, agent="streamed-code")
     assert (turn["status"], turn["reply"], turn["steps"]) == ("finished", "aus Code", 1)
-
-
-def test_a_provider_that_garbles_an_answer_is_asked_again(tmp_path: Path) -> None:
-    with LLM() as llm:
-        settings = {"AGENTS": "", "MODEL_ID": "gpt-4o", "MODEL_API_BASE": llm.base_url, "MODEL_API_KEY_ENV": "A_KEY"}
-        llm.garble("final_answer", {"answer": "It is 42."})
-        llm.answer("It is 42.")
-        with Service(tmp_path, settings, {"A_KEY": "key-of-the-tests"}) as service:
-            turn = service.post("/turn", message="What is 6 * 7?").json()
-        assert (turn["status"], turn["reply"], turn["steps"]) == ("finished", "It is 42.", 2)
-        assert "arguments of final_answer are no JSON" in llm.requests[1].text
 
 
 def test_a_bad_turn_whose_process_is_killed_anywhere_leaves_the_same(tmp_path: Path) -> None:

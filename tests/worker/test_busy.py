@@ -178,11 +178,14 @@ def test_variables_are_kept_by_an_interrupt_and_dropped_by_a_rollback(service: S
     assert turn["reply"] == ("1" if how == "interrupt" else "no y")
 
 
+@pytest.mark.parametrize("is_heard", [True, False])
 @pytest.mark.parametrize("how", STOPPING)
-def test_a_turn_is_stopped_by_one_of_another_process(trio: list[Service], how: str) -> None:
+def test_a_turn_is_stopped_by_one_of_another_process(trio: list[Service], how: str, *, is_heard: bool) -> None:
     here, there, third = trio
-    with posting(here, ECHO, ENDLESS) as stream:
+    with posting(here, ECHO, ENDLESS) as stream, Redis.from_url(here.settings["REDIS_URL"]) as store:
         first = stream.until("message.delta", step=2)
+        if not is_heard:
+            wait_until(lambda: store.execute_command("CLIENT", "KILL", "TYPE", "pubsub"))
         second = submit_next(there, first | {"agent": {"name": "streamed"}}, DONE, on_busy=how)
         stream.rest()
     ended = ended_by(third, first, how, 2)
@@ -191,17 +194,6 @@ def test_a_turn_is_stopped_by_one_of_another_process(trio: list[Service], how: s
     assert wait_for_end(third, second)["reply"] == "done"
     assert [step["turn"] for step in third.steps(first)] == [1] * (2 * ended["steps"]) + [2, 2]
     assert_goes_on(here, second)
-
-
-@pytest.mark.parametrize("how", STOPPING_ELSEWHERE)
-def test_a_turn_is_stopped_though_nobody_hears_of_it(trio: list[Service], how: str) -> None:
-    with posting(trio[0], ECHO, ENDLESS) as stream, Redis.from_url(trio[0].settings["REDIS_URL"]) as store:
-        first = stream.until("message.delta", step=2)
-        wait_until(lambda: store.execute_command("CLIENT", "KILL", "TYPE", "pubsub"))
-        second = submit_next(trio[1], first | {"agent": {"name": "streamed"}}, DONE, on_busy=how)
-        stream.rest()
-    ended_by(trio[2], first, how, 2)
-    assert wait_for_end(trio[2], second)["reply"] == "done"
 
 
 @pytest.mark.parametrize("how", STOPPING)

@@ -14,8 +14,8 @@ from smolagents.utils import AgentError
 
 from tests.support import agents
 from tests.support.service import Service
-from tests.support.streaming import Event, place, posting
-from tests.support.turns import ECHO, ENDLESS, PROMPT, cancel, held_turn, pages, pixel, submit_next, wait_for_end
+from tests.support.streaming import Event, posting
+from tests.support.turns import ECHO, ENDLESS, PROMPT, cancel, pages, pixel, submit_next, wait_for_end
 
 BROKEN: Event = {"raise": "kaputt"}
 FACTORIES: dict[str, Callable[[], MultiStepAgent]] = {
@@ -103,25 +103,6 @@ def test_a_turn_that_is_stopped_in_its_first_step_keeps_its_task(service: Servic
     prompt = json.loads(service.follow_up(turn, {"shown": True})["reply"])
     assert prompt[0] == ["user", f"New task:\n{json.dumps([ENDLESS])}"]
     assert "on and on" not in json.dumps(prompt[1:-1])
-
-
-def test_a_rollback_drops_the_task_too(service: Service) -> None:
-    with posting(service, ENDLESS) as stream:
-        stream.until("message.delta")
-        first = stream.seen[0].data | {"agent": {"name": "streamed"}}
-        second = submit_next(service, first, {"say": "on"}, on_busy="rollback")
-        stream.rest()
-    wait_for_end(service, second)
-    assert tasks(service, second) == [(2, False)]
-
-
-def test_a_turn_that_is_cancelled_while_it_waits_was_never_said(service: Service, tmp_path: Path) -> None:
-    with held_turn(service, tmp_path / "gate") as first:
-        waiting = submit_next(service, first, {"say": "never"})
-        assert service.post(place(waiting, "/cancel")).json()["status"] == "cancelled"
-        assert tasks(service, first) == [(1, False)]
-    wait_for_end(service, first)
-    assert tasks(service, first) == [(1, False)]
 
 
 def test_pages_forks_exports_and_rollbacks_keep_it(service: Service) -> None:

@@ -1,0 +1,31 @@
+"""Links to images and files, and checks of those that a turn shows."""
+
+from tests.support.openapi import assert_described
+from tests.support.service import Service
+from tests.support.streaming import Event, log_of
+
+
+def contents(service: Service, links: list[Event]) -> list[tuple[str, str, bytes]]:
+    """Fetch files or images by their links. Return their names, their types and the bytes."""
+    found = []
+    for link in links:
+        response = service.client.get(link["url"])
+        assert response.status_code == 200, response.text
+        assert len(response.content) == link.get("size_bytes", len(response.content))
+        kind = response.headers["content-type"].partition(";")[0]
+        found.append((link.get("name", link["url"].rpartition("/")[2]), kind, response.content))
+    return found
+
+
+def check_links(service: Service, turn: Event, kind: str) -> None:
+    """Check that the record, the last step and the events link the same `files` or `images` of an answer as a turn."""
+    assert turn["status"] == "finished", turn
+    answered = turn[f"output_{kind}"]
+    assert service.get(f"/conversations/{turn['conversation_id']}/turns")["items"] == [turn]
+    assert service.steps(turn)[-1][kind] == answered
+    events = [frame.data for frame in log_of(service, turn)]
+    for event in events:
+        assert_described("Event", event)
+    last, final = events[-2:]
+    assert (last["type"], last[kind]) == ("step.finished", answered)
+    assert final["result"] == turn
