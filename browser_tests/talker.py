@@ -23,10 +23,10 @@ from smolagents.monitoring import TokenUsage
 import smolsessions
 from tests.support import agents
 from tests.support.streaming import delta
+from tests.support.waiting import PATIENCE_S
 
 NAMES = ("talker", "coder", "leader", "picky")
 AGENTS = ",".join(f"{name}=browser_tests.talker:make_{name}" for name in NAMES)
-WAIT_S = 120
 POLL_S = 0.005
 
 
@@ -70,7 +70,7 @@ def _paced(pieces: Iterable[str | dict[str, str]]) -> Iterator[str]:
         if isinstance(piece, str):
             yield piece
             continue
-        end = time.monotonic() + WAIT_S
+        end = time.monotonic() + 2 * PATIENCE_S
         while not Path(piece["wait"]).exists():
             if time.monotonic() > end:
                 raise TimeoutError(piece["wait"])

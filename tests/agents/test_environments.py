@@ -105,7 +105,7 @@ def test_a_turn_that_another_smolagents_began_is_continued(first: str, older: st
     service.python = pythons[1]
     with service:
         for it in its:
-            ended = wait_for_end(service, it.turn, 30)
+            ended = wait_for_end(service, it.turn)
             assert (ended["status"], ended["attempts"]) == ("finished", 2), ended["error"]
             notes = [call for call in it.ledger.calls if call.startswith("note")]
             assert sorted(Counter(notes).values()) == [1, 2]

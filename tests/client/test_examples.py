@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.support.service import PLAIN, ROOT, Service
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize(("key", "said"), [("y", "12 * 7 = 84.\n"), ("n", "The person said no.")])
 def test_the_example_of_approvals_asks_and_goes_on(key: str, said: str, tmp_path: Path) -> None:
     with Service(tmp_path, PLAIN) as service:
         command = [sys.executable, str(ROOT / "examples/approval.py"), str(service.client.base_url)]
-        ended = subprocess.run(command, input=f"{key}\n", capture_output=True, text=True, check=True, timeout=60)
+        ended = subprocess.run(
+            command, input=f"{key}\n", capture_output=True, text=True, check=True, timeout=PATIENCE_S
+        )
     assert ended.stdout.startswith("calculator with {'expression': '12 * 7'}? [y/n] ")
     assert said in ended.stdout

@@ -17,6 +17,7 @@ from tests.support.proxy import LATER_WORDS, proxy
 from tests.support.service import ROOT, Service
 from tests.support.tiers import deep
 from tests.support.turns import DONE, ECHO
+from tests.support.waiting import PATIENCE_S
 from tools.node_programs import FOLDER, NoNodeError, programs
 
 pytestmark = deep
@@ -33,7 +34,7 @@ SETTINGS = {
 
 def run(command: list[str], folder: Path, **variables: str) -> str:
     result = subprocess.run(
-        command, cwd=folder, env=os.environ | variables, capture_output=True, text=True, check=False, timeout=120
+        command, cwd=folder, env=os.environ | variables, capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout

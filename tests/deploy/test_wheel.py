@@ -71,7 +71,9 @@ def test_the_sdist_holds_the_package_and_no_tests(wheel: Path) -> None:
 @deep
 def test_the_wheel_runs_as_a_module_and_is_typed(python: str, tmp_path: Path) -> None:
     ask = [python, "-m", "smolsessions", "--version"]
-    shown = subprocess.run(ask, capture_output=True, text=True, check=True, cwd=tmp_path, env={}, timeout=60).stdout
+    shown = subprocess.run(
+        ask, capture_output=True, text=True, check=True, cwd=tmp_path, env={}, timeout=PATIENCE_S
+    ).stdout
     assert re.fullmatch(r"smolsessions \d+\.\d+\.\d+\n", shown)
     (tmp_path / "script.py").write_text("from smolsessions import Client\nreveal_type(Client().turn('hello'))\n")
     check = [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "script.py"]

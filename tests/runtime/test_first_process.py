@@ -16,11 +16,10 @@ from tests.support.killed_turns import WITHOUT_CODE, make_killed_turn, submit_ki
 from tests.support.service import Service
 from tests.support.tiers import deep
 from tests.support.turns import wait_for_end
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers and pid namespaces")
 
-SOON_S = 120.0
 TINI = ("tini", "-s", "--")
 NEW_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child")
 MAY_UNSHARE = os.getuid() == 0 and shutil.which("unshare")
@@ -61,13 +60,13 @@ def test_the_children_of_a_killed_process_are_reaped(tmp_path: Path) -> None:
         left = victim.children(recursive=True)
         assert left, "the server of processes for code"
         victim.kill()
-        wait_until(lambda: "died of signal 9; starting it again" in service.log(), SOON_S)
-        wait_until(lambda: not any(process.is_running() for process in left), SOON_S)
-        wait_until(lambda: service.log().count(" is pid ") == 3, SOON_S)
+        wait_until(lambda: "died of signal 9; starting it again" in service.log())
+        wait_until(lambda: not any(process.is_running() for process in left))
+        wait_until(lambda: service.log().count(" is pid ") == 3)
         wait_until(lambda: not zombies(service))
         assert service.play({"say": "hi"})["reply"] == "hi"
         first_of(service).send_signal(signal.SIGTERM)
-        assert service.process.wait(SOON_S) == 0
+        assert service.process.wait(PATIENCE_S) == 0
     assert "Traceback" not in service.log()
 
 
@@ -83,10 +82,10 @@ def test_a_signal_arrives_once_and_the_exit_status_is_that_of_the_service(tmp_pa
         first_of(service).send_signal(signal.SIGTERM)
         wait_until(lambda: "stopping: 1 turns finish their step" in service.log())
         it.ledger.go()
-        assert service.process.wait(SOON_S) == 0
+        assert service.process.wait(PATIENCE_S) == 0
         assert "is handed back" in service.log()
     with running(service):
         assert wait_for_end(service, it.turn)["reply"] == "done"
         (child,) = first_of(service).children()
         child.kill()
-        assert service.process.wait(SOON_S) == 128 + signal.SIGKILL
+        assert service.process.wait(PATIENCE_S) == 128 + signal.SIGKILL

@@ -18,6 +18,7 @@ from tests.support.data import data
 from tests.support.programs import named
 from tests.support.service import Service
 from tests.support.tiers import deep, mostly_deep
+from tests.support.waiting import PATIENCE_S
 
 MODULES = "import collections, datetime, itertools, math, queue, random, re, stat, statistics, time, unicodedata"
 THINGS = data("walked_things.txt")
@@ -87,7 +88,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[tuple[bool, Run]]:
     """Return a function that runs blocks in a process of its own, which the blocks may change."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         act = partial(reached, is_guarded=request.param)
-        yield request.param, lambda blocks: pool.submit(act, blocks).result(timeout=50)
+        yield request.param, lambda blocks: pool.submit(act, blocks).result(PATIENCE_S)
 
 
 @pytest.mark.parametrize("run", [False], indirect=True)

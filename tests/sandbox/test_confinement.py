@@ -340,7 +340,7 @@ def test_a_process_keeps_its_uid_if_another_could_not_import(tmp_path: Path) -> 
     code = "from smolsessions.agents.sandbox.confinement.levels import Confinement\nprint(Confinement([])._own_uids)"
     own = {**os.environ, "PYTHONPATH": f"{closed / 'modules'}{os.pathsep}{PYTHONPATH}"}
     command = [*wrapper(0, BOTH), sys.executable, "-c", code]
-    done = subprocess.run(command, check=False, env=own, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, check=False, env=own, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.stdout, done.returncode) == ("False\n", 0), done.stderr
 
 

@@ -15,6 +15,7 @@ from tests.support.data import data
 from tests.support.executors import MAX_BYTES, comparable, new_executor, said
 from tests.support.programs import CARRIED, CARRIED_WITH_PANDAS, HOSTILE
 from tests.support.tiers import deep
+from tests.support.waiting import PATIENCE_S
 
 
 def in_another_process(chunks: dict[str, bytes], code: str) -> tuple[list[str], str, SavedVariables]:
@@ -30,7 +31,7 @@ def another_process() -> Iterator[Callable[..., Any]]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        yield lambda *arguments: pool.submit(in_another_process, *arguments).result(timeout=50)
+        yield lambda *arguments: pool.submit(in_another_process, *arguments).result(PATIENCE_S)
 
 
 def carried(another_process: Callable[..., Any], first: str, then: str) -> str:

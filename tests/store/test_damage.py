@@ -82,7 +82,7 @@ def victim(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> It
         turn = submit_turn(
             service, *blocks, agent=AGENT, conversation_id=fork["id"], images=[png("green")], files=[FILE]
         )
-        gate.reached(60)
+        gate.reached()
         service.kill()
         raw = outside.client()
         raw.delete(f"{PARTITION}:leases")

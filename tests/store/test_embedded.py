@@ -205,7 +205,7 @@ def test_a_server_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
         for _ in range(RESTARTS):
             kill_server(client)
         os.kill(pid_of(client), signal.SIGKILL)
-        error = server.ended.exception(timeout=10)
+        error = server.ended.exception(PATIENCE_S)
     assert isinstance(error, StartError)
     assert f"died {RESTARTS + 1} times" in error.message
     with embedded_server(tmp_path) as server:

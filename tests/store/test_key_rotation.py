@@ -90,7 +90,7 @@ def broken_off(server: StoreServer, tmp_path: Path, gate: Gate) -> Iterator[dict
         service.play({"code": "x += [2]\nfinal_answer(x)"}, agent="code", conversation_id=fork)
         blocks = [{"code": "x += [3]\ny = 4"}, {"code": f"wait_for({str(gate.path)!r})"}, {"code": "final_answer(x)"}]
         turn = submit_turn(service, *blocks, **image | {"conversation_id": fork})
-        gate.reached(60)
+        gate.reached()
         service.kill()
     yield turn
     gate.open()
@@ -124,7 +124,7 @@ def test_a_running_turn_notices_nothing(server: StoreServer, tmp_path: Path, gat
         at = {"agent": "code", "conversation_id": first["conversation_id"]}
         blocks = [{"code": "x += [2]"}, {"code": f"wait_for({str(gate.path)!r})"}, {"code": "final_answer(x + [y])"}]
         turn = submit_turn(service, *blocks, **at)
-        gate.reached(60)
+        gate.reached()
         assert rekey(tmp_path / "rekey", settings, both) > 0
         assert rekey(tmp_path / "rekey", settings, both) == 0
         gate.open()

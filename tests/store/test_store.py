@@ -25,7 +25,7 @@ from tests.support.store_server import PARTITION, SEAL_KEY, Raw, StoreServer
 from tests.support.tiers import mostly_deep
 from tests.support.turns import error_code, png, submit_turn, wait_for_end, wait_until_back
 from tests.support.waiting import PATIENCE_S, Gate, wait_until
-from tests.topology.node import DURABLE, HOST, START_S, Node, until
+from tests.topology.node import DURABLE, HOST, Node, until
 from tools.deploy_check import make_secrets
 
 FINAL = {"turn.finished", "turn.failed", "turn.cancelled"}
@@ -346,7 +346,7 @@ class Store:
         self.node.spawn()
         password = (self._secrets / "store-password").read_text()
         with Redis(host=HOST, port=self.node.port, username=USER, password=password) as client:
-            until(lambda: client.exists("{p000}:about") >= 0, START_S, "the store answers")
+            until(lambda: client.exists("{p000}:about") >= 0, "the store answers")
 
     def change_users(self, made: str, now: str) -> None:
         text = self.users.read_text()
@@ -389,6 +389,6 @@ def test_users_that_make_a_restart_lose_data_are_named_at_start_and_mended_bring
     with Service(tmp_path / "mended", PLAIN | store.settings) as service:
         assert all_of(service) == before
         store.restart()
-        until(lambda: service.client.get("/conversations").status_code == 200, START_S, "the service is back")
+        until(lambda: service.client.get("/conversations").status_code == 200, "the service is back")
         assert all_of(service) == before
         assert service.log().count(WARNING) == 0

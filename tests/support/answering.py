@@ -62,8 +62,8 @@ def read(service: Service, turn: Event) -> Event:
     return service.get(place(turn))
 
 
-def wait_for_requests(service: Service, turn: Event, count: int = 1, within_s: float = 30) -> Event:
-    wait_until(lambda: len(read(service, turn)["requests"]) == count, within_s)
+def wait_for_requests(service: Service, turn: Event, count: int = 1) -> Event:
+    wait_until(lambda: len(read(service, turn)["requests"]) == count)
     return read(service, turn)
 
 

@@ -23,6 +23,7 @@ from typing import Any, Self
 import yaml
 
 from tests.support.preloaded import PYTHONPATH, ROOT, ForkedProcess, fork
+from tests.support.waiting import PATIENCE_S
 
 LANGUAGES = {"python", "sh", "js", "toml", "yaml", "json", "dockerfile", "text"}
 DATA: dict[str, Callable[[str], Any]] = {
@@ -179,7 +180,7 @@ class Reader:
             env=self._environment(),
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=PATIENCE_S,
             check=False,
         )
         assert ended.returncode == 0, f"{block}: {ended.stdout}{ended.stderr}{self.log()}"
@@ -204,7 +205,7 @@ class Reader:
     def _stop(self, port: str) -> None:
         if server := self.servers.pop(port, None):
             server.send_signal(signal.SIGTERM)
-            server.wait(30)
+            server.wait(PATIENCE_S)
             if server.stdout:
                 server.stdout.close()
 

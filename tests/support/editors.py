@@ -17,12 +17,12 @@ from smolagents.memory import ActionStep, FinalAnswerStep, MemoryStep, TaskStep
 from smolagents.models import ChatMessage
 
 from tests.support import agents
+from tests.support.waiting import PATIENCE_S
 
 Callback = Callable[[Any, MultiStepAgent], None]
 
 
 FOLDER = "EDITORS_FOLDER"
-STAND_S = 120.0
 FEW_WORDS = 3
 
 
@@ -58,7 +58,7 @@ class Look(Tool):  # type: ignore[misc, unused-ignore]
             with calls.open("a") as file:
                 file.write(text + "\n")
             stop = Path(folder, f"{self.agent}.{len(calls.read_text().splitlines())}")
-            end = time.monotonic() + STAND_S
+            end = time.monotonic() + 2 * PATIENCE_S
             while stop.exists() and time.monotonic() < end:
                 time.sleep(0.02)
         return f"seen {text}"

@@ -24,10 +24,10 @@ from smolagents.models import ChatMessage, ChatMessageStreamDelta
 
 import smolsessions
 from tests.support import agents, coders, streaming
+from tests.support.waiting import PATIENCE_S
 
 PATH = re.compile(r"/[\w/.-]+\.ledger")
 _LOCK = threading.Lock()
-PATIENCE_S = 120
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Ledger:
         if str(number) in (self.path / "at").read_text().split():
             (self.path / "new").write_text(str(number))
             (self.path / "new").replace(self.path / "reached")
-            end = time.monotonic() + PATIENCE_S
+            end = time.monotonic() + 2 * PATIENCE_S
             while not (self.path / f"go.{number}").exists():
                 if time.monotonic() > end:
                     raise TimeoutError("nobody let it go")

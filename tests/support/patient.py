@@ -13,9 +13,8 @@ import httpx2
 
 from tests.support.service import CODELESS, Service
 from tests.support.streaming import EVENTS, FINAL, Event, Frame, Stream, log_of, place
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
-PATIENCE_S = 120
 PAUSE_S = 0.1
 STEP = {"type": "step.finished", "parent_call_id": None, "kind": "action"}
 

@@ -6,9 +6,9 @@ from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 from tests.support.http_server import Handler, Server
+from tests.support.waiting import PATIENCE_S
 
 HOP_BY_HOP = {"connection", "content-length", "transfer-encoding", "keep-alive"}
-WAIT_S = 60
 LATER_WORDS = {
     b'"status":"finished"': b'"status":"adjourned"',
     b'"status":"idle"': b'"status":"waiting"',
@@ -36,7 +36,7 @@ def proxy(
                 self.send_error(404)
                 return
             path = self.path.removeprefix(prefix) if strips else self.path
-            far = http.client.HTTPConnection(urlsplit(target).netloc, timeout=WAIT_S)
+            far = http.client.HTTPConnection(urlsplit(target).netloc, timeout=PATIENCE_S)
             try:
                 far.request(
                     self.command, path if path.startswith("/") else f"/{path}", self.body() or None, dict(self.headers)

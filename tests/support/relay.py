@@ -9,7 +9,8 @@ from typing import Self
 
 import httpx2
 
-WAIT_S = 60
+from tests.support.waiting import PATIENCE_S
+
 CHUNK_BYTES = 65536
 
 
@@ -52,11 +53,11 @@ class Relay:
                 threading.Thread(target=self._serve, args=(near, next(self._plan, None)), daemon=True).start()
 
     def _serve(self, near: socket.socket, entry: int | Iterable[bytes] | None) -> None:
-        near.settimeout(WAIT_S)
+        near.settimeout(PATIENCE_S)
         self._open.add(near)
         with near, suppress(OSError):
             if entry is None or isinstance(entry, int):
-                with socket.create_connection(self._target, WAIT_S) as far:
+                with socket.create_connection(self._target, PATIENCE_S) as far:
                     threading.Thread(target=_pump, args=(near, far), daemon=True).start()
                     _pump(far, near, entry)
             else:

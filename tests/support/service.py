@@ -21,7 +21,6 @@ from tests.support.waiting import PATIENCE_S
 SAID = {"serve": 6, "web": 6, "work": 3}  # lines after the first, of one process
 ROOT = Path(__file__).parents[2]
 Process = subprocess.Popen[str] | ForkedProcess
-START_S = END_S = PATIENCE_S
 START_TRIES = 5
 TOO_SLOW = "does not answer (timeout)"  # a loaded machine kept the store from its check at start
 
@@ -94,7 +93,7 @@ class Service:
         self.wait_ready()
 
     def wait_ready(self) -> None:
-        end = time.monotonic() + START_S
+        end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             with suppress(httpx2.TransportError):
                 if self.client.get("/readyz").status_code == 200:
@@ -164,7 +163,7 @@ class Service:
         return self.process.stdout.readline().rstrip()
 
     def _end(self) -> int:
-        status = self.process.wait(END_S)
+        status = self.process.wait(PATIENCE_S)
         assert self.process.stdout
         self.process.stdout.close()
         if hasattr(self, "client"):
@@ -221,7 +220,7 @@ def run(
         else:
             process = spawn(folder, settings, environment, *command, cwd=cwd, output=output)
         try:
-            status = process.wait(END_S)
+            status = process.wait(PATIENCE_S)
         finally:
             process.kill()  # a command that serves instead of ending
         output.seek(0)

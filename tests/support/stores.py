@@ -167,8 +167,8 @@ async def emit(raw: Raw, lease: HeldLease, name: str, step: PackedStep | None = 
     await wait_until_async(lambda: lease.lost or bool(raw.hexists(journal, name)))
 
 
-async def wait_until_async(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + within_s
+async def wait_until_async(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "this did not come to pass"
         await asyncio.sleep(0)

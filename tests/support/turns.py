@@ -13,7 +13,7 @@ import PIL.Image
 
 from tests.support.service import Service
 from tests.support.streaming import Event, place
-from tests.support.waiting import PATIENCE_S, Gate, wait_until
+from tests.support.waiting import Gate, wait_until
 
 ECHO: Event = {"call": [["echo", {"text": "ü"}]]}
 DONE: Event = {"say": "done"}
@@ -34,7 +34,7 @@ def submit_turn(service: Service, *script: dict[str, Any], agent: str = "scripte
     return turn
 
 
-def wait_for_end(service: Service, turn: dict[str, Any], within_s: float = PATIENCE_S) -> dict[str, Any]:
+def wait_for_end(service: Service, turn: dict[str, Any]) -> dict[str, Any]:
     where = f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}"
     found: dict[str, Any] = {}
 
@@ -45,12 +45,12 @@ def wait_for_end(service: Service, turn: dict[str, Any], within_s: float = PATIE
             found = response.json() if response.status_code == 200 else {}
         return found.get("status") in {"finished", "failed", "cancelled"}
 
-    wait_until(ended, within_s)
+    wait_until(ended)
     return found
 
 
-def wait_until_back(service: Service, within_s: float = PATIENCE_S) -> None:
-    wait_until(lambda: service.client.get("/conversations").status_code == 200, within_s)
+def wait_until_back(service: Service) -> None:
+    wait_until(lambda: service.client.get("/conversations").status_code == 200)
 
 
 def error_code(response: httpx2.Response) -> str | None:

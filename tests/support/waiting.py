@@ -21,15 +21,17 @@ class Gate:
     def script(self) -> dict[str, Any]:
         return {"call": [["wait_for", {"path": str(self.path)}]]}
 
-    def reached(self, within_s: float = PATIENCE_S) -> None:
-        wait_until(lambda: self.path.with_name(f"{self.path.name}.started").exists(), within_s)
+    def reached(self) -> None:
+        wait_until(lambda: self.path.with_name(f"{self.path.name}.started").exists())
 
     def open(self) -> None:
         self.path.touch()
 
 
-def wait_until(condition: Callable[[], object], within_s: float = PATIENCE_S) -> None:
+def wait_until(
+    condition: Callable[[], object], within_s: float = PATIENCE_S, what: str = "this did not come to pass"
+) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
-        assert time.monotonic() < deadline, "this did not come to pass"
+        assert time.monotonic() < deadline, what
         time.sleep(0.005)

@@ -12,7 +12,6 @@ from tests.topology.whole import Topology
 SLOTS = 16384
 PRIMARIES = 3
 NODE_TIMEOUT_MS = 1500
-WHOLE_S = FAILOVER_S = MOVE_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class ValkeyCluster(Topology):
             found[:] = self.owners(key)
             return len(found) == 1 and found[0].lives
 
-        until(all_agree, FAILOVER_S, f"{key} has a primary")
+        until(all_agree, f"{key} has a primary")
         return found[0]
 
     def owners(self, key: str | int) -> list[Node]:
@@ -95,7 +94,7 @@ class ValkeyCluster(Topology):
             if node in self.primaries():
                 heir = self.replica_of(node)
                 heir.ask("CLUSTER", "FAILOVER")
-                until(lambda heir=heir: heir in self.primaries(), FAILOVER_S, "the replica has taken over")  # type: ignore[misc]
+                until(lambda heir=heir: heir in self.primaries(), "the replica has taken over")  # type: ignore[misc]
                 self.until_whole()
             node.kill()
             node.renumber()
@@ -104,7 +103,7 @@ class ValkeyCluster(Topology):
 
     def until_whole(self) -> None:
         """Wait until all slots are served, every living node knows it, and every replica follows its primary."""
-        until(lambda: all(self._is_settled(node) for node in self._living()), WHOLE_S, "the cluster is whole")
+        until(lambda: all(self._is_settled(node) for node in self._living()), "the cluster is whole")
 
     def move(self, key: str, to: Node, *, atomically: bool = True) -> None:
         """Move a key's slot to another primary, atomically (Valkey 9) or key by key, as operators did before."""
@@ -114,7 +113,7 @@ class ValkeyCluster(Topology):
         else:
             self.begin_move(slot, source, to)
             self.end_move(slot, source, to)
-        until(lambda: self.primary_of(slot) is to, MOVE_S, f"slot {slot} is moved")
+        until(lambda: self.primary_of(slot) is to, f"slot {slot} is moved")
 
     def begin_move(self, slot: int, source: Node, to: Node) -> None:
         to.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", self._name_of(source))
@@ -167,7 +166,7 @@ class ValkeyCluster(Topology):
         for one in self.nodes:
             for other in self.nodes[: self.nodes.index(one)]:
                 one.ask("CLUSTER", "MEET", HOST, other.port, other.options["cluster-port"])
-        until(self._all_have_met, WHOLE_S, "all nodes have met")
+        until(self._all_have_met, "all nodes have met")
         for primary, replica in zip(self.nodes[:PRIMARIES], self.nodes[PRIMARIES:], strict=True):
             replica.ask("CLUSTER", "REPLICATE", self._name_of(primary))
         self.until_whole()

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from ssl import SSLContext
 from typing import TypeVar
 
+from tests.support.waiting import PATIENCE_S
 from tests.topology.node import HOST, free_port
 
 CHUNK_BYTES = 1 << 16
 BACKLOG = 100
-END_S = 120.0
 TLS_HANDSHAKE = b"\x16"
 T = TypeVar("T")
 
@@ -65,11 +65,11 @@ class Line:
         if self._thread.is_alive():
             self._do(self._end())
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(END_S)
+            self._thread.join(PATIENCE_S)
         self._loop.close()
 
     def _do(self, work: Coroutine[None, None, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(END_S)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
 
     async def _begin(self) -> None:
         self._keep(self._accept())

@@ -4,7 +4,6 @@ import random
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,11 +14,9 @@ from redis import Redis
 from redis.exceptions import BusyLoadingError, RedisError
 
 from smolsessions.store.embedded.server import find_binary
+from tests.support.waiting import PATIENCE_S, wait_until
 
 HOST = "127.0.0.1"
-START_S = 120.0
-END_S = 120.0
-PAUSE_S = 0.02
 ANSWER_S = 2.0
 # Below the ports of outgoing connections, so that no other process takes one while its server is away.
 PORTS = range(15_000, 32_000)
@@ -45,15 +42,15 @@ def free_port() -> int:
                 return port
 
 
-def until(condition: Callable[[], object], within_s: float, what: str) -> None:
+def until(condition: Callable[[], object], what: str) -> None:
     """Wait until the condition holds. An error of a server that is away counts as false."""
-    end = time.monotonic() + within_s
-    while True:
+
+    def holds() -> object:
         with suppress(RedisError, OSError):
-            if condition():
-                return
-        assert time.monotonic() < end, f"after {within_s:g} s still not: {what}"
-        time.sleep(PAUSE_S)
+            return condition()
+        return False
+
+    wait_until(holds, what=f"still not: {what}")
 
 
 @dataclass(eq=False)
@@ -91,13 +88,13 @@ class Node:
         (self.folder / "server.conf").unlink()
 
     def until_up(self) -> None:
-        until(self._answers, START_S, f"a server in {self.folder} answers")
+        until(self._answers, f"a server in {self.folder} answers")
 
     def kill(self) -> None:
         """Kill the server as a power cut does, even while it is frozen."""
         if self.process:
             self.process.kill()
-            self.process.wait(END_S)
+            self.process.wait(PATIENCE_S)
             self.process, self.frozen = None, False
 
     def freeze(self) -> None:

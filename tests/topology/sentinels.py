@@ -12,7 +12,6 @@ DOWN_AFTER_MS, FAILOVER_TIMEOUT_MS = 1000, 3000
 INSIDE = "127.0.0.2"  # address of servers and sentinels; clients come from 127.0.0.1
 # With a sentinel's default periods, a healed partition takes ten seconds.
 HASTE = "INFO-PERIOD 500 PUBLISH-PERIOD 300 ASK-PERIOD 300".split()
-WHOLE_S = FAILOVER_S = 120.0
 
 
 @dataclass
@@ -63,12 +62,12 @@ class Sentinels(Topology):
             agree = {self._seen_by(sentinel) for sentinel in self.sentinels if sentinel.lives}
             return len(agree) == 1 and new is not old and new.ask("ROLE")[0] == b"master"
 
-        until(is_over, FAILOVER_S, "another primary")
+        until(is_over, "another primary")
         return self.primary()
 
     def until_whole(self) -> None:
         """Wait until every other living server follows the primary."""
-        until(self._is_whole, WHOLE_S, "all follow the primary")
+        until(self._is_whole, "all follow the primary")
 
     def _is_whole(self) -> bool:
         primary = self.primary()
@@ -126,7 +125,7 @@ class Sentinels(Topology):
             if self.tls:
                 self.sentinel_lines.append(Line(self.tls))
                 self.sentinel_lines[-1].open(sentinel.port)
-        until(self._all_know_each_other, WHOLE_S, "the sentinels know each other and the replicas")
+        until(self._all_know_each_other, "the sentinels know each other and the replicas")
         self.until_whole()
 
     def _all_know_each_other(self) -> bool:

@@ -172,7 +172,7 @@ def test_a_loop_over_five_approvals_takes_two_days_kills_and_two_processes(
         else:
             asked.start()
     assert passed_s > 2 * DAY_S
-    ended = wait_for_end(both[0], turn, 60)
+    ended = wait_for_end(both[0], turn)
     assert ended["status"] == "finished", ended["error"]
     assert receivers(service) == names
     assert decisions(ended) == [("send_email", "approved")] * 5
