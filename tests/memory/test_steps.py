@@ -8,16 +8,12 @@ import math
 import pickle
 import time
 import zoneinfo
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import PIL.Image
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from smolagents.agent_types import AgentImage
 from smolagents.memory import ActionStep, MemoryStep, PlanningStep, TaskStep, ToolCall
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 from smolagents.monitoring import AgentLogger, LogLevel, Timing, TokenUsage
@@ -32,7 +28,7 @@ from tests.support import agents, odd
 from tests.support.documents import PROGRAMS, described, shown
 from tests.support.fixtures import shared_service
 from tests.support.service import PLAIN, Service
-from tests.support.tiers import mostly_deep, repeated
+from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE
 
 LOGGER = AgentLogger(level=LogLevel.OFF)
@@ -195,13 +191,6 @@ def picture(mode: str) -> PIL.Image.Image:
     return image
 
 
-@pytest.mark.parametrize("place", [lambda image: image, lambda image: {"all": [image]}])
-def test_an_agent_image_comes_back_as_the_image_behind_it(place: Callable[[Any], Any]) -> None:
-    back = output(place(AgentImage(PIL.Image.new("RGBA", (3, 2), (1, 2, 3, 4)))))
-    image = back["all"][0] if isinstance(back, dict) else back
-    assert image.getpixel((2, 1)) == (1, 2, 3, 4)
-
-
 def test_each_image_is_attached_once() -> None:
     red, same, blue = (PIL.Image.new("RGB", (9, 9), colour) for colour in ("red", "red", "blue"))
     packed = pack(action(observations_images=[red, same, blue], action_output=[red]), 1)
@@ -268,19 +257,6 @@ def test_data_that_equals_nothing_else_comes_back() -> None:
 @pytest.mark.parametrize("depth", [100, 300, 900, 5000, 100_000])
 def test_no_depth_of_nesting_breaks_a_step(depth: int) -> None:
     assert output(odd.nested(depth)) is not None
-
-
-LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
-DATA = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner))
-
-
-@repeated(5)
-@given(DATA)
-@settings(max_examples=20, deadline=None)
-def test_data_comes_back_unchanged(_time: int, value: Any) -> None:
-    assert output(value) == value
-    step = action(tool_calls=[ToolCall("echo", value, "1")])
-    assert again(step).tool_calls[0].arguments == value
 
 
 CODE: list[str] = PROGRAMS["shown"]

@@ -23,6 +23,7 @@ from tests.support.failover import (
     play_some,
 )
 from tests.support.idempotency import post_with_key, turn_of
+from tests.support.metrics import totals
 from tests.support.patient import Patient, playing, two_services, until_all_answer
 from tests.support.problems import problem
 from tests.support.refusals import Refused, assert_refused
@@ -238,13 +239,13 @@ def test_figures_of_the_queues_leave_out_what_is_away_and_say_so(cluster: Valkey
     assert "Traceback" not in web.log()
 
 
-def figures_of(service: Service, agent: str) -> tuple[float, float, float]:
+def figures_of(service: Service, agent: str) -> tuple[float, ...]:
     """Return the length of an agent's queue, the number of silent partitions, and the age of its oldest turn."""
-    lines = service.client.get("/metrics").text.splitlines()
-    found = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
-    names = (f'queue_length{{agent="{agent}"}}', "partitions_silent", f'queue_oldest_seconds{{agent="{agent}"}}')
-    length, silent, oldest_s = (found[f"smolsessions_{name}"] for name in names)
-    return length, silent, oldest_s
+    found, of = totals(service), f'{{agent="{agent}"}}'
+    return tuple(
+        found[f"smolsessions_{name}"]
+        for name in (f"queue_length{of}", "partitions_silent", f"queue_oldest_seconds{of}")
+    )
 
 
 @pytest.fixture(scope="module")

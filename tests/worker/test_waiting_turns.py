@@ -24,6 +24,7 @@ from tests.support.answering import (
     wait_for_requests,
 )
 from tests.support.fixtures import shared_service
+from tests.support.metrics import samples
 from tests.support.service import Service
 from tests.support.streaming import Event, log_of, place, watching
 from tests.support.turns import (
@@ -149,25 +150,18 @@ def test_a_deleted_conversation_waits_no_more(service: Service) -> None:
 def test_waiting_turns_hold_no_thread_and_are_counted(service: Service) -> None:
     process = psutil.Process(service.process.pid)
     turns = [ask(service, {"code": "send_email('held', 'hi')"}, DONE, agent="code-mailer") for _ in range(2)]
-    wait_until(lambda: metric(service, "threads_busy") == 0)
+    wait_until(lambda: samples(service)["threads_busy", ""] == 0)
     before = process.num_threads(), len(process.children(recursive=True))
     turns += [ask(service, {"code": "send_email('held', 'hi')"}, DONE, agent="code-mailer") for _ in range(8)]
-    wait_until(lambda: metric(service, "threads_busy") == 0)
+    wait_until(lambda: samples(service)["threads_busy", ""] == 0)
     assert process.num_threads() <= before[0] + 8  # of the pool, which serves all turns
     wait_until(lambda: len(process.children(recursive=True)) <= before[1] + 1)
-    wait_until(lambda: metric(service, "turns_waiting") >= 10)
-    assert metric(service, "turns_waiting_oldest_seconds") > 0
+    wait_until(lambda: samples(service)["turns_waiting", ""] >= 10)
+    assert samples(service)["turns_waiting_oldest_seconds", ""] > 0
     for turn in turns:
         cancel(service, turn)
     for turn in turns:
         wait_for_end(service, turn)
-
-
-def metric(service: Service, name: str) -> float:
-    lines = [line for line in service.client.get("/metrics").text.splitlines() if not line.startswith("#")]
-    found = [float(line.split()[-1]) for line in lines if line.startswith(f"smolsessions_{name}")]
-    assert found, [line.split()[0] for line in lines]
-    return sum(found)
 
 
 def test_a_call_that_nobody_answers_in_time_is_not_made_and_the_model_is_told(impatient: Service) -> None:
