@@ -14,6 +14,7 @@ from redis import Redis
 from smolsessions.core.records import MAX_CRASHES, ConversationFields, ConversationQuery
 from smolsessions.store.store import Store
 from smolsessions.store.turns.lease import HeldLease
+from tests.support.patient import two_services
 from tests.support.problems import problem
 from tests.support.service import CODELESS, PLAIN, Service, run
 from tests.support.store_server import StoreServer, running_store
@@ -206,11 +207,10 @@ async def test_conversations_of_the_same_microsecond_are_all_listed_once(outside
 
 @pytest.fixture(scope="module")
 def pair(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Service]]:
-    folder = tmp_path_factory.mktemp("pair")
     outside.ask("FLUSHALL")
     settings = PLAIN | outside.settings | {"PARTITIONS": str(PARTITIONS)}
-    with Service(folder / "a", settings) as one, Service(folder / "b", settings) as other:
-        yield one, other
+    with two_services(tmp_path_factory.mktemp("pair"), settings) as both:
+        yield both
 
 
 def say(service: Service, key: str, **body: Any) -> Any:

@@ -19,6 +19,7 @@ from tests.support import debian, old_data
 from tests.support.fixtures import shared_service
 from tests.support.old_data import TALKS
 from tests.support.old_data_checks import messages_of
+from tests.support.patient import two_services
 from tests.support.problems import problem
 from tests.support.service import PLAIN, Service
 from tests.support.store_server import PARTITION, SEAL_KEY, Raw, StoreServer
@@ -34,9 +35,8 @@ Script = list[dict[str, Any]]
 
 @pytest.fixture
 def pair(server: StoreServer, tmp_path: Path) -> Iterator[tuple[Service, Service]]:
-    settings = PLAIN | server.settings
-    with Service(tmp_path / "a", settings) as one, Service(tmp_path / "b", settings) as other:
-        yield one, other
+    with two_services(tmp_path, PLAIN | server.settings) as both:
+        yield both
 
 
 @pytest.mark.parametrize("how", mostly_deep(["by turns", "killed"], fast=["by turns"]))

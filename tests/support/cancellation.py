@@ -13,7 +13,7 @@ from smolagents.monitoring import Timing
 from tests.support import agents
 from tests.support.service import Service
 from tests.support.stopwatch import Stopwatch
-from tests.support.streaming import Event, Stream, log_of, place
+from tests.support.streaming import Event, Stream, check_numbers, log_of, place
 from tests.support.turns import DONE, cancel
 
 UNHEEDED = "a thread does not heed a stop"
@@ -44,7 +44,7 @@ def cancel_and_check(
     final = stream.seen[-1]
     turn: Event = final.data["result"]
     assert (final.event, turn["status"], turn["error"], turn["reply"]) == ("turn.cancelled", "cancelled", None, None)
-    assert [frame.id for frame in stream.seen] == list(range(1, final.id + 1))
+    check_numbers(stream.seen)
     assert turn == service.get(place(turn))
     assert_steps_stored(service, turn, stream)
     return turn

@@ -64,5 +64,8 @@ def server(tmp_path: Path) -> Iterator[StoreServer]:
 
 
 @pytest.fixture
-def gate(tmp_path: Path) -> Gate:
-    return Gate(tmp_path / "gate")
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    """Yield a closed gate. It is open at the end, so that a test that fails leaves no turn behind."""
+    gate = Gate(tmp_path / "gate")
+    yield gate
+    gate.open()

@@ -140,6 +140,21 @@ def place(turn: Event, below: str = "") -> str:
     return f"/conversations/{turn['conversation_id']}/turns/{turn['turn']}{below}"
 
 
+def check_numbers(frames: list[Frame]) -> None:
+    """Check that a turn's events are whole, in order, of one turn, and have one end."""
+    assert [frame.id for frame in frames] == list(range(1, len(frames) + 1))
+    assert [frame.event for frame in frames if frame.event in FINAL] == [frames[-1].event]
+    first = frames[0].data
+    for frame in frames:
+        assert (frame.data["type"], frame.data["seq"]) == (frame.event, frame.id)
+        assert (frame.data["conversation_id"], frame.data["turn"]) == (first["conversation_id"], first["turn"])
+
+
+def effects(service: Service, turn: Event, **query: Any) -> list[Event]:
+    found: list[Event] = service.get(place(turn, "/effects"), **query)["items"]
+    return found
+
+
 def spoken(events: list[Event], channel: str, **members: Any) -> str:
     """Join the pieces of a channel."""
     pieces = [event for event in events if event["type"] == "message.delta" and event["channel"] == channel]

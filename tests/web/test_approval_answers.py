@@ -24,7 +24,18 @@ from tests.support.answering import (
 from tests.support.fixtures import shared_service
 from tests.support.owners import ADA, BOB, SECOND, owner_line, request_as
 from tests.support.service import Service, write_private
-from tests.support.streaming import EVENTS, Event, Frame, Stream, log_of, place, posting, watching
+from tests.support.streaming import (
+    EVENTS,
+    Event,
+    Frame,
+    Stream,
+    check_numbers,
+    effects,
+    log_of,
+    place,
+    posting,
+    watching,
+)
 from tests.support.turns import DONE, cancel, error_code, wait_for_end
 from tests.support.waiting import Gate
 
@@ -174,7 +185,7 @@ def test_a_stream_stays_open_while_its_turn_waits_and_sees_the_answer(service: S
         rest = [frame.event for frame in stream.rest()]
     assert rest[0] == "input.answered"
     assert rest[-1] == "turn.finished"
-    assert [frame.id for frame in stream.seen] == list(range(1, len(stream.seen) + 1))
+    check_numbers(stream.seen)
     assert [frame.event for frame in stream.seen].count("turn.waiting") == 1
     assert [frame.event for frame in stream.seen].count("tool.call") == 2  # the call that waited, and the answer's
 
@@ -257,8 +268,3 @@ def test_a_waiting_turn_lists_requests_and_answers_in_its_effects(service: Servi
     assert attempts == {"1.1": 2, "2.1": 2}
     gate.open()
     wait_for_end(service, later)
-
-
-def effects(service: Service, turn: Event) -> list[Event]:
-    found: list[Event] = service.get(place(turn, "/effects"))["items"]
-    return found

@@ -1,7 +1,6 @@
 """Arguments and options in the record of a turn, and the journal of a running one."""
 
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from tests.support.killed_turns import WITHOUT_CODE
 from tests.support.openapi import assert_described
 from tests.support.service import PLAIN, Service
 from tests.support.store_server import PARTITION, StoreServer
-from tests.support.streaming import Event, log_of, place
+from tests.support.streaming import Event, effects, log_of, place
 from tests.support.tiers import mostly_deep
 from tests.support.transfer import export, import_document
 from tests.support.turns import DONE, ENDLESS, error_code, pages, submit_next, submit_turn, wait_for_end
@@ -94,18 +93,6 @@ def test_a_page_of_large_turns_is_short_and_goes_on(service: Service, order: str
 
 SECRET = "not-for-any-inspector"
 FIRST = {"call": [["echo", {"text": SECRET}], ["fail", {"reason": SECRET}]]}
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    gate = Gate(tmp_path / "gate")
-    yield gate
-    gate.open()
-
-
-def effects(service: Service, turn: Event, **query: Any) -> list[Event]:
-    found: list[Event] = service.get(place(turn, "/effects"), **query)["items"]
-    return found
 
 
 def brief(found: list[Event]) -> list[tuple[Any, ...]]:

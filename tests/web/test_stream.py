@@ -17,7 +17,7 @@ from tests.support.owners import ADA, BOB, owner_line
 from tests.support.problems import problem
 from tests.support.service import PLAIN, Service, write_private
 from tests.support.stopwatch import Stopwatch
-from tests.support.streaming import EVENTS, FINAL, Event, Frame, gone, log_of, place, posting, watching
+from tests.support.streaming import EVENTS, FINAL, Event, Frame, check_numbers, gone, log_of, place, posting, watching
 from tests.support.turns import DONE, ECHO, held_turn, submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
 
@@ -434,13 +434,3 @@ def kinds(frames: list[Frame]) -> list[str]:
 
 def bytes_of(frames: list[Frame]) -> bytes:
     return b"".join(frame.raw for frame in frames)
-
-
-def check_numbers(frames: list[Frame]) -> None:
-    """Check a turn's events from its first to its last."""
-    assert [frame.id for frame in frames] == list(range(1, len(frames) + 1))
-    assert [frame.event for frame in frames if frame.event in FINAL] == [frames[-1].event]
-    first = frames[0].data
-    for frame in frames:
-        assert (frame.data["type"], frame.data["seq"]) == (frame.event, frame.id)
-        assert (frame.data["conversation_id"], frame.data["turn"]) == (first["conversation_id"], first["turn"])

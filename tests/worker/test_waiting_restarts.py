@@ -24,7 +24,7 @@ from tests.support.answering import (
 )
 from tests.support.service import Service
 from tests.support.store_server import PARTITION, Raw, StoreServer
-from tests.support.streaming import FINAL, Event, log_of, watching
+from tests.support.streaming import Event, check_numbers, log_of, watching
 from tests.support.tiers import deep
 from tests.support.turns import DONE, cancel, wait_for_end
 from tests.support.waiting import PATIENCE_S, Gate
@@ -51,13 +51,6 @@ def receivers(service: Service) -> list[str]:
     return [line.partition(":")[0] for line in sent(service)]
 
 
-def check_log(service: Service, turn: Event) -> None:
-    """Check that a log is whole, in order, and has one end."""
-    frames = log_of(service, turn)
-    assert [frame.id for frame in frames] == list(range(1, len(frames) + 1))
-    assert [frame.event for frame in frames if frame.event in FINAL] == [frames[-1].event]
-
-
 def test_a_wait_outlives_drains_and_kills_and_another_process_plays_on(pair: tuple[Service, Service]) -> None:
     service, other = pair
     turn = ask(service, loop("a", "b", "c"), DONE, agent="code-mailer")
@@ -78,7 +71,7 @@ def test_a_wait_outlives_drains_and_kills_and_another_process_plays_on(pair: tup
     ended = answer(other, turn, APPROVE)
     assert (ended["status"], receivers(service)) == ("finished", ["a", "b", "c"])
     assert ended["attempts"] == 4  # neither the drain nor the kill began one
-    check_log(other, turn)
+    check_numbers(log_of(other, turn))
 
 
 def test_an_approved_call_that_meets_the_end_of_its_process_is_approved_again_by_nobody(
@@ -117,7 +110,7 @@ def test_an_approved_call_that_meets_the_end_of_its_process_is_approved_again_by
     assert (call["approval"]["decision"], call["ok"]) == ("approved", False)
     for turn in (*turns, held, crashing):
         assert [frame.event for frame in log_of(service, turn)].count("turn.waiting") == 1
-        check_log(service, turn)
+        check_numbers(log_of(service, turn))
 
 
 def test_an_agent_that_was_changed_takes_no_answer(pair: tuple[Service, Service]) -> None:
@@ -178,4 +171,4 @@ def test_a_loop_over_five_approvals_takes_two_days_kills_and_two_processes(
     assert decisions(ended) == [("send_email", "approved")] * 5
     texts = {line.split(": ")[1] for line in sent(service)}
     assert len(texts) == 5
-    check_log(both[1], turn)
+    check_numbers(log_of(both[1], turn))
