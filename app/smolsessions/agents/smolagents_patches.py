@@ -13,9 +13,12 @@ from textwrap import indent
 from typing import Any
 
 import smolagents.agents
+import smolagents.monitoring
 import smolagents.tools
 from jinja2 import Template
 from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
 from smolagents import CodeAgent, MultiStepAgent, Tool, ToolCallingAgent
 from smolagents.agent_types import handle_agent_output_types
 from smolagents.default_tools import FinalAnswerTool
@@ -54,6 +57,9 @@ def patch_smolagents() -> None:
     names.Template = lru_cache(maxsize=MAX_CACHED_PROMPTS)(Template)
     names.FinalAnswerTool = partial(copy, FinalAnswerTool())  # a new one is checked, which takes 25 us of 260
     names.AgentLogger = DefaultLogger
+    monitoring: Any = smolagents.monitoring
+    names.Text = monitoring.Text = _deferred(Text)
+    names.Panel = _deferred(Panel)
     tools: Any = smolagents.tools
 
     def wrap_output(output: Any, output_type: str | None = None) -> Any:
@@ -126,6 +132,22 @@ class SilentLogger(AgentLogger):  # type: ignore[misc, unused-ignore]
 
 
 _CONSOLE, _QUIET_CONSOLE = Console(highlight=False), Console(quiet=True)
+
+
+def _deferred(kind: Any) -> type:
+    """Return a subclass whose objects are initialized once they are read: a silent logger reads none."""
+
+    def keep(self: Any, *args: Any, **kwargs: Any) -> None:
+        self._given = args, kwargs
+
+    def initialize(self: Any, name: str) -> Any:
+        if (given := vars(self).pop("_given", None)) is None:
+            raise AttributeError(name)
+        args, kwargs = given
+        kind.__init__(self, *args, **kwargs)
+        return getattr(self, name)
+
+    return type(kind.__name__, (kind,), {"__init__": keep, "__getattr__": initialize})
 
 
 class _Arguments(dict[str, Any]):

@@ -1,4 +1,4 @@
-"""Journal of a turn, as callers see it: its effects by their keys, without their results."""
+"""Effects in a turn's journal, as callers see them: by their keys, without their results."""
 
 from __future__ import annotations
 
@@ -8,27 +8,19 @@ from dataclasses import field, replace
 from typing import Literal
 
 from smolsessions.core.frozen import record
+from smolsessions.core.journal_keys import CallKey, split_key
 
 EffectKind = Literal["model", "tool", "code", "check", "request", "answer"]
 EffectState = Literal["begun", "done"]
 
 MAX_PAGE_BYTES = 4 * 1024 * 1024  # of the results that a page looks into
-_KINDS: dict[str, EffectKind] = {
-    "model": "model",
-    "asked": "request",
-    "answer": "answer",
-    "tool": "tool",
-    "code": "code",
-    "check": "check",
-}
-_RANKS = {kind: rank for rank, kind in enumerate(_KINDS.values())}
-_BEGUN = re.compile(r"begun:(?P<key>.*)|(?P<mark>first|again):(?P<attempt>\d+):(?P<begun>.*)", re.DOTALL)
+_ORDER: tuple[EffectKind, ...] = ("model", "request", "answer", "tool", "code", "check")  # within one call
 _PARTS = re.compile(r"([a-z]*)(\d+)")
 _PART_RANKS = {"m": 0, "": 1, "c": 2}
 
 
 @record
-class Journal:
+class JournalSizes:
     """Sizes of a journal's stored entries by their keys. One that only marks a call has size 0.
 
     `is_whole` is false if the journal holds more entries than were read.
@@ -100,32 +92,34 @@ class EffectPage:
     is_whole: bool = True
 
 
-def effect_keys(journal: Journal) -> list[EffectKey]:
+def effect_keys(journal: JournalSizes) -> list[EffectKey]:
     """Return the keys of a journal's effects in the order of the turn, without entries that only steer a replay."""
     found = {key: parsed for key, size in journal.sizes.items() if size and (parsed := _parsed(key))}
     for name, size in journal.sizes.items():
-        match = None if size else _BEGUN.fullmatch(name)
-        key = (match["key"] or match["begun"]) if match else ""
-        if match and not journal.sizes.get(key) and (parsed := _parsed(key)):
+        word, key = split_key(name)
+        attempt = "1"
+        if word in {"first", "again"}:
+            attempt, _, key = key.partition(":")
+        if word in {"begun", "first", "again"} and not size and not journal.sizes.get(key) and (parsed := _parsed(key)):
             known = found.get(key, parsed)
-            begun_by = max(int(match["attempt"] or 1), known.begun_by or 1)
-            is_repeated = known.is_repeated or match["mark"] == "again"
-            found[key] = replace(known, begun_by=begun_by, is_repeated=is_repeated)
+            begun_by = max(int(attempt), known.begun_by or 1)
+            found[key] = replace(known, begun_by=begun_by, is_repeated=known.is_repeated or word == "again")
 
     def place(key: EffectKey) -> tuple[list[tuple[int, int]], int, str]:
         parts = [(_PART_RANKS.get(word, 3), int(number)) for word, number in _PARTS.findall(key.call_id)]
-        return parts, _RANKS[key.kind], key.key
+        return parts, _ORDER.index(key.kind), key.key
 
     return sorted(found.values(), key=place)
 
 
 def _parsed(key: str) -> EffectKey | None:
-    word, _, rest = key.partition(":")
-    kind = _KINDS.get(word)
-    if kind is None:
-        return None
-    if kind == "answer":  # of a request's id: conversation, turn, call, number
-        return EffectKey(key, kind, [*rest.split(":"), "", ""][2], None)
-    call_id, _, more = rest.partition(":")
-    name = more.rpartition(":")[0] if kind in {"tool", "code"} else None
-    return EffectKey(key, kind, call_id, name)
+    word, rest = split_key(key)
+    match word:
+        case "model" | "tool" | "code" | "check":
+            call = CallKey.parse(key)
+            return EffectKey(key, word, call.call_id, call.name or None)
+        case "asked":
+            return EffectKey(key, "request", rest.partition(":")[0], None)
+        case "answer":  # of a request's id: conversation, turn, call, number
+            return EffectKey(key, "answer", [*rest.split(":"), "", ""][2], None)
+    return None

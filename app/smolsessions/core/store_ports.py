@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, TypeVar
 
 from smolsessions.core.callers import Caller
-from smolsessions.core.effects import Journal, JournaledResult
+from smolsessions.core.effects import JournaledResult, JournalSizes
 from smolsessions.core.events import Event, Logged, ReplayState
 from smolsessions.core.frozen import record
 from smolsessions.core.memories import (
@@ -136,7 +136,7 @@ class TurnStore(Protocol):
     async def turn(self, ref: Ref, number: int) -> Turn:
         """Raises `TurnNotFoundError` and `ConversationNotFoundError`."""
 
-    async def journal(self, ref: Ref, number: int) -> Journal:
+    async def journal(self, ref: Ref, number: int) -> JournalSizes:
         """Return the keys in an open turn's journal. That of a turn that is over is empty. Raises `SealBrokenError`."""
 
     async def journaled_results(self, ref: Ref, number: int, keys: Sequence[str]) -> dict[str, JournaledResult]:

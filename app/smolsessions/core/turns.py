@@ -19,7 +19,7 @@ from smolsessions.core.effects import (
     EffectEntry,
     EffectKey,
     EffectPage,
-    Journal,
+    JournalSizes,
     effect_keys,
 )
 from smolsessions.core.errors import (
@@ -30,7 +30,7 @@ from smolsessions.core.errors import (
     StoreUnavailableError,
     UnknownAgentError,
 )
-from smolsessions.core.frozen import record
+from smolsessions.core.frozen import changed, record
 from smolsessions.core.json_data import bounded
 from smolsessions.core.media import StepFile, StepImage
 from smolsessions.core.records import (
@@ -123,7 +123,7 @@ class Turns:
         submission = Submission(turn, new.turn_input, create, new.agent is not None, version_of, once, is_named)
         subscription = self._subscribe(turn, is_new=True, for_end=for_end)  # before the first event
         try:
-            existing = replace(submission, create=None)
+            existing = changed(submission, create=None)
             refusal: ServiceError | None = None
             for attempt in (existing, submission, existing) if is_named and new.create else (submission,):
                 try:
@@ -199,7 +199,7 @@ class Turns:
     async def effects(self, ref: Ref, number: int, first: int | None, limit: int, order: Order) -> EffectPage:
         """Return effects of a turn that is not over, from place `first` on. Large results make a page shorter."""
         turn = await self.store.turn(ref, number)
-        journal = Journal() if turn.outcome else await self.store.journal(ref, number)
+        journal = JournalSizes() if turn.outcome else await self.store.journal(ref, number)
         keys = await asyncio.to_thread(effect_keys, journal)
         step = 1 if order == "asc" else -1
         place = first if first is not None else 0 if step == 1 else len(keys) - 1

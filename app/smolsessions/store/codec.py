@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Iterable
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from typing import Any, NamedTuple, get_args
 
 from pydantic import TypeAdapter, ValidationError
@@ -13,6 +13,7 @@ from pydantic_core import from_json, to_json
 
 from smolsessions.core.errors import DAMAGED, NEWER, SealBrokenError
 from smolsessions.core.events import Event, PersonEvent, StepEvent, TurnQueued, TurnStarted
+from smolsessions.core.frozen import changed
 from smolsessions.core.memories import Head, PackedStep, StoredStep
 from smolsessions.core.policies import policy_of
 from smolsessions.core.records import (
@@ -180,10 +181,10 @@ def started(turn: Turn, at: float, attempts: int, *, waits: bool = False) -> Tur
 
     The record of a turn that goes on still holds the requests of its last wait.
     """
-    timing = replace(turn.timing, started_at=at)
+    timing = changed(turn.timing, started_at=at)
     if waits or not turn.requests:
-        return replace(turn, timing=timing, attempts=attempts)
-    return replace(turn, timing=timing.wait_over(time.time()), attempts=attempts, requests=())
+        return changed(turn, timing=timing, attempts=attempts)
+    return changed(turn, timing=timing.wait_over(time.time()), attempts=attempts, requests=())
 
 
 def ref_of(scope: str) -> Ref:

@@ -7,9 +7,10 @@ import contextvars
 import math
 import threading
 import time
-from dataclasses import replace
 
 from smolsessions.core.events import MessageDelta, StepEvent, TurnStarted
+from smolsessions.core.frozen import changed
+from smolsessions.core.journal_keys import journal_key
 from smolsessions.core.memories import PackedStep
 from smolsessions.core.store_ports import Lease, StopReason
 
@@ -69,7 +70,7 @@ class LoopEventBridge:
 
     def begin(self, attempt: int, *, can_wait: bool) -> None:
         """Write the start of an attempt: at once, or with the next write if it can wait for that."""
-        self._queue.append((TurnStarted(attempt, time.time()), None, (f"started:{attempt}", b"")))
+        self._queue.append((TurnStarted(attempt, time.time()), None, (journal_key("started", attempt), b"")))
         if can_wait and not self._lease.watched:
             self._set_timer()
         else:
@@ -214,7 +215,7 @@ class LoopEventBridge:
         while self._queue and type(more := self._queue[0][0]) is MessageDelta and more.message == delta.message:
             texts.append(more.text)
             self._queue.pop(0)
-        return replace(delta, text="".join(texts)) if len(texts) > 1 else delta
+        return changed(delta, text="".join(texts)) if len(texts) > 1 else delta
 
     def _emit(self, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None) -> None:
         """Write a step or an effect, and the events that were taken, unless they can wait.

@@ -7,10 +7,10 @@ names of attachments. `attributes` holds additions of an author's callback to th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from math import floor, isfinite
 from typing import Any
 
 import PIL.Image
@@ -47,7 +47,8 @@ Data = dict[str, Any]
 MAX_COUNT = 2**53 - 1  # the largest whole number that every JSON reader keeps
 ROLES = frozenset(role.value for role in MessageRole)
 _OWN_PREFIX = "smolsessions_"  # of the attributes that the service adds
-_PARTS = ("timing", "token_usage", "model_output_message")
+_OWNERS = ("", "timing", "token_usage", "model_output_message")
+"""The step itself and its parts, to which a callback may add attributes."""
 _COLLECTIONS = frozenset({list, tuple, set, frozenset})
 _SCALARS = frozenset({str, float, bool, bytes, type(None)})
 _NO_MESSAGE = ChatMessage(role=MessageRole.ASSISTANT, content=None)
@@ -75,12 +76,14 @@ class StepEncoder:
 
     def encode(self, step: Any) -> Data:
         data: Data = {"type": step_type(step)}
-        match step:
-            case TaskStep():
+        match data["type"]:
+            case "action":
+                data |= self._action(step)
+            case "task":
                 data["task"] = self._text("task", step.task)
                 data["task_images"] = self._images("task_images", step.task_images)
                 data["task_files"] = [self._attach(encode_file(file)) for file in attached_files(step)] or None
-            case PlanningStep():
+            case "planning":
                 data["plan"] = self._text("plan", step.plan)
                 message = self._message(step.model_output_message)
                 if message is None:
@@ -88,23 +91,21 @@ class StepEncoder:
                 data["model_output_message"] = message or self._message(_NO_MESSAGE)
                 data["timing"] = self._timing(step.timing)
                 data["token_usage"] = self._usage("token_usage", step.token_usage)
-            case ActionStep():
-                data |= self._action(step)
-            case NoteStep():
+            case "note":
                 data["number"] = self._count("number", step.number)
                 data["text"] = self._text("text", step.text)
                 data["replaces"] = None if step.replaces is None else self._count("replaces", step.replaces)
-            case SummaryStep():
+            case "summary":
                 data["text"] = self._text("text", step.text)
                 data["recent"] = self._count("recent", step.recent)
                 for name in ("input_tokens", "output_tokens"):
                     count = getattr(step, name)
                     data[name] = None if count is None else self._count(name, count)
-            case EditStep():
+            case "edit":
                 data |= {"step": step.step and self.encode(step.step), "of": step.of, "gone": step.gone}
         data["labels"] = list(getattr(step, LABELS, ()))
         attributes = {}
-        for name in ("", *_PARTS):
+        for name in _OWNERS:
             owner = getattr(step, name, None) if name else step
             fields = getattr(type(owner), "__dataclass_fields__", None)
             if fields is not None and len(vars(owner)) > len(fields):
@@ -150,16 +151,20 @@ class StepEncoder:
         return label_of(value) if kind is AgentAudio else json_form(value)
 
     def _action(self, step: ActionStep) -> Data:
-        output, error, estimate = step.action_output, step.error, shown_estimate(step)
+        output, estimate = step.action_output, shown_estimate(step)
+        error: Any = step.error
         medium, is_file = self._medium(output), issubclass(type(output), File)
         if medium or is_swallowed_failure(output):
             output = None  # an exception's text may hold a key
-        known = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in ERRORS), None)
-        if error is not None and known is None:
-            self.replaced.add("error")
+        if error is not None:
+            known = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in ERRORS), None)
+            if known is None:
+                self.replaced.add("error")
+            error = {"type": known or "AgentError", "message": _text_of(error)}
         is_final: Any = step.is_final_answer
         if type(is_final) is not bool:
             self.replaced.add("is_final_answer")
+            is_final = issubclass(type(is_final), int) and is_final == 1
         return {
             "step_number": self._count("step_number", step.step_number),
             "timing": self._timing(step.timing),
@@ -172,8 +177,8 @@ class StepEncoder:
             "action_output": self.value(output),
             "action_output_image": None if is_file else medium,
             "action_output_file": medium if is_file else None,
-            "error": None if error is None else {"type": known or "AgentError", "message": _text_of(error)},
-            "is_final_answer": issubclass(type(is_final), int) and is_final == 1,
+            "error": error,
+            "is_final_answer": is_final,
             "shown_estimate": None if estimate is None else self._count(ESTIMATE, estimate),
             "token_usage": self._usage("token_usage", step.token_usage),
         }
@@ -199,57 +204,58 @@ class StepEncoder:
         return 0
 
     def _timing(self, timing: Any) -> Data:
-        if isinstance(timing, Timing) and _is_finite(timing.start_time):
-            start, end = float(timing.start_time), timing.end_time
-            if end is None or _is_finite(end):
-                return {"start_time": start, "end_time": None if end is None else float(end)}
+        try:
+            start, end = timing.start_time, timing.end_time
+            if isfinite(start) and (end is None or isfinite(end)):
+                return {"start_time": float(start), "end_time": None if end is None else float(end)}
+        except (AttributeError, TypeError, OverflowError):
+            pass  # they are no numbers, or integers that no float can hold
         self.replaced.add("timing")
         return {"start_time": 0.0, "end_time": None}
 
     def _usage(self, name: str, usage: Any) -> Data | None:
-        if isinstance(usage, TokenUsage) and _is_finite(usage.input_tokens) and _is_finite(usage.output_tokens):
-            return {
-                "input_tokens": min(max(0, int(usage.input_tokens)), MAX_COUNT),
-                "output_tokens": min(max(0, int(usage.output_tokens)), MAX_COUNT),
-            }
-        if usage is not None:
-            self.replaced.add(name)
+        try:
+            if usage is None:
+                return None
+            read, written = floor(usage.input_tokens), floor(usage.output_tokens)
+            if 0 <= read <= MAX_COUNT and 0 <= written <= MAX_COUNT:
+                return {"input_tokens": read, "output_tokens": written}
+        except (AttributeError, TypeError, ValueError, OverflowError):
+            pass  # they are no finite numbers
+        self.replaced.add(name)
         return None
 
-    def _calls(self, calls: Any) -> list[Data] | None:
-        if calls is None:
+    def _members(self, name: str, values: Any, kind: type) -> list[Any] | None:
+        """Return the members of this class, or None if the value is no list."""
+        if not isinstance(values, (list, tuple)):
+            if values is not None:
+                self.replaced.add(name)
             return None
-        members = [call for call in calls if isinstance(call, ToolCall)] if isinstance(calls, list | tuple) else None
-        if members is None or len(members) < len(calls):
-            self.replaced.add("tool_calls")
-        return (
-            None
-            if members is None
-            else [
-                {
-                    "id": self._optional_text("tool_calls", getattr(call, "id", None)),
-                    "name": self._text("tool_calls", getattr(call, "name", None)),
-                    "arguments": self.value(getattr(call, "arguments", None)),
-                }
-                for call in members
-            ]
-        )
+        members = [each for each in values if isinstance(each, kind)]
+        if len(members) < len(values):
+            self.replaced.add(name)
+        return members
+
+    def _calls(self, calls: Any) -> list[Data] | None:
+        text, optional, name = self._text, self._optional_text, "tool_calls"
+        members = self._members(name, calls, ToolCall)
+        return members and [
+            {"id": optional(name, call.id), "name": text(name, call.name), "arguments": self.value(call.arguments)}
+            for call in members
+        ]
 
     def _message(self, message: Any) -> Data | None:
-        name = "model_output_message"
+        name, text, optional = "model_output_message", self._text, self._optional_text
         if not isinstance(message, ChatMessage):
             if message is not None:
                 self.replaced.add(name)
             return None
-        role, calls = getattr(message.role, "value", message.role), message.tool_calls
+        role = getattr(message.role, "value", message.role)
         if type(role) is not str or role not in ROLES:
             self.replaced.add(name)
             role = MessageRole.ASSISTANT.value
-        if calls is not None and not (
-            isinstance(calls, list)
-            and all(isinstance(call, ChatMessageToolCall) for call in calls)
-            and all(isinstance(call.function, ChatMessageToolCallFunction) for call in calls)
-        ):
+        calls = self._members(name, message.tool_calls, ChatMessageToolCall)
+        if calls and not all(isinstance(call.function, ChatMessageToolCallFunction) for call in calls):
             self.replaced.add(name)
             calls = None
         return {
@@ -258,11 +264,11 @@ class StepEncoder:
             "tool_calls": calls
             and [
                 {
-                    "id": self._optional_text(name, call.id),
-                    "name": self._text(name, call.function.name),
+                    "id": optional(name, call.id),
+                    "name": text(name, call.function.name),
                     "arguments": self.value(call.function.arguments),
-                    "type": self._text(name, call.type),
-                    "description": self._optional_text(name, call.function.description),
+                    "type": text(name, call.type),
+                    "description": optional(name, call.function.description),
                 }
                 for call in calls
             ],
@@ -270,15 +276,10 @@ class StepEncoder:
         }
 
     def _images(self, name: str, images: Any) -> list[str] | None:
-        if images is None:
-            return None
-        members = images if isinstance(images, list | tuple) else ()
-        members = [image for image in members if issubclass(type(image), PIL.Image.Image)]
-        if not isinstance(images, list | tuple) or len(members) < len(images):
-            self.replaced.add(name)
-        elif self._only_checks:
+        members = self._members(name, images, PIL.Image.Image)
+        if self._only_checks and name not in self.replaced:
             return []
-        return [stored for image in members if (stored := self._image(image))]
+        return members and [stored for image in members if (stored := self._image(image))]
 
     def _medium(self, value: Any) -> str | None:
         """Attach an image or a file and return its name. None for other values, and for an image that is unreadable."""
@@ -430,13 +431,6 @@ def _text_of(value: Any) -> str:
         return str.__str__(str(value if isinstance(value, Exception) else json_form(value)))
     except Exception:  # noqa: BLE001 - a foreign exception's own text
         return str(json_form(value))
-
-
-def _is_finite(value: Any) -> bool:
-    try:
-        return isinstance(value, (int, float)) and math.isfinite(value)
-    except OverflowError:  # an integer that no float can hold
-        return False
 
 
 def _usage(data: Data | None) -> TokenUsage | None:

@@ -67,11 +67,10 @@ def pack(step: MemoryStep, turn: int, stored_classes: Collection[type] = ()) -> 
 
 def pack_data(data: Data, turn: int, attachments: dict[str, bytes]) -> PackedStep:
     """Encode the data of a step. Raises `StepTooLargeError`."""
-    file = io.BytesIO()
-    _DataPickler(file, protocol=5).dump(data)
-    if file.tell() > MAX_STEP_BYTES or max(map(len, attachments.values()), default=0) > MAX_IMAGE_BYTES:
+    packed = pickle.dumps(data, protocol=5)
+    if len(packed) > MAX_STEP_BYTES or max(map(len, attachments.values()), default=0) > MAX_IMAGE_BYTES:
         raise StepTooLargeError
-    return PackedStep(data["type"], turn, file.getvalue(), attachments)
+    return PackedStep(data["type"], turn, packed, attachments)
 
 
 def unpack(
@@ -119,11 +118,6 @@ def _replace(step: MemoryStep, data: Data, encoder: StepEncoder, stored_classes:
     decoded = StepDecoder(encoder.attachments, stored_classes).decode(data)
     for name in encoder.replaced:
         setattr(step, name, getattr(decoded, name))
-
-
-class _DataPickler(pickle.Pickler):
-    def reducer_override(self, value: object) -> Any:
-        raise TypeError(f"a {type(value).__name__} in the data of a step, which could not be read again")
 
 
 class _DataUnpickler(pickle.Unpickler):

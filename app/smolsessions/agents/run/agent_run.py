@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal, NoReturn, Self
@@ -16,7 +15,7 @@ from smolagents.monitoring import Timing
 
 from smolsessions.agents.run.effects import Effect, as_text, encode_raised
 from smolsessions.agents.run.failures import TurnStopped, TurnWaiting
-from smolsessions.agents.run.journal import CallKey, digest_of
+from smolsessions.agents.run.journal import digest_of
 from smolsessions.agents.run.turn_run import TURN_RUN, TurnRun
 from smolsessions.agents.values import dumps
 from smolsessions.agents.values.images import stored_images
@@ -24,6 +23,8 @@ from smolsessions.agents.values.json_forms import json_form, truncate_json, trun
 from smolsessions.agents.values.results import error_text
 from smolsessions.caller import CALLER
 from smolsessions.core.events import StepError, StepFinished, StepKind, StepPlace, StepStarted, ToolCalled, ToolReturned
+from smolsessions.core.frozen import changed
+from smolsessions.core.journal_keys import CallKey
 from smolsessions.core.records import ToolCall, Usage
 
 INTERNAL_TOOLS = frozenset({"python_interpreter", "final_answer"})
@@ -195,7 +196,7 @@ class AgentRun:
         known = journal.take(key, partial(self.may_follow, call_id, is_block=kind == "code"))
         if known or journal.was_begun(key):
             is_repeated = known.repeated if known and not known.is_opaque else True
-            record = replace(record, repeated=is_repeated)
+            record = changed(record, repeated=is_repeated)
         if known and known.is_opaque:
             known = None
         if known:
@@ -289,7 +290,7 @@ class ToolCallInProgress:
         took_ms = round((time.perf_counter() - self._since) * 1000, 3)
         duration_ms = self.known.duration_ms if self.known else took_ms
         ok = error is None and not self.is_refused
-        self.record = call = replace(self.record, ok=ok, duration_ms=duration_ms)
+        self.record = call = changed(self.record, ok=ok, duration_ms=duration_ms)
         self._turn_run.note_call(call)
         if isinstance(error, TurnStopped) and self._turn_run.bridge.hands_over:
             return

@@ -18,7 +18,6 @@ from smolagents.local_python_executor import LocalPythonExecutor, PrintContainer
 from smolsessions.agents.run.agent_run import AgentRun
 from smolsessions.agents.run.approvals import Approvals
 from smolsessions.agents.run.proxy import unproxied
-from smolsessions.agents.run.remote_interpreter import RemoteInterpreter
 from smolsessions.agents.sandbox.interpreter import ChildInterpreter
 from smolsessions.agents.sandbox.variables import INTERNAL_NAMES, use_state
 from smolsessions.agents.values import CodecError, dumps, loads
@@ -309,17 +308,17 @@ def _lost_of(node: AgentNode) -> set[str]:
 
 def _process_only(node: AgentNode) -> set[str]:
     """Return the names of code that runs in a thread or a remote executor: they live as long as this session."""
-    executor = unproxied(getattr(node.agent, "python_executor", None))
-    if isinstance(executor, RemoteInterpreter):
-        return {*executor.names} - node.agent.state.keys()
-    if not isinstance(executor, LocalPythonExecutor):
+    if node.code_runs_in == "remote":
+        return {*unproxied(getattr(node.agent, "python_executor", None)).names} - node.agent.state.keys()
+    executor = _in_thread(node)
+    if not executor:
         return set()
     names = {*executor.state, *executor.custom_tools} - INTERNAL_NAMES - node.agent.state.keys()
     return {name for name in names if not name.startswith("__")} | node.unkept  # smolagents stores methods there, too
 
 
 def _in_thread(node: AgentNode) -> LocalPythonExecutor | None:
-    executor = unproxied(getattr(node.agent, "python_executor", None))
+    executor = unproxied(getattr(node.agent, "python_executor", None)) if node.code_runs_in == "thread" else None
     return executor if isinstance(executor, LocalPythonExecutor) else None
 
 

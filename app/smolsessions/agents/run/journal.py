@@ -1,13 +1,4 @@
-"""Journal of a turn: results of calls and choices by key, which a replay finds again.
-
-The store keeps each entry under a text. This module and `core.effects` know the forms of these texts:
-- `KIND:CALL:NAME:DIGEST` is the result of a call (`CallKey`).
-- `begun:KEY` is the start of a call, and `first:ATTEMPT:KEY` or `again:ATTEMPT:KEY` its start in a later attempt.
-- `once:NAME` is a choice.
-- `asked:CALL:NUMBER` is a request for a decision, and `answer:REQUEST` the decision.
-- `expired:MICROSECONDS` is the end of a wait without a decision.
-- `parked:ATTEMPT` is an attempt that ended to wait.
-"""
+"""Journal of a turn: results of calls and choices by key, which a replay finds again."""
 
 from __future__ import annotations
 
@@ -16,7 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any
 
 from smolsessions.agents.run.effects import Effect
 from smolsessions.agents.run.failures import ReplayDivergedError
@@ -25,28 +16,10 @@ from smolsessions.agents.values.json_forms import json_form
 from smolsessions.agents.values.parts import MAX_BYTES
 from smolsessions.core.agent_ports import EventBridge
 from smolsessions.core.events import ReplayState
+from smolsessions.core.journal_keys import CallKey, journal_key, split_key
 
-CallKind = Literal["model", "tool", "code", "check"]
 _ADDRESS = re.compile(rb" at 0x[0-9a-f]+")
 _sorted_json = json.JSONEncoder(sort_keys=True).encode
-
-
-class CallKey(NamedTuple):
-    """Key of a call: its place, which a replay repeats, the tool, and a digest of the arguments."""
-
-    kind: CallKind
-    call_id: str
-    name: str = ""
-    digest: str = ""
-
-    def __str__(self) -> str:
-        return ":".join(self if self.name else self[:2])
-
-    @classmethod
-    def parse(cls, text: str) -> CallKey:
-        kind, call_id, *rest = text.split(":", 2)
-        name, _, digest = "".join(rest).rpartition(":")
-        return cls(cast("CallKind", kind), call_id, name, digest)
 
 
 class Journal:
@@ -69,7 +42,7 @@ class Journal:
         self._lock = threading.Lock()
         waited = False
         for name, data in {**replay.effects, **dict.fromkeys(replay.begun, b"")}.items() if replay else ():
-            word, _, rest = name.partition(":")
+            word, rest = split_key(name)
             match word:
                 case "model" | "tool" | "code" | "check":
                     self._results[CallKey.parse(name)] = data
@@ -136,11 +109,11 @@ class Journal:
     def begin(self, key: CallKey, *, is_harmless: bool = False) -> None:
         """Journal the start of a call. Unless it is harmless, wait until this and all earlier writes are stored."""
         if self._attempt > 1:
-            self._write(f"{'again' if self.was_begun(key) else 'first'}:{self._attempt}:{key}", b"")
+            self._write(journal_key("again" if self.was_begun(key) else "first", self._attempt, key), b"")
         if is_harmless:
-            self._write(f"begun:{key}", b"")
+            self._write(journal_key("begun", key), b"")
         else:
-            self._bridge.flush((f"begun:{key}", b""))
+            self._bridge.flush((journal_key("begun", key), b""))
 
     def write(self, key: CallKey, effect: Effect) -> None:
         self._bridge.emit(None, None, self.entry(key, effect))
@@ -153,7 +126,7 @@ class Journal:
 
     def write_request(self, call_id: str, number: int, data: bytes) -> None:
         """Write a request for a person's decision on a call. A call may have several."""
-        self._write(f"asked:{call_id}:{number}", data)
+        self._write(journal_key("asked", call_id, number), data)
 
     def once(self, name: str, make: Callable[[], bytes]) -> bytes:
         """Return the choice under this name. The first attempt makes it, without the lock: an author's code may run."""
@@ -162,7 +135,7 @@ class Journal:
             with self._lock:
                 if name not in self._choices:
                     self._choices[name] = made
-                    self._write(f"once:{name}", made)
+                    self._write(journal_key("once", name), made)
         return self._choices[name]
 
     def chosen(self, name: str) -> bytes | None:

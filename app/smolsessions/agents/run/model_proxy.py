@@ -21,7 +21,6 @@ from smolsessions.agents.models.providers import with_fallbacks
 from smolsessions.agents.run.agent_state import AgentNode
 from smolsessions.agents.run.effects import decode_message, encode_message, encode_raised
 from smolsessions.agents.run.failures import causes, classify_call
-from smolsessions.agents.run.journal import CallKey
 from smolsessions.agents.run.model_connections import ModelCall
 from smolsessions.agents.run.model_retries import wait_before_retry
 from smolsessions.agents.run.model_stream import DeltaEmitter, request_message
@@ -31,6 +30,7 @@ from smolsessions.agents.run.tool_proxy import proxy_tools
 from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.agents.values.results import error_text
 from smolsessions.core.events import MessageChannel
+from smolsessions.core.journal_keys import CallKey
 
 log = logging.getLogger(__name__)
 

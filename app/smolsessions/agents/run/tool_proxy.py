@@ -52,6 +52,10 @@ class ToolProxy(Proxy):
     _node: AgentNode
     __slots__ = ()
 
+    @property
+    def inputs(self) -> Any:  # smolagents reads it eight times a turn, and `__getattr__` follows a failed look-up
+        return self._real.inputs
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         node, tool, agent_run = self._node, self._real, self._node.agent_run
         if agent_run is None:

@@ -15,6 +15,8 @@ from redis.exceptions import ResponseError
 from smolsessions.core.callers import Caller
 from smolsessions.core.errors import DAMAGED, LeaseLostError, SealBrokenError, StoreUnavailableError
 from smolsessions.core.events import FINAL, Event, Logged, ReplayState, TurnEnded, TurnWaiting
+from smolsessions.core.frozen import changed
+from smolsessions.core.journal_keys import journal_key
 from smolsessions.core.memories import PackedStep
 from smolsessions.core.records import Outcome, Suspension, Turn
 from smolsessions.core.store_ports import StopReason
@@ -259,7 +261,7 @@ class HeldLease:
         now, requests = time.time(), pause.requests
         timing = replace(self.turn.timing, waits_since=now, waits=self.turn.timing.waits + 1)
         turn = replace(self.turn, requests=requests, timing=timing)
-        self.emit(f"parked:{self.attempt}", events=(TurnWaiting(self.attempt, requests),), media=pause.media)
+        self.emit(journal_key("parked", self.attempt), events=(TurnWaiting(self.attempt, requests),), media=pause.media)
         record = self.scope.seal(codec.encode_turn(turn), "turn", turn.number)
         expires = min(int(request.expires_at * 1_000_000) for request in requests)
         sent_at = time.monotonic()
@@ -300,9 +302,9 @@ class HeldLease:
     def _ended(self, outcome: Outcome) -> Turn:
         stop = self._stop_request
         has_task = not (stop.rollback_by or self.lacks_task)
-        return replace(
+        return changed(
             self.turn,
-            timing=replace(self.turn.timing, finished_at=time.time()),
+            timing=changed(self.turn.timing, finished_at=time.time()),
             outcome=outcome if self._defect else stop.apply(outcome),
             last_seq=(self._last_seen if self._defect else self._log.last_seq) + 1,
             images=self.turn.images if has_task else (),

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
 
-from smolsessions.core.effects import Journal, JournaledResult
+from smolsessions.core.effects import JournaledResult, JournalSizes
 from smolsessions.core.errors import (
     DAMAGED,
     BusyError,
@@ -30,6 +30,7 @@ from smolsessions.core.errors import (
     TurnNotFoundError,
 )
 from smolsessions.core.events import Logged, TurnEnded, TurnQueued
+from smolsessions.core.frozen import changed
 from smolsessions.core.records import (
     AgentName,
     ConversationSettings,
@@ -188,7 +189,7 @@ class TurnStore:
             if number in numbers
         ]
 
-    async def journal(self, ref: Ref, number: int) -> Journal:
+    async def journal(self, ref: Ref, number: int) -> JournalSizes:
         """Return the keys of a turn's journal with their sizes, of a longer one `MOST_ENTRIES`."""
         scope = self._partitions.scope(ref)
         length, effects, found = await scope.call("journal", turn=number, most=MOST_ENTRIES)
@@ -196,7 +197,7 @@ class TurnStore:
         is_whole = length == len(sizes)
         if is_whole and sum(map(bool, sizes.values())) != codec.number(effects):
             raise SealBrokenError(JOURNAL_SENTENCE)
-        return Journal(sizes, is_whole)
+        return JournalSizes(sizes, is_whole)
 
     async def journaled_results(self, ref: Ref, number: int, keys: Sequence[str]) -> dict[str, JournaledResult]:
         scope = self._partitions.scope(ref)
@@ -276,7 +277,7 @@ class TurnStore:
             )
         if new.asked and agent != wanted:
             raise OtherAgentError(f"The conversation belongs to the agent {agent!r}; leave agent out, or name it.")
-        turn = replace(new.turn, number=number, agent=new.version_of(agent))
+        turn = changed(new.turn, number=number, agent=new.version_of(agent))
         reservation, lease = self._scheduler.reserve_thread(scope.partition, agent, ref.owner), None
         try:
             state, *rest = await self._send(turn, new, reservation)
