@@ -116,15 +116,7 @@ def create_app(
             CORSMiddleware,
             allow_origins=limits.cors_origins,
             allow_methods=["GET", "POST", "PATCH", "DELETE"],
-            allow_headers=[
-                "Authorization",
-                "Content-Type",
-                "Idempotency-Key",
-                "If-Match",
-                "Last-Event-ID",
-                "Prefer",
-                "X-Request-Id",
-            ],
+            allow_headers=["Authorization", "Idempotency-Key", "If-Match", "Last-Event-ID", "Prefer", "X-Request-Id"],
             expose_headers=["ETag", "Location", "Preference-Applied", "Retry-After", "X-Request-Id"],
         )
     app.openapi = cache(lambda: describe(app))  # type: ignore[method-assign]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Sequence
@@ -13,7 +11,7 @@ from urllib.parse import quote
 from smolsessions.core.attachments import Audio, File, described, encode_file, is_text, name_flaw, name_of
 from smolsessions.core.errors import InvalidRequestError, TooLargeError
 from smolsessions.core.media import StepFile
-from smolsessions.web.images import THREAD
+from smolsessions.web.images import THREAD, decode_base64
 from smolsessions.wire.requests import FileIn
 
 TEXTS = ("text/plain", "text/csv", "text/markdown", "text/tab-separated-values", "application/json")
@@ -78,11 +76,7 @@ def _read(sent: FileIn, pointer: str) -> File:
     kind = _ALIASES.get(kind, kind)
     if kind not in ACCEPTED:
         raise InvalidRequestError.at(f"{pointer}/media_type", f"is none of {', '.join(ACCEPTED)}")
-    url = _DATA_URL.match(sent.data)
-    try:
-        data = base64.b64decode(sent.data[url.end() :] if url else sent.data, validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidRequestError.at(f"{pointer}/data", "is neither base64 nor a data:…;base64, URL") from None
+    data = decode_base64(sent.data, f"{pointer}/data", _DATA_URL, "…")
     flaw = None
     if is_text(kind):
         try:

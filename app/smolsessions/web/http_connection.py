@@ -12,7 +12,7 @@ from typing import Any
 
 import httptools
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -83,6 +83,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._receive_timeout_s = self._head_s = receive_timeout_s
         self._max_connections = max_connections
+        self._only_probes = False
         self._phase = _Phase.IDLE
         self._unreported = 0  # bytes since the parser last reported a head, a chunk or a piece of a body
         self._body_bytes = 0
@@ -99,7 +100,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(TooManyConnectionsError())
             return
         if count > self._max_connections:
-            self.app = _only_probes(self.app)
+            self._only_probes = True
             self._head_s = min(SPARE_S, self._head_s)
             self.timeout_keep_alive = 0
         self._arm(self._head_s)
@@ -176,6 +177,9 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         self._running = cycle
+        if self._only_probes and cycle.scope["path"] not in PROBES:
+            app = response = _numbered(TooManyConnectionsError())
+            response.headers["Connection"] = "close"
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
     def _arm(self, seconds: float) -> None:
@@ -244,15 +248,3 @@ def _numbered(error: ServiceError) -> Response:
     response = response_to(error)
     response.headers["X-Request-Id"] = own
     return response
-
-
-def _only_probes(app: ASGIApp) -> ASGIApp:
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] in PROBES:
-            await app(scope, receive, send)
-            return
-        response = _numbered(TooManyConnectionsError())
-        response.headers["Connection"] = "close"
-        await response(scope, receive, send)
-
-    return answer

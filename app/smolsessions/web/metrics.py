@@ -46,28 +46,23 @@ class Metrics:
         self._registry = CollectorRegistry()
         durations = functools.partial(Histogram, buckets=_SECONDS)
         self._turns = self._add(Counter, "turns", "Turns that ended here.", "agent", "status", "code")
-        text = "From start to end of a turn, without its waits for persons."
-        self._duration = self._add(durations, "turn_seconds", text, "agent")
+        self._duration = self._add(durations, "turn_seconds", "Duration of a turn, without its waits.", "agent")
         self._queued = self._add(durations, "turn_queued_seconds", "From submit to start.")
-        text = "Attempts that continued a turn of another process, or of an earlier life of this process."
-        self._taken_over = self._add(Counter, "turns_taken_over", text)
+        self._taken_over = self._add(Counter, "turns_taken_over", "Attempts that continued a turn of an ended process.")
         self._add(Gauge, "threads_free", "Threads without a turn.").set_function(lambda: threads.free)
         self._add(Gauge, "threads_busy", "Threads with a turn.").set_function(lambda: threads.busy)
-        text = "Abandoned threads: foreign code in them ignores the stop."
-        self._add(Gauge, "threads_stuck", text).set_function(lambda: threads.stuck)
+        self._add(Gauge, "threads_stuck", "Abandoned threads, whose code ignores the stop.").set_function(
+            lambda: threads.stuck
+        )
         self._add(Gauge, "sessions_warm", "Agents kept in memory between turns.").set_function(sessions)
         self.streams_open = self._add(Gauge, "streams_open", "Open event streams of this process.")
-        text = "Conversations of the whole store that wait for a thread: the same in every process."
-        self._lengths = self._add(Gauge, "queue_length", text, "agent")
-        text = "Waiting time of the oldest of them: the same in every process."
-        self._ages = self._add(Gauge, "queue_oldest_seconds", text, "agent")
-        text = "Turns of the whole store that wait for a person: the same in every process."
-        self._waiting = self._add(Gauge, "turns_waiting", text)
-        text = "Waiting time of one of the first of them to expire: the same in every process."
+        # These are of the whole store, and the same in every process.
+        self._lengths = self._add(Gauge, "queue_length", "Conversations that wait for a thread.", "agent")
+        self._ages = self._add(Gauge, "queue_oldest_seconds", "Waiting time of the oldest of them.", "agent")
+        self._waiting = self._add(Gauge, "turns_waiting", "Turns that wait for a person.")
+        text = "Waiting time of one of the first of them to expire."
         self._waiting_age = self._add(Gauge, "turns_waiting_oldest_seconds", text)
-        text = (
-            "Partitions of the store that do not answer: their waiting conversations are missing in the queue metrics."
-        )
+        text = "Partitions of the store that do not answer. The queue metrics lack their conversations."
         self._silent = self._add(Gauge, "partitions_silent", text)
         self._registry.register(_ToolServers(self))
         self._store_errors = self._add(Counter, "store_errors", "Lost connections and refused operations.", "cause")

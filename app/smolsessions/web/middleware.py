@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from ipaddress import IPv6Address
 from secrets import token_hex
@@ -197,17 +198,12 @@ def _check_site(
             return
         raise ForeignOriginError
     # A browser omits Sec-Fetch-Site towards plain HTTP. If present, it holds also behind a proxy that changes Host.
-    if origin is not None and (origin == b"null" or (site != b"same-origin" and not _is_own(origin, host))):
-        raise ForeignOriginError
-
-
-def _is_own(origin: bytes, host: tuple[bytes, int | None]) -> bool:
-    match = _ORIGIN.fullmatch(origin.lower())
-    if not match:
-        return False
-    try:
-        name, port = _host_of(match[2], "1.1")
-    except MalformedError:
-        return False
-    usual = _PORTS[match[1]]
-    return name == host[0] and (port or usual) == (host[1] or usual)
+    if origin is None or (site == b"same-origin" and origin != b"null"):
+        return
+    if match := _ORIGIN.fullmatch(origin.lower()):
+        with suppress(MalformedError):
+            name, port = _host_of(match[2], "1.1")
+            usual = _PORTS[match[1]]
+            if name == host[0] and (port or usual) == (host[1] or usual):
+                return
+    raise ForeignOriginError

@@ -20,7 +20,7 @@ from smolsessions.core.records import Turn
 from smolsessions.core.turns import Turns, TurnSubscription
 from smolsessions.web.auth import Authenticator
 from smolsessions.web.event_views import event_view
-from smolsessions.web.routes.common import location_of
+from smolsessions.web.routes.common import Delivery, location_of
 
 log = logging.getLogger(__name__)
 
@@ -70,17 +70,15 @@ class TurnStream(EventSourceResponse):
         self,
         streams: EventStreams,
         subscription: TurnSubscription,
+        delivery: Delivery,
         after: int = 0,
         *,
         internal: bool,
-        on_disconnect: str | None,
-        until: str | None = None,
     ) -> None:
-        """`until` `waiting` ends the stream after the event of a wait that is not over, too."""
         self._streams = streams
         self._subscription = subscription
-        self._ends_waiting = until == "waiting"
-        self._cancels = on_disconnect == "cancel"
+        self._ends_waiting = delivery.until == "waiting"
+        self._cancels = delivery.on_disconnect == "cancel"
         self._is_complete = False
         self._last_frame = RECONNECT
         self._content = self._frames(after, internal=internal)
@@ -95,8 +93,13 @@ class TurnStream(EventSourceResponse):
             self._last_frame = REVOKED
             subscription.stop()
 
+        async def end_on_disconnect() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            subscription.reader.stop()
+
         self._streams.open_count += 1
-        listener = asyncio.create_task(self._end_on_disconnect(receive))
+        listener = asyncio.create_task(end_on_disconnect())
         try:
             with authenticator.watch_key(authorization, subscription.turn.ref.owner, revoke):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -113,11 +116,6 @@ class TurnStream(EventSourceResponse):
             subscription.close()
             if self._cancels and not self._is_complete and not subscription.stopped:
                 self._streams.turns.cancel_in_background(subscription.turn)
-
-    async def _end_on_disconnect(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._subscription.reader.stop()
 
     async def _frames(self, after: int, *, internal: bool) -> AsyncGenerator[bytes, None]:
         subscription, turn = self._subscription, self._subscription.turn

@@ -16,10 +16,11 @@ from pydantic_core import to_json
 from smolsessions.core.effects import EffectEntry
 from smolsessions.core.media import StepFile, StepImage
 from smolsessions.core.memories import ExportedMemory, PrunePreview
-from smolsessions.core.records import Conversation, Outcome, Page, StepType, ToolCall, Turn
+from smolsessions.core.records import AgentInfo, AgentName, Conversation, Outcome, Page, StepType, ToolCall, Turn
 from smolsessions.core.requests import InputRequest
 from smolsessions.web.cursors import cursor_at
 from smolsessions.web.links import link
+from smolsessions.wire.conversations import Agent as AgentAnswer
 from smolsessions.wire.conversations import Conversation as ConversationAnswer
 from smolsessions.wire.conversations import PromptSize
 from smolsessions.wire.turns import Approval as ApprovalAnswer
@@ -36,7 +37,7 @@ NO_OUTCOME = Outcome("finished")
 
 
 def view_of(model: type[BaseModel], *records: Any, **own: Any) -> dict[str, Any]:
-    """Return the members of an answer: `own`, and those that a record and the model share.
+    """Return the members of an answer in their order: `own`, and those that a record and the model share.
 
     The last record that has a member wins. No model is made: a validated one costs three times as much, for each event
     and turn.
@@ -48,7 +49,13 @@ def view_of(model: type[BaseModel], *records: Any, **own: Any) -> dict[str, Any]
         for name in times:
             if found[name] is not None:
                 found[name] = time_view(found[name])
-    return own | found | own
+    found |= own
+    return {name: found[name] for name in _order(model) if name in found}
+
+
+@cache
+def _order(model: type[BaseModel]) -> tuple[str, ...]:
+    return tuple(model.model_fields)  # a property that takes long
 
 
 @cache
@@ -82,7 +89,10 @@ def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:
         output_images=media_views(place, outcome.images),
         output_files=media_views(place, outcome.files),
         tool_call_names=[call.name for call in calls if not is_refused(call)],
-        tool_calls=[call if call.approval is None else _approved(call) for call in calls],
+        tool_calls=[
+            view_of(ToolCallAnswer, call, approval=view_of(ApprovalAnswer, call.approval)) if call.approval else call
+            for call in calls
+        ],
         requests=[] if turn.outcome else request_views(place, turn.requests),
         timing=view_of(
             Timing,
@@ -93,10 +103,6 @@ def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:
         ),
         rolled_back=turn.rolled_back or (outcome.error is not None and outcome.error.code == "rolled_back"),
     )
-
-
-def _approved(call: ToolCall) -> dict[str, Any]:
-    return view_of(ToolCallAnswer, call, approval=view_of(ApprovalAnswer, call.approval))
 
 
 def is_refused(call: ToolCall) -> bool:
@@ -132,6 +138,11 @@ def media_view(conversation_id: str, part: StepImage | StepFile) -> dict[str, An
 
 def media_views(conversation_id: str, parts: Iterable[StepImage | StepFile]) -> list[dict[str, Any]]:
     return [media_view(conversation_id, part) for part in parts]
+
+
+def agent_view(info: AgentInfo, confinement: Mapping[AgentName, str | None], *, default: bool) -> dict[str, Any]:
+    name = info.version.name
+    return view_of(AgentAnswer, info, info.version, code_confinement=confinement[name], default=default)
 
 
 def conversation_view(conversation: Conversation) -> dict[str, Any]:

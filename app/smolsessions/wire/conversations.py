@@ -24,9 +24,7 @@ class ForkedFrom(BaseModel):
 class Conversation(BaseModel):
     """A conversation."""
 
-    id: str = Field(
-        description="Letters, digits, `-` and `_`, at most 64. Unique among the conversations of its owner."
-    )
+    id: str = Field(description="Letters, digits, `-` and `_`, at most 64. Unique among those of its owner.")
     agent: str = Field(description="Name of its agent.")
     title: str | None = Field(description=TITLE)
     approve: list[str] = Field(description=APPROVE)
@@ -36,16 +34,14 @@ class Conversation(BaseModel):
     updated_at: Time = Field(description="Time of its last change: of a field, of the memory, or by a turn.")
     turns: int = Field(description="Number of its last turn. 0: none was sent yet.")
     step_counts: dict[str, int] = Field(
-        description="Number of the steps in its memory by their type. Archived and rolled back steps do not count."
+        description="Steps in its memory by type, without archived and rolled back ones."
     )
     running_turn: int | None = Field(description="Number of the turn that runs. Null: none.")
     queued_turns: int = Field(description="Number of turns that wait.")
     archived_steps: int = Field(description="Steps on record that a prune or a rollback removed from the memory.")
     policy: Policy | None = Field(description=POLICY)
     ttl_s: float | None = Field(description=TTL)
-    expires_at: Time | None = Field(
-        description="Time at which it is deleted if it is not used until then. Null: it is kept."
-    )
+    expires_at: Time | None = Field(description="Time of its deletion if it is not used until then. Null: it is kept.")
     forked_from: ForkedFrom | None = Field(description="Its origin, if it is a fork. Null for others.")
 
 
@@ -95,8 +91,7 @@ class Messages(BaseModel):
     messages: list[Message] = Field(description="Messages in the order in which the model reads them.")
     left_out: LeftOut | None = Field(description="Part that the memory policy leaves out. Null without a policy.")
     rebuilt: bool = Field(
-        description="True for a past turn: rebuilt from the steps on record, with the agent's instructions and the "
-        "policy as they are now."
+        description="True for a past turn: rebuilt from its steps, with the instructions and policy of now."
     )
 
 
@@ -131,7 +126,7 @@ class WorkspaceFileList(BaseModel):
 
     items: list[WorkspaceFile] = Field(description="The files that the agent may read, by path.")
     complete: bool = Field(
-        description="False: the workspace holds more than 20,000 files and folders, and `items` are some of the files."
+        description="False: the workspace has over 20,000 files and folders, and `items` are some files."
     )
 
 

@@ -49,7 +49,7 @@ class FileIn(Body):
     """File of a message."""
 
     name: str = Field(
-        min_length=1, max_length=200, description="Name with an extension and without folders, as report.csv."
+        min_length=1, max_length=200, description="Name with an extension and without folders: report.csv."
     )
     media_type: str = Field(
         min_length=1,
@@ -90,16 +90,14 @@ class TurnRequest(Body):
         "64 KiB may hold at most 10000 values.",
     )
     max_steps: int | None = Field(
-        None, ge=1, description="Most steps of this turn. Null: the agent's own limit. At most 100."
+        None, ge=1, description="Most steps of this turn. Null: those of the agent. At most 100."
     )
     deadline_s: float | None = Field(
         None,
         gt=0,
         description="Most seconds from the turn's start to its end. Null: the service's own limit. At most 3600.",
     )
-    reset: bool = Field(
-        False, description="Hide all earlier steps from the model from this turn on. They stay on record."
-    )
+    reset: bool = Field(False, description="Hide earlier steps from the model from this turn on. They stay on record.")
     on_busy: OnBusy = Field(
         "reject",
         description="If a turn of the conversation is running: `reject` returns 409, `enqueue` waits for its end. "
@@ -122,15 +120,13 @@ class AnswerIn(Body):
     """Answer to one request of a waiting turn: a decision on a call, or the answer to a question."""
 
     request_id: str = Field(min_length=1, max_length=500, description="Id of the request.")
-    decision: Decision | None = Field(
-        None, description="`reject` also declines to answer a question. Null: the answer is `text`."
-    )
+    decision: Decision | None = Field(None, description="`reject` also declines to answer. Null: the answer is `text`.")
     arguments: JsonObject | None = Field(
-        None, description="With `approve`: all arguments of the call, in place of those that were asked."
+        None, description="With `approve`: all arguments of the call, in place of its own."
     )
     reason: str | None = Field(None, max_length=10_000, description="Told to the agent's model.")
     text: str | None = Field(
-        None, max_length=100_000, description="Answer to a question: one of its `choices`, if it has any."
+        None, max_length=100_000, description="Answer to a question: one of its `choices`, if any."
     )
 
 
@@ -144,9 +140,7 @@ class AnswersRequest(Body):
 class NewConversation(Body):
     """A new, empty conversation."""
 
-    id: ConversationId | None = Field(
-        None, description="Letters, digits, `-` and `_`, at most 64. Null: the service makes one."
-    )
+    id: ConversationId | None = Field(None, description="Letters, digits, `-` and `_`, at most 64. Null: a new one.")
     agent: Agent | None = Field(None, description="Name of its agent. Null: the service's default agent.")
     metadata: JsonObject = Field({}, description=METADATA)
     policy: Policy | None = Field(None, description=POLICY)
@@ -174,11 +168,11 @@ class PruneRequest(Body):
     """Steps to remove from the memory."""
 
     policy: Policy | None = Field(
-        None, description="Policy whose dropped steps are archived. Null: the conversation's own policy."
+        None, description="Policy whose dropped steps are archived. Null: the conversation's."
     )
     dry_run: bool = Field(False, description="Only report the changes.")
     destroy: bool = Field(
-        False, description="Permanently delete the steps that the policy drops, and all archived or rolled back steps."
+        False, description="Permanently delete the dropped steps, and all archived and rolled back ones."
     )
 
 
@@ -192,6 +186,4 @@ class ForkRequest(Body):
     """Turn at which the new conversation branches off."""
 
     turn: int | None = Field(None, ge=0, le=2**31, description="The last turn of the new conversation. Null: the last.")
-    metadata: JsonObject | None = Field(
-        None, description="Metadata of the new conversation. Null: a copy of this conversation's."
-    )
+    metadata: JsonObject | None = Field(None, description="Metadata of the new conversation. Null: a copy.")

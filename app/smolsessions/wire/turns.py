@@ -31,7 +31,7 @@ class ModelIdentity(BaseModel):
     """Model of an agent, as far as it is known."""
 
     provider: str | None = Field(
-        description="Provider, such as `openai` or `huggingface`, or the name of the model's own class. Null: unknown."
+        description="Provider, such as `openai`, or the name of the model's own class. Null: unknown."
     )
     id: str | None = Field(description="Id by which the provider knows the model. Null: unknown.")
 
@@ -44,7 +44,7 @@ class AgentVersion(BaseModel):
     smolagents: str = Field(description="Release of smolagents that runs it.")
     model: ModelIdentity = Field(description="Its model.")
     fingerprint: str = Field(
-        description="Hash of its prompts, tools and options. Agents with different ones may answer differently."
+        description="Hash of prompts, tools and options. Agents of different ones may answer differently."
     )
     version: str | None = Field(description="Release of the package that makes it. Null: unknown.")
 
@@ -111,9 +111,7 @@ class InputRequest(BaseModel):
     step_id: str = Field(description=STEP_ID)
     asked_at: Time = Field(description="Time at which it was asked first.")
     expires_at: Time = Field(description="Time after which it counts as rejected.")
-    replaces: str | None = Field(
-        description="Earlier request for the same call, whose arguments were other ones. Null: none."
-    )
+    replaces: str | None = Field(description="Earlier request for the same call with other arguments. Null: none.")
     images: list[ShownImage] = Field(description="Images among the arguments.")
     files: list[ShownFile] = Field(description="Files among the arguments.")
 
@@ -164,11 +162,10 @@ class Timing(BaseModel):
     started_at: Time | None = Field(description="Null for a turn that waits, or that ended before it started.")
     finished_at: Time | None = Field(description="Time of the turn's end. Null: it is not over.")
     queued_ms: float | None = Field(
-        description="Milliseconds until its start, or until its end if it never started. Null: it waits."
+        description="Milliseconds until its start, or its end if it never started. Null: it waits."
     )
     duration_ms: float | None = Field(
-        description="Milliseconds from its start to its end, without `waited_ms`. 0 if it never started. Null: it is "
-        "not over."
+        description="Milliseconds that it ran, without `waited_ms`. Null: it is not over."
     )
     waited_ms: float = Field(description="Milliseconds that it waited for persons, without the present wait.")
 
@@ -191,48 +188,29 @@ class Turn(BaseModel):
     status: Status
     agent: AgentVersion = Field(description="Agent of the turn.")
     message: str = Field(description="The user's message.")
-    images: list[Image] = Field(
-        description="Images of the message. Empty until the turn has started, and after they were destroyed."
-    )
-    files: list[File] = Field(
-        description="Files of the message. Empty until the turn has started, and after they were destroyed."
-    )
+    images: list[Image] = Field(description="Images of the message. Empty until its start, and once destroyed.")
+    files: list[File] = Field(description="Files of the message. Empty until its start, and once destroyed.")
     additional_args: dict[str, Any] = Field(description="Variables for the agent, as they were sent.")
     options: TurnOptions = Field(description="Options, as they were sent.")
     reply: str | None = Field(description="The answer as text. Null until the turn is finished.")
-    output: Any = Field(
-        description="The answer as JSON: a text, a number, a list, an object … Null until the turn is finished."
-    )
-    output_images: list[Image] = Field(
-        description="Images in the answer, also inside its lists and objects. At most 16."
-    )
-    output_files: list[File] = Field(
-        description="Files and audio in the answer, also inside its lists and objects. At most 16 with the images."
-    )
+    output: Any = Field(description="The answer as JSON: a text, a list, an object … Null until the turn is finished.")
+    output_images: list[Image] = Field(description="Images in the answer, also in its lists and objects. At most 16.")
+    output_files: list[File] = Field(description="Files and audio in the answer, likewise. At most 16 with the images.")
     tool_call_names: list[str] = Field(
-        description="Names of the tools that this turn called, in order, without the calls that a person rejected."
+        description="Names of the tools that it called, in order, without rejected calls."
     )
     tool_calls: list[ToolCall] = Field(
-        description="Calls of this turn, in order. Internal ones only with `include_internal_tools`."
+        description="Its calls, in order. Internal ones only with `include_internal_tools`."
     )
-    requests: list[InputRequest] = Field(
-        description="Open requests of a waiting turn. Answer them with POST …/answers."
-    )
+    requests: list[InputRequest] = Field(description="Open requests of a waiting turn, for POST …/answers.")
     state: State | None = Field(description="How smolagents ended the run. Null until then.")
     steps: int = Field(description="Number of the finished steps of the turn's own agent, plans among them.")
     usage: Usage = Field(description="Tokens of all model calls in finished steps.")
     timing: Timing = Field(description="Times of the turn.")
     attempts: int = Field(description="Number of times that a process began or continued the turn. 0: it is queued.")
-    dropped_variables: list[str] = Field(
-        description="Variables of the agent's code, and keys of its state, that could not be saved."
-    )
-    left_out: LeftOut | None = Field(
-        description="Steps and text that the memory policy left out of the turn's last prompt."
-    )
-    rolled_back: bool = Field(
-        description="True if its steps were dropped: by a turn with `on_busy: rollback`, or by a rollback to a turn "
-        "before it."
-    )
+    dropped_variables: list[str] = Field(description="Variables of the agent's code and state that could not be saved.")
+    left_out: LeftOut | None = Field(description="What the memory policy left out of the turn's last prompt.")
+    rolled_back: bool = Field(description="True if its steps were dropped, by `on_busy: rollback` or a rollback.")
     error: Failure | None = Field(description="Cause of the end of a failed or cancelled turn. Null for others.")
 
 
@@ -266,6 +244,4 @@ class EffectPage(BaseModel):
 
     items: list[Effect] = Field(description="Effects, by step and call.")
     next_cursor: str | None = Field(description=CURSOR)
-    complete: bool = Field(
-        description="False: the journal holds more than 10,000 entries, and the pages show some of them."
-    )
+    complete: bool = Field(description="False: the journal has over 10,000 entries, and the pages show some of them.")

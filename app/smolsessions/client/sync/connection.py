@@ -108,7 +108,13 @@ class Connection:
             cause: Exception | None = None
             event: TurnEvent | None = None
             after_s = None
-            request = begin or self._reading(path, seq, internal=internal, until=until)
+            request = begin or self._http.build_request(
+                "GET",
+                path,
+                params=named(include_internal_tools=internal or None, until=until),
+                headers={"Last-Event-ID": str(seq)},
+                timeout=self._timeout(PING_S),
+            )
             try:
                 with self._answer(request) as response:
                     if response.status_code == NO_CONTENT:
@@ -143,11 +149,6 @@ class Connection:
         headers = {**headers, "Accept": "text/event-stream"}
         params, timeout = named(until=until), self._timeout(PING_S)
         return self._http.build_request("POST", path, json=json, params=params, headers=headers, timeout=timeout)
-
-    def _reading(self, path: str, seq: int, *, internal: bool, until: Until | None) -> httpx2.Request:
-        params = named(include_internal_tools=internal or None, until=until)
-        headers = {"Last-Event-ID": str(seq)}
-        return self._http.build_request("GET", path, params=params, headers=headers, timeout=self._timeout(PING_S))
 
     def _timeout(self, wait_s: float) -> httpx2.Timeout:
         own = self._http.timeout

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from fastapi import Depends, Path, Query, Request, Response
+from fastapi import Depends, Header, Path, Query, Request, Response
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from pydantic_core import to_json
@@ -26,6 +26,33 @@ Cursor = Annotated[str | None, Query(min_length=1, max_length=200, description="
 Ascending = Annotated[Order, Query(description="`asc`: the oldest first. `desc`: the newest first.")]
 
 
+Prefer = Annotated[
+    str | None,
+    Header(
+        description="`respond-async`: answer at once. `wait=SECONDS`: longest wait for the end. Both: wait so long."
+    ),
+]
+OnDisconnect = Annotated[
+    Literal["cancel"] | None, Query(description="`cancel`: stop the turn if this stream's client disconnects.")
+]
+Until = Annotated[
+    Literal["waiting"] | None,
+    Query(description="`waiting`: the stream also ends at a wait for a person that is not over."),
+]
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """The way in which a request gets its turn, as its headers and parameters say."""
+
+    prefer: Prefer = None
+    on_disconnect: OnDisconnect = None
+    until: Until = None
+
+
+Answered = Annotated[Delivery, Depends()]
+
+
 class StrictRoute(APIRoute):
     """Route that refuses unknown query parameters. FastAPI would ignore a misspelt one."""
 
@@ -33,7 +60,8 @@ class StrictRoute(APIRoute):
         super().__init__(*args, **more)
         described = (self.openapi_extra or {}).get("parameters", ())
         self._prefixes = tuple(f"{each['name']}." for each in described)
-        self._known = sorted(field.alias for field in self.dependant.query_params)
+        dependants = (self.dependant, *self.dependant.dependencies)
+        self._known = sorted(field.alias for each in dependants for field in each.query_params)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Raises `InvalidRequestError` for an unknown parameter."""

@@ -44,6 +44,7 @@ from smolsessions.web.routes.common import (
     answer,
 )
 from smolsessions.web.views import (
+    agent_view,
     conversation_view,
     message_view,
     page_view,
@@ -53,7 +54,6 @@ from smolsessions.web.views import (
     view_of,
     workspace_views,
 )
-from smolsessions.wire.conversations import Agent as AgentAnswer
 from smolsessions.wire.conversations import (
     AgentDetails,
     AgentLimits,
@@ -371,32 +371,17 @@ def agent_routes(conversations: Conversations, limits: Limits) -> APIRouter:
     @router.get("/agents", responses=responses(AgentList))
     async def list_agents(_owner: CallerOwner) -> Response:
         """List the agents, the default agent first."""
-        confinement = await conversations.confinement()
-        views = [
-            view_of(
-                AgentAnswer,
-                info,
-                info.version,
-                code_confinement=confinement[info.version.name],
-                default=number == 0,
-            )
-            for number, info in enumerate(conversations.agents())
-        ]
-        return answer({"items": views})
+        confinement, first = await conversations.confinement(), conversations.agents()[0]
+        items = [agent_view(info, confinement, default=info is first) for info in conversations.agents()]
+        return answer({"items": items})
 
     @router.get("/agents/{name}", responses=responses(AgentDetails, 404, 409, 422))
     async def get_agent(name: AgentPath, _owner: CallerOwner) -> Response:
         """Return an agent with the schema of its tools, its examples and its limits."""
         info = conversations.agent(AgentName(name))
-        confinement = await conversations.confinement()
-        view = view_of(
-            AgentDetails,
-            info,
-            info.version,
-            code_confinement=confinement[info.version.name],
-            default=conversations.agents()[0].version.name == info.version.name,
-            limits=view_of(AgentLimits, limits, deadline_s=info.deadline_s or limits.deadline_s),
-        )
-        return answer(view)
+        is_default = conversations.agents()[0].version.name == info.version.name
+        view = agent_view(info, await conversations.confinement(), default=is_default)
+        own = view_of(AgentLimits, limits, deadline_s=info.deadline_s or limits.deadline_s)
+        return answer({**view, "limits": own})
 
     return router

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import ValidationError
@@ -24,14 +24,19 @@ from smolsessions.web.files import read_files
 from smolsessions.web.images import read_images
 from smolsessions.web.problems import WRITE, headers, responses
 from smolsessions.web.routes.common import (
+    Answered,
     Ascending,
     CallerOwner,
     Cursor,
+    Delivery,
     Limit,
     Limits,
+    OnDisconnect,
     PathId,
+    Prefer,
     StrictRoute,
     TurnNumber,
+    Until,
     answer,
     location_of,
 )
@@ -44,24 +49,12 @@ from smolsessions.wire.turns import Turn as TurnAnswer
 log = logging.getLogger(__name__)
 
 Internal = Annotated[bool, Query(description="Include python_interpreter and final_answer.")]
-Prefer = Annotated[
-    str | None,
-    Header(
-        description="`respond-async`: answer at once. `wait=SECONDS`: longest wait for the end. Both: wait so long."
-    ),
-]
-OnDisconnect = Annotated[
-    Literal["cancel"] | None, Query(description="`cancel`: stop the turn if this stream's client disconnects.")
-]
-Until = Annotated[
-    Literal["waiting"] | None,
-    Query(description="`waiting`: the stream also ends at a wait for a person that is not over."),
-]
+_KEY = re.compile(r"[!-~]{1,255}")
 IdempotencyKey = Annotated[
     str | None,
     Header(
         alias="Idempotency-Key",
-        pattern=r"^[!-~]{1,255}$",
+        pattern=f"^{_KEY.pattern}$",
         description="A unique name for this request. A request with the same name and content returns the first "
         "request's turn, for 24 hours.",
     ),
@@ -84,7 +77,6 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     **responses(None, *WRITE, 429),
 }
 _PATH = re.compile(r"/(?:turn|conversations/([A-Za-z0-9_-]{1,64})/turns)")
-_KEY = re.compile(r"[!-~]{1,255}")
 _READ = frozenset({b"accept", b"prefer", b"idempotency-key"})
 _QUERY = {"on_disconnect": "cancel", "until": "waiting"}
 _WAIT = re.compile(r"\s*wait\s*=\s*\"?(\d{1,9})\"?\s*", re.IGNORECASE)
@@ -116,18 +108,11 @@ class NewTurns:
         body.free()  # the turn may take long, and FastAPI would hold the body until its end
         if path[1]:
             set_conversation(request, path[1])
-        accept, prefer = text.get(b"accept"), text.get(b"prefer")
-        return await self.answer(scope, request, accept, prefer, query.get("on_disconnect"), key, query.get("until"))
+        delivery = Delivery(text.get(b"prefer"), **query)  # type: ignore[arg-type]  # checked above
+        return await self.answer(scope, request, text.get(b"accept"), delivery, key)
 
-    async def answer(  # noqa: PLR0917 - as the routes
-        self,
-        scope: Scope,
-        body: TurnRequest,
-        accept: str | None,
-        prefer: str | None,
-        on_disconnect: str | None = None,
-        idempotency_key: str | None = None,
-        until: str | None = None,
+    async def answer(
+        self, scope: Scope, body: TurnRequest, accept: str | None, delivery: Delivery, key: str | None
     ) -> Response:
         """Check the bounds that are settings, submit a turn, and return it at its end or stream its events."""
         limits = self._limits
@@ -154,13 +139,13 @@ class NewTurns:
             files=files,
             additional_args=body.additional_args,
             metadata=body.metadata,
-            idempotency_key=idempotency_key,
+            idempotency_key=key,
         )
         owner, internal = Owner(scope["owner"]), body.include_internal_tools
         if wants_stream(accept):
             subscription = await self._turns.submit(owner, new)
-            return TurnStream(self._streams, subscription, internal=internal, on_disconnect=on_disconnect, until=until)
-        wait_s, applied = wait_of(prefer, limits.wait_s)
+            return TurnStream(self._streams, subscription, delivery, internal=internal)
+        wait_s, applied = wait_of(delivery.prefer, limits.wait_s)
         return turn_answer(await self._turns.submit_and_wait(owner, new, wait_s), applied, internal=internal)
 
 
@@ -169,36 +154,28 @@ def new_turn_routes(new_turns: NewTurns) -> APIRouter:
     router = APIRouter(tags=["turns"], route_class=StrictRoute)
 
     @router.post("/turn", responses=_RESPONSES)
-    async def create_turn(  # noqa: PLR0917 - FastAPI passes them by name
+    async def create_turn(
         request: Request,
         _owner: CallerOwner,
         body: TurnRequest,
-        prefer: Prefer = None,
-        on_disconnect: OnDisconnect = None,
+        delivery: Answered,
         idempotency_key: IdempotencyKey = None,
-        until: Until = None,
     ) -> Response:
         """Send a message to an agent, and return the turn at its end or stream its events."""
-        return await new_turns.answer(
-            request.scope, body, request.headers.get("accept"), prefer, on_disconnect, idempotency_key, until
-        )
+        return await new_turns.answer(request.scope, body, request.headers.get("accept"), delivery, idempotency_key)
 
     @router.post("/conversations/{conversation_id}/turns", responses=_RESPONSES)
-    async def create_conversation_turn(  # noqa: PLR0917 - see above
+    async def create_conversation_turn(  # noqa: PLR0917 - FastAPI passes them by name
         request: Request,
-        _owner: CallerOwner,
+        owner: CallerOwner,
         conversation_id: PathId,
         body: TurnRequest,
-        prefer: Prefer = None,
-        on_disconnect: OnDisconnect = None,
+        delivery: Answered,
         idempotency_key: IdempotencyKey = None,
-        until: Until = None,
     ) -> Response:
         """Send a message in this conversation, and return the turn at its end or stream its events."""
         set_conversation(body, conversation_id)
-        return await new_turns.answer(
-            request.scope, body, request.headers.get("accept"), prefer, on_disconnect, idempotency_key, until
-        )
+        return await create_turn(request, owner, body, delivery, idempotency_key)
 
     return router
 
@@ -262,14 +239,8 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         )
         if subscription is None:
             return Response(status_code=204)
-        return TurnStream(
-            streams,
-            subscription,
-            cursor,
-            internal=include_internal_tools,
-            on_disconnect=on_disconnect,
-            until=until,
-        )
+        delivery = Delivery(on_disconnect=on_disconnect, until=until)
+        return TurnStream(streams, subscription, delivery, cursor, internal=include_internal_tools)
 
     @router.post(
         f"{at}/{{number}}/cancel",
@@ -301,9 +272,7 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         conversation_id: PathId,
         number: TurnNumber,
         body: AnswersRequest,
-        prefer: Prefer = None,
-        until: Until = None,
-        on_disconnect: OnDisconnect = None,
+        delivery: Answered,
     ) -> Response:
         """Answer requests of a waiting turn, and return the turn at its end or stream its events.
 
@@ -327,10 +296,8 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
             subscription = await turns.subscribe(turn.ref, number, cursor)
             if subscription is None:
                 return Response(status_code=204)
-            return TurnStream(
-                streams, subscription, cursor, internal=internal, on_disconnect=on_disconnect, until=until
-            )
-        wait_s, applied = wait_of(prefer, limits.wait_s)
+            return TurnStream(streams, subscription, delivery, cursor, internal=internal)
+        wait_s, applied = wait_of(delivery.prefer, limits.wait_s)
         return turn_answer(await turns.wait(turn, wait_s), applied, internal=internal)
 
     @router.get(f"{at}/{{number}}/effects", responses=responses(EffectPage, 404, 422))
