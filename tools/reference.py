@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 import yaml
+from pydantic import BaseModel
 
+from smolsessions.agent_options import WorkspaceOptions
+from smolsessions.agents.config.schema import AgentTable, McpTable, ModelOptions, ModelTable
 from smolsessions.cli.commands import app
 from smolsessions.client.sync.client import Client
 from smolsessions.settings import Settings, settings_table
@@ -19,6 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DOCS = Path(__file__).parent.parent / "docs"
+_TABLES: dict[str, type[BaseModel]] = {
+    "[models.NAME]": ModelTable,
+    "options of a model": ModelOptions,
+    "[agents.NAME]": AgentTable,
+    "workspace of an agent": WorkspaceOptions,
+    "[mcp.NAME]": McpTable,
+}
 
 
 def parts() -> Iterator[tuple[Path, str, str]]:
@@ -27,6 +38,7 @@ def parts() -> Iterator[tuple[Path, str, str]]:
     yield DOCS / "reference" / "http.md", "calls", _calls()
     yield DOCS / "reference" / "commands.md", "commands", _commands()
     yield DOCS / "client.md", "methods", _methods()
+    yield DOCS / "agents.md", "keys", _keys()
     yield DOCS / "events.md", "members", f"{_members(TurnEvent)}\n\n{_members(StepEvent)}"
     yield DOCS / "events.md", "types", "\n\n".join(_events())
 
@@ -108,3 +120,17 @@ def _methods() -> str:
             sentence = text.partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
             rows.append(f"| `{name}({', '.join(names)})` | {sentence} |")
     return "\n".join(rows)
+
+
+def _keys() -> str:
+    """Return a Markdown table of the keys of each table."""
+    parts = []
+    for title, table in _TABLES.items():
+        rows = []
+        for name in sorted(table.model_fields, key=lambda key: key not in table.__annotations__):  # inherited ones last
+            field = table.model_fields[name]
+            default = field.get_default(call_default_factory=True)
+            shown = f"`{json.dumps(default)}`" if isinstance(default, str | int | float) else ""
+            rows.append(f"| `{name}` | {shown} | {field.description or ''} |")
+        parts.append("\n".join([f"### {title}", "| key | default | meaning |", "|---|---|---|", *rows]))
+    return "\n\n".join(parts)

@@ -19,7 +19,7 @@ def main() -> None:
     (root / "docs" / "reference" / "errors.md").write_text(errors_reference(), "utf-8")
     folder = root / "app" / "smolsessions" / "agents" / "config"
     (folder / json_schema.FILE).write_text(json_schema.schema_text(), "utf-8")
-    for page, name, text in [(root / "docs" / "agents.md", "keys", json_schema.keys_reference()), *reference.parts()]:
+    for page, name, text in reference.parts():
         page.write_text(reference.fill(page, name, text), "utf-8")
 
 

@@ -142,7 +142,9 @@ class Settings(BaseSettings):
     model_id: str | None = Field(
         None, description="Model of the built-in agent chat, at an OpenAI-compatible endpoint. Without it, no chat."
     )
-    model_api_base: str | None = Field(None, description="Address of that endpoint. Without it, OpenAI itself.")
+    model_api_base: str | None = Field(
+        None, pattern="^https?://", description="Address of that endpoint. Without it, OpenAI itself."
+    )
     model_api_key_env: str | None = Field(
         None, description="Name of the environment variable that holds the endpoint's key (not the key)."
     )
@@ -262,13 +264,6 @@ class Settings(BaseSettings):
                 f"holds {value!r}: Kubernetes sets it for a Service called smolsessions; set enableServiceLinks: "
                 "false, or call the Service something else"
             )
-        return value
-
-    @field_validator("model_api_base")
-    @classmethod
-    def _is_address(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith(("http://", "https://")):
-            raise ValueError("is no address; it begins with http:// or https://")
         return value
 
     @field_validator("allowed_hosts")

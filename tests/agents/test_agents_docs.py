@@ -12,7 +12,7 @@ from smolagents import ToolCallingAgent
 
 from smolsessions.agents.catalog import Catalog
 from smolsessions.agents.config.assembly import load_agents_file
-from smolsessions.agents.config.json_schema import keys_reference, schema_text
+from smolsessions.agents.config.json_schema import schema_text
 from smolsessions.agents.demo.agents import RuleModel
 from smolsessions.core.errors import StartError
 from tests.support.data import data
@@ -131,10 +131,6 @@ def test_each_row_names_a_test_that_is_there() -> None:
         links = re.findall(r"\[[^]]+\]\((.*?)\)", tests)
         assert links, what
         assert all((PAGE.parent / link).is_file() for link in links), what
-
-
-def test_the_tables_of_keys_are_current() -> None:
-    assert f"<!-- keys -->\n{keys_reference()}\n<!-- /keys -->" in PAGE.read_text(), "make refresh writes them"
 
 
 def test_the_whole_example_serves_a_turn_with_all_its_parts(llm: LLM, tmp_path: Path) -> None:

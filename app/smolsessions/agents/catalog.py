@@ -23,7 +23,7 @@ from smolsessions.agents.memory.views import PromptPreview, describe_step
 from smolsessions.agents.option_checks import UNCONFINED, argument_problems, refused_tools
 from smolsessions.agents.run.clean_ups import wait_for_clean_ups
 from smolsessions.agents.run.effects import outcome_of, usage_of
-from smolsessions.agents.run.instrumentation import clean_up
+from smolsessions.agents.run.instrumentation import clean_up, with_managed
 from smolsessions.agents.run.session import ANSWER_TTL_S, AgentSession, task_step
 from smolsessions.agents.sandbox.confinement.levels import CONFINED, Level
 from smolsessions.agents.sandbox.fork_client import ForkClient
@@ -84,6 +84,7 @@ class Catalog:
         self.infos: dict[AgentName, AgentInfo] = {}
         self.unavailable: dict[AgentName, str] = {}
         self._tool_servers = tool_servers or ToolServers()
+        secrets = [*hidden, *([workspaces.base] if workspaces else [])]
         for name, factory in factories:
             if not _NAME.fullmatch(name):
                 raise StartError(f"the agent name {name!r} may hold letters, digits, - and _ only; rename it")
@@ -94,6 +95,8 @@ class Catalog:
                 )
             try:
                 self._agents[AgentName(name)] = checked = check_factory(name, factory, workspaces)
+                for bound in checked.workspaces:
+                    bound.refuse_secrets(secrets)
             except AgentUnavailableError as error:
                 self.unavailable[AgentName(name)] = f"The agent {name!r} is not available here. {error.message}"
                 extra = {"action": "agent.unavailable"}
@@ -106,13 +109,6 @@ class Catalog:
         self._must_confine = must_confine
         self._allow_code_in_service = allow_code_in_service
         self._workspaces = workspaces
-        secrets = [*hidden, *([workspaces.base] if workspaces else [])]
-        for name, checked in self._agents.items():
-            try:
-                for bound in checked.workspaces:
-                    bound.refuse_secrets(secrets)
-            except StartError as error:
-                raise placed(error, name, checked.factory) from None
         roots = {bound.workspace.root for agent in self._agents.values() for bound in agent.workspaces}
         self._fork_client = ForkClient(
             sorted(preload), [*secrets, *roots], code_folders, must_confine=must_confine, memory=code_memory
@@ -264,10 +260,10 @@ class Catalog:
             clean_up(agent)
 
     def system_prompts(self, name: AgentName) -> dict[str, str]:
-        """Return the system prompts of an agent and of the agents that it manages, by their paths."""
+        """Return the system prompts of an agent (by an empty name) and of the agents below it."""
         agent = self._new(self._agent(name), DUMMY)
         try:
-            return dict(_system_prompts(agent))
+            return {"" if each is agent else str(each.name): each.system_prompt for each in with_managed(agent)}
         finally:
             clean_up(agent)
 
@@ -303,12 +299,6 @@ class Catalog:
             unknown = f"The conversation's agent {name!r} is not configured here."
             raise AgentUnavailableError(self.unavailable.get(name, unknown))
         return self._agents[name]
-
-
-def _system_prompts(agent: MultiStepAgent, path: str = "") -> Iterator[tuple[str, str]]:
-    yield path, agent.system_prompt
-    for name, managed in agent.managed_agents.items():
-        yield from _system_prompts(managed, f"{path}/{name}")
 
 
 def _overlay(agent: CheckedAgent, entries: Sequence[bytes], attachments: dict[str, bytes]) -> Overlay:

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Iterator
 from importlib.metadata import version
 from pkgutil import resolve_name
-from typing import Any, ClassVar
+from typing import Any
 
 from smolsessions.core.errors import StartError
 
@@ -30,10 +30,6 @@ PARAMETERS = {
     "smolagents.Model.parse_tool_calls": "message",
     "smolagents.local_python_executor.LocalPythonExecutor": "additional_authorized_imports max_print_outputs_length "
     "additional_functions timeout_seconds",
-    "smolagents.local_python_executor.create_function": "func_def state static_tools custom_tools authorized_imports",
-    "smolagents.local_python_executor.evaluate_lambda": "lambda_expression state static_tools custom_tools "
-    "authorized_imports",
-    "smolagents.local_python_executor.safer_func": "func static_tools authorized_imports",
     "smolagents.memory.ActionStep": "step_number timing model_input_messages tool_calls error model_output_message "
     "model_output code_action observations observations_images action_output token_usage is_final_answer",
     "smolagents.memory.CallbackRegistry.callback": "memory_step",
@@ -65,7 +61,7 @@ _CALL = '{"name": "final_answer", "arguments": {"answer": 1}}'
 RUN = (
     "plan PlanningStep ask ToolCall ToolOutput ActionOutput callback:2 ActionStep FinalAnswerStep "
     "plan PlanningStep ask callback:5 ActionStep force callback:6 ActionStep FinalAnswerStep "
-    "variables tools ask ToolCall code ActionOutput callback:1 ActionStep FinalAnswerStep"
+    "ask ToolCall ActionOutput callback:1 ActionStep FinalAnswerStep"
 )
 """A run of a ToolCallingAgent that plans, one that uses up its steps, and one of a CodeAgent.
 
@@ -117,7 +113,7 @@ def _missing() -> Iterator[str]:
         found = agent if path == "agent" else operator.attrgetter(path.removeprefix("agent."))(agent)
         yield from (f"a CodeAgent's {path} has no {name}" for name in names.split() if not hasattr(found, name))
     planner = make("ToolCallingAgent", ["1. Answer.", _CALL, "2. Fail.", "no call", "an answer"], planning_interval=5)
-    coder = make("CodeAgent", ["<code>\nx = 1\n</code>"], executor=_executor(seen))
+    coder = make("CodeAgent", ["<code>\nfinal_answer(1)\n</code>"])
     for one, max_steps in ((planner, 5), (planner, 1), (coder, 1)):
         seen += (type(item).__name__ for item in one.run("", stream=True, reset=False, max_steps=max_steps))
     if seen != RUN.split():
@@ -142,22 +138,3 @@ def _agent(seen: list[str], kind: str, said: list[str], **options: Any) -> Any:
 
     logger = AgentLogger(level=smolagents.LogLevel.OFF, console=Console(quiet=True))
     return getattr(smolagents, kind)([], Scripted(), step_callbacks=[callback], logger=logger, **options)
-
-
-def _executor(seen: list[str]) -> Any:
-    from smolagents.local_python_executor import CodeOutput, PythonExecutor  # noqa: PLC0415 - as above
-
-    class Recording(PythonExecutor):
-        state: ClassVar[dict[str, Any]] = {}
-
-        def send_variables(self, variables: Any) -> None:  # noqa: ARG002
-            seen.append("variables")
-
-        def send_tools(self, tools: Any) -> None:  # noqa: ARG002
-            seen.append("tools")
-
-        def __call__(self, code_action: str) -> Any:  # noqa: ARG002
-            seen.append("code")
-            return CodeOutput(output=1, logs="", is_final_answer=True)
-
-    return Recording()

@@ -25,6 +25,7 @@ UNCONFINED = (
     "nor Landlock (docs/security.md)"
 )
 MAX_PROBLEMS = 10
+_METHODS = (property, classmethod, staticmethod)
 _UNCHECKED = frozenset(
     {"pattern", "patternProperties", "$ref", "$dynamicRef", "uniqueItems", "unevaluatedItems", "unevaluatedProperties"}
 )
@@ -43,16 +44,13 @@ def validate_options(name: str, agent: MultiStepAgent) -> None:
 
 def check_options(name: str, agent: MultiStepAgent) -> None:
     """Check that the options of one agent suit its tools and its model. Raises `StartError`."""
-    classes = [
-        kind for kind in type(agent).__mro__ if kind is not object and not kind.__module__.startswith("smolagents")
-    ]
-    fields = {
-        key
-        for kind in classes
-        for key, value in vars(kind).items()
-        if not (callable(value) or isinstance(value, property | classmethod | staticmethod))
-    }
-    for attribute in sorted({*vars(agent), *fields}):
+    attributes = {*vars(agent)}
+    for kind in type(agent).__mro__:
+        if not kind.__module__.startswith(("smolagents", "builtins")):
+            attributes |= {
+                key for key, value in vars(kind).items() if not (callable(value) or isinstance(value, _METHODS))
+            }
+    for attribute in sorted(attributes):
         if option := nearest(attribute):
             advice = "" if option == attribute else ", or rename the attribute if you use it yourself"
             raise StartError(

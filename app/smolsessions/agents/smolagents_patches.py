@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy, deepcopy
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from operator import attrgetter
 from textwrap import indent
 from typing import Any
@@ -42,11 +42,9 @@ _OWN_TEMPLATES = [
     for file in importlib.resources.files("smolagents.prompts").iterdir()
     if file.name.endswith(".yaml")
 ]
-_RENDERERS: dict[type[MultiStepAgent], Callable[[Any], str]] = {
-    kind: kind.initialize_system_prompt for kind in (ToolCallingAgent, CodeAgent)
-}
 
 
+@cache
 def patch_smolagents() -> None:
     """Replace parts of smolagents that cost time at each new agent, run or answer. The results stay the same.
 
@@ -68,8 +66,8 @@ def patch_smolagents() -> None:
 
     names.handle_agent_output_types = tools.handle_agent_output_types = wrap_output
     ToolCallingAgent._substitute_state_variables = _substitute  # type: ignore[method-assign, assignment]  # noqa: SLF001
-    for kind, render in _RENDERERS.items():
-        kind.initialize_system_prompt = _cached(render)  # type: ignore[method-assign, assignment]
+    for kind in (ToolCallingAgent, CodeAgent):
+        kind.initialize_system_prompt = _cached(kind.initialize_system_prompt)  # type: ignore[method-assign, assignment]
 
 
 def patch_agent(agent: MultiStepAgent, own_policies: Mapping[str, PolicyFunction]) -> PromptBuilder | None:

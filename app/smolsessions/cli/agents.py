@@ -74,8 +74,8 @@ def show_agent(context: typer.Context, agent: Shown, *, named: Named = None) -> 
             required = set(tool.parameters.get("required", ()))
             words = [word if word in required else f"{word}?" for word in tool.parameters.get("properties", {})]
             typer.echo(f"  {tool.name}({', '.join(words)}): {' '.join(tool.description.split())}")
-        for path, prompt in catalog.system_prompts(info.version.name).items():
-            typer.echo(f"\nsystem prompt{f' of {path}' if path else ''}:\n{prompt}")
+        for called, prompt in catalog.system_prompts(info.version.name).items():
+            typer.echo(f"\nsystem prompt{f' of {called}' if called else ''}:\n{prompt}")
 
 
 @agents.command("schema")

@@ -81,11 +81,12 @@ def make_litellm(table: ModelTable) -> LiteLLMModel:
         # LiteLLM would look the model up at localhost, whatever its base, and offer it no tools if it is not there.
         known = {"litellm_provider": provider, "mode": "chat", "supports_function_calling": True}
         litellm.model_cost.setdefault(table.id, known)
+    is_signed = provider in _SIGNED or (provider in _OF_CLOUDS and not table.base)
     connect_s, read_s = timeouts_of(table)
     model = LiteLLMModel(
         model_id=table.id,
         api_base=table.base,
-        api_key=_key(table, provider),
+        api_key=read_key(table.api_key_env) if table.api_key_env else None if is_signed else Secret(NO_KEY),
         max_retries=0,
         timeout=httpx.Timeout(read_s, connect=connect_s),
         retry=False,
@@ -93,13 +94,6 @@ def make_litellm(table: ModelTable) -> LiteLLMModel:
     )
     check_streams(model, table.timeout_s, _has_ended)
     return model
-
-
-def _key(table: ModelTable, provider: str) -> Secret | None:
-    if table.api_key_env:
-        return read_key(table.api_key_env)
-    is_signed = provider in _SIGNED or (provider in _OF_CLOUDS and not table.base)
-    return None if is_signed else Secret(NO_KEY)
 
 
 def _has_ended(stream: Any) -> bool:

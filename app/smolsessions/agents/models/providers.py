@@ -13,22 +13,9 @@ from smolsessions.agents.models.keys import without_secrets
 from smolsessions.core.errors import StartError
 
 _FALLBACKS = "_smolsessions_fallbacks"
-_MAKERS = {
-    "openai": "openai_models:make_openai",
-    "azure": "openai_models:make_azure",
-    "litellm": "litellm_models:make_litellm",
-    "huggingface": "huggingface_models:make_huggingface",
-    "bedrock": "bedrock_models:make_bedrock",
-    "transformers": "transformers_models:make_transformers",
-}
-_PACKAGES = {
-    "openai": ["openai"],
-    "azure": ["openai"],
-    "litellm": ["litellm"],
-    "huggingface": ["huggingface_hub"],
-    "bedrock": ["boto3"],
-    "transformers": ["torch", "transformers"],
-}
+_PACKAGES = {"azure": ["openai"], "huggingface": ["huggingface_hub"], "bedrock": ["boto3"]}
+_PACKAGES["transformers"] = ["torch", "transformers"]
+"""Packages of providers that are not called as their package."""
 
 
 def add_fallbacks(model: Model, *fallbacks: Model) -> Model:
@@ -68,14 +55,14 @@ def check_model(name: str, agent: MultiStepAgent) -> None:
 
 def make_model(table: ModelTable) -> Model:
     """Return the model of a table, without its fallbacks. Raises `StartError`."""
-    module, _, function = _MAKERS[table.provider].partition(":")
-    make: Callable[[ModelTable], Model] = getattr(
-        importlib.import_module(f"smolsessions.agents.models.{module}"), function
-    )
+    module = "openai" if table.provider == "azure" else table.provider
+    makers = importlib.import_module(f"smolsessions.agents.models.{module}_models")
+    make: Callable[[ModelTable], Model] = getattr(makers, f"make_{table.provider}")
     try:
         return make(table)
     except ImportError as error:
-        missing = " and ".join(name for name in _PACKAGES[table.provider] if importlib.util.find_spec(name) is None)
+        packages = _PACKAGES.get(table.provider, [table.provider])
+        missing = " and ".join(name for name in packages if importlib.util.find_spec(name) is None)
         missing = f" ({missing or error.name})" if missing or error.name else ""
         raise StartError(
             f'provider = "{table.provider}" needs packages that are missing{missing}; pip install '

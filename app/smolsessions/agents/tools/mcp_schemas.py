@@ -108,11 +108,29 @@ def _listed(tool: Tool, taken: set[str]) -> ListedTool:
     remote_inputs: dict[str, str] = {}
     refuses_null = set()
     for remote_name, value in properties.items():
-        name = python_name(remote_name, inputs)
-        inputs[name], takes_null = _input(value, is_required=remote_name in required)
-        remote_inputs[name] = remote_name
-        if not (takes_null or remote_name in required):
-            refuses_null.add(name)
+        name, is_required = python_name(remote_name, inputs), remote_name in required
+        found = dict(value) if isinstance(value, dict) else {}
+        types = _types_of(found)
+        named = [kind for kind in types if kind != "null"] or [*ANYTHING]
+        for branch in _BRANCHES:
+            branches = found.pop(branch, None)
+            if not isinstance(branches, list):
+                continue
+            others = [each for each in branches if not (isinstance(each, dict) and each.get("type") == "null")]
+            if len(others) == 1 and isinstance(others[0], dict):  # most often: a value or null
+                found = {**others[0], **{key: part for key, part in found.items() if key != "type"}}
+            else:  # smolagents would keep the types alone
+                found["allOf"] = [*found.get("allOf", ()), {branch: branches}]
+        found["description"] = _bounded(str(found.get("description") or found.get("title") or ""))
+        if is_required and "null" in types:
+            named.append("null")
+        found["type"] = named[0] if len(named) == 1 else named
+        found.pop("nullable", None)
+        if not is_required:
+            found["nullable"] = True
+            if "null" not in types:
+                refuses_null.add(name)
+        inputs[name], remote_inputs[name] = found, remote_name
     output = _Resolver(tool.output_schema).resolve(tool.output_schema) if tool.output_schema else None
     if len(json.dumps([inputs, output])) > MAX_BYTES:
         raise SchemaError("is larger than 64 KiB")
@@ -127,31 +145,6 @@ def _listed(tool: Tool, taken: set[str]) -> ListedTool:
         frozenset(refuses_null),
         is_unsafe_to_repeat=bool(hints and hints.destructive_hint and not hints.idempotent_hint),
     )
-
-
-def _input(schema: Any, *, is_required: bool) -> tuple[dict[str, Any], bool]:
-    """Return a parameter in smolagents' form, and whether it accepts null."""
-    found = dict(schema) if isinstance(schema, dict) else {}
-    types = _types_of(found)
-    takes_null = "null" in types
-    named = [kind for kind in types if kind != "null"] or [*ANYTHING]
-    for name in _BRANCHES:
-        branches = found.pop(name, None)
-        if not isinstance(branches, list):
-            continue
-        others = [each for each in branches if not (isinstance(each, dict) and each.get("type") == "null")]
-        if len(others) == 1 and isinstance(others[0], dict):  # most often: a value or null
-            found = {**others[0], **{key: value for key, value in found.items() if key != "type"}}
-        else:  # smolagents would keep the types alone
-            found["allOf"] = [*found.get("allOf", ()), {name: branches}]
-    found["description"] = _bounded(str(found.get("description") or found.get("title") or ""))
-    if is_required and takes_null:
-        named.append("null")
-    found["type"] = named[0] if len(named) == 1 else named
-    found.pop("nullable", None)
-    if not is_required:
-        found["nullable"] = True
-    return found, takes_null
 
 
 def _types_of(schema: dict[str, Any]) -> list[str]:
