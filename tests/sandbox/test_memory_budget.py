@@ -88,14 +88,54 @@ def test_blocks_wait_for_the_memory_of_others_and_what_a_process_keeps_counts() 
         wait_until(lambda: client.memory.waiting == 1)
         opened.set()
         assert [each.result(PATIENCE_S).logs.strip() for each in (first, second)] == ["open", "open"]
-        one("kept = 'y' * 250_000_000")
-        third = threads.submit(two, "1")
-        wait_until(lambda: client.memory.waiting == 1)
-        one("1")  # its process is ended, as another block waits for what it holds
-        third.result(PATIENCE_S)
         one.stop()
         two.stop()
         client.memory.take(LOCAL, 500, lambda: None)  # all was given back
+
+
+def run_as(owner: Owner, code: ChildInterpreter, block: str) -> str:
+    token = CALLER.set(Caller(owner, "c", {}, dict))
+    try:
+        return code(block).logs.strip()
+    finally:
+        CALLER.reset(token)
+
+
+def test_an_idle_process_ends_if_another_owners_block_needs_its_memory_and_its_variables_last() -> None:
+    with closing(ForkClient([], memory=MemoryBudget(310))) as client:
+        one, two = interpreter(client, str), interpreter(client, str)
+        run_as(ADAS, one, "kept = 'y' * 30_000_000")
+        assert run_as(BOBS, two, "kept = 'z' * 30_000_000\nprint(1)") == "1"
+        assert run_as(ADAS, one, "print(kept[:1], len(kept))") == "y 30000000"
+        assert run_as(BOBS, two, "print(kept[:1])") == "z"
+        one.stop()
+        two.stop()
+        client.memory.take(LOCAL, 310, lambda: None)  # all was given back
+
+
+def test_owners_take_turns_for_the_memory_of_their_code() -> None:
+    reached, opened, order = threading.Semaphore(0), threading.Event(), list[Owner]()
+
+    def gate() -> str:
+        reached.release()
+        opened.wait(PATIENCE_S)
+        return "open"
+
+    def play(owner: Owner, code: ChildInterpreter) -> None:
+        run_as(owner, code, "gate()")
+        order.append(owner)
+        code.stop()
+
+    with closing(ForkClient([], memory=MemoryBudget(300))) as client, ThreadPoolExecutor(9) as threads:
+        turns = [threads.submit(play, ADAS, interpreter(client, gate))]
+        assert reached.acquire(timeout=PATIENCE_S)
+        for number, owner in enumerate([*[ADAS] * 4, *[BOBS] * 2, Owner("cleo")], 1):
+            turns.append(threads.submit(play, owner, interpreter(client, gate)))
+            wait_until(lambda number=number: client.memory.waiting == number)  # type: ignore[misc]
+        opened.set()
+        for turn in turns:
+            turn.result(PATIENCE_S)
+    assert order[:6] == [ADAS, BOBS, "cleo", ADAS, BOBS, ADAS]
 
 
 def test_an_owner_whose_share_is_small_runs_one_block_after_the_other_in_one_process() -> None:

@@ -160,6 +160,7 @@ class ChildInterpreter(PythonExecutor):
         memory = self.fork_client.memory
         if caller := CALLER.get(None):
             self._owner = Owner(caller.owner)
+        memory.set_busy(self.stop)
         try:
             if not memory.try_grow(self._owner, self._taken_mb, self._most_mb):
                 if self._taken_mb:  # others wait for what the process holds
@@ -186,6 +187,8 @@ class ChildInterpreter(PythonExecutor):
             raise
         finally:
             self._keep_memory(self._child.grown_mb() if self._child else 0)
+            if self._taken_mb:
+                memory.set_idle(self._owner, self.stop)
 
     def replay(self, effect: bytes) -> CodeOutput:
         """Apply a recorded block without running it. Its tools are called again and replay their own effects."""
@@ -202,7 +205,11 @@ class ChildInterpreter(PythonExecutor):
         return self._code_output(*self._accept(message))
 
     def stop(self) -> None:
-        """End the process. The next block forks another one and restores the variables."""
+        """End the process. The next block forks another one and restores the variables.
+
+        Another block's thread may call it while this process is idle.
+        """
+        self.fork_client.memory.set_busy(self.stop)
         if self._child:
             self._child.kill()
             self.fork_client.keep_spares()

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from smolagents.local_python_executor import InterpreterError
@@ -30,7 +30,11 @@ class NoMemoryLeftError(InterpreterError):
 
 
 class MemoryBudget:
-    """Budget of one process, in MB. A block reserves its limit before it runs, in order of arrival. For any thread."""
+    """Budget of one process, in MB. A block reserves its limit before it runs. For any thread.
+
+    Owners take turns, and the blocks of one owner run in order of arrival. A process between two blocks of its turn
+    keeps what it holds until another block needs that.
+    """
 
     def __init__(self, total_mb: int | None = None, owner_share: float = 1.0, processes: int = 1) -> None:
         """By default the total is a part of the memory that these `processes` may use. An owner gets `owner_share`."""
@@ -38,6 +42,10 @@ class MemoryBudget:
         self._owner_mb = int(self.total_mb * owner_share)
         self._held: Counter[Owner] = Counter()
         self._queue: list[tuple[Owner, int]] = []
+        self._served: list[Owner] = []
+        """Owners that hold memory or wait, in the order in which they last got some."""
+        self._idle: dict[Callable[[], None], Owner] = {}
+        """Functions that end an idle process and give its memory back, the longest idle first."""
         self._inside: set[int] = set()
         """Threads in which a block runs. Another one in it belongs to an agent that the block calls."""
         self._changed = threading.Condition()
@@ -55,14 +63,14 @@ class MemoryBudget:
         wanted, end = (owner, mb), time.monotonic() + MOST_WAIT_S
         with self._changed:
             if threading.get_ident() in self._inside:
-                self._held[owner] += mb
+                self._grant(owner, mb)
                 return
             self._queue.append(wanted)
         try:
             while True:
                 with self._changed:
                     if self._is_next(wanted) or (self._changed.wait(_CHECK_S) and self._is_next(wanted)):
-                        self._held[owner] += mb
+                        self._grant(owner, mb)
                         return
                 check()
                 if time.monotonic() > end:
@@ -78,7 +86,7 @@ class MemoryBudget:
             more_mb = to_mb - mb
             is_free = not self._queue and self._held.total() + more_mb <= self.total_mb
             if is_free := is_free and self._fits_owner(owner, self._held[owner] - mb, to_mb):
-                self._held[owner] += more_mb
+                self._grant(owner, more_mb)
             return is_free
 
     def give_back(self, owner: Owner, mb: int) -> None:
@@ -88,6 +96,16 @@ class MemoryBudget:
                 del self._held[owner]
             if self._queue:
                 self._changed.notify_all()
+
+    def set_idle(self, owner: Owner, end: Callable[[], None]) -> None:
+        """Let other blocks call `end` for the memory of an idle process, until `set_busy`."""
+        with self._changed:
+            self._idle[end] = owner
+            self._changed.notify_all()
+
+    def set_busy(self, end: Callable[[], None]) -> None:
+        with self._changed:
+            self._idle.pop(end, None)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -102,12 +120,33 @@ class MemoryBudget:
                 self._inside.discard(thread)
 
     def _is_next(self, wanted: tuple[Owner, int]) -> bool:
-        """True if the memory suffices, and no other has waited longer, except in vain for its own share."""
-        for each in self._queue:
+        """True if it is the block's turn and the memory suffices, after ending idle processes if need be.
+
+        It is the turn of the owner who waits for longest since it got memory, except in vain for its own share.
+        """
+        served = {owner: place for place, owner in enumerate(self._served, 1)}
+        for each in sorted(self._queue, key=lambda each: served.get(each[0], 0)):
             owner, mb = each
+            while not self._fits_owner(owner, self._held[owner], mb) and self._end_idle({owner}):
+                pass
             if self._fits_owner(owner, self._held[owner], mb):
+                while self._held.total() + mb > self.total_mb and self._end_idle(self._held):
+                    pass
                 return each is wanted and self._held.total() + mb <= self.total_mb
         return False
+
+    def _end_idle(self, owners: Collection[Owner]) -> bool:
+        """End the process that has been idle for longest, of these owners. Returns False if none is idle."""
+        end = next((end for end, owner in self._idle.items() if owner in owners), None)
+        if end:
+            del self._idle[end]
+            end()
+        return end is not None
+
+    def _grant(self, owner: Owner, mb: int) -> None:
+        self._held[owner] += mb
+        present = {*self._held, *(each for each, _ in self._queue)} - {owner}
+        self._served = [*(each for each in self._served if each in present), owner]
 
     def _fits_owner(self, owner: Owner, held_mb: int, mb: int) -> bool:
         """True if an owner may take more: within its share, or for its only block."""
