@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -245,8 +244,10 @@ class InterpreterProxy(Proxy):
                     if re.search(rf"\b{re.escape(name)}\b", code_action):
                         call.record = replace(call.record, repeated=False)
                         return real.refuse(UNKNOWN_SENTENCE.format(name=name))
-            with turn_run.stoppable(real.end_during_tool) if is_child else nullcontext():
-                return real(code_action)
+            if is_child:
+                turn_run.waits.add(real.end_on_stop)  # until the turn ends: its next model call may hang, too
+                turn_run.check()
+            return real(code_action)
         finally:
             if effect := getattr(real, "effect", b""):
                 call.effect = Effect(effect)

@@ -187,7 +187,7 @@ class ChildInterpreter(PythonExecutor):
             raise
         finally:
             self._keep_memory(self._child.grown_mb() if self._child else 0)
-            if self._taken_mb:
+            if self._child:
                 memory.set_idle(self._owner, self.stop)
 
     def replay(self, effect: bytes) -> CodeOutput:
@@ -216,8 +216,12 @@ class ChildInterpreter(PythonExecutor):
         self._keep_memory(0)
         self._child = self._channel = None
 
-    def end_during_tool(self) -> None:
-        """End the process if its block waits for a tool, which may never return. For the thread that stops the turn."""
+    def end_on_stop(self) -> None:
+        """End the process unless code runs, which notices a stop. A tool or a model that it waits for may never return.
+
+        For the thread that stops the turn.
+        """
+        self.fork_client.memory.end_if_idle(self.stop)
         with self._lock:
             if self._is_in_tool and self._child:
                 self._child.kill()

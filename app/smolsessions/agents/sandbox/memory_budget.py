@@ -107,6 +107,11 @@ class MemoryBudget:
         with self._changed:
             self._idle.pop(end, None)
 
+    def end_if_idle(self, end: Callable[[], None]) -> None:
+        with self._changed:
+            if self._idle.pop(end, None):
+                end()
+
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Note that this thread runs a block."""
@@ -139,8 +144,7 @@ class MemoryBudget:
         """End the process that has been idle for longest, of these owners. Returns False if none is idle."""
         end = next((end for end, owner in self._idle.items() if owner in owners), None)
         if end:
-            del self._idle[end]
-            end()
+            self.end_if_idle(end)
         return end is not None
 
     def _grant(self, owner: Owner, mb: int) -> None:
