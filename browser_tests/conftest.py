@@ -112,6 +112,12 @@ def opened(browser: Browser, tab: Page, sins: list[str]) -> Iterator[Callable[..
     assert not sins
 
 
+@pytest.fixture
+def page(opened: Callable[..., Page], service: Service) -> Page:
+    """Return the page without a conversation."""
+    return opened(service)
+
+
 @pytest.fixture(scope="module")
 def opened_once(profile: BrowserContext, service: Service) -> Iterator[Page]:
     """Yield a page for tests that only call its modules."""

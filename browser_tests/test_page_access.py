@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from browser_tests.reader import (
     PHONE,
@@ -25,8 +25,7 @@ from tests.support.service import Service
 from tests.support.waiting import Gate
 
 
-def test_everything_can_be_done_with_the_keyboard_alone(opened: Open, service: Service, gate: Path) -> None:
-    page = opened(service)
+def test_everything_can_be_done_with_the_keyboard_alone(page: Page, gate: Path) -> None:
     keys = page.keyboard
     expect(message(page)).to_be_focused()
     reach(page, ".skip", "Shift+Tab")
@@ -84,8 +83,7 @@ def test_keys_can_be_turned_off(opened: Open, service: Service) -> None:
     expect(page.get_by_role("searchbox")).not_to_be_focused()
 
 
-def test_an_agent_has_its_details(opened: Open, service: Service) -> None:
-    page = opened(service)
+def test_an_agent_has_its_details(page: Page) -> None:
     page.get_by_role("button", name="Details of coder").click()
     dialog = page.get_by_role("dialog", name="coder")
     expect(dialog).to_contain_text("Writes the code that the message says.")
@@ -96,8 +94,7 @@ def test_an_agent_has_its_details(opened: Open, service: Service) -> None:
     expect(page.get_by_role("dialog", name="picky").locator(".facts")).to_contain_text("keep last n steps n = 50")
 
 
-def test_options_of_a_message_are_sent(opened: Open, service: Service) -> None:
-    page = opened(service)
+def test_options_of_a_message_are_sent(page: Page) -> None:
     page.get_by_role("button", name="Options").click()
     page.get_by_label("Begin anew").check()
     page.get_by_label("Most steps").fill("3")
@@ -137,8 +134,7 @@ def test_a_phone_shows_all_without_scrolling_sideways(opened: Open, service: Ser
     expect(page.locator("#main")).to_have_js_property("inert", False)
 
 
-def test_the_inspector_shows_and_changes_the_memory(opened: Open, service: Service) -> None:
-    page = opened(service)
+def test_the_inspector_shows_and_changes_the_memory(page: Page, service: Service) -> None:
     choose(page, "coder")
     block = "<code>\ntotal = [1, 2]\nprint(echo(text='hi'))\n</code>"
     say(page, [{"write": [block]}, {"write": ["<code>\nfinal_answer('done')\n</code>"]}])
@@ -170,8 +166,7 @@ def test_the_inspector_shows_and_changes_the_memory(opened: Open, service: Servi
     expect(turn(page)).to_have_count(1)
 
 
-def test_effects_of_a_waiting_turn_are_followed_to_its_end(opened: Open, service: Service, gate: Path) -> None:
-    page = opened(service)
+def test_effects_of_a_waiting_turn_are_followed_to_its_end(page: Page, gate: Path) -> None:
     choose(page, "mailer")
     say(page, [{"call": [["send_email", {"to": "ada", "text": "hi"}]]}, Gate(gate).script, {"say": "sent"}])
     ended(page, "waiting")
@@ -196,8 +191,7 @@ def test_effects_of_a_waiting_turn_are_followed_to_its_end(opened: Open, service
     expect(panel).to_contain_text("It was played in 2 attempts.")
 
 
-def test_a_past_prompt_is_rebuilt_and_marked(opened: Open, service: Service) -> None:
-    page = opened(service)
+def test_a_past_prompt_is_rebuilt_and_marked(page: Page, service: Service) -> None:
     choose(page, "talker")
     say(page, [{"think": ["So."], "call": [["echo", {"text": "apple"}]]}, {"say": ["first answer"]}])
     ended(page)

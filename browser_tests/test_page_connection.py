@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Page, Route, expect
 
 from browser_tests.conftest import SETTINGS
 from browser_tests.reader import KEY, Open, answer, ended, forgive, keys_file, png, say, wait, whole
@@ -11,10 +11,7 @@ from browser_tests.talker import AGENTS
 from tests.support.service import Service
 
 
-def test_a_reload_in_the_middle_of_a_turn_loses_and_doubles_no_character(
-    opened: Open, service: Service, gate: Path
-) -> None:
-    page = opened(service)
+def test_a_reload_in_the_middle_of_a_turn_loses_and_doubles_no_character(page: Page, gate: Path) -> None:
     pieces = [f"{number}, " for number in range(300)]
     say(page, [{"say": [*pieces[:150], wait(gate), *pieces[150:]]}])
     expect(answer(page)).to_contain_text("149, ")
@@ -44,8 +41,7 @@ def test_a_lost_connection_is_shown_and_the_turn_resumes(
     forgive(sins, "ERR_INTERNET_DISCONNECTED", at_least=0)
 
 
-def test_a_broken_stream_is_taken_up_after_its_last_whole_event(opened: Open, service: Service) -> None:
-    page = opened(service)
+def test_a_broken_stream_is_taken_up_after_its_last_whole_event(page: Page) -> None:
     asked: list[str | None] = []
 
     def cut(route: Route) -> None:
@@ -66,10 +62,7 @@ def test_a_broken_stream_is_taken_up_after_its_last_whole_event(opened: Open, se
     expect(page.locator(".part-thought .text")).to_have_text("Hm.")
 
 
-def test_text_of_a_call_made_again_is_thrown_away_and_unknown_and_repeated_events_are_passed_over(
-    opened: Open, service: Service
-) -> None:
-    page = opened(service)
+def test_text_of_a_call_made_again_is_thrown_away_and_unknown_and_repeated_events_are_passed_over(page: Page) -> None:
     step = {"step_id": "1", "step": 1, "agent": "talker", "parent_call_id": None}
 
     def rewritten(route: Route) -> None:

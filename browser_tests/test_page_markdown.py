@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from browser_tests.reader import Open, answer, computed, ended, say, wait
+from browser_tests.reader import answer, computed, ended, say, wait
 from tests.support.data import data
-from tests.support.service import Service
 from tests.support.tiers import deep, mostly_deep
 from tools.vendor import changed
 
@@ -34,8 +33,7 @@ def test_vendored_libraries_are_as_they_were_published() -> None:
     assert changed() == []
 
 
-def test_markdown_has_its_forms(opened: Open, service: Service) -> None:
-    page = opened(service)
+def test_markdown_has_its_forms(page: Page) -> None:
     say(page, [{"say": [REPORT]}])
     ended(page)
     place = answer(page)
@@ -61,8 +59,7 @@ def test_markdown_has_its_forms(opened: Open, service: Service) -> None:
     ]
 
 
-def test_text_from_right_to_left_has_its_direction(opened: Open, service: Service) -> None:
-    page = opened(service)
+def test_text_from_right_to_left_has_its_direction(page: Page) -> None:
     say(page, [{"say": ["שלום **עולם** hello\n\n1. אחת\n2. שתיים\n\nHello שלום"]}], title="مرحبا")
     ended(page)
     for selector in ("p:first-child", "ol", "li:first-child"):
@@ -86,8 +83,7 @@ def test_text_in_pieces_looks_like_text_at_once(opened_once: Page) -> None:
     assert opened_once.evaluate(DRAW, [[text, [*text], True] for text in texts]) == whole
 
 
-def test_a_block_that_is_complete_is_not_rendered_again(opened: Open, service: Service, gate: Path) -> None:
-    page = opened(service)
+def test_a_block_that_is_complete_is_not_rendered_again(page: Page, gate: Path) -> None:
     say(page, [{"say": ["First.\n\n- one\n- two", wait(gate), "\n- three\n\nLast."]}])
     expect(answer(page).locator("li")).to_have_count(2)
     page.evaluate("document.querySelectorAll('.answer p, .answer li').forEach((each) => (each.isKept = true))")
@@ -114,8 +110,7 @@ def test_a_long_text_costs_no_more_with_its_length(opened_once: Page) -> None:
     assert 0 < spent_s < MOST_S
 
 
-def test_markup_stays_text_wherever_it_comes_from(opened: Open, service: Service) -> None:
-    page = opened(service)
+def test_markup_stays_text_wherever_it_comes_from(page: Page) -> None:
     script: list[dict[str, Any]] = [
         {"think": [MARKUP], "call": [["echo", {"text": MARKUP}]]},
         {"say": [MARKUP[:20], MARKUP[20:]]},
@@ -131,8 +126,7 @@ def test_markup_stays_text_wherever_it_comes_from(opened: Open, service: Service
     assert page.evaluate("window.ran") is None
 
 
-def test_hostile_links_and_images_are_shown_and_load_nothing(opened: Open, service: Service) -> None:
-    page = opened(service)
+def test_hostile_links_and_images_are_shown_and_load_nothing(page: Page) -> None:
     text = (
         "[a](javascript:window.ran=1) [b](data:text/html,x) [c](JaVaScRiPt&#58;window.ran=2) "
         "<javascript:window.ran=3>\n\n"

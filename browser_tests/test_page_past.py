@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Page, Route, expect
 
 from browser_tests.reader import A_LINE_PX, Open, answer, at_end, conversation_of, ended, forgive, say, top, turn, wait
 from tests.support.service import Service
@@ -32,8 +32,7 @@ def long_conversation(service: Service, turns: int) -> str:
     return str(made.json()["id"])
 
 
-def test_conversations_are_listed_reopened_and_deleted(opened: Open, service: Service) -> None:
-    page = opened(service)
+def test_conversations_are_listed_reopened_and_deleted(page: Page, service: Service) -> None:
     say(page, [{"say": ["The first answer."]}], title="The first of all")
     expect(answer(page)).to_have_text("The first answer.")
     page.get_by_role("button", name="New conversation").click()
@@ -233,8 +232,7 @@ def test_of_500_turns_only_those_near_the_window_are_loaded_and_laid_out(
     assert page.evaluate(LAID_OUT) < turn(page).count()
 
 
-def test_the_end_stays_in_view_turn_after_turn(opened: Open, service: Service) -> None:
-    page = opened(service)
+def test_the_end_stays_in_view_turn_after_turn(page: Page) -> None:
     for number in range(6):
         say(page, [{"think": ["Hm."], "call": [["echo", {"text": "line\n" * 12}]]}, {"say": [f"Answer {number}"]}])
         expect(turn(page).nth(number)).to_have_attribute("data-status", "finished")
@@ -244,8 +242,7 @@ def test_the_end_stays_in_view_turn_after_turn(opened: Open, service: Service) -
         expect(page.locator(".work").nth(number)).not_to_have_attribute("open", "")
 
 
-def test_new_text_does_not_move_a_reader_that_scrolled_up(opened: Open, service: Service, gate: Path) -> None:
-    page = opened(service)
+def test_new_text_does_not_move_a_reader_that_scrolled_up(page: Page, gate: Path) -> None:
     lines = "line\n\n" * 80
     say(page, [{"say": [lines, wait(gate), lines, "The end."]}])
     expect(page.locator(".answer p")).to_have_count(80)

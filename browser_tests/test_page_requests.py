@@ -66,8 +66,7 @@ def turn_of(page: Page, service: Service) -> tuple[str, dict[str, Any]]:
     return path, service.get(path)
 
 
-def test_a_call_is_approved_with_the_keyboard_alone(opened: Open, service: Service) -> None:
-    page = opened(service)
+def test_a_call_is_approved_with_the_keyboard_alone(page: Page, service: Service) -> None:
     choose(page, "mailer")
     say(page, [{"call": [["send_email", {"to": "by-keyboard", "text": "a"}]]}, DONE])
     expect(cards(page)).to_be_focused()
@@ -92,8 +91,7 @@ def test_a_call_is_approved_with_the_keyboard_alone(opened: Open, service: Servi
     expect(page.locator(".call > summary .decision")).to_have_text("approved by local, just now")
 
 
-def test_a_request_leaves_the_focus_to_a_person_who_writes(opened: Open, service: Service, gate: Path) -> None:
-    page = opened(service)
+def test_a_request_leaves_the_focus_to_a_person_who_writes(page: Page, gate: Path) -> None:
     choose(page, "mailer")
     say(page, [Gate(gate).script, {"call": [MAIL]}, DONE])
     message(page).fill("a draft")
@@ -205,8 +203,7 @@ def test_a_question_is_declined(opened: Open, service: Service) -> None:
     expect(page.locator(".call .result")).to_contain_text("Reason: ask another")
 
 
-def test_code_is_approved_as_a_person_changed_it(opened: Open, service: Service) -> None:
-    page = opened(service)
+def test_code_is_approved_as_a_person_changed_it(page: Page) -> None:
     choose(page, "code-reader")
     say(page, [{"code": "print('as the model wrote it')"}, DONE])
     expect(page.get_by_role("form", name="Approve this code?")).to_be_focused()
@@ -328,8 +325,7 @@ def test_a_hidden_tab_holds_no_stream_and_catches_up(opened: Open, service: Serv
     expect(cards(page)).to_have_count(0)
 
 
-def test_hostile_texts_are_shown_as_text_and_each_type_has_its_field(opened: Open, service: Service) -> None:
-    page = opened(service)
+def test_hostile_texts_are_shown_as_text_and_each_type_has_its_field(page: Page) -> None:
     properties = {
         "kind": {"enum": ["a", MARKUP]},
         "many": {"type": "array"},

@@ -25,9 +25,8 @@ from tests.support.service import Service
 
 
 def test_a_message_that_is_refused_stays_in_its_field(
-    opened: Open, service: Service, gate: Path, sins: list[str]
+    page: Page, service: Service, gate: Path, sins: list[str]
 ) -> None:
-    page = opened(service)
     say(page, [{"say": ["One."]}])
     expect(turn(page)).to_have_attribute("data-status", "finished")
     body = {"message": json.dumps([{"say": ["From elsewhere ", wait(gate), "comes this."]}])}
@@ -47,10 +46,7 @@ def test_a_message_that_is_refused_stays_in_its_field(
     forgive(sins, "409")
 
 
-def test_an_unreachable_service_shows_an_error_and_the_message_stays(
-    opened: Open, service: Service, sins: list[str]
-) -> None:
-    page = opened(service)
+def test_an_unreachable_service_shows_an_error_and_the_message_stays(page: Page, sins: list[str]) -> None:
     detail = "The store does not answer."
     problem = json.dumps({"status": 503, "code": "store_unavailable", "detail": detail})
     page.route(
@@ -66,8 +62,7 @@ def test_an_unreachable_service_shows_an_error_and_the_message_stays(
     forgive(sins, "503")
 
 
-def test_a_chosen_agent_offers_its_examples(opened: Open, service: Service) -> None:
-    page = opened(service)
+def test_a_chosen_agent_offers_its_examples(page: Page) -> None:
     page.get_by_role("radio", name="demo-code", exact=True).check()
     page.get_by_role("button", name="What is 2 ** 64?").click()
     expect(message(page)).to_have_value("What is 2 ** 64?")
@@ -75,8 +70,7 @@ def test_a_chosen_agent_offers_its_examples(opened: Open, service: Service) -> N
     expect(answer(page)).to_contain_text("18446744073709551616")
 
 
-def test_images_are_attached_sent_shown_and_opened(opened: Open, service: Service) -> None:
-    page = opened(service)
+def test_images_are_attached_sent_shown_and_opened(page: Page) -> None:
     page.locator("#file").set_input_files([png("one.png", 40), png("two.png", 60)])
     paste(page, png("three.png", 80))
     expect(page.locator("#attached img")).to_have_count(3)
@@ -103,8 +97,7 @@ def test_images_are_attached_sent_shown_and_opened(opened: Open, service: Servic
     page.wait_for_function("() => [...document.querySelectorAll('.said img')].every((i) => i.naturalWidth)")
 
 
-def test_files_are_attached_sent_shown_and_downloaded(opened: Open, service: Service) -> None:
-    page = opened(service)
+def test_files_are_attached_sent_shown_and_downloaded(page: Page) -> None:
     page.locator("#file").set_input_files({"name": "a.exe", "mimeType": "text/plain", "buffer": b"text"})
     expect(page.get_by_role("alert")).to_contain_text("Only PNG, JPEG, GIF and WebP images, texts")
     expect(page.locator("#attached")).to_be_hidden()
@@ -136,8 +129,7 @@ def messages(service: Service, page: Page) -> str:
     return json.dumps(service.get(f"{conversation_of(page)}/messages"))
 
 
-def test_a_failed_turn_says_what_is_kept_and_a_retry_leaves_it_out(opened: Open, service: Service, gate: Path) -> None:
-    page = opened(service)
+def test_a_failed_turn_says_what_is_kept_and_a_retry_leaves_it_out(page: Page, service: Service, gate: Path) -> None:
     page.locator("#file").set_input_files([png("one.png", 40)])
     script: list[dict[str, Any]] = [
         {"call": [["echo", {"text": "kept-step"}]]},
@@ -159,8 +151,7 @@ def test_a_failed_turn_says_what_is_kept_and_a_retry_leaves_it_out(opened: Open,
     assert messages(service, page).count("Try ") == 1
 
 
-def test_an_edited_message_goes_to_a_fork(opened: Open, service: Service) -> None:
-    page = opened(service)
+def test_an_edited_message_goes_to_a_fork(page: Page) -> None:
     say(page, [{"say": ["One."]}])
     expect(answer(page)).to_have_text("One.")
     say(page, [{"say": ["Two."]}])
@@ -177,8 +168,7 @@ def test_an_edited_message_goes_to_a_fork(opened: Open, service: Service) -> Non
     expect(answer(page)).to_have_text(["One.", "Two."])
 
 
-def test_a_message_that_is_too_long_is_forgotten(opened: Open, service: Service) -> None:
-    page = opened(service)
+def test_a_message_that_is_too_long_is_forgotten(page: Page, service: Service) -> None:
     say(page, [{"raise": "beyond the context length"}], title="Large")
     ended(page, "failed")
     page.get_by_role("button", name="Forget").click()
@@ -207,8 +197,7 @@ def test_a_message_is_sent_again_with_its_approvals_and_options(opened: Open, se
         assert {**again["options"], "additional_args": again["additional_args"]}.items() >= options.items()
 
 
-def test_messages_queue_while_a_turn_runs_and_one_is_taken_out(opened: Open, service: Service, gate: Path) -> None:
-    page = opened(service)
+def test_messages_queue_while_a_turn_runs_and_one_is_taken_out(page: Page, gate: Path) -> None:
     say(page, [{"say": ["One ", wait(gate), "ends."]}])
     expect(answer(page)).to_have_text("One")
     for number in ("Two.", "Three."):
@@ -223,9 +212,8 @@ def test_messages_queue_while_a_turn_runs_and_one_is_taken_out(opened: Open, ser
 
 
 def test_a_message_stops_the_running_turn_and_keeps_or_drops_its_steps(
-    opened: Open, service: Service, gate: Path
+    page: Page, service: Service, gate: Path
 ) -> None:
-    page = opened(service)
     for mode, expected in (("interrupt", "Stopped."), ("rollback", "Rolled back.")):
         say(page, [{"call": [["echo", {"text": mode}]]}, {"say": ["Never ", wait(gate), "ends."]}])
         expect(answer(page).last).to_have_text("Never")

@@ -4,14 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
-from browser_tests.reader import Open, answer, choose, ended, say, turn, wait
-from tests.support.service import Service
+from browser_tests.reader import answer, choose, ended, say, turn, wait
 
 
-def test_an_answer_appears_piece_by_piece_before_the_turn_ends(opened: Open, service: Service, gate: Path) -> None:
-    page = opened(service)
+def test_an_answer_appears_piece_by_piece_before_the_turn_ends(page: Page, gate: Path) -> None:
     say(page, [{"say": ["Hello <end_", wait(gate), "code>world."]}])  # a mark of a model is never shown
     expect(answer(page)).to_have_text("Hello")
     expect(turn(page)).to_have_attribute("data-status", "running")
@@ -24,8 +22,7 @@ def test_an_answer_appears_piece_by_piece_before_the_turn_ends(opened: Open, ser
     expect(announcement).to_contain_text("Answer: Hello")
 
 
-def test_a_step_shows_its_thought_its_calls_and_their_results(opened: Open, service: Service, gate: Path) -> None:
-    page = opened(service)
+def test_a_step_shows_its_thought_its_calls_and_their_results(page: Page, gate: Path) -> None:
     calls: list[Any] = [["echo", {"text": "a sound"}], ["fail", {"reason": "no luck"}]]
     say(page, [{"think": ["I try ", "both."], "call": calls}, {"say": [wait(gate), "So it is."]}])
     first = page.locator(".step").first
@@ -46,8 +43,7 @@ def test_a_step_shows_its_thought_its_calls_and_their_results(opened: Open, serv
     expect(page.locator(".turn-foot")).to_contain_text("20 → 10 tokens")
 
 
-def test_code_its_output_and_its_error_are_shown(opened: Open, service: Service) -> None:
-    page = opened(service)
+def test_code_its_output_and_its_error_are_shown(page: Page) -> None:
     choose(page, "coder")
     first = "Thought:  I print.\n<code>\nprint(echo(text='from code'))\n41 + 1\n</code>"
     broken = "Thought: I break it.\n<code>\nmissing + 1\n</code>"
@@ -65,8 +61,7 @@ def test_code_its_output_and_its_error_are_shown(opened: Open, service: Service)
     expect(two.locator(".preview").first).to_contain_text("missing")
 
 
-def test_a_stop_ends_the_turn_and_the_conversation_goes_on(opened: Open, service: Service, gate: Path) -> None:
-    page = opened(service)
+def test_a_stop_ends_the_turn_and_the_conversation_goes_on(page: Page, gate: Path) -> None:
     say(page, [{"say": ["It begins ", wait(gate), "and never ends."]}])
     expect(answer(page)).to_have_text("It begins")
     page.get_by_role("button", name="Stop", exact=True).click()
@@ -78,8 +73,7 @@ def test_a_stop_ends_the_turn_and_the_conversation_goes_on(opened: Open, service
     expect(answer(page).last).to_have_text("Here again.")
 
 
-def test_an_answer_that_a_check_refuses_moves_into_its_step(opened: Open, service: Service, gate: Path) -> None:
-    page = opened(service)
+def test_an_answer_that_a_check_refuses_moves_into_its_step(page: Page, gate: Path) -> None:
     choose(page, "picky")
     say(page, [{"say": ["without"]}, {"say": [wait(gate), "with."]}])
     first = page.locator(".step").first
@@ -91,8 +85,7 @@ def test_an_answer_that_a_check_refuses_moves_into_its_step(opened: Open, servic
     expect(answer(page)).to_have_text("with.")
 
 
-def test_a_forced_answer_has_a_note(opened: Open, service: Service) -> None:
-    page = opened(service)
+def test_a_forced_answer_has_a_note(page: Page) -> None:
     say(page, [{"call": [["echo", {"text": "again"}]]}] * 6 + [{"write": ["That is ", "all."]}])
     ended(page)
     expect(answer(page)).to_have_text("That is all.")
@@ -101,8 +94,7 @@ def test_a_forced_answer_has_a_note(opened: Open, service: Service) -> None:
     expect(page.locator(".part-retired")).to_have_count(0)
 
 
-def test_the_steps_of_a_managed_agent_stand_inside_the_call(opened: Open, service: Service, gate: Path) -> None:
-    page = opened(service)
+def test_the_steps_of_a_managed_agent_stand_inside_the_call(page: Page, gate: Path) -> None:
     choose(page, "leader")
     task = [{"think": ["I help."], "call": [["echo", {"text": "deep"}]]}, {"say": ["From below", wait(gate)]}]
     say(page, [{"call": [["helper", {"task": json.dumps(task)}]]}, {"say": ["From above."]}])

@@ -32,9 +32,8 @@ DECIDING = data("deciding.txt")
 
 
 @pytest.fixture(scope="module")
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def served(request: pytest.FixtureRequest, folder: Path) -> Iterator[Service]:
     """Yield a service whose agents are those of a file."""
-    folder = tmp_path_factory.mktemp("served")
     file = folder / "agents.toml"
     file.write_text(ONE_AGENT.format(base=request.getfixturevalue("_llm_server").base_url) + OTHERS)
     (folder / "deciding.py").write_text(DECIDING)

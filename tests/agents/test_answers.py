@@ -41,13 +41,12 @@ STAND_INS = {
 
 
 @pytest.fixture(scope="module")
-def noted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("noted") / "noted"
+def noted(folder: Path) -> Path:
+    return folder / "noted"
 
 
 @pytest.fixture(scope="module")
-def observed(tmp_path_factory: pytest.TempPathFactory, noted: Path) -> Iterator[Service]:
-    folder = tmp_path_factory.mktemp("observed")
+def observed(folder: Path, noted: Path) -> Iterator[Service]:
     with Service(folder, {"AGENTS": AGENTS, "WARM_SESSIONS": "0"}, {coders.NOTED: str(noted)}) as service:
         yield service
 

@@ -31,9 +31,8 @@ REFUSED = refused("refused_agents.yaml", key=KEY, key_=KEY.replace("-", "_"))
 
 
 @pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workshop(folder: Path) -> Path:
     """Return a user's folder with modules of all kinds."""
-    folder = tmp_path_factory.mktemp("workshop")
     for name, text in MODULES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)

@@ -127,8 +127,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    folder = tmp_path_factory.mktemp("hidden")
+def place(request: pytest.FixtureRequest, folder: Path) -> Iterator[Place]:
     with (
         running_store(folder / "store") as store,
         Server(Echo) as echo,

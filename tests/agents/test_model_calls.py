@@ -1,6 +1,7 @@
 """Model calls of a turn: their timeouts, retries, usage and prompts."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +26,7 @@ def provider() -> Iterator[Endpoint]:
 
 
 @pytest.fixture(scope="module")
-def hasty(provider: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def hasty(provider: Endpoint, folder: Path) -> Iterator[Service]:
     """Yield a service whose chat has a long timeout for an answer's first byte and a short one between its pieces."""
     settings = {
         "MODEL_API_BASE": provider.base_url,
@@ -36,7 +37,6 @@ def hasty(provider: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "MODEL_TEMPERATURE": "0.25",
         "MODEL_SYSTEM_PROMPT": "Be {% raw %}{{brief}}{% endraw %}.",
     }
-    folder = tmp_path_factory.mktemp("hasty")
     with Service(folder, CHAT | settings, {"ENDPOINT_URL": provider.base_url}) as running:
         yield running
 

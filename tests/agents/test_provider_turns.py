@@ -5,6 +5,7 @@ An environment that has LiteLLM tests LiteLLM alone, as test_providers.py does.
 
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,8 +38,7 @@ def server() -> Iterator[Provider]:
 
 
 @pytest.fixture(scope="module")
-def service(server: Provider, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    folder = tmp_path_factory.mktemp("providers")
+def service(server: Provider, folder: Path) -> Iterator[Service]:
     file = folder / "agents.toml"
     file.write_text((OF_LITELLM if HAS_LITELLM else OWN).format(url=server.url) + AGENTS)
     keys = {"FIRST_KEY": KEY, "SECOND_KEY": OTHER_KEY, "AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": KEY}

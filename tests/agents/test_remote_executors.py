@@ -32,11 +32,6 @@ AGENTS = ",".join(f"{name}=tests.support.remote:make_{name}" for name in NAMES)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("remote")
-
-
-@pytest.fixture(scope="module")
 def service(folder: Path) -> Iterator[Service]:
     settings = {"AGENTS": AGENTS, "DEMO_AGENTS": "0"}
     with Service(folder, settings, {remote.FOLDER: str(folder)}, forked=False) as service:

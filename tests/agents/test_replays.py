@@ -22,11 +22,6 @@ UNHELPFUL = f"helper(task={json.dumps([{'say': 'h'}])!r})"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("replays")
-
-
-@pytest.fixture(scope="module")
 def service(folder: Path) -> Iterator[Service]:
     settings = {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "LEASE_S": "0.5"}
     with Service(folder / "service", settings, {OUTBOX: str(folder / "outbox")}) as running:

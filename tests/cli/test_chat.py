@@ -43,13 +43,11 @@ def test_ctrl_c_stops_the_turn_and_the_chat_goes_on_and_is_resumed(service: Serv
         type_endless(terminal)
         terminal.type(CTRL_C)
         terminal.wait_for("stopped; its finished steps are kept")
-        terminal.wait_for("> ")
-        terminal.type(json.dumps([ECHO, {"say": "still here"}]).encode() + b"\n")
+        terminal.reply("> ", json.dumps([ECHO, {"say": "still here"}]))
         terminal.wait_for("→ streamed: echo")
         terminal.wait_for("✓ ")
         terminal.wait_for("still here")
-        terminal.wait_for("> ")
-        terminal.type(CTRL_D)
+        terminal.reply("> ", CTRL_D)
         conversation = terminal.wait_for(r"--conversation (\w+)")
         assert terminal.process.wait(PATIENCE_S) == 0
     statuses = [turn["status"] for turn in service.get(f"/conversations/{conversation}/turns")["items"]]
@@ -65,8 +63,7 @@ def test_a_chat_starts_a_service_which_survives_ctrl_c_and_ends_with_it(tmp_path
         type_endless(terminal)
         terminal.type(CTRL_C)
         terminal.wait_for("stopped; its finished steps are kept")
-        terminal.wait_for("> ")
-        terminal.type(json.dumps([{"say": "after it"}]).encode() + b"\n")
+        terminal.reply("> ", json.dumps([{"say": "after it"}]))
         terminal.wait_for("after it")
         terminal.process.terminate()
         assert terminal.process.wait(PATIENCE_S) == 128 + 15
@@ -94,15 +91,12 @@ def test_the_service_of_a_killed_chat_ends_and_keeps_its_turn(tmp_path: Path) ->
 def test_a_chat_shows_links_of_images_and_goes_on_after_a_refusal(service: Service, tmp_path: Path) -> None:
     url = str(service.client.base_url).rstrip("/")
     with chatting(tmp_path, "nobody", "--url", url) as terminal:
-        terminal.wait_for("\n> ")
-        terminal.type(b"hello\n")
+        terminal.reply("\n> ", "hello")
         terminal.wait_for("422 unknown_agent: ")
-        terminal.wait_for("> ")
-        terminal.type(CTRL_D)
+        terminal.reply("> ", CTRL_D)
         assert terminal.process.wait(PATIENCE_S) == 0
     with chatting(tmp_path, "scripted", "--url", url) as terminal:
-        terminal.wait_for("\n> ")
-        terminal.type(json.dumps([{"call": [["picture", {}]]}, {"say": "image.png"}]).encode() + b"\n")
+        terminal.reply("\n> ", json.dumps([{"call": [["picture", {}]]}, {"say": "image.png"}]))
         link = terminal.wait_for(r"image, \d+ x \d+: (\S+)")
         assert link not in terminal.wait_for("(.|\n)*\n> "), "each image is shown once"
     found = service.client.get(link.removeprefix(url))
@@ -183,8 +177,8 @@ QUESTION = {"call": [["ask_user", {"question": "Which \x1b[31mtea?", "choices": 
 
 
 @pytest.fixture(scope="module")
-def outbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("outbox") / "sent"
+def outbox(folder: Path) -> Path:
+    return folder / "sent"
 
 
 @pytest.fixture(scope="module")
@@ -201,39 +195,29 @@ def emails(*receivers: str) -> dict[str, Any]:
 def test_a_chat_asks_for_approvals_and_answers(asking: Service, outbox: Path, tmp_path: Path) -> None:
     url, script = str(asking.client.base_url), [emails("ada\u202e\x9b", "bob\u061c\U000e0041", "cy"), QUESTION, DONE]
     with terminal_of(tmp_path, *command("chat", "mailer", "--url", url), EDITOR="", VISUAL="") as terminal:
-        terminal.wait_for("\n> ")
-        terminal.type(json.dumps(script).encode() + b"\n")
+        terminal.reply("\n> ", json.dumps(script))
         shown = terminal.wait_for(r"mailer asks to call send_email:((.|\n)*)\[e\]dit\? ")
         assert r"ada\u202e" in terminal.wait_for("^") + shown
         terminal.type(b"e\n")
-        terminal.wait_for(r'all arguments as JSON: {"to": "ada\\u202e')
-        terminal.type(b'\x15{"to": "eve"}\n')
+        terminal.reply(r'all arguments as JSON: {"to": "ada\\u202e', '\x15{"to": "eve"}')
         terminal.wait_for("422 invalid_request: .*text")
-        terminal.wait_for(r"\[e\]dit\? ")
-        terminal.type(b"e\n")
-        terminal.wait_for("all arguments as JSON: ")
-        terminal.type(b'\x15{"to": "eve", "text": "hi"}\n')
-        terminal.wait_for(r'"bob\\u061c\\udb40\\udc41"(.|\n)*\[e\]dit\? ')
-        terminal.type(b"r\n")
-        terminal.wait_for("reason")
-        terminal.type(b"Bob is away\n")
-        terminal.wait_for(r'"cy"(.|\n)*\[e\]dit\? ')
-        terminal.type(CTRL_C)
+        terminal.reply(r"\[e\]dit\? ", "e")
+        terminal.reply("all arguments as JSON: ", '\x15{"to": "eve", "text": "hi"}')
+        terminal.reply(r'"bob\\u061c\\udb40\\udc41"(.|\n)*\[e\]dit\? ', "r")
+        terminal.reply("reason", "Bob is away")
+        terminal.reply(r'"cy"(.|\n)*\[e\]dit\? ', CTRL_C)
         conversation = terminal.wait_for(
             rf"the turn waits for your answer(?:.|\n)*turns answer (\w+) 1 .* --approve --url {url}", again=CTRL_C
         )
-        terminal.wait_for("\n> ")
-        terminal.type(CTRL_D)
+        terminal.reply("\n> ", CTRL_D)
         assert terminal.process.wait(PATIENCE_S) == 0
     assert not outbox.exists()
     with terminal_of(tmp_path, *command("chat", "--conversation", conversation, "--url", url)) as terminal:
-        terminal.wait_for(r'"cy"(.|\n)*\[e\]dit\? ')
-        terminal.type(b"a\n")
+        terminal.reply(r'"cy"(.|\n)*\[e\]dit\? ', "a")
         question = terminal.wait_for(r"Which .*tea(.|\n)*number, or nothing to decline: ")
         assert "\x1b[31m" not in question
         terminal.type(b"3\n")
-        terminal.wait_for("3 is none of the choices")
-        terminal.type(b"2\n")
+        terminal.reply("3 is none of the choices", "2")
         terminal.wait_for("done")
         terminal.wait_for("\n> ")
     assert sorted(outbox.read_text().splitlines()) == ["cy: hello", "eve: hi"]
@@ -247,10 +231,8 @@ def test_an_editor_changes_the_arguments(asking: Service, outbox: Path, tmp_path
     with terminal_of(
         tmp_path, *command("chat", "mailer", "--url", url), EDITOR="sed -i s/ada/edited/", VISUAL=""
     ) as terminal:
-        terminal.wait_for("\n> ")
-        terminal.type(json.dumps([emails("ada"), DONE]).encode() + b"\n")
-        terminal.wait_for(r"\[e\]dit\? ")
-        terminal.type(b"e\n")
+        terminal.reply("\n> ", json.dumps([emails("ada"), DONE]))
+        terminal.reply(r"\[e\]dit\? ", "e")
         terminal.wait_for("done")
     assert "edited: hello" in outbox.read_text()
 

@@ -140,19 +140,13 @@ def test_bash_completes_commands_beside_a_broken_settings_file(tmp_path: Path) -
     (tmp_path / "smolsessions.toml").write_text("port = = 80")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     with terminal_of(tmp_path, "/bin/bash", "--norc", "-i", HOME=str(tmp_path), PATH=path, PS1="ready> ") as shell:
-        shell.wait_for("ready> ")
-        shell.type(b"smolsessions --install-completion\n")
+        shell.reply("ready> ", "smolsessions --install-completion")
         shell.wait_for("completion installed")
-        shell.wait_for("ready> ")
-        shell.type(b"source ~/.bashrc\n")
-        shell.wait_for("ready> ")
-        shell.type(b"smolsessions conv\t")
-        shell.wait_for("conversations ")
-        shell.type(b"exp\t")
-        shell.wait_for("export ")
-        shell.type(b"--out\t")
-        shell.wait_for("--output ")
-        shell.type(CTRL_U + b"exit 0\n")
+        shell.reply("ready> ", "source ~/.bashrc")
+        shell.reply("ready> ", b"smolsessions conv\t")
+        shell.reply("conversations ", b"exp\t")
+        shell.reply("export ", b"--out\t")
+        shell.reply("--output ", CTRL_U + b"exit 0\n")
         assert shell.process.wait(PATIENCE_S) == 0
 
 

@@ -136,14 +136,12 @@ def test_ctrl_c_ends_a_command_at_once(service: Service, tmp_path: Path) -> None
     endless = submit_turn(service, {"endless": "x", "pace_s": 0.01}, agent="streamed")
     waits = ["turns", "events", endless["conversation_id"], "1", "--url", url]
     with terminal_of(tmp_path, *command(*waits)) as terminal:
-        terminal.wait_for("message.delta")
-        terminal.type(CTRL_C)
+        terminal.reply("message.delta", CTRL_C)
         assert terminal.process.wait(PATIENCE_S) == 128 + signal.SIGINT
         assert "Traceback" not in terminal.seen
     cancel(service, endless)
     with terminal_of(tmp_path, *command("conversations", "delete", name, "--url", url)) as terminal:
-        terminal.wait_for("permanently")
-        terminal.type(CTRL_C)
+        terminal.reply("permanently", CTRL_C)
         terminal.wait_for("nothing was deleted", again=CTRL_C)
         assert terminal.process.wait(PATIENCE_S) == 1
 

@@ -133,8 +133,7 @@ def test_conversations_are_deleted_after_a_question(
     assert unasked.returncode == 1
     assert unasked.stderr.endswith("smolsessions: nothing was deleted; answer y, or use --yes\n")
     with terminal_of(tmp_path, *command("conversations", "delete", first, second, "--url", url)) as terminal:
-        terminal.wait_for("Delete 2 permanently")
-        terminal.type(b"y\n")
+        terminal.reply("Delete 2 permanently", "y")
         terminal.wait_for("deleting")
         assert terminal.process.wait(PATIENCE_S) == 0
     statuses = [service.client.get(f"/conversations/{each}").status_code for each in (kept, first, second)]

@@ -20,9 +20,8 @@ AGENT = data("wheel_agent.txt")
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(folder: Path) -> Path:
     """Return the wheel that an installer builds from the sdist, which is beside it."""
-    folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(folder)]
     subprocess.run(build, check=True, timeout=PATIENCE_S, cwd=ROOT, stdout=subprocess.DEVNULL)
     (sdist,) = folder.glob("smolsessions-*.tar.gz")

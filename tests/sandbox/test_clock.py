@@ -62,8 +62,7 @@ class Killed:
 
 
 @pytest.fixture(scope="module")
-def killed(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
-    folder = tmp_path_factory.mktemp("clock")
+def killed(outside: StoreServer, folder: Path) -> Iterator[Killed]:
     timed, untimed = Ledger.at(folder / "timed.ledger", 3, 5), Ledger.at(folder / "untimed.ledger", 3)
     block = f"{READ}since = time.time(), time.monotonic()\n"
     block += "".join(f"note(read(), {str(timed.path)!r})\n" for _ in range(3))

@@ -11,78 +11,55 @@ from smolsessions.core.errors import OverloadedError
 from smolsessions.core.records import AgentName, Owner
 from smolsessions.store.store import Store
 from smolsessions.store.turns.lease import HeldLease
-from tests.support.stores import (
-    AGENT,
-    DONE,
-    KIND,
-    LEASES,
-    OWNERS,
-    PARTITION,
-    READY,
-    SEALER,
-    Raw,
-    claim,
-    claim_one,
-    emit,
-    event_names_of,
-    expire_lease,
-    key_of,
-    open_replica,
-    ref_of,
-    submit,
-    submit_raw,
-)
+from tests.support import stores
+from tests.support.stores import Raw
 
 
-async def test_a_worker_takes_only_its_own_agents_and_the_oldest_first(stores: tuple[Store, Store]) -> None:
-    one, other = stores
+async def test_a_worker_takes_only_its_own_agents_and_the_oldest_first(one: Store, other: Store) -> None:
     red, blue = AgentName("red"), AgentName("blue")
     for name, agent in (("1", red), ("2", blue), ("3", red), ("4", blue), ("5", red)):
-        await submit(one, name, agent)
+        await stores.submit(one, name, agent)
 
     def names(leases: list[HeldLease]) -> list[str]:
         return [lease.turn.ref.id for lease in leases]
 
-    assert names(await claim(other, red, most=1)) == ["1"]
-    assert names(await claim(other, AgentName("green"))) == []
-    assert names(await claim(one, red, blue, most=3)) == ["2", "3", "4"]
-    assert names(await claim(one, blue)) == []
-    assert names(await claim(one, blue, red)) == ["5"]
+    assert names(await stores.claim(other, red, most=1)) == ["1"]
+    assert names(await stores.claim(other, AgentName("green"))) == []
+    assert names(await stores.claim(one, red, blue, most=3)) == ["2", "3", "4"]
+    assert names(await stores.claim(one, blue)) == []
+    assert names(await stores.claim(one, blue, red)) == ["5"]
 
 
-async def test_owners_take_turns_and_each_has_its_oldest_first(stores: tuple[Store, Store], raw: Raw) -> None:
-    one, other = stores
+async def test_owners_take_turns_and_each_has_its_oldest_first(one: Store, other: Store, raw: Raw) -> None:
     for number in range(9):
-        await submit(one, f"many/{number}")
+        await stores.submit(one, f"many/{number}")
     for name in ("few/0", "few/1", "one/0"):
-        await submit(other, name)
-    taken = [str((await claim(store, most=1))[0].turn.ref) for store in (one, other, one)]
+        await stores.submit(other, name)
+    taken = [str((await stores.claim(store, most=1))[0].turn.ref) for store in (one, other, one)]
     assert taken == ["many/0", "few/0", "one/0"]
-    await submit(other, "one/1")
-    taken = [str(lease.turn.ref) for lease in await claim(one, most=5)]
+    await stores.submit(other, "one/1")
+    taken = [str(lease.turn.ref) for lease in await stores.claim(one, most=5)]
     assert taken == ["many/1", "few/1", "one/1", "many/2", "many/3"]
-    assert [str(lease.turn.ref) for lease in await claim(other)] == [f"many/{number}" for number in range(4, 9)]
+    assert [str(lease.turn.ref) for lease in await stores.claim(other)] == [f"many/{number}" for number in range(4, 9)]
     assert raw.keys("*:ready:*") + raw.keys("*:owned:*") + raw.keys("*:owners:*") == []
 
 
-async def test_an_owner_that_fills_one_agent_leaves_others_their_turn_at_another(stores: tuple[Store, Store]) -> None:
-    one, other = stores
+async def test_an_owner_that_fills_one_agent_leaves_others_their_turn_at_another(one: Store, other: Store) -> None:
     red, blue = AgentName("red"), AgentName("blue")
     for number in range(6):
-        await submit(one, f"many/{number}", red if number % 3 else blue)
-    await submit(other, "few/0", blue)
-    taken = [str(lease.turn.ref) for lease in await claim(other, red, blue, most=4)]
+        await stores.submit(one, f"many/{number}", red if number % 3 else blue)
+    await stores.submit(other, "few/0", blue)
+    taken = [str(lease.turn.ref) for lease in await stores.claim(other, red, blue, most=4)]
     assert taken == ["many/0", "few/0", "many/1", "many/2"]
 
 
 async def test_a_conversation_that_is_missing_in_the_ready_set_is_not_claimed(
-    stores: tuple[Store, Store], raw: Raw
+    one: Store, other: Store, raw: Raw
 ) -> None:
-    one, other = stores
     for name in ("many/0", "many/1", "many/2", "few/0"):
-        await submit(one, name)
-    raw.zrem(READY, "many/1")
-    assert [str(lease.turn.ref) for lease in await claim(other, most=9)] == ["many/0", "few/0", "many/2"]
+        await stores.submit(one, name)
+    raw.zrem(stores.READY, "many/1")
+    assert [str(lease.turn.ref) for lease in await stores.claim(other, most=9)] == ["many/0", "few/0", "many/2"]
     assert raw.keys("*:ready:*") + raw.keys("*:owned:*") + raw.keys("*:owners:*") == []
 
 
@@ -90,78 +67,73 @@ async def test_an_owner_that_fills_the_queue_leaves_a_share_of_it_to_others(sock
     async def accepted(owner: str) -> int:
         for count in range(101):
             try:
-                await submit(store, f"{owner}/{next(numbers)}")
+                await stores.submit(store, f"{owner}/{next(numbers)}")
             except OverloadedError:
                 return count
         raise AssertionError("nothing was refused")
 
     assert raw.ping()
     numbers = itertools.count()
-    async with open_replica(socket_path, SEALER, max_queued=100) as store:
+    async with stores.open_replica(socket_path, stores.SEALER, max_queued=100) as store:
         assert [await accepted(owner) for owner in ("a", "b", "c", "d", "e")] == [75, 19, 5, 1, 0]
-        await claim(store, most=8)
+        await stores.claim(store, most=8)
         assert [await accepted(owner) for owner in ("a", "b", "e")] == [0, 2, 5]
 
 
 async def test_a_turn_that_waits_does_not_make_a_conversation_ready_that_is_leased(
-    stores: tuple[Store, Store], raw: Raw
+    one: Store, other: Store, raw: Raw
 ) -> None:
-    one, other = stores
-    await submit(one, "c")
-    lease = await claim_one(one)
-    assert [await submit(other, "c", on_busy=on_busy) for on_busy in ("enqueue", "interrupt")] == [2, 3]
-    assert await claim(other) == []
-    assert await claim(one) == []
+    lease = await stores.begin(one, "c")
+    assert [await stores.submit(other, "c", on_busy=on_busy) for on_busy in ("enqueue", "interrupt")] == [2, 3]
+    assert await stores.claim(other) == []
+    assert await stores.claim(one) == []
     for number in (2, 3):
-        await lease.commit(DONE)
-        lease = await claim_one(other)
+        await lease.commit(stores.DONE)
+        lease = await stores.claim_one(other)
         assert lease.turn.number == number
-    await lease.commit(DONE)
-    assert (await claim(one), raw.exists(key_of("queue", "c"))) == ([], 0)
+    await lease.commit(stores.DONE)
+    assert (await stores.claim(one), raw.exists(stores.key_of("queue", "c"))) == ([], 0)
 
 
 async def test_a_claim_that_cannot_be_opened_is_set_aside_for_good(
-    stores: tuple[Store, Store], raw: Raw, caplog: pytest.LogCaptureFixture
+    one: Store, raw: Raw, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one, _ = stores
     for name in "bc":
-        await submit(one, name)
-    raw.lset(key_of("queue", "b"), 0, 10**16 - 1)  # a number that no turn has
-    assert [lease.turn.ref.id for lease in await claim(one)] == ["c"]
+        await stores.submit(one, name)
+    raw.lset(stores.key_of("queue", "b"), 0, 10**16 - 1)  # a number that no turn has
+    assert [lease.turn.ref.id for lease in await stores.claim(one)] == ["c"]
     await one.scheduler.all_given_back()
-    assert raw.zrange(LEASES, 0, -1) == [str(ref_of("c"))]
-    assert not raw.hexists(key_of("conversation", "b"), "fence")
+    assert raw.zrange(stores.LEASES, 0, -1) == [str(stores.ref_of("c"))]
+    assert not raw.hexists(stores.key_of("conversation", "b"), "fence")
     await one.scheduler.sweep(all_are_over=True)
-    assert [lease.turn.ref.id for lease in await claim(one)] == ["c"]
+    assert [lease.turn.ref.id for lease in await stores.claim(one)] == ["c"]
     assert [record.message for record in caplog.records if "local/b" in record.message] == [
         "b'local/b' is damaged, and no worker looks at it any more"
     ]
-    await one.conversations.delete(ref_of("b"))
+    await one.conversations.delete(stores.ref_of("b"))
 
 
 @pytest.mark.parametrize("kind", ["ready", "owned", "owners"])
-async def test_ready_sets_are_restored_from_each_other(stores: tuple[Store, Store], raw: Raw, kind: str) -> None:
-    one, _ = stores
+async def test_ready_sets_are_restored_from_each_other(one: Store, raw: Raw, kind: str) -> None:
     for name in ("a/1", "b/1", "a/2"):
-        await submit(one, name)
-    name = {"ready": READY, "owners": OWNERS, "owned": f"{PARTITION}:owned:{AGENT}:a"}[kind]
+        await stores.submit(one, name)
+    name = {"ready": stores.READY, "owners": stores.OWNERS, "owned": f"{stores.PARTITION}:owned:{stores.AGENT}:a"}[kind]
     raw.delete(name)
     raw.set(name, "junk")
-    found = [str(lease.turn.ref) for lease in await claim(one)]
+    found = [str(lease.turn.ref) for lease in await stores.claim(one)]
     assert found == ["a/1", "b/1", "a/2"]
-    assert raw.keys(f"{PARTITION}:*:{AGENT}*") == []
+    assert raw.keys(f"{stores.PARTITION}:*:{stores.AGENT}*") == []
 
 
-async def test_of_an_owner_no_more_is_claimed_than_there_is_room_for(stores: tuple[Store, Store]) -> None:
-    one, _ = stores
+async def test_of_an_owner_no_more_is_claimed_than_there_is_room_for(one: Store) -> None:
     for name in ("a/1", "a/2", "a/3", "a/4", "b/1", "b/2", "c/1"):
-        await submit(one, name)
+        await stores.submit(one, name)
     rooms = {Owner("b"): 1, Owner("c"): 0}
     for expected in (["a/1", "b/1", "a/2"], ["b/2", "a/3", "a/4"], []):
-        leases = await one.scheduler.claim({AGENT: KIND}, 10, most_each=2, rooms=rooms)
+        leases = await one.scheduler.claim({stores.AGENT: stores.KIND}, 10, most_each=2, rooms=rooms)
         assert [str(lease.turn.ref) for lease in leases] == expected
         one.scheduler.nudge()
-    assert [str(lease.turn.ref) for lease in await claim(one)] == ["c/1"]
+    assert [str(lease.turn.ref) for lease in await stores.claim(one)] == ["c/1"]
 
 
 class Seats:
@@ -174,7 +146,7 @@ class Seats:
         if self.free == 0:
             return None
         self.free -= 1
-        return {agent: KIND}
+        return {agent: stores.KIND}
 
     def start(self, lease: HeldLease | None, _owner: Owner) -> None:
         if lease:
@@ -183,110 +155,100 @@ class Seats:
             self.free += 1
 
 
-async def all_asked(*stores: Store) -> None:
+async def all_asked(*schedulers: Store) -> None:
     """Let each scheduler learn that nothing waits."""
-    for store in stores:
-        assert await claim(store) == []
+    for store in schedulers:
+        assert await stores.claim(store) == []
 
 
-async def test_a_turn_is_claimed_as_it_is_submitted_if_a_thread_is_free(stores: tuple[Store, Store], raw: Raw) -> None:
-    one, other = stores
+async def test_a_turn_is_claimed_as_it_is_submitted_if_a_thread_is_free(one: Store, other: Store, raw: Raw) -> None:
     await all_asked(one, other)
     seats = Seats(one)
     for number in (1, 2):
-        await submit(one, "c", new=number == 1)
+        await stores.submit(one, "c", new=number == 1)
         lease = seats.leases.pop()
         assert (lease.turn.number, lease.attempt, lease.turn.status) == (number, 1, "running")
         assert lease.turn.timing.started_at is not None
         assert abs(time.time() - lease.turn.timing.started_at) < 60
         assert lease.is_sure
-        assert await claim(other) == []
-        await emit(raw, lease, "model:1")
-        assert (await lease.commit(DONE)).status == "finished"
-        assert event_names_of(raw, "c", number) == ["turn.queued", "turn.started", "turn.finished"]
+        assert await stores.claim(other) == []
+        await stores.emit(raw, lease, "model:1")
+        assert (await lease.commit(stores.DONE)).status == "finished"
+        assert stores.event_names_of(raw, "c", number) == ["turn.queued", "turn.started", "turn.finished"]
         seats.free = 1
 
 
 async def test_a_turn_waits_behind_one_that_is_ready_although_a_thread_is_free(
-    stores: tuple[Store, Store], raw: Raw
+    one: Store, other: Store, raw: Raw
 ) -> None:
-    one, other = stores
     await all_asked(one, other)
     seats = Seats(one)
-    submit_raw(raw, 1, "of another process")
-    await submit(one, "late")
+    stores.submit_raw(raw, 1, "of another process")
+    await stores.submit(one, "late")
     assert (seats.leases, seats.free) == ([], 1)
-    assert [lease.turn.ref.id for lease in await claim(other)] == ["c", "late"]
+    assert [lease.turn.ref.id for lease in await stores.claim(other)] == ["c", "late"]
 
 
-async def test_a_turn_is_left_to_the_worker_that_has_its_conversation_in_memory(stores: tuple[Store, Store]) -> None:
-    one, other = stores
-    await submit(one, "c")
-    await (await claim_one(other)).commit(DONE)
+async def test_a_turn_is_left_to_the_worker_that_has_its_conversation_in_memory(one: Store, other: Store) -> None:
+    await stores.submit(one, "c")
+    await (await stores.claim_one(other)).commit(stores.DONE)
     await all_asked(one, other)
     seats = Seats(one)
-    await submit(one, "c", new=False)
+    await stores.submit(one, "c", new=False)
     assert seats.leases == []
-    assert (await claim_one(other)).turn.number == 2
+    assert (await stores.claim_one(other)).turn.number == 2
 
 
-async def test_a_turn_is_not_claimed_while_a_suspect_turn_waits_to_be_alone(
-    stores: tuple[Store, Store], raw: Raw
-) -> None:
-    one, other = stores
+async def test_a_turn_is_not_claimed_while_a_suspect_turn_waits_to_be_alone(one: Store, other: Store, raw: Raw) -> None:
     await all_asked(one, other)
     seats = Seats(one)
-    raw.set(f"{PARTITION}:alone", "somebody")
-    await submit(one, "c")
+    raw.set(f"{stores.PARTITION}:alone", "somebody")
+    await stores.submit(one, "c")
     assert seats.leases == []
 
 
-async def test_a_turn_that_waits_behind_another_is_not_claimed(stores: tuple[Store, Store]) -> None:
-    one, _ = stores
+async def test_a_turn_that_waits_behind_another_is_not_claimed(one: Store) -> None:
     await all_asked(one)
     seats = Seats(one, free=2)
-    await submit(one, "c")
-    await submit(one, "c", new=False, on_busy="enqueue")
+    await stores.submit(one, "c")
+    await stores.submit(one, "c", new=False, on_busy="enqueue")
     assert [lease.turn.number for lease in seats.leases] == [1]
-    await seats.leases[0].commit(DONE)
-    assert (await claim_one(one)).turn.number == 2
+    await seats.leases[0].commit(stores.DONE)
+    assert (await stores.claim_one(one)).turn.number == 2
 
 
 @pytest.mark.usefixtures("stores")
 @pytest.mark.parametrize("idem", ["", "digest of a key"])
 async def test_a_retry_of_a_submission_claims_anew_until_the_turn_has_begun(raw: Raw, idem: str) -> None:
-    first = submit_raw(raw, 1, "sealed", worker="me", idem=idem)
-    again = submit_raw(raw, 1, "sealed", worker="me", idem=idem)
+    first = stores.submit_raw(raw, 1, "sealed", worker="me", idem=idem)
+    again = stores.submit_raw(raw, 1, "sealed", worker="me", idem=idem)
     assert (first[:2], again[:2]) == (["ok", 1], ["ok", 1])
     (*_, (_, _, one_fence, *_)), (*_, (_, _, other_fence, *_)) = first, again
     assert one_fence != other_fence
-    assert other_fence == raw.hget(key_of("conversation", "c"), "fence")
-    assert raw.hget(key_of("run", "c", 1), "attempts") == "1"
-    assert submit_raw(raw, 1, "sealed", worker="another", idem=idem) == ["ok", 1]
-    raw.hset(key_of("journal", "c", 1), "started:1", "")
-    assert submit_raw(raw, 1, "sealed", worker="me", idem=idem) == ["ok", 1]
+    assert other_fence == raw.hget(stores.key_of("conversation", "c"), "fence")
+    assert raw.hget(stores.key_of("run", "c", 1), "attempts") == "1"
+    assert stores.submit_raw(raw, 1, "sealed", worker="another", idem=idem) == ["ok", 1]
+    raw.hset(stores.key_of("journal", "c", 1), "started:1", "")
+    assert stores.submit_raw(raw, 1, "sealed", worker="me", idem=idem) == ["ok", 1]
 
 
-async def test_a_lease_of_a_submission_expires_like_any_other(stores: tuple[Store, Store], raw: Raw) -> None:
-    one, other = stores
+async def test_a_lease_of_a_submission_expires_like_any_other(one: Store, other: Store, raw: Raw) -> None:
     await all_asked(one, other)
     seats = Seats(one)
-    await submit(one, "c")
-    expire_lease(raw, "c")
+    await stores.submit(one, "c")
+    stores.expire_lease(raw, "c")
     await other.scheduler.sweep()
-    taken = await claim_one(other)
+    taken = await stores.claim_one(other)
     assert (taken.turn.number, taken.attempt, taken.crashes) == (1, 1, 0)
     await one.scheduler.renew(seats.leases)
     assert seats.leases[0].lost
 
 
-async def test_a_damaged_conversation_is_left_to_a_claim(stores: tuple[Store, Store], raw: Raw) -> None:
-    one, _ = stores
-    await submit(one, "c")
-    await (await claim_one(one)).commit(DONE)
+async def test_a_damaged_conversation_is_left_to_a_claim(one: Store, raw: Raw) -> None:
+    await (await stores.begin(one, "c")).commit(stores.DONE)
     await all_asked(one)
     seats = Seats(one)
-    raw.set(key_of("steps", "c", 0), "no list")
-    await submit(one, "c", new=False)
+    raw.set(stores.key_of("steps", "c", 0), "no list")
+    await stores.submit(one, "c", new=False)
     assert seats.leases == []
-    assert raw.zcard(f"{PARTITION}:ready:{AGENT}") == 1
+    assert raw.zcard(f"{stores.PARTITION}:ready:{stores.AGENT}") == 1

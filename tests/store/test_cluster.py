@@ -249,9 +249,8 @@ def figures_of(service: Service, agent: str) -> tuple[float, ...]:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ValkeyCluster, dict[str, str], Path]]:
+def guarded(folder: Path) -> Iterator[tuple[ValkeyCluster, dict[str, str], Path]]:
     """Yield a cluster that requires a password and TLS, the settings of its administrator, and a folder."""
-    folder = tmp_path_factory.mktemp("guarded")
     authority = new_authority(folder / "ours")
     with ValkeyCluster(folder / "cluster", password=SECRET, tls=authority.context, full_coverage=True) as cluster:
         cluster.add_user("worker", f">{SECOND_SECRET}", *KEY_PATTERNS.split(), *RIGHTS.split())

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -66,8 +67,7 @@ class Victim:
 
 
 @pytest.fixture(scope="module")
-def victim(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
-    folder = tmp_path_factory.mktemp("victim")
+def victim(outside: StoreServer, folder: Path) -> Iterator[Victim]:
     gate = Gate(folder / "gate")
     with Service(folder, outside.settings | SETTINGS) as service:
         origin = service.play({"code": "x = [1]\nprint(x)"}, {"say": "one"}, agent=AGENT, images=[png("red")])

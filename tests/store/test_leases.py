@@ -16,115 +16,87 @@ from smolsessions.store.scripts.loader import as_service_error
 from smolsessions.store.store import Store
 from smolsessions.store.turns import turn_log
 from smolsessions.store.turns.lease import HeldLease
-from tests.support.stores import (
-    AGENT,
-    BEAT,
-    DONE,
-    KIND,
-    LEASE_S,
-    LEASES,
-    Raw,
-    claim,
-    claim_one,
-    emit,
-    emit_raw,
-    entry,
-    event_names_of,
-    expire_lease,
-    key_of,
-    open_replica,
-    packed_step,
-    ref_of,
-    refusals,
-    step_count,
-    step_texts,
-    submit,
-    wait_until_async,
-)
+from tests.support import stores
+from tests.support.stores import Raw
 from tests.support.waiting import PATIENCE_S
 
 
-async def test_an_old_fence_never_writes(stores: tuple[Store, Store], raw: Raw) -> None:
-    one, other = stores
-    await submit(one, "c")
-    old = await claim_one(one)
-    await emit(raw, old, "step:1", packed_step("kept"))
-    expire_lease(raw, "c")
+async def test_an_old_fence_never_writes(one: Store, other: Store, raw: Raw) -> None:
+    old = await stores.begin(one, "c")
+    await stores.emit(raw, old, "step:1", stores.packed_step("kept"))
+    stores.expire_lease(raw, "c")
     assert await other.scheduler.sweep() == 1
-    new = await claim_one(other)
+    new = await stores.claim_one(other)
     assert (old.attempt, new.attempt, old.fence == new.fence) == (1, 2, False)
-    before = raw.dump(key_of("conversation", "c")), event_names_of(raw, "c"), step_count(raw, "c")
-    await emit(raw, old, "step:2", packed_step("lost"))
+    before = raw.dump(stores.key_of("conversation", "c")), stores.event_names_of(raw, "c"), stores.step_count(raw, "c")
+    await stores.emit(raw, old, "step:2", stores.packed_step("lost"))
     with pytest.raises(LeaseLostError):
-        await old.commit(DONE)
+        await old.commit(stores.DONE)
     await one.scheduler.hand_back(old)
     assert old.lost
     await one.scheduler.renew([old])
-    assert (raw.dump(key_of("conversation", "c")), event_names_of(raw, "c"), step_count(raw, "c")) == before
+    assert (
+        raw.dump(stores.key_of("conversation", "c")),
+        stores.event_names_of(raw, "c"),
+        stores.step_count(raw, "c"),
+    ) == before
     await new.load_replay_state()
-    await new.commit(DONE)
-    assert await step_texts(one, "c") == ["kept"]
+    await new.commit(stores.DONE)
+    assert await stores.step_texts(one, "c") == ["kept"]
     with pytest.raises(LeaseLostError):
-        await old.commit(DONE)
+        await old.commit(stores.DONE)
 
 
 @pytest.mark.parametrize("crashes", [False, True])
-async def test_a_task_that_no_step_followed_is_kept(stores: tuple[Store, Store], raw: Raw, *, crashes: bool) -> None:
-    one, other = stores
+async def test_a_task_that_no_step_followed_is_kept(one: Store, other: Store, raw: Raw, *, crashes: bool) -> None:
     for number, more in enumerate([["step"], [], ["another"]], 1):
-        await submit(one, "c", on_busy="enqueue")
-        lease = await claim_one(one)
-        await emit(raw, lease, "task", replace(packed_step(f"task {number}", number), type="task"))
+        lease = await stores.begin(one, "c", on_busy="enqueue")
+        await stores.emit(raw, lease, "task", replace(stores.packed_step(f"task {number}", number), type="task"))
         for text in more:
-            await emit(raw, lease, text, packed_step(text, number))
+            await stores.emit(raw, lease, text, stores.packed_step(text, number))
         if crashes:
-            expire_lease(raw, "c")
+            stores.expire_lease(raw, "c")
             await other.scheduler.sweep()
-            lease = await claim_one(other)
+            lease = await stores.claim_one(other)
             await lease.load_replay_state()
-        await lease.commit(DONE)
+        await lease.commit(stores.DONE)
         assert lease.kept_steps == len(more)
-    assert await step_texts(one, "c") == ["task 1", "step", "task 2", "task 3", "another"]
-    last = await one.conversations.conversation(ref_of("c"))
+    assert await stores.step_texts(one, "c") == ["task 1", "step", "task 2", "task 3", "another"]
+    last = await one.conversations.conversation(stores.ref_of("c"))
     assert last.step_counts == {"task": 3, "action": 2}
 
 
 async def test_a_commit_whose_writes_the_store_took_back_leaves_the_turn_to_another(
-    stores: tuple[Store, Store], raw: Raw
+    one: Store, other: Store, raw: Raw
 ) -> None:
-    one, other = stores
-    await submit(one, "c")
-    lease = await claim_one(one)
-    await emit(raw, lease, "a", packed_step())
-    raw.hset(key_of("run", "c", 1), "written", 0)  # as after a failover to a replica that had none of it
+    lease = await stores.begin(one, "c")
+    await stores.emit(raw, lease, "a", stores.packed_step())
+    raw.hset(stores.key_of("run", "c", 1), "written", 0)  # as after a failover to a replica that had none of it
     with pytest.raises(LeaseLostError):
-        await lease.commit(DONE)
-    expire_lease(raw, "c")
+        await lease.commit(stores.DONE)
+    stores.expire_lease(raw, "c")
     assert await other.scheduler.sweep() == 1
-    again = await claim_one(other)
+    again = await stores.claim_one(other)
     await again.load_replay_state()
-    assert (await again.commit(DONE)).status == "finished"
-    assert await step_texts(one, "c") == ["step"]
+    assert (await again.commit(stores.DONE)).status == "finished"
+    assert await stores.step_texts(one, "c") == ["step"]
 
 
 @pytest.mark.timeout(60)
-async def test_a_worker_whose_writes_the_store_took_back_learns_of_it_with_its_next_write(
-    stores: tuple[Store, Store], raw: Raw
-) -> None:
-    await submit(stores[0], "c")
-    lease = await claim_one(stores[0])
-    raw.hset(key_of("run", "c", 1), "written", 0)
-    lease.emit("step:1", step=packed_step())
+async def test_a_worker_whose_writes_the_store_took_back_learns_of_it_with_its_next_write(one: Store, raw: Raw) -> None:
+    lease = await stores.begin(one, "c")
+    raw.hset(stores.key_of("run", "c", 1), "written", 0)
+    lease.emit("step:1", step=stores.packed_step())
     with pytest.raises(LeaseLostError):
         await lease.flush()
-    assert step_count(raw, "c") == 0
+    assert stores.step_count(raw, "c") == 0
 
 
 async def test_a_lease_is_sure_of_itself_until_its_time_is_over(socket_path: Path, raw: Raw) -> None:
     assert raw.ping()
-    async with open_replica(socket_path, lease_s=0.3) as store:
-        await submit(store, "c")
-        (lease,) = await store.scheduler.claim({AGENT: KIND}, 1)
+    async with stores.open_replica(socket_path, lease_s=0.3) as store:
+        await stores.submit(store, "c")
+        (lease,) = await store.scheduler.claim({stores.AGENT: stores.KIND}, 1)
         for renews in (True, False):
             await asyncio.sleep(0.3)  # a lease has no event for its end
             assert (lease.is_sure, lease.is_late) == (False, True)
@@ -138,164 +110,154 @@ async def _write(lease: HeldLease) -> None:
     await lease.flush()
 
 
-async def test_attempts_that_began_and_wrote_no_effect_are_counted(stores: tuple[Store, Store], raw: Raw) -> None:
-    one, other = stores
-    await submit(one, "c")
+async def test_attempts_that_began_and_wrote_no_effect_are_counted(one: Store, other: Store, raw: Raw) -> None:
+    await stores.submit(one, "c")
     counts = []
     for begins, name in ((True, ""), (False, ""), (True, ""), (True, "model:1"), (True, "")):
-        (lease,) = await (claim(one) if begins else one.scheduler.claim({AGENT: KIND}, 1))
+        (lease,) = await (stores.claim(one) if begins else one.scheduler.claim({stores.AGENT: stores.KIND}, 1))
         counts.append(lease.crashes)
         if name:
-            await emit(raw, lease, name)
-        expire_lease(raw, "c")
+            await stores.emit(raw, lease, name)
+        stores.expire_lease(raw, "c")
         assert await other.scheduler.sweep() == 1
     assert counts == [0, 1, 1, 2, 0]
-    assert (await claim_one(other)).crashes == 1
+    assert (await stores.claim_one(other)).crashes == 1
 
 
 async def test_a_process_that_has_the_store_for_itself_takes_back_all_leases_at_its_start(
     socket_path: Path, raw: Raw
 ) -> None:
     assert raw.ping()
-    async with open_replica(socket_path) as dead:
-        await submit(dead, "c")
-        await claim_one(dead)
-    async with open_replica(socket_path) as other:
-        assert await claim(other) == []
-    async with open_replica(socket_path, ours_alone=True) as alone:
-        assert (await claim_one(alone)).attempt == 2
+    async with stores.open_replica(socket_path) as dead:
+        await stores.begin(dead, "c")
+    async with stores.open_replica(socket_path) as other:
+        assert await stores.claim(other) == []
+    async with stores.open_replica(socket_path, ours_alone=True) as alone:
+        assert (await stores.claim_one(alone)).attempt == 2
 
 
 async def test_a_process_that_had_lost_the_store_spares_turns_whose_leases_expire(
-    stores: tuple[Store, Store], raw: Raw
+    one: Store, other: Store, raw: Raw
 ) -> None:
-    one, other = stores
-    await submit(one, "c")
-    await claim_one(one)
+    await stores.begin(one, "c")
     raw.client_kill_filter(_type="normal", skipme=True)
     for _ in range(2):  # the report of the loss is sent behind the first command that waited
-        while (await one.scheduler.queues([AGENT])).silent:
+        while (await one.scheduler.queues([stores.AGENT])).silent:
             pass
-    expire_lease(raw, "c")
+    stores.expire_lease(raw, "c")
     await other.scheduler.sweep()
-    assert (await claim_one(other)).crashes == 0
+    assert (await stores.claim_one(other)).crashes == 0
 
 
-async def test_answers_are_recorded_once_though_two_callers_give_them(stores: tuple[Store, Store], raw: Raw) -> None:
-    one, other = stores
-    await submit(one, "c")
-    lease = await claim_one(one)
+async def test_answers_are_recorded_once_though_two_callers_give_them(one: Store, other: Store, raw: Raw) -> None:
+    lease = await stores.begin(one, "c")
     request = InputRequest("r", "approval", "call", "tool", "", "step", time.time(), time.time() + 60)
-    assert await lease.suspend(Suspension((request,), DONE))
-    assert (raw.zcard(LEASES), await claim(other)) == (0, [])
+    assert await lease.suspend(Suspension((request,), stores.DONE))
+    assert (raw.zcard(stores.LEASES), await stores.claim(other)) == (0, [])
     seen: list[bool] = []
 
     async def accept(turn: Turn, waits: bool) -> list[Answer]:
         seen.append(waits)
         if len(seen) == 1:
-            first = await other.turns.answer(ref_of("c"), 1, lambda *_: _given(Answer("r", "reject")))
+            first = await other.turns.answer(stores.ref_of("c"), 1, lambda *_: _given(Answer("r", "reject")))
             assert first.requests == ()
         return [Answer("r")] if turn.requests else []
 
-    await one.turns.answer(ref_of("c"), 1, accept)
+    await one.turns.answer(stores.ref_of("c"), 1, accept)
     assert seen == [True, False]
-    again = await claim_one(other)
+    again = await stores.claim_one(other)
     past = await again.load_replay_state()
     assert len([name for name in past.effects if name.startswith("answer")]) == 1
-    assert event_names_of(raw, "c").count("input.answered") == 1
+    assert stores.event_names_of(raw, "c").count("input.answered") == 1
 
 
 async def _given(answer: Answer) -> list[Answer]:
     return [answer]
 
 
-async def test_a_sweep_after_a_gap_of_its_own_takes_nothing(stores: tuple[Store, Store], raw: Raw) -> None:
-    one, other = stores
-    await submit(one, "c")
-    lease = await claim_one(one)
+async def test_a_sweep_after_a_gap_of_its_own_takes_nothing(one: Store, other: Store, raw: Raw) -> None:
+    lease = await stores.begin(one, "c")
     assert await other.scheduler.sweep() == 0
-    raw.set(BEAT, int(time.time() * 1e6 - LEASE_S * 1e6 * 0.6))
-    expire_lease(raw, "c")
+    raw.set(stores.BEAT, int(time.time() * 1e6 - stores.LEASE_S * 1e6 * 0.6))
+    stores.expire_lease(raw, "c")
     assert await other.scheduler.sweep() == 0
-    left_s = raw.zscore(LEASES, str(ref_of("c"))) / 1e6 - time.time()
-    assert LEASE_S * 0.9 < left_s <= LEASE_S + 1
+    left_s = raw.zscore(stores.LEASES, str(stores.ref_of("c"))) / 1e6 - time.time()
+    assert stores.LEASE_S * 0.9 < left_s <= stores.LEASE_S + 1
     assert await other.scheduler.sweep() == 0
-    await lease.commit(DONE)
-    assert raw.zcard(LEASES) == 0
+    await lease.commit(stores.DONE)
+    assert raw.zcard(stores.LEASES) == 0
 
 
-async def test_no_lease_lasts_as_long_as_the_stores_clock_went_back(stores: tuple[Store, Store], raw: Raw) -> None:
-    one, other = stores
-    await submit(one, "c")
-    await claim_one(one)
+async def test_no_lease_lasts_as_long_as_the_stores_clock_went_back(one: Store, other: Store, raw: Raw) -> None:
+    await stores.begin(one, "c")
     two_hours_on = int((time.time() + 7200) * 1e6)
-    raw.set(BEAT, two_hours_on)
-    raw.zadd(LEASES, {str(ref_of("c")): two_hours_on}, xx=True)
+    raw.set(stores.BEAT, two_hours_on)
+    raw.zadd(stores.LEASES, {str(stores.ref_of("c")): two_hours_on}, xx=True)
     assert await other.scheduler.sweep() == 0
-    assert raw.zscore(LEASES, str(ref_of("c"))) / 1e6 - time.time() < LEASE_S + 1
+    assert raw.zscore(stores.LEASES, str(stores.ref_of("c"))) / 1e6 - time.time() < stores.LEASE_S + 1
 
 
-async def test_the_first_sweep_of_all_takes_nothing(stores: tuple[Store, Store], raw: Raw) -> None:
-    one, other = stores
-    await submit(one, "c")
-    lease = await claim_one(one)
-    raw.delete(BEAT)
-    expire_lease(raw, "c")
+async def test_the_first_sweep_of_all_takes_nothing(one: Store, other: Store, raw: Raw) -> None:
+    lease = await stores.begin(one, "c")
+    raw.delete(stores.BEAT)
+    stores.expire_lease(raw, "c")
     assert await other.scheduler.sweep() == 0
-    await lease.commit(DONE)
+    await lease.commit(stores.DONE)
 
 
-async def test_a_turn_that_is_handed_back_waits_again_and_counts_no_attempt(
-    stores: tuple[Store, Store], raw: Raw
-) -> None:
-    one, other = stores
-    await submit(one, "c")
-    (lease,) = await one.scheduler.claim({AGENT: KIND}, 1)  # not begun
+async def test_a_turn_that_is_handed_back_waits_again_and_counts_no_attempt(one: Store, other: Store, raw: Raw) -> None:
+    await stores.submit(one, "c")
+    (lease,) = await one.scheduler.claim({stores.AGENT: stores.KIND}, 1)  # not begun
     await one.scheduler.hand_back(lease)
-    assert raw.zcard(LEASES) == 0
-    assert (await one.turns.turn(ref_of("c"), 1)).status == "queued"
-    again = await claim_one(other)
+    assert raw.zcard(stores.LEASES) == 0
+    assert (await one.turns.turn(stores.ref_of("c"), 1)).status == "queued"
+    again = await stores.claim_one(other)
     assert (again.turn.number, again.attempt) == (1, 1)
     with pytest.raises(LeaseLostError):
-        await lease.commit(DONE)
-    await again.commit(DONE)
+        await lease.commit(stores.DONE)
+    await again.commit(stores.DONE)
 
 
-async def test_a_repeated_key_writes_nothing(stores: tuple[Store, Store], raw: Raw) -> None:
-    one, _ = stores
-    await submit(one, "c")
-    lease = await claim_one(one)
-    first = emit_raw(raw, lease, entry("a", 0, b"step", events=2), entry("b", 1, b"step"))
-    again = emit_raw(raw, lease, entry("a", 0, b"other", events=2), entry("b", 1, b"other"), entry("c", events=1))
+async def test_a_repeated_key_writes_nothing(one: Store, raw: Raw) -> None:
+    lease = await stores.begin(one, "c")
+    first = stores.emit_raw(raw, lease, stores.entry("a", 0, b"step", events=2), stores.entry("b", 1, b"step"))
+    again = stores.emit_raw(
+        raw,
+        lease,
+        stores.entry("a", 0, b"other", events=2),
+        stores.entry("b", 1, b"other"),
+        stores.entry("c", events=1),
+    )
     assert (first, again) == (["ok", [2, 3]], ["ok", [0, 0, 4]])
-    assert raw.lrange(key_of("steps", "c", 0), 0, -1) == ["step", "step"]
-    assert len(event_names_of(raw, "c")) == 4
+    assert raw.lrange(stores.key_of("steps", "c", 0), 0, -1) == ["step", "step"]
+    assert len(stores.event_names_of(raw, "c")) == 4
 
 
-async def test_a_step_behind_a_gap_is_refused_and_can_come_later(stores: tuple[Store, Store], raw: Raw) -> None:
-    one, _ = stores
-    await submit(one, "c")
-    lease = await claim_one(one)
-    assert emit_raw(raw, lease, entry("a", 0, b"0"))[0] == "ok"
-    assert emit_raw(raw, lease, entry("c", 2, b"2", events=1), entry("d", 3, b"3"))[0] == "gap"
-    assert raw.lrange(key_of("steps", "c", 0), 0, -1) == ["0"]
-    assert event_names_of(raw, "c") == ["turn.queued"]
-    whole = [entry("a", 0, b"0"), entry("b", 1, b"1"), entry("c", 2, b"2", events=1), entry("d", 3, b"3")]
-    assert emit_raw(raw, lease, *whole, serial=9) == ["behind"]
-    assert emit_raw(raw, lease, *whole) == ["ok", [2]]
-    assert raw.lrange(key_of("steps", "c", 0), 0, -1) == ["0", "1", "2", "3"]
+async def test_a_step_behind_a_gap_is_refused_and_can_come_later(one: Store, raw: Raw) -> None:
+    lease = await stores.begin(one, "c")
+    assert stores.emit_raw(raw, lease, stores.entry("a", 0, b"0"))[0] == "ok"
+    assert stores.emit_raw(raw, lease, stores.entry("c", 2, b"2", events=1), stores.entry("d", 3, b"3"))[0] == "gap"
+    assert raw.lrange(stores.key_of("steps", "c", 0), 0, -1) == ["0"]
+    assert stores.event_names_of(raw, "c") == ["turn.queued"]
+    whole = [
+        stores.entry("a", 0, b"0"),
+        stores.entry("b", 1, b"1"),
+        stores.entry("c", 2, b"2", events=1),
+        stores.entry("d", 3, b"3"),
+    ]
+    assert stores.emit_raw(raw, lease, *whole, serial=9) == ["behind"]
+    assert stores.emit_raw(raw, lease, *whole) == ["ok", [2]]
+    assert raw.lrange(stores.key_of("steps", "c", 0), 0, -1) == ["0", "1", "2", "3"]
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", ["its connections break", "it refuses"])
-async def test_writes_survive_a_server_while(stores: tuple[Store, Store], raw: Raw, how: str) -> None:
-    one, _ = stores
-    await submit(one, "c")
-    lease = await claim_one(one)
+async def test_writes_survive_a_server_while(one: Store, raw: Raw, how: str) -> None:
+    lease = await stores.begin(one, "c")
     for number in range(60):
         if how == "it refuses" and number % 10 in {3, 5}:
             raw.config_set("maxmemory", 1 if number % 10 == 3 else 0)
-        lease.emit(f"step:{number}", step=packed_step(str(number)), events=[TurnStarted(1, 0.0)])
+        lease.emit(f"step:{number}", step=stores.packed_step(str(number)), events=[TurnStarted(1, 0.0)])
         lease.send()
         await asyncio.sleep(0)
         if how == "its connections break" and number % 10 == 5:
@@ -303,14 +265,14 @@ async def test_writes_survive_a_server_while(stores: tuple[Store, Store], raw: R
     await asyncio.wait_for(lease.flush(), PATIENCE_S)
     raw.config_resetstat()
     raw.config_set("maxmemory", 1 if how == "it refuses" else 0)
-    ending = asyncio.create_task(lease.commit(DONE))
+    ending = asyncio.create_task(lease.commit(stores.DONE))
     if how == "it refuses":
-        await wait_until_async(lambda: refusals(raw) > 2)
+        await stores.wait_until_async(lambda: stores.refusals(raw) > 2)
         assert not ending.done()
         raw.config_set("maxmemory", 0)
-    assert (await ending).outcome == DONE
-    assert await step_texts(one, "c") == [str(number) for number in range(60)]
-    assert event_names_of(raw, "c") == ["turn.queued", *["turn.started"] * 60, "turn.finished"]
+    assert (await ending).outcome == stores.DONE
+    assert await stores.step_texts(one, "c") == [str(number) for number in range(60)]
+    assert stores.event_names_of(raw, "c") == ["turn.queued", *["turn.started"] * 60, "turn.finished"]
 
 
 def test_a_defect_of_a_script_is_not_taken_for_damaged_data(raw: Raw) -> None:
@@ -334,15 +296,12 @@ def test_a_defect_of_a_script_is_not_taken_for_damaged_data(raw: Raw) -> None:
     assert [*errors.values()] == [StoreUnavailableError] * 2 + [SealBrokenError] * 8, errors
 
 
-async def test_a_silent_log_gives_a_sign_of_life_in_time(
-    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_silent_log_gives_a_sign_of_life_in_time(one: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The waits grow: the sign must come before a wait that would be too long. Times are a tenth of the real ones."""
     for name, seconds in {"REREAD_S": 0.15, "LONGEST_REREAD_S": 1.2, "SILENCE_S": 1.4}.items():
         monkeypatch.setattr(turn_log, name, seconds)
-    one, _ = stores
-    await submit(one, "c")
-    with one.turns.reader(ref_of("c"), reads_log=True, all_events=True) as reader:
+    await stores.submit(one, "c")
+    with one.turns.reader(stores.ref_of("c"), reads_log=True, all_events=True) as reader:
         events = reader.follow(1)
         first = await anext(events)
         assert first

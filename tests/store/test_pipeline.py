@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from redis.asyncio import Connection
@@ -54,8 +55,7 @@ class Lines:
 
 
 @pytest.fixture(scope="module")
-def lines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lines]:
-    folder = tmp_path_factory.mktemp("lines")
+def lines(folder: Path) -> Iterator[Lines]:
     primary = Node(folder / "primary", dict(DURABLE))
     replica = Node(folder / "replica", DURABLE | {"replicaof": f"{HOST} {primary.port}"})
     with ExitStack() as stack:

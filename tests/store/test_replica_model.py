@@ -31,32 +31,9 @@ from smolsessions.core.records import IdempotentRequest, OnBusy, Owner, Turn
 from smolsessions.store.scripts.loader import script
 from smolsessions.store.seal import Sealer
 from smolsessions.store.turns.lease import HeldLease
+from tests.support import stores
 from tests.support.played import Ended, Played, Ready, Wish, owner_of
-from tests.support.stores import (
-    AGENT,
-    ALONE,
-    BEAT,
-    DONE,
-    KIND,
-    LEASE_S,
-    LEASES,
-    LOG_TTL_S,
-    MOST_BEHIND,
-    OWNERS,
-    PARTITION,
-    READY,
-    Loop,
-    Raw,
-    error_code_of,
-    event_names_of,
-    expire_lease,
-    key_of,
-    packed_step,
-    read_events,
-    ref_of,
-    step_texts,
-    submit,
-)
+from tests.support.stores import Raw
 from tests.support.tiers import mostly_deep
 from tests.support.waiting import wait_until
 
@@ -70,7 +47,7 @@ Writes = dict[str, Any]  # size, effect, again
 class Machine(RuleBasedStateMachine):
     """Replicas that submit, play, stop, stall, die and delete in any order. `Played` holds the expected result."""
 
-    def __init__(self, loop: Loop, raw: Raw) -> None:
+    def __init__(self, loop: stores.Loop, raw: Raw) -> None:
         super().__init__()
         self.loop, self.raw = loop, raw
         # Each example has its own names of conversations and keys, because replicas remember them.
@@ -93,7 +70,7 @@ class Machine(RuleBasedStateMachine):
         wait_until(lambda: len(self.listeners() - before) == len(self.loop.stores))
         for store in self.loop.stores:
             for _ in range(2):  # the first may be sent with the report, the second follows it
-                self.loop.run(store.scheduler.queues([AGENT]))
+                self.loop.run(store.scheduler.queues([stores.AGENT]))
 
     def listeners(self) -> set[str]:
         return {client["id"] for client in self.raw.client_list(_type="pubsub")}
@@ -135,10 +112,10 @@ class Machine(RuleBasedStateMachine):
         name, store = self.name(conversation), self.loop.stores[replica]
         if self.played[name].deleted:
             with pytest.raises(ConversationExistsError):
-                self.loop.run(submit(store, name))
+                self.loop.run(stores.submit(store, name))
             self.see_that_all_is_over(name, self.played.pop(name))
             self.raw.delete(*self.raw.keys(f"*{name}*"))  # as its TTL would do, which frees the id
-        self.accept(name, submit(store, name, on_busy=on_busy), on_busy)
+        self.accept(name, stores.submit(store, name, on_busy=on_busy), on_busy)
         for kept in self.kept:
             self.recall_as(kept, replica)
         self.wake(woken)
@@ -149,7 +126,7 @@ class Machine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(self.live()))
         once = IdempotentRequest(f"{self.era}{key}", name.encode() + request)
         key = f"{owner_of(name)}/{key}"
-        work = submit(self.loop.stores[replica], name, on_busy=on_busy, new=False, once=once)
+        work = stores.submit(self.loop.stores[replica], name, on_busy=on_busy, new=False, once=once)
         known, should, number = self.kept.get(key, (None, self.played[name], 0))
         if known is None:
             if self.accept(name, work, on_busy):
@@ -185,7 +162,7 @@ class Machine(RuleBasedStateMachine):
                 self.loop.run(work)
             assert caught.value.extensions == {"running_turn": should.first.number, "waiting": False}
             return False
-        if len(should.queue) > MOST_BEHIND:
+        if len(should.queue) > stores.MOST_BEHIND:
             with pytest.raises(TooManyTurnsError):
                 self.loop.run(work)
             return False
@@ -207,11 +184,11 @@ class Machine(RuleBasedStateMachine):
         self.claim_as(**given)
 
     def claim_as(self, replica: int, most: int, *, idle: bool, begins: bool) -> None:
-        leases = self.loop.run(self.loop.stores[replica].scheduler.claim({AGENT: KIND}, most, idle=idle))
+        leases = self.loop.run(self.loop.stores[replica].scheduler.claim({stores.AGENT: stores.KIND}, most, idle=idle))
         should = self.ready.claim(replica, most, idle=idle, first=lambda name: self.played[name].first)
         assert [str(lease.turn.ref) for lease in leases] == should
         if self.ready.alone is not None:
-            self.raw.persist(ALONE)  # the machine controls time
+            self.raw.persist(stores.ALONE)  # the machine controls time
         for number, lease in enumerate(leases, len(self.held)):
             self.held.append(lease)
             self.take(number, lease)
@@ -275,7 +252,7 @@ class Machine(RuleBasedStateMachine):
             self.count += 1
             text = str(self.count)
             piece = {"xy"[self.count % 2]: text.encode() if self.count % 3 else None}
-            step = replace(packed_step(text, self.held[number].turn.number), variables=piece)
+            step = replace(stores.packed_step(text, self.held[number].turn.number), variables=piece)
             self.write(number, known[place % len(known)] if known else f"step:{text}", effect=effect, step=step)
 
     @precondition(lambda self: self.held)
@@ -294,7 +271,7 @@ class Machine(RuleBasedStateMachine):
     def expire(self, conversation: str) -> None:
         should = self.played[self.name(conversation)]
         if should.holder is not None:
-            expire_lease(self.raw, self.name(conversation))
+            stores.expire_lease(self.raw, self.name(conversation))
             should.expired = True
 
     @precondition(lambda self: self.held)
@@ -302,7 +279,7 @@ class Machine(RuleBasedStateMachine):
     def sweep(self, replica: int, late: bool) -> None:
         """Take back expired leases. A sweep that comes `late` extends every lease instead."""
         expired = sorted(name for name, should in self.played.items() if should.expired)
-        self.raw.set(BEAT, int((time.time() - LEASE_S * late) * 1e6))
+        self.raw.set(stores.BEAT, int((time.time() - stores.LEASE_S * late) * 1e6))
         assert self.loop.run(self.loop.stores[replica].scheduler.sweep()) == (0 if late else len(expired))
         for name in expired:  # equal scores are ordered by name
             if late:
@@ -319,7 +296,7 @@ class Machine(RuleBasedStateMachine):
         if given:
             self.emit_as(number, **given)
         if self.holds(number):
-            expire_lease(self.raw, str(self.held[number].turn.ref))
+            stores.expire_lease(self.raw, str(self.held[number].turn.ref))
             self.of(number).expired = True
         self.sweep(replica, late=late)
         self.wake(woken)
@@ -328,7 +305,9 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def come_back(self) -> None:
         """Let a process report that it had lost the store: turns lost meanwhile are not counted."""
-        self.raw.execute_command(*script("outage").command(PARTITION, (), {"lease_us": int(LEASE_S * 1_000_000)}))
+        self.raw.execute_command(
+            *script("outage").command(stores.PARTITION, (), {"lease_us": int(stores.LEASE_S * 1_000_000)})
+        )
         for should in self.played.values():
             if should.holder is not None:
                 should.first.spared = True
@@ -336,7 +315,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.ready.alone is not None)
     @rule()
     def reserve_no_longer(self) -> None:
-        assert self.raw.delete(ALONE)
+        assert self.raw.delete(stores.ALONE)
         self.ready.alone = None
 
     @precondition(lambda self: self.held)
@@ -347,7 +326,7 @@ class Machine(RuleBasedStateMachine):
 
     def end(self, number: int, status: Any) -> None:
         lease, should = self.held[number], self.of(number)
-        work = lease.commit(replace(DONE, status=status))
+        work = lease.commit(replace(stores.DONE, status=status))
         if should.deleted or number not in {should.holder, should.committed_by}:
             with pytest.raises(LeaseLostError):
                 self.loop.run(work)
@@ -378,7 +357,7 @@ class Machine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(self.live()))
         should = self.played[name]
         number = data.draw(st.integers(1, should.turns + 1))
-        work = self.loop.stores[replica].turns.cancel(ref_of(name), number)
+        work = self.loop.stores[replica].turns.cancel(stores.ref_of(name), number)
         if number > should.turns:
             with pytest.raises(TurnNotFoundError):
                 self.loop.run(work)
@@ -402,7 +381,7 @@ class Machine(RuleBasedStateMachine):
     def delete(self, conversation: str, replica: int) -> None:
         name = self.name(conversation)
         should = self.played[name]
-        work = self.loop.stores[replica].conversations.delete(ref_of(name))
+        work = self.loop.stores[replica].conversations.delete(stores.ref_of(name))
         if not should.lives:
             with pytest.raises(ConversationNotFoundError):
                 self.loop.run(work)
@@ -418,21 +397,28 @@ class Machine(RuleBasedStateMachine):
     def work_is_ready_or_leased(self) -> None:
         names = self.live()
         asked = (
-            self.raw.pipeline(transaction=False).zrange(READY, 0, -1).zrangebyscore(LEASES, 1, 1).zrange(LEASES, 0, -1)
+            self.raw.pipeline(transaction=False)
+            .zrange(stores.READY, 0, -1)
+            .zrangebyscore(stores.LEASES, 1, 1)
+            .zrange(stores.LEASES, 0, -1)
         )
-        asked.exists(ALONE).zrange(OWNERS, 0, -1)
-        asked.zrange(f"{PARTITION}:owned:{AGENT}:local", 0, -1).zrange(f"{PARTITION}:owned:{AGENT}:other", 0, -1)
+        asked.exists(stores.ALONE).zrange(stores.OWNERS, 0, -1)
+        asked.zrange(f"{stores.PARTITION}:owned:{stores.AGENT}:local", 0, -1).zrange(
+            f"{stores.PARTITION}:owned:{stores.AGENT}:other", 0, -1
+        )
         for name in names:
-            asked.lrange(key_of("queue", name), 0, -1)
+            asked.lrange(stores.key_of("queue", name), 0, -1)
         ready, expired, leased, reserved, line, *shares_and_queues = asked.execute()
         shares, queues = shares_and_queues[:2], shares_and_queues[2:]
         assert line == self.ready.line
         assert shares == [self.ready.of("local"), self.ready.of("other")]
         assert reserved == (self.ready.alone is not None)
-        assert expired == sorted(str(ref_of(name)) for name, should in self.played.items() if should.expired)
+        assert expired == sorted(str(stores.ref_of(name)) for name, should in self.played.items() if should.expired)
         assert not set(ready) & set(leased)
-        assert {*ready, *leased} == {str(ref_of(name)) for name, queue in zip(names, queues, strict=True) if queue}
-        assert ready == [str(ref_of(name)) for name in self.ready.names]
+        assert {*ready, *leased} == {
+            str(stores.ref_of(name)) for name, queue in zip(names, queues, strict=True) if queue
+        }
+        assert ready == [str(stores.ref_of(name)) for name in self.ready.names]
         assert queues == [[str(turn.number) for turn in self.played[name].queue] for name in names]
 
     @invariant()
@@ -441,10 +427,10 @@ class Machine(RuleBasedStateMachine):
         asked = self.raw.pipeline(transaction=False)
         for name in names:
             number = self.played[name].first.number
-            asked.llen(key_of("steps", name, 0)).hkeys(key_of("journal", name, number)).llen(
-                key_of("log", name, number)
+            asked.llen(stores.key_of("steps", name, 0)).hkeys(stores.key_of("journal", name, number)).llen(
+                stores.key_of("log", name, number)
             )
-            asked.hgetall(key_of("run", name, number))
+            asked.hgetall(stores.key_of("run", name, number))
         found = asked.execute()
         for place, name in enumerate(names):
             turn = self.played[name].first
@@ -463,8 +449,16 @@ class Machine(RuleBasedStateMachine):
                     self.see_that_all_is_over(name, should)
         finally:
             left = [found for name in self.played for found in self.raw.keys(f"*{name}*")]
-            shares = self.raw.keys(f"{PARTITION}:owned:*")
-            self.raw.delete(LEASES, READY, OWNERS, ALONE, *shares, *left, *self.raw.keys(f"{PARTITION}:idem:*"))
+            shares = self.raw.keys(f"{stores.PARTITION}:owned:*")
+            self.raw.delete(
+                stores.LEASES,
+                stores.READY,
+                stores.OWNERS,
+                stores.ALONE,
+                *shares,
+                *left,
+                *self.raw.keys(f"{stores.PARTITION}:idem:*"),
+            )
 
     def play_all(self) -> None:
         for number in range(len(self.held)):
@@ -475,48 +469,48 @@ class Machine(RuleBasedStateMachine):
             self.claim_as(0, 3, idle=True, begins=True)
             for number in range(first, len(self.held)):
                 self.end(number, "cancelled")
-        assert self.raw.exists(LEASES, READY, OWNERS) == 0
+        assert self.raw.exists(stores.LEASES, stores.READY, stores.OWNERS) == 0
 
     def see_that_all_is_over(self, name: str, should: Played) -> None:
-        kinds = {found.removeprefix(f"{PARTITION}:").partition(":")[0] for found in self.raw.keys(f"*{name}*")}
+        kinds = {found.removeprefix(f"{stores.PARTITION}:").partition(":")[0] for found in self.raw.keys(f"*{name}*")}
         assert kinds <= ({"conversation", "log"} if should.deleted else AT_REST)
         assert set(should.ended) == set(should.logs) == set(range(1, should.turns + 1))
         self.see_that_logs_last(name, should)
         if not should.lives:
             return
         one, other = self.loop.stores
-        assert self.loop.run(step_texts(one, name)) == should.steps
-        page = self.loop.run(other.turns.turns(ref_of(name), 1, 100))
+        assert self.loop.run(stores.step_texts(one, name)) == should.steps
+        page = self.loop.run(other.turns.turns(stores.ref_of(name), 1, 100))
         assert {turn.number: ended_as(turn) for turn in page.items} == should.ended
         assert {turn.number: turn.last_seq for turn in page.items} == {n: len(log) for n, log in should.logs.items()}
         for turn in page.items:
-            logged = self.loop.run(read_events(other, name, turn.number))
+            logged = self.loop.run(stores.read_events(other, name, turn.number))
             assert logged == list(enumerate(should.logs[turn.number], 1))
 
     def see_that_logs_last(self, name: str, should: Played) -> None:
         """Check that logs expire, or else that a live conversation has each of them once and a deleted one none."""
-        apart = {int(found.rpartition(":")[2]) for found in self.raw.keys(key_of("log", name, "*"))}
-        expiring = {number for number in apart if self.raw.ttl(key_of("log", name, number)) > 0}
-        noted = {int(number) for number in self.raw.smembers(key_of("longlogs", name))}
-        packed = {int(number) for number in self.raw.hkeys(key_of("logs", name))}
+        apart = {int(found.rpartition(":")[2]) for found in self.raw.keys(stores.key_of("log", name, "*"))}
+        expiring = {number for number in apart if self.raw.ttl(stores.key_of("log", name, number)) > 0}
+        noted = {int(number) for number in self.raw.smembers(stores.key_of("longlogs", name))}
+        packed = {int(number) for number in self.raw.hkeys(stores.key_of("logs", name))}
         if self.loop.log_ttl_s:
             assert (apart, expiring, noted, packed) == ({*should.logs}, apart, set(), set())
             if not should.lives:
-                assert {number: event_names_of(self.raw, name, number) for number in should.logs} == should.logs
+                assert {number: stores.event_names_of(self.raw, name, number) for number in should.logs} == should.logs
         else:
             assert (apart, expiring, apart & packed) == (noted, set(), set())
             assert apart | packed == ({*should.logs} if should.lives else set())
 
 
 def ended_as(turn: Turn) -> Ended:
-    code, outcome = error_code_of(turn), turn.outcome
+    code, outcome = stores.error_code_of(turn), turn.outcome
     assert outcome
     by = re.match(r"Turn (\d+) ", outcome.error.message) if outcome.error else None
     return Ended(outcome.status, turn.attempts, code, int(by[1]) if by else 0)
 
 
 @pytest.mark.parametrize("examples", mostly_deep([25, 75], fast=[25]))
-@pytest.mark.parametrize("log_ttl_s", [0, LOG_TTL_S])
+@pytest.mark.parametrize("log_ttl_s", [0, stores.LOG_TTL_S])
 def test_whatever_replicas_do_every_turn_ends_once(
     socket_path: Path, raw: Raw, sealer: Sealer, log_ttl_s: int, examples: int
 ) -> None:
@@ -528,5 +522,5 @@ def test_whatever_replicas_do_every_turn_ends_once(
         derandomize=examples == 25,
         suppress_health_check=list(HealthCheck),
     )
-    with Loop(socket_path, sealer, log_ttl_s) as loop:
+    with stores.Loop(socket_path, sealer, log_ttl_s) as loop:
         run_state_machine_as_test(cast("type[Machine]", partial(Machine, loop, raw)), settings=known)

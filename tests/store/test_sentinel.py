@@ -150,9 +150,8 @@ def test_without_a_replica_nothing_is_acknowledged_until_there_is_one(tmp_path: 
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sentinels, dict[str, str], Path]]:
+def guarded(folder: Path) -> Iterator[tuple[Sentinels, dict[str, str], Path]]:
     """Yield servers that require a password and TLS, the settings of a user with the least rights, and a folder."""
-    folder = tmp_path_factory.mktemp("guarded")
     authority = new_authority(folder / "ours")
     with Sentinels(folder / "sentinels", password=SECRET, tls=authority.context) as sentinels:
         for node in sentinels.nodes:

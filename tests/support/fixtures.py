@@ -57,6 +57,12 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
         yield shared
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that the fixtures of a module share."""
+    return tmp_path_factory.mktemp("folder")
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[StoreServer]:
     with running_store(tmp_path / "store") as own:

@@ -85,6 +85,16 @@ async def stores(socket_path: Path, raw: Raw, sealer: Sealer) -> AsyncIterator[t
         yield one, other
 
 
+@pytest.fixture
+def one(stores: tuple[Store, Store]) -> Store:
+    return stores[0]
+
+
+@pytest.fixture
+def other(stores: tuple[Store, Store]) -> Store:
+    return stores[1]
+
+
 @asynccontextmanager
 async def open_replica(
     socket_path: Path,
@@ -153,6 +163,12 @@ async def claim(store: Store, *agents: AgentName, most: int = 10) -> list[HeldLe
 async def claim_one(store: Store) -> HeldLease:
     (lease,) = await claim(store)
     return lease
+
+
+async def begin(store: Store, conversation: str, **options: Any) -> HeldLease:
+    """Submit a turn, and claim it."""
+    await submit(store, conversation, **options)
+    return await claim_one(store)
 
 
 def packed_step(text: str = "step", turn: int = 1) -> PackedStep:
@@ -254,14 +270,12 @@ def submit_raw(
     return raw.execute_command(*script("submit").command(PARTITION, (), named))
 
 
-async def second_turn(stores: tuple[Store, Store], raw: Raw) -> HeldLease:
+async def second_turn(store: Store, raw: Raw) -> HeldLease:
     """Return the lease of a second turn with a finished step, behind a first turn that has ended."""
-    await submit(stores[0], "c")
-    first = await claim_one(stores[0])
+    first = await begin(store, "c")
     await emit(raw, first, "step:1", replace(packed_step("first"), variables={"x": b"1"}))
     await first.commit(DONE)
-    await submit(stores[0], "c")
-    second = await claim_one(stores[0])
+    second = await begin(store, "c")
     await emit(raw, second, "step:1", replace(packed_step("second", 2), variables={"x": None, "y": b"2"}))
     return second
 

@@ -38,6 +38,11 @@ class Terminal:
     def type(self, keys: bytes) -> None:
         os.write(self._descriptor, keys)
 
+    def reply(self, pattern: str, keys: str | bytes) -> None:
+        """Wait for a pattern in the output, and type a line, or keys."""
+        self.wait_for(pattern)
+        self.type(keys if isinstance(keys, bytes) else keys.encode() + b"\n")
+
     def wait_for(self, pattern: str, again: bytes = b"") -> str:
         """Return the match of a pattern in the output so far, which is then forgotten up to its end.
 

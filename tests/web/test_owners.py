@@ -221,8 +221,7 @@ def test_a_stream_ends_with_its_key_and_the_turn_goes_on(tmp_path: Path, gate: G
 
 
 @pytest.fixture(scope="module")
-def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Ending]]]:
-    folder = tmp_path_factory.mktemp("broken")
+def endings(folder: Path) -> Iterator[dict[str, Future[Ending]]]:
     table = {}
     for number, (what, broken) in enumerate((BROKEN | {"open to all": ""}).items()):
         keys = folder / f"keys{number}"

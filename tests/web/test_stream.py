@@ -37,9 +37,8 @@ RANKS = {
 
 
 @pytest.fixture(scope="module")
-def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def strict(folder: Path) -> Iterator[Service]:
     """Yield a service with owners, a page of another origin, and short timeouts for readers and logs."""
-    folder = tmp_path_factory.mktemp("strict")
     keys = write_private(folder / "keys", owner_line("ada", ADA) + owner_line("eve", BOB))
     settings = STREAMED | {
         "API_KEYS_FILE": str(keys),

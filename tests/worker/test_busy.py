@@ -39,9 +39,8 @@ narrow = shared_service(CODELESS | {"THREADS": "1", "MAX_TURNS_BEHIND": "2"})
 
 
 @pytest.fixture(scope="module")
-def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Service]]:
+def trio(folder: Path) -> Iterator[list[Service]]:
     """Yield three services on one store, which let a hundred turns wait."""
-    folder = tmp_path_factory.mktemp("trio")
     with running_store(folder / "store") as server, ExitStack() as stack:
         settings = CODELESS | server.settings | {"MAX_TURNS_BEHIND": "100"}
         yield [stack.enter_context(Service(folder / name, settings)) for name in "abc"]

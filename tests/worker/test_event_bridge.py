@@ -10,7 +10,7 @@ from smolsessions.store.store import Store
 from smolsessions.store.turns.lease import HeldLease
 from smolsessions.worker import event_bridge
 from smolsessions.worker.event_bridge import MAX_QUEUED, LoopEventBridge
-from tests.support.stores import DONE, Raw, claim_one, event_names_of, key_of, read_events, ref_of, submit
+from tests.support.stores import DONE, Raw, begin, claim_one, event_names_of, key_of, read_events, ref_of
 from tests.support.waiting import PATIENCE_S
 
 HERE = StepPlace("1", 1, "agent", None, 1)
@@ -25,8 +25,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def begun(store: Store, *, can_wait: bool = True) -> tuple[HeldLease, LoopEventBridge]:
     """Submit a turn, claim it, and begin its first attempt."""
-    await submit(store, "c")
-    lease = await claim_one(store)
+    lease = await begin(store, "c")
     bridge = LoopEventBridge(lease)
     bridge.begin(1, can_wait=can_wait)
     return lease, bridge
@@ -34,9 +33,8 @@ async def begun(store: Store, *, can_wait: bool = True) -> tuple[HeldLease, Loop
 
 @pytest.mark.parametrize("can_wait", [True, False])
 async def test_a_turn_that_is_handed_back_at_once_keeps_the_start_of_its_attempt(
-    stores: tuple[Store, Store], raw: Raw, can_wait: bool
+    one: Store, other: Store, raw: Raw, can_wait: bool
 ) -> None:
-    one, other = stores
     lease, bridge = await begun(one, can_wait=can_wait)
     bridge.emit(None, effect=("model:1", b"sealed"))
     bridge.request_stop("drained")
@@ -52,9 +50,8 @@ async def test_a_turn_that_is_handed_back_at_once_keeps_the_start_of_its_attempt
 
 @pytest.mark.parametrize("is_elsewhere", [False, True], ids=["here", "elsewhere"])
 async def test_a_reader_that_comes_gets_the_events_that_wait_and_later_ones_at_once(
-    stores: tuple[Store, Store], is_elsewhere: bool
+    one: Store, other: Store, is_elsewhere: bool
 ) -> None:
-    one, other = stores
     lease, bridge = await begun(one)
     await lease.flush()
     assert not lease.watched
@@ -69,10 +66,7 @@ async def test_a_reader_that_comes_gets_the_events_that_wait_and_later_ones_at_o
     bridge.close()
 
 
-async def test_events_without_a_reader_wait_for_the_commit_except_the_start(
-    stores: tuple[Store, Store], raw: Raw
-) -> None:
-    one, _ = stores
+async def test_events_without_a_reader_wait_for_the_commit_except_the_start(one: Store, raw: Raw) -> None:
     lease, bridge = await begun(one)
     await asyncio.to_thread(bridge.emit, RESTARTED, None, ("model:1", b"sealed"))
     await lease.flush()
@@ -88,9 +82,8 @@ async def test_events_without_a_reader_wait_for_the_commit_except_the_start(
 
 
 async def test_a_run_that_ends_before_the_loop_wakes_writes_the_start_with_its_key_and_no_last_effect(
-    stores: tuple[Store, Store], raw: Raw
+    one: Store, raw: Raw
 ) -> None:
-    one, _ = stores
     lease, bridge = await begun(one)
     bridge.emit(RESTARTED, None, ("model:1", b"sealed"))
     bridge.run_has_ended = True
@@ -103,8 +96,7 @@ async def test_a_run_that_ends_before_the_loop_wakes_writes_the_start_with_its_k
     assert [name for _, name in events] == ["turn.queued", "turn.started", "message.restarted", "turn.finished"]
 
 
-async def test_events_keep_their_order_and_only_deltas_of_one_message_become_one(stores: tuple[Store, Store]) -> None:
-    one, _ = stores
+async def test_events_keep_their_order_and_only_deltas_of_one_message_become_one(one: Store) -> None:
     lease, bridge = await begun(one)
 
     def say() -> None:
@@ -123,8 +115,7 @@ async def test_events_keep_their_order_and_only_deltas_of_one_message_become_one
     assert [getattr(event, "text", event.type) for event in events[2:-1]] == ["ab", "c", "message.restarted", "d"]
 
 
-async def test_a_thread_that_emits_faster_than_the_loop_writes_waits_for_it(stores: tuple[Store, Store]) -> None:
-    one, _ = stores
+async def test_a_thread_that_emits_faster_than_the_loop_writes_waits_for_it(one: Store) -> None:
     lease, bridge = await begun(one)
     count = 3 * MAX_QUEUED
 
@@ -143,9 +134,8 @@ async def test_a_thread_that_emits_faster_than_the_loop_writes_waits_for_it(stor
 
 
 async def test_the_first_reason_to_stop_counts_and_frees_a_thread_that_waits_for_its_write(
-    stores: tuple[Store, Store], raw: Raw
+    one: Store, raw: Raw
 ) -> None:
-    one, _ = stores
     _, bridge = await begun(one)
     raw.client_pause(600_000, all=False)  # writes
     flushing = asyncio.create_task(asyncio.to_thread(bridge.flush, ("tool:1.1:echo:1", b"")))

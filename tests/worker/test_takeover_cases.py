@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import PIL.Image
@@ -136,8 +137,7 @@ class Resumed:
 
 
 @pytest.fixture(scope="module")
-def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
-    folder = tmp_path_factory.mktemp("resumed")
+def resumed(folder: Path) -> Iterator[Resumed]:
     earlier = Ledger.at(folder / "earlier.ledger")
     service = Service(folder / "service", SETTINGS | {"WARM_SESSIONS": "0"})
     service.start()

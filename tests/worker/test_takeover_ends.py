@@ -100,9 +100,8 @@ class Killed:
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
+def killed(folder: Path) -> Iterator[Killed]:
     """Yield turns on a store of their own, as their service would take over turns of other tests."""
-    folder = tmp_path_factory.mktemp("killed")
     with running_store(folder / "store") as server, resumed(folder, server) as found:
         yield found
 
