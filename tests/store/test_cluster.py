@@ -9,19 +9,8 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.support.failover import (
-    KEY_PATTERNS,
-    REPLICATED,
-    RIGHTS,
-    SECOND_SECRET,
-    SECRET,
-    Pair,
-    all_have_begun,
-    assert_all_go_on,
-    check_all,
-    load,
-    play_some,
-)
+from tests.support import failover
+from tests.support.failover import Pair
 from tests.support.idempotency import post_with_key, turn_of
 from tests.support.metrics import totals
 from tests.support.patient import Patient, playing, two_services, until_all_answer
@@ -46,7 +35,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyCluster]
 
 @pytest.fixture(scope="module")
 def services(cluster: ValkeyCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with two_services(tmp_path_factory.mktemp("services"), cluster.settings | REPLICATED) as both:
+    with two_services(tmp_path_factory.mktemp("services"), cluster.settings | failover.REPLICATED) as both:
         yield both
 
 
@@ -77,7 +66,7 @@ def load_while(pair: Pair, do: Callable[[], None]) -> list[Patient]:
     with ThreadPoolExecutor(1) as pool:
         doing = pool.submit(do)
         while not doing.done():
-            some_more = load(pair)
+            some_more = failover.load(pair)
             patients += some_more
             with playing(some_more):
                 pass
@@ -91,7 +80,7 @@ def play_on_each(
     """Begin conversations until each primary has one, and one of them `most`. Return them by their primary."""
     turns: list[Event] = []
     while not all((owners := spread(cluster, turns)).values()) or max(map(len, owners.values())) < most:
-        turns += play_some(service, agent=agent)
+        turns += failover.play_some(service, agent=agent)
     return owners
 
 
@@ -103,7 +92,7 @@ def test_turns_are_played_on_all_primaries_and_go_on_at_either_service_after_a_m
         assert pair[1].follow_up(turns[0], {"say": "two"})["turn"] == 2
     source, (turn, *_) = next(iter(owners.items()))
     cluster.move(partition_of(cluster, turn), next(node for node in owners if node is not source))
-    assert_all_go_on(pair, [turn])
+    failover.assert_all_go_on(pair, [turn])
     listed = {item["id"] for item in pair[1].get("/conversations", limit=100)["items"]}
     assert listed >= {turn["conversation_id"] for turns in owners.values() for turn in turns}
 
@@ -155,16 +144,16 @@ def test_a_primary_that_goes_amid_turns_costs_no_step_and_stops_no_other_partiti
     first, second, *_ = at_old = [{"conversation_id": turn["conversation_id"]} for turn in owners[old]]
     tags = {partition_of(cluster, turn) for turn in owners[old]}
     spared = [turn for node in owners for turn in owners[node] if node is not old][:4]
-    patients = [*load(pair), *load(pair, 1, **first), *load(pair, 1, **second)]
+    patients = [*failover.load(pair), *failover.load(pair, 1, **first), *failover.load(pair, 1, **second)]
     with playing(patients):
-        wait_until(lambda: all_have_begun(patients))
+        wait_until(lambda: failover.all_have_begun(patients))
         assert not any(patient.is_over for patient in patients)
         (old.kill if how == "killed" else old.freeze)()
         with Stopwatch() as watch:
             for number, turn in enumerate(spared):
                 assert pair[number % 2].follow_up(turn, {"say": "meanwhile"})["reply"] == "meanwhile"
         assert watch.s < 2
-        late = [load(pair, 1, **at)[0] for at in at_old[2:4]]
+        late = [failover.load(pair, 1, **at)[0] for at in at_old[2:4]]
         with playing(late):
             assert old not in {cluster.primary_of(tag) for tag in tags}
             if how == "killed":
@@ -172,14 +161,14 @@ def test_a_primary_that_goes_amid_turns_costs_no_step_and_stops_no_other_partiti
             else:
                 old.thaw()
     cluster.until_whole()
-    check_all(pair, [*patients, *late])
-    assert_all_go_on(pair, [turn for turns in owners.values() for turn in turns])
+    failover.check_all(pair, [*patients, *late])
+    failover.assert_all_go_on(pair, [turn for turns in owners.values() for turn in turns])
 
 
 @deep
 def test_a_partition_that_is_half_way_is_away_and_whole_when_it_is_there(cluster: ValkeyCluster, pair: Pair) -> None:
     """A slot moves key by key, so two primaries hold parts of it for a while."""
-    (turn,) = turns = play_some(pair[0], 1)
+    (turn,) = turns = failover.play_some(pair[0], 1)
     before = pair[0].steps(turn)
     tag = partition_of(cluster, turn)
     source = cluster.primary_of(tag)
@@ -192,7 +181,7 @@ def test_a_partition_that_is_half_way_is_away_and_whole_when_it_is_there(cluster
         problem(refused, 503, "store_unavailable")
         assert int(refused.headers["retry-after"]) > 0
     cluster.end_move(slot, source, target)
-    assert_all_go_on(pair, turns)
+    failover.assert_all_go_on(pair, turns)
     assert pair[1].steps(turn)[: len(before)] == before
 
 
@@ -200,15 +189,15 @@ def test_a_partition_that_is_half_way_is_away_and_whole_when_it_is_there(cluster
 def test_services_follow_a_cluster_whose_nodes_all_move_away(
     cluster: ValkeyCluster, pair: Pair, tmp_path: Path
 ) -> None:
-    first = play_some(pair[0], 4)
+    first = failover.play_some(pair[0], 4)
     patients = load_while(pair, cluster.roll)
-    check_all(pair, patients)
-    assert_all_go_on(pair, first)
+    failover.check_all(pair, patients)
+    failover.assert_all_go_on(pair, first)
     seeds = cluster.settings["REDIS_URL"]
     assert seeds != pair[0].settings["REDIS_URL"]
     nowhere = pair[0].settings["REDIS_URL"].split(",")[:-1]
     living = cluster.url(cluster.nodes[:1]).rpartition("/")[2]
-    settings = cluster.settings | REPLICATED | {"REDIS_URL": ",".join([*nowhere, living])}
+    settings = cluster.settings | failover.REPLICATED | {"REDIS_URL": ",".join([*nowhere, living])}
     with Service(tmp_path, settings) as late:
         assert late.follow_up(first[0], {"say": "found"})["reply"] == "found"
 
@@ -216,7 +205,7 @@ def test_services_follow_a_cluster_whose_nodes_all_move_away(
 @deep
 @pytest.mark.usefixtures("pair")
 def test_figures_of_the_queues_leave_out_what_is_away_and_say_so(cluster: ValkeyCluster, tmp_path: Path) -> None:
-    settings = cluster.settings | REPLICATED | {"AGENTS": "unplayed=tests.support.agents:make_scripted"}
+    settings = cluster.settings | failover.REPLICATED | {"AGENTS": "unplayed=tests.support.agents:make_scripted"}
     with Service(tmp_path / "web", settings, command=("web",)) as web:
         with ThreadPoolExecutor(8) as pool:
             waiting = list(pool.map(lambda _: submit_turn(web, DONE, agent="unplayed"), range(24)))
@@ -252,9 +241,13 @@ def figures_of(service: Service, agent: str) -> tuple[float, ...]:
 def guarded(folder: Path) -> Iterator[tuple[ValkeyCluster, dict[str, str], Path]]:
     """Yield a cluster that requires a password and TLS, the settings of its administrator, and a folder."""
     authority = new_authority(folder / "ours")
-    with ValkeyCluster(folder / "cluster", password=SECRET, tls=authority.context, full_coverage=True) as cluster:
-        cluster.add_user("worker", f">{SECOND_SECRET}", *KEY_PATTERNS.split(), *RIGHTS.split())
-        yield cluster, {"REDIS_CA_FILE": str(authority.ca_file), **cluster.settings, **REPLICATED}, folder
+    with ValkeyCluster(
+        folder / "cluster", password=failover.SECRET, tls=authority.context, full_coverage=True
+    ) as cluster:
+        cluster.add_user(
+            "worker", f">{failover.SECOND_SECRET}", *failover.KEY_PATTERNS.split(), *failover.RIGHTS.split()
+        )
+        yield cluster, {"REDIS_CA_FILE": str(authority.ca_file), **cluster.settings, **failover.REPLICATED}, folder
 
 
 @deep
@@ -262,7 +255,7 @@ def test_a_user_with_the_least_rights_and_tls_do_for_all_with_a_password_file_th
     guarded: tuple[ValkeyCluster, dict[str, str], Path], tmp_path: Path
 ) -> None:
     cluster, settings, _ = guarded
-    file = write_private(tmp_path / "password", f"{SECOND_SECRET}\n")
+    file = write_private(tmp_path / "password", f"{failover.SECOND_SECRET}\n")
     address = cluster.url(user="worker", password="x").replace(":x@", "@")
     with Service(tmp_path / "service", settings | {"REDIS_URL": address, "REDIS_PASSWORD_FILE": str(file)}) as service:
         turns = [turn for turns in play_on_each(cluster, service).values() for turn in turns]
@@ -273,15 +266,17 @@ def test_a_user_with_the_least_rights_and_tls_do_for_all_with_a_password_file_th
         assert len(service.get("/conversations", limit=100)["items"]) == len(turns) + 1
         file.write_text("the new one\n")
         for node in cluster.nodes:
-            node.ask("ACL", "SETUSER", "worker", f"<{SECOND_SECRET}", ">the new one")
+            node.ask("ACL", "SETUSER", "worker", f"<{failover.SECOND_SECRET}", ">the new one")
             node.ask("CLIENT", "KILL", "USER", "worker")
         try:
-            assert_all_go_on((service, service), turns)
+            failover.assert_all_go_on((service, service), turns)
         finally:
-            cluster.add_user("worker", f">{SECOND_SECRET}", *KEY_PATTERNS.split(), *RIGHTS.split())
+            cluster.add_user(
+                "worker", f">{failover.SECOND_SECRET}", *failover.KEY_PATTERNS.split(), *failover.RIGHTS.split()
+            )
         assert "permission" not in service.log()
         said = service.log() + "".join(service.said)
-        assert [secret for secret in (SECRET, SECOND_SECRET, "the new one") if secret in said] == []
+        assert [secret for secret in (failover.SECRET, failover.SECOND_SECRET, "the new one") if secret in said] == []
 
 
 @deep
@@ -289,9 +284,9 @@ def test_a_start_is_refused_with_the_mend_and_without_a_secret(
     guarded: tuple[ValkeyCluster, dict[str, str], Path],
 ) -> None:
     cluster, settings, folder = guarded
-    worker = settings | {"REDIS_URL": cluster.url(user="worker", password=SECOND_SECRET)}
-    cluster.add_user("poor", f">{SECOND_SECRET}", "~{p*", "&{p*", "+@read")
-    port, password = free_port(), quote(SECOND_SECRET, safe="")
+    worker = settings | {"REDIS_URL": cluster.url(user="worker", password=failover.SECOND_SECRET)}
+    cluster.add_user("poor", f">{failover.SECOND_SECRET}", "~{p*", "&{p*", "+@read")
+    port, password = free_port(), quote(failover.SECOND_SECRET, safe="")
     plain = f"redis://worker:{password}@127.0.0.1:{cluster.announced(cluster.nodes[0])}"
     single = Node(folder / "single", {})
     table = {
@@ -300,15 +295,15 @@ def test_a_start_is_refused_with_the_mend_and_without_a_secret(
             ("refuses the login", "SMOLSESSIONS_REDIS_URL"),
         ),
         "too few rights": Refused(
-            settings | {"REDIS_URL": cluster.url(user="poor", password=SECOND_SECRET)},
-            ("permission", *KEY_PATTERNS.split(), *RIGHTS.split()),
+            settings | {"REDIS_URL": cluster.url(user="poor", password=failover.SECOND_SECRET)},
+            ("permission", *failover.KEY_PATTERNS.split(), *failover.RIGHTS.split()),
         ),
         "another authority": Refused(
             worker | {"REDIS_CA_FILE": str(new_authority(folder / "theirs").ca_file)},
             ("certificate", "SMOLSESSIONS_REDIS_CA_FILE"),
         ),
         "nodes that nobody runs": Refused(
-            settings | {"REDIS_URL": f"rediss+cluster://worker:{SECRET}@127.0.0.1:{port},127.0.0.1:{port}"},
+            settings | {"REDIS_URL": f"rediss+cluster://worker:{failover.SECRET}@127.0.0.1:{port},127.0.0.1:{port}"},
             ("SMOLSESSIONS_REDIS_URL does not answer",),
         ),
         "a server that is no cluster": Refused(
@@ -325,6 +320,6 @@ def test_a_start_is_refused_with_the_mend_and_without_a_secret(
         pass  # the number of partitions is fixed now
     try:
         single.start()
-        assert_refused(table, folder / "refused", (SECRET, SECOND_SECRET, "wrong-sesame"))
+        assert_refused(table, folder / "refused", (failover.SECRET, failover.SECOND_SECRET, "wrong-sesame"))
     finally:
         single.kill()

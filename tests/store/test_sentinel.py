@@ -9,19 +9,8 @@ from pathlib import Path
 import pytest
 
 from smolsessions.store.connection.sentinels import QuorumSentinel
-from tests.support.failover import (
-    KEY_PATTERNS,
-    REPLICATED,
-    RIGHTS,
-    SECOND_SECRET,
-    SECRET,
-    Pair,
-    all_have_begun,
-    assert_all_go_on,
-    check_all,
-    load,
-    play_some,
-)
+from tests.support import failover
+from tests.support.failover import Pair
 from tests.support.patient import Patient, playing, two_services, until_all_answer
 from tests.support.problems import problem
 from tests.support.refusals import Refused, assert_refused
@@ -45,7 +34,7 @@ def sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sentinels]:
 
 @pytest.fixture(scope="module")
 def services(sentinels: Sentinels, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with two_services(tmp_path_factory.mktemp("services"), sentinels.settings | REPLICATED) as both:
+    with two_services(tmp_path_factory.mktemp("services"), sentinels.settings | failover.REPLICATED) as both:
         yield both
 
 
@@ -61,17 +50,17 @@ def test_a_primary_that_goes_amid_turns_costs_no_step_and_goes_on_at_another(
     sentinels: Sentinels, pair: Pair, how: str
 ) -> None:
     """A primary that is cut off still answers, but writes that only it has are lost. Services must look for another."""
-    turns = play_some(pair[0], 4)
-    patients = load(pair)
+    turns = failover.play_some(pair[0], 4)
+    patients = failover.load(pair)
     with playing(patients):
-        wait_until(lambda: all_have_begun(patients))
+        wait_until(lambda: failover.all_have_begun(patients))
         assert not any(patient.is_over for patient in patients)
         old = sentinels.primary()
         (old.kill if how == "killed" else partial(sentinels.partition, old))()
-        late = load(pair, 8)
+        late = failover.load(pair, 8)
         with playing(late):
             sentinels.until_failover(old)
-            assert_all_go_on(pair, turns)
+            failover.assert_all_go_on(pair, turns)
     if how == "killed":
         old.start()
     else:
@@ -79,8 +68,8 @@ def test_a_primary_that_goes_amid_turns_costs_no_step_and_goes_on_at_another(
         sentinels.heal(old)
     sentinels.until_whole()
     assert sentinels.primary() is not old
-    check_all(pair, [*patients, *late])
-    assert_all_go_on(pair, turns)
+    failover.check_all(pair, [*patients, *late])
+    failover.assert_all_go_on(pair, turns)
 
 
 @deep
@@ -107,7 +96,7 @@ def test_a_turn_that_lost_what_was_acknowledged_ends_all_the_same(sentinels: Sen
         assert (ended["status"], ended["reply"], ended["steps"]) == ("finished", "done", 5)
         kinds = [frame.event for frame in log_of(service, turn)]
         assert [kind for kind in kinds if kind in FINAL] == kinds[-1:]
-        assert_all_go_on((service, service), [turn])
+        failover.assert_all_go_on((service, service), [turn])
 
 
 async def test_the_latest_decision_that_a_majority_of_sentinels_knows_is_believed() -> None:
@@ -129,7 +118,7 @@ def test_without_a_replica_nothing_is_acknowledged_until_there_is_one(tmp_path: 
     replica = Node(tmp_path / "replica", DURABLE | {"replicaof": f"{HOST} {primary.port}"})
     try:
         primary.start()
-        settings = REPLICATED | {"REDIS_URL": f"redis://{HOST}:{primary.port}", "SEAL_KEYS": SEAL_KEY}
+        settings = failover.REPLICATED | {"REDIS_URL": f"redis://{HOST}:{primary.port}", "SEAL_KEYS": SEAL_KEY}
         with Service(tmp_path / "service", settings) as service:
             assert "no replica" in service.log()
             refused = service.post("/turn", agent="scripted", message="[]")
@@ -153,13 +142,20 @@ def test_without_a_replica_nothing_is_acknowledged_until_there_is_one(tmp_path: 
 def guarded(folder: Path) -> Iterator[tuple[Sentinels, dict[str, str], Path]]:
     """Yield servers that require a password and TLS, the settings of a user with the least rights, and a folder."""
     authority = new_authority(folder / "ours")
-    with Sentinels(folder / "sentinels", password=SECRET, tls=authority.context) as sentinels:
+    with Sentinels(folder / "sentinels", password=failover.SECRET, tls=authority.context) as sentinels:
         for node in sentinels.nodes:
             node.ask(
-                "ACL", "SETUSER", "worker", "reset", "on", f">{SECOND_SECRET}", *KEY_PATTERNS.split(), *RIGHTS.split()
+                "ACL",
+                "SETUSER",
+                "worker",
+                "reset",
+                "on",
+                f">{failover.SECOND_SECRET}",
+                *failover.KEY_PATTERNS.split(),
+                *failover.RIGHTS.split(),
             )
-        settings = sentinels.settings | REPLICATED | {"REDIS_CA_FILE": str(authority.ca_file)}
-        yield sentinels, settings | {"REDIS_URL": sentinels.url(user="worker", password=SECOND_SECRET)}, folder
+        settings = sentinels.settings | failover.REPLICATED | {"REDIS_CA_FILE": str(authority.ca_file)}
+        yield sentinels, settings | {"REDIS_URL": sentinels.url(user="worker", password=failover.SECOND_SECRET)}, folder
 
 
 @deep
@@ -168,15 +164,15 @@ def test_a_user_with_the_least_rights_and_tls_do_for_all(
 ) -> None:
     sentinels, settings, _ = guarded
     with Service(tmp_path / "service", settings) as service:
-        turns = play_some(service, 4)
+        turns = failover.play_some(service, 4)
         old = sentinels.primary()
         sentinels.sentinels[0].ask("SENTINEL", "FAILOVER", SERVICE)
         sentinels.until_failover(old)
-        assert_all_go_on((service, service), turns)
+        failover.assert_all_go_on((service, service), turns)
         assert sentinels.primary() is not old
         said = service.log() + "".join(service.said)
-        assert SECRET not in said
-        assert SECOND_SECRET not in said
+        assert failover.SECRET not in said
+        assert failover.SECOND_SECRET not in said
 
 
 @deep
@@ -191,7 +187,8 @@ def test_a_start_is_refused_with_the_mend_and_without_a_secret(guarded: tuple[Se
     table = {
         "a service that nobody watches": at(sentinels.url(service="other"), "SMOLSESSIONS_REDIS_URL", "other"),
         "sentinels that nobody runs": at(
-            f"rediss+sentinel://worker:{SECRET}@{HOST}:{nobody},{HOST}:{nobody}/main/0", "SMOLSESSIONS_REDIS_URL"
+            f"rediss+sentinel://worker:{failover.SECRET}@{HOST}:{nobody},{HOST}:{nobody}/main/0",
+            "SMOLSESSIONS_REDIS_URL",
         ),
         "certificates that nobody trusts": Refused(
             {name: value for name, value in settings.items() if name != "REDIS_CA_FILE"},
@@ -202,4 +199,4 @@ def test_a_start_is_refused_with_the_mend_and_without_a_secret(guarded: tuple[Se
         "certificates of another authority": Refused(theirs, ("is not trusted", "SMOLSESSIONS_REDIS_CA_FILE")),
         "a word for a database": at(good.removesuffix("0") + "zero", "redis+sentinel://host:port,host:port/service/db"),
     }
-    assert_refused(table, folder / "refused", (SECRET, SECOND_SECRET, "wrong-sesame"))
+    assert_refused(table, folder / "refused", (failover.SECRET, failover.SECOND_SECRET, "wrong-sesame"))
