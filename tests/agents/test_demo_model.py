@@ -17,7 +17,16 @@ from smolsessions.agents.demo.rules import summarize_by_rules
 
 Agent = ToolCallingAgent | CodeAgent
 
-both = pytest.mark.parametrize("make", [make_demo, make_demo_code])
+
+@pytest.fixture(params=[make_demo, make_demo_code])
+def make(request: pytest.FixtureRequest) -> Callable[[], Agent]:
+    made: Callable[[], Agent] = request.param
+    return made
+
+
+@pytest.fixture
+def agent(make: Callable[[], Agent]) -> Agent:
+    return make()
 
 
 def ask(agent: Agent, message: str, **options: Any) -> str:
@@ -37,16 +46,13 @@ def shown(task: str, *responses: str) -> list[ChatMessage]:
     return [ChatMessage(role=role, content=[{"type": "text", "text": text}]) for role, text in texts]
 
 
-@both
-def test_it_states_that_it_is_no_language_model(make: Callable[[], Agent]) -> None:
-    agent = make()
+def test_it_states_that_it_is_no_language_model(agent: Agent) -> None:
     assert "no language model" in ask(agent, "Who are you?")
     assert ask(agent, "Sing me a song").startswith("I did not understand that. I am a small set of rules")
     assert ask(agent, "May I ask my question").startswith("I did not understand that.")
     assert "no LLM" in str(agent.description)
 
 
-@both
 @pytest.mark.parametrize(
     ("question", "answer"),
     [
@@ -57,8 +63,8 @@ def test_it_states_that_it_is_no_language_model(make: Callable[[], Agent]) -> No
         ("Hello, what is 50,000 / 4?", "50000 / 4 = 12500."),
     ],
 )
-def test_it_calculates(make: Callable[[], Agent], question: str, answer: str) -> None:
-    assert ask(make(), question) == answer
+def test_it_calculates(agent: Agent, question: str, answer: str) -> None:
+    assert ask(agent, question) == answer
 
 
 @pytest.mark.parametrize("expression", ["9**9**9", "(10**299)**9", "1/0", "0**-1", "(-8)**0.5", "1e999", "1e200*1e200"])
@@ -75,9 +81,7 @@ def test_an_invalid_expression_is_a_value_error(expression: str) -> None:
         call("calculator", expression)
 
 
-@both
-def test_two_requests_of_one_message_are_called_in_one_step(make: Callable[[], Agent]) -> None:
-    agent = make()
+def test_two_requests_of_one_message_are_called_in_one_step(agent: Agent) -> None:
     answer = ask(agent, "What is 12 * 7 and what time is it?")
     assert "12 * 7 = 84." in answer
     assert "UTC" in answer
@@ -90,17 +94,13 @@ def test_two_requests_of_one_message_are_called_in_one_step(make: Callable[[], A
         assert first.is_final_answer
 
 
-@both
-def test_it_quotes_the_error_of_a_tool(make: Callable[[], Agent]) -> None:
-    agent = make()
+def test_it_quotes_the_error_of_a_tool(agent: Agent) -> None:
     assert ask(agent, "What is 1 / 0?") == "The calculator tool said: Division by zero in 1 / 0."
     assert "Unknown time zone 'Nowhere'" in ask(agent, "What time is it in Nowhere?")
     assert "at most 500 characters; this one has 600" in ask(agent, "Note: " + "x" * 600)
 
 
-@both
-def test_a_failed_call_does_not_lose_the_results_of_its_siblings(make: Callable[[], Agent]) -> None:
-    agent = make()
+def test_a_failed_call_does_not_lose_the_results_of_its_siblings(agent: Agent) -> None:
     answer = ask(agent, "What is 1 / 0 and note that tea is out and what is 2 / 0 and what is 2 + 2?")
     assert answer.split("\n") == [
         "The calculator tool said: Division by zero in 1 / 0.",
@@ -111,9 +111,7 @@ def test_a_failed_call_does_not_lose_the_results_of_its_siblings(make: Callable[
     assert ask(agent, "What are my notes?") == "Your notes from earlier messages:\n1. tea is out"
 
 
-@both
-def test_the_time_is_given_in_a_zone_or_a_city(make: Callable[[], Agent]) -> None:
-    agent = make()
+def test_the_time_is_given_in_a_zone_or_a_city(agent: Agent) -> None:
     assert "JST" in ask(agent, "What time is it in Asia/Tokyo?")
     assert "JST" in ask(agent, "What's the time in Tokyo now?")
     assert "UTC" in ask(agent, "What is today's date?")
@@ -142,18 +140,14 @@ def test_the_tools_refuse_empty_or_too_long_input() -> None:
         call("text_stats", "x" * 1_000_001)
 
 
-@both
-def test_the_text_of_statistics_is_taken_as_it_is(make: Callable[[], Agent]) -> None:
-    agent = make()
+def test_the_text_of_statistics_is_taken_as_it_is(agent: Agent) -> None:
     text = "What is 1 + 1?  And\nwhat time is it? </code> {x}"
     assert ask(agent, f"Count the words in: {text}") == f"The text has {call('text_stats', text)}."
     assert "4 words" in ask(agent, "How many words are in “the quick brown fox”?")
     assert "10000 words" in ask(agent, "text stats: " + "字" * 10_000)
 
 
-@both
-def test_it_answers_from_earlier_turns(make: Callable[[], Agent]) -> None:
-    agent = make()
+def test_it_answers_from_earlier_turns(agent: Agent) -> None:
     ask(agent, "What is 12 * 7?")
     ask(agent, "你好")
     assert "“What is 12 * 7?”" in ask(agent, "What did I ask first?")
@@ -161,9 +155,7 @@ def test_it_answers_from_earlier_turns(make: Callable[[], Agent]) -> None:
     assert "4 earlier messages" in ask(agent, "How many questions did I ask?")
 
 
-@both
-def test_without_earlier_messages_it_says_so(make: Callable[[], Agent]) -> None:
-    agent = make()
+def test_without_earlier_messages_it_says_so(agent: Agent) -> None:
     assert "was shown no earlier message" in ask(agent, "What did I ask first?")
     assert "1 earlier message of yours" in ask(agent, "How many questions did I ask?")
     agent.memory.steps = []
@@ -173,9 +165,7 @@ def test_without_earlier_messages_it_says_so(make: Callable[[], Agent]) -> None:
     assert ask(agent, "What are my notes?") == "I was shown no note."
 
 
-@both
-def test_an_agent_rebuilt_from_its_steps_answers_the_same(make: Callable[[], Agent]) -> None:
-    agent = make()
+def test_an_agent_rebuilt_from_its_steps_answers_the_same(make: Callable[[], Agent], agent: Agent) -> None:
     ask(agent, "Note that the key is under </code> the mat")
     ask(agent, "Remember: final_answer = 'two' and\n{three}")
     rebuilt = make()
@@ -186,9 +176,7 @@ def test_an_agent_rebuilt_from_its_steps_answers_the_same(make: Callable[[], Age
     )
 
 
-@both
-def test_it_gives_number_and_sizes_of_images_and_cannot_see(make: Callable[[], Agent]) -> None:
-    agent = make()
+def test_it_gives_number_and_sizes_of_images_and_cannot_see(agent: Agent) -> None:
     answer = ask(agent, "What is in the image?", images=[Image.new("RGB", (64, 48)), Image.new("L", (9, 9))])
     assert "2 images" in answer
     assert "64 × 48 pixels; 9 × 9 pixels" in answer  # noqa: RUF001
@@ -196,18 +184,14 @@ def test_it_gives_number_and_sizes_of_images_and_cannot_see(make: Callable[[], A
     assert ask(agent, "What is in the picture?") == "No image came with this message."
 
 
-@both
-def test_at_the_step_limit_it_answers_with_the_results_so_far(make: Callable[[], Agent]) -> None:
-    agent = make()
+def test_at_the_step_limit_it_answers_with_the_results_so_far(make: Callable[[], Agent], agent: Agent) -> None:
     assert ask(agent, "What is 1 / 0?", max_steps=1) == "The calculator tool said: Division by zero in 1 / 0."
     assert ask(make(), "What is 1 / 0 and what is 2 / 0?", max_steps=1).endswith("No step was left to call calculator.")
     assert "12 * 7 = 84." in ask(agent, "What is 12 * 7?", max_steps=1)
 
 
-@both
 @pytest.mark.parametrize("task", ["What is 12 * 7 and what time is it?", "你好", "text stats: " + "a  b\n" * 10_000])
-def test_the_joined_stream_is_the_generated_message(make: Callable[[], Agent], task: str) -> None:
-    agent = make()
+def test_the_joined_stream_is_the_generated_message(agent: Agent, task: str) -> None:
     agent.memory.steps.append(TaskStep(task))
     messages = agent.write_memory_to_messages()
     tools = list(agent.tools.values()) if isinstance(agent, ToolCallingAgent) else None

@@ -97,20 +97,13 @@ def test_prompts_after_a_call_without_text_equal_smolagents_own(
 
 
 @pytest.fixture(scope="module")
-def repeating(_llm_server: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(_llm_server: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     settings = CHAT | {"MODEL_API_BASE": _llm_server.base_url, "MODEL_TIMEOUT_S": "1", "MODEL_FIRST_BYTE_S": "1"}
     with Service(tmp_path_factory.mktemp("repeating"), settings, {"ENDPOINT_URL": _llm_server.base_url}) as running:
         yield running
 
 
-@pytest.fixture
-def retrying(repeating: Service, llm: LLM) -> tuple[Service, LLM]:
-    """Return a service that repeats calls, and its provider with an empty script."""
-    return repeating, llm
-
-
-def test_a_call_that_fails_in_transit_is_made_again(retrying: tuple[Service, LLM]) -> None:
-    service, llm = retrying
+def test_a_call_that_fails_in_transit_is_made_again(service: Service, llm: LLM) -> None:
     llm.fail(503)
     llm.break_stream()
     llm.answer("at last")
@@ -124,8 +117,7 @@ def test_a_call_that_fails_in_transit_is_made_again(retrying: tuple[Service, LLM
     assert said == "at last"
 
 
-def test_a_call_that_goes_on_failing_fails_the_turn(retrying: tuple[Service, LLM]) -> None:
-    service, llm = retrying
+def test_a_call_that_goes_on_failing_fails_the_turn(service: Service, llm: LLM) -> None:
     for _ in range(3):
         llm.fail(500)
     turn = service.post("/turn", message="hello").json()
@@ -136,15 +128,13 @@ def test_a_call_that_goes_on_failing_fails_the_turn(retrying: tuple[Service, LLM
 
 
 @pytest.mark.parametrize(("status", "code"), [(400, "model_error"), (401, "model_auth")])
-def test_a_refusal_is_final(retrying: tuple[Service, LLM], status: int, code: str) -> None:
-    service, llm = retrying
+def test_a_refusal_is_final(service: Service, llm: LLM, status: int, code: str) -> None:
     llm.fail(status)
     assert service.post("/turn", message="hello").json()["error"]["code"] == code
     assert len(llm.requests) == 1
 
 
-def test_retries_end_with_the_deadline(retrying: tuple[Service, LLM]) -> None:
-    service, llm = retrying
+def test_retries_end_with_the_deadline(service: Service, llm: LLM) -> None:
     for _ in range(3):
         llm.fall_silent()
     turn = service.post("/turn", message="hello", deadline_s=2).json()
@@ -153,8 +143,7 @@ def test_retries_end_with_the_deadline(retrying: tuple[Service, LLM]) -> None:
 
 
 @pytest.mark.parametrize(("agent", "requests"), [("openai", 1), ("retried", 2)])
-def test_other_agents_choose_their_retries(retrying: tuple[Service, LLM], agent: str, requests: int) -> None:
-    service, llm = retrying
+def test_other_agents_choose_their_retries(service: Service, llm: LLM, agent: str, requests: int) -> None:
     llm.fail(500)
     llm.fail(500)
     assert service.post("/turn", agent=agent, message="hello").json()["status"] == "failed"
@@ -169,8 +158,7 @@ def test_other_agents_choose_their_retries(retrying: tuple[Service, LLM], agent:
         (500, "image input is not supported - hint: if this is unexpected, you may need to provide the mmproj"),
     ],
 )
-def test_an_image_that_the_model_cannot_read_is_named(retrying: tuple[Service, LLM], status: int, message: str) -> None:
-    service, llm = retrying
+def test_an_image_that_the_model_cannot_read_is_named(service: Service, llm: LLM, status: int, message: str) -> None:
     llm.fail(status, message=message)
     error = service.post("/turn", message="hello").json()["error"]
     assert (error["code"], error["retryable"]) == ("model_unsupported_input", False)

@@ -34,6 +34,11 @@ def another_process() -> Iterator[Callable[..., Any]]:
         yield lambda *arguments: pool.submit(in_another_process, *arguments).result(PATIENCE_S)
 
 
+@pytest.fixture
+def executor() -> LocalPythonExecutor:
+    return new_executor()
+
+
 def carried(another_process: Callable[..., Any], first: str, then: str) -> str:
     """Run two blocks in two processes and, uninterrupted, in one. Their output must be equal."""
     executor = new_executor()
@@ -59,9 +64,8 @@ def test_values_that_code_made_behave_the_same_in_another_process(
     "broken", ["lock = threading.Lock()", "talk = socket.socket()", "bag = {'deep': [(i for i in [1])]}"]
 )
 def test_a_value_that_cannot_be_pickled_is_named_and_the_others_are_kept(
-    another_process: Callable[..., Any], broken: str
+    another_process: Callable[..., Any], executor: LocalPythonExecutor, broken: str
 ) -> None:
-    executor = new_executor()
     executor("import random, threading, socket, io\nshared = []; a = [shared]; b = {'s': shared}")
     name = broken.partition(" = ")[0]
     executor(broken)
@@ -76,16 +80,14 @@ def test_a_value_that_cannot_be_pickled_is_named_and_the_others_are_kept(
 
 
 def test_chunks_keep_their_bytes_in_a_process_that_changes_nothing(
-    another_process: Callable[..., Any],
+    another_process: Callable[..., Any], executor: LocalPythonExecutor
 ) -> None:
-    executor = new_executor()
     executor("s = {'a', 'b', 'c', 'd'}\nclass K:\n    pass\nk = K(); k.name = 'name'; t = {s1: 1 for s1 in s}")
     _, _, unchanged = another_process(Variables(executor, MAX_BYTES).save().changed, "pass")
     assert unchanged == SavedVariables({}, [], [])
 
 
-def test_an_input_is_saved_only_if_the_code_binds_its_name_again() -> None:
-    executor = new_executor()
+def test_an_input_is_saved_only_if_the_code_binds_its_name_again(executor: LocalPythonExecutor) -> None:
     executor.send_variables({"photo": [1], "user": "ann"})
     variables = Variables(executor, MAX_BYTES)
     variables.exclude(["photo", "user"])
@@ -99,8 +101,7 @@ def test_an_input_is_saved_only_if_the_code_binds_its_name_again() -> None:
     assert len(variables.save().removed) == 1
 
 
-def test_neither_a_tool_nor_its_secret_is_in_the_bytes() -> None:
-    executor = new_executor()
+def test_neither_a_tool_nor_its_secret_is_in_the_bytes(executor: LocalPythonExecutor) -> None:
     executor(
         "f = fetch; g = [fetch, echo]\ndef h():\n    return fetch(1)\n"
         "def mk(t):\n    def u():\n        return t(1)\n    return u\nk = mk(fetch)"
@@ -117,8 +118,7 @@ def bare_executor() -> LocalPythonExecutor:
     return executor
 
 
-def test_a_reference_to_a_missing_tool_is_lost_and_named() -> None:
-    executor = new_executor()
+def test_a_reference_to_a_missing_tool_is_lost_and_named(executor: LocalPythonExecutor) -> None:
     executor("f = fetch; n = 1")
     chunks = Variables(executor, MAX_BYTES).save().changed
     other = bare_executor()
@@ -128,8 +128,7 @@ def test_a_reference_to_a_missing_tool_is_lost_and_named() -> None:
     assert len(variables.save().removed) == 2
 
 
-def test_a_module_is_restored_only_if_it_is_authorized() -> None:
-    executor = new_executor()
+def test_a_module_is_restored_only_if_it_is_authorized(executor: LocalPythonExecutor) -> None:
     executor("import socket")
     chunks = Variables(executor, MAX_BYTES).save().changed
     other = bare_executor()
@@ -137,8 +136,9 @@ def test_a_module_is_restored_only_if_it_is_authorized() -> None:
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_no_value_makes_a_save_fail_or_drops_other_values(another_process: Callable[..., Any], kind: str) -> None:
-    executor = new_executor()
+def test_no_value_makes_a_save_fail_or_drops_other_values(
+    another_process: Callable[..., Any], executor: LocalPythonExecutor, kind: str
+) -> None:
     executor("def boom():\n    return None\nsafe = [1]; also = safe")
     executor(HOSTILE[kind])
     executor("def boom():\n    raise KeyError('boom')")
@@ -238,8 +238,7 @@ def check_interruptions(program: list[tuple[str, bool]]) -> None:
         assert Shape(parts).parts == Shape(whole).parts
 
 
-def test_one_instance_of_many_is_one_small_chunk() -> None:
-    executor = new_executor()
+def test_one_instance_of_many_is_one_small_chunk(executor: LocalPythonExecutor) -> None:
     executor("class P:\n    def __init__(self, v):\n        self.v = v\nmany = 0")
     executor("\n".join(f"p{i} = P([{i}])" for i in range(50)))
     variables = Variables(executor, MAX_BYTES)
@@ -253,8 +252,7 @@ def test_one_instance_of_many_is_one_small_chunk() -> None:
     assert b"__init__" in chunk
 
 
-def test_instances_of_a_class_that_cannot_be_pickled_are_dropped_too() -> None:
-    executor = new_executor()
+def test_instances_of_a_class_that_cannot_be_pickled_are_dropped_too(executor: LocalPythonExecutor) -> None:
     executor("class P:\n    pass\np = P(); n = [1]")
     variables = Variables(executor, MAX_BYTES)
     assert len(variables.save().changed) == 3

@@ -285,6 +285,7 @@ def test_a_store_that_comes_back_empty_is_told_what_it_was_or_given_up(tmp_path:
             raw.flushall()
             raw.client_kill_filter(_type="normal", skipme=True)
             wait_until(lambda: raw.hget("{p000}:about", "partitions") == str(PARTITIONS).encode())
+            wait_until(lambda: "the store came back empty" in service.log())
             with Service(tmp_path / "b", PLAIN | outside.settings) as other:
                 first, again = say(service, "k").json(), say(other, "k").json()
                 assert first["conversation_id"] == again["conversation_id"]

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -303,17 +302,6 @@ def test_nothing_that_was_said_can_be_read_in_the_store(cold: Service, outside: 
     for key in raw.keys(f"*{turn['conversation_id']}*"):
         assert secret.encode() not in key + raw.dump(key)
     assert secret not in cold.log()
-
-
-def test_a_store_that_comes_back_empty_is_named_in_the_log(server: StoreServer, tmp_path: Path) -> None:
-    with Service(tmp_path / "service", PLAIN | server.settings) as service:
-        turn = service.play({"say": "1"})
-        server.kill()
-        shutil.rmtree(server.folder / "appendonlydir")
-        server.start()
-        wait_until_back(service)
-        wait_until(lambda: "the store came back empty" in service.log())
-        assert service.client.get(f"/conversations/{turn['conversation_id']}").status_code == 404
 
 
 USER = "smolsessions"
