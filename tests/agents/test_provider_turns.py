@@ -118,11 +118,8 @@ def test_a_stream_that_had_begun_is_restarted(service: Service, server: Provider
     assert called(server) == [ENDPOINTS[0]] * 2
 
 
-@pytest.mark.parametrize(
-    "answer", [limited("20"), Answer(fault="silent")], ids=["in a wait for a repeat", "in a silent call"]
-)
-def test_a_stop_ends_a_call_at_once(service: Service, server: Provider, answer: Answer) -> None:
-    server.play(answer)
+def test_a_stop_ends_the_wait_for_a_repeat_at_once(service: Service, server: Provider) -> None:
+    server.play(limited("20"))
     turn = submit_turn(service, agent="lone", message=QUESTION)
     wait_until(lambda: len(server.requests) == 1)
     cancel(service, turn)

@@ -114,13 +114,6 @@ def test_parallel_calls_of_one_agent_do_not_mix(service: Service) -> None:
     assert first["observations"].split("\n") == [f"said {text}" for text in "abcd"]
 
 
-def test_the_same_call_made_twice_at_once_is_two_calls(service: Service) -> None:
-    events = seen(service, {"call": [["echo", {"text": "x"}]] * 3}, DONE)
-    returned = [event["call_id"] for event in events if event["type"] == "tool.result" and event["name"] == "echo"]
-    assert sorted(returned) == ["1.1", "1.2", "1.3"]
-    assert events[-1]["result"]["tool_call_names"] == ["echo"] * 3
-
-
 def prompts() -> dict[str, tuple[Callable[[], MultiStepAgent], list[Script]]]:
     """Return agents with turns that contain every kind of failure. Each turn also asks for its prompt."""
     show: Script = [{"prompt": True}]

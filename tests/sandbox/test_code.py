@@ -41,7 +41,6 @@ from tests.support.turns import DONE, PROMPT, cancel, submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
 
 DIED = "The process that ran the code ended"
-COUNT_ON = json.dumps([*code_script("count += 1"), {"code": "final_answer(more(5))"}])
 HELPER_BUSY = f"helper(task={json.dumps([{'code': BUSY}])!r})"
 BLOCKS = {
     "a loop": BUSY,

@@ -427,7 +427,6 @@ def picture(mode: str, width: int, height: int, pixels: bytes, *more: bytes) -> 
     return parts("image", text(mode), number(width), number(height), blob(pixels), *(more or [b"N"] * 3))
 
 
-NINE = [ONE] * 9
 HOSTILE_BYTES: dict[str, bytes] = {
     "nothing": b"",
     "an unknown tag": b"?",

@@ -71,12 +71,6 @@ def test_a_turn_that_meets_another_is_refused_and_told_which(service: Service, t
     assert wait_for_end(service, turn)["reply"] == "done"
 
 
-def test_a_turn_that_meets_nobody_is_played(service: Service) -> None:
-    turn = service.play({"say": "أهلا"}, on_busy="interrupt")
-    for on_busy in ("reject", "enqueue", "interrupt", "rollback"):
-        assert service.follow_up(turn, {"say": "二"}, on_busy=on_busy)["reply"] == "二"
-
-
 def test_a_turn_that_waits_is_played_when_those_before_it_are_over(service: Service, tmp_path: Path) -> None:
     with held_turn(service, tmp_path / "gate") as first:
         second, third = (submit_next(service, first, {"say": text}) for text in ("второй", "第三"))
