@@ -2,14 +2,13 @@
 
 import collections
 import datetime as dt
-import decimal
 import enum
 import math
 import threading
 import zoneinfo
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import pydantic
@@ -120,37 +119,20 @@ PLAIN: dict[str, tuple[Callable[[], Any], Any]] = {
     ),
     "namedtuple": (lambda: Pair("a", [1]), ("a", [1])),
     "enum": (lambda: Colour.RED, "red"),
-    "path": (lambda: Path("/tmp/x"), Path("/tmp/x")),
-    "decimal": (lambda: decimal.Decimal("1.10"), decimal.Decimal("1.10")),
-    "datetime": (
-        lambda: dt.datetime(2026, 1, 2, 3, tzinfo=dt.UTC),
-        dt.datetime(2026, 1, 2, 3, tzinfo=dt.UTC),
-    ),
-    "datetime at an offset": (
-        lambda: dt.datetime(2026, 1, 2, tzinfo=dt.timezone(dt.timedelta(hours=9), "JST")),
-        dt.datetime(2026, 1, 2, tzinfo=dt.timezone(dt.timedelta(hours=9), "JST")),
-    ),
     "array": (Array, [[1, 2], [3, 4]]),
     "text of a class": (lambda: Text("hi"), "hi"),
     "agent text": (lambda: AgentText("hi"), "hi"),
     "bytes": (lambda: b"\x00\xff", b"\x00\xff"),
-    "bytearray": (lambda: bytearray(b"\x00\xff"), bytearray(b"\x00\xff")),
-    "set": (lambda: {1, "two", (3,)}, {1, "two", (3,)}),
-    "frozenset": (lambda: frozenset({1}), frozenset({1})),
-    "complex": (lambda: 1 + 2j, 1 + 2j),
-    "range": (lambda: range(3), range(3)),
     "infinity": (lambda: [math.inf, -math.inf], [math.inf, -math.inf]),
     "huge integer": (lambda: 10**4000, 10**4000),
+    "set": (lambda: {1, "two", (3,)}, {1, "two", (3,)}),
+    "frozenset": (lambda: frozenset({1}), frozenset({1})),
     "half a character": (lambda: "a\ud83d", "a\ud83d"),
     "ordered dict": (lambda: collections.OrderedDict(a=Point(1, 2)), {"a": {"x": 1, "y": 2}}),
-    "counter": (lambda: collections.Counter("aab"), collections.Counter("aab")),
-    "pure path": (lambda: PurePosixPath("a/b"), PurePosixPath("a/b")),
-    "zone": (lambda: zoneinfo.ZoneInfo("UTC"), zoneinfo.ZoneInfo("UTC")),
     "datetime in a zone": (
         lambda: dt.datetime(2026, 1, 2, tzinfo=zoneinfo.ZoneInfo("UTC")),
         dt.datetime(2026, 1, 2, tzinfo=zoneinfo.ZoneInfo("UTC")),
     ),
-    "tuple keys": (lambda: {(1, 2): None}, {(1, 2): None}),
     "data in data": (
         lambda: {"all": [Point(1, 2), (Colour.RED, {Path("x")})]},
         {"all": [{"x": 1, "y": 2}, ("red", {Path("x")})]},
