@@ -22,7 +22,7 @@ from smolsessions.agents.memory import policies
 from smolsessions.agents.memory.policies import PolicyFunction, RuleContext
 from smolsessions.agents.memory.prompt_builder import PromptBuilder
 from smolsessions.agents.memory.prompt_steps import Parts, PromptMemory, PromptStep, PromptTokens, Scale
-from smolsessions.agents.memory.step_types import NoteStep, SummaryStep, set_shown_estimate
+from smolsessions.agents.memory.step_types import ESTIMATE, NoteStep, SummaryStep
 from smolsessions.agents.memory.tokens import estimate_messages
 from smolsessions.agents.smolagents_patches import SilentLogger, patch_agent
 from smolsessions.core.policies import Policy, policy_of
@@ -233,7 +233,7 @@ def conversation(turns: int, unseen: int = 300, *, is_noted: bool = False) -> li
         shown = tokens_of(memory, tools())
         memory.append(action(f"answer {number} " + "so " * 60, usage=round(1.25 * (before + shown + unseen))))
         if is_noted:
-            set_shown_estimate(memory[-1], shown)
+            setattr(memory[-1], ESTIMATE, shown)
     return memory
 
 
@@ -271,7 +271,7 @@ def test_a_forced_answer_does_not_affect_the_scale() -> None:
     memory = conversation(3, is_noted=True)
     expected = tools(memory).tokens.scale()
     forced = action("at the end of the steps", AgentMaxStepsError("no more", SilentLogger()), usage=10)
-    set_shown_estimate(forced, 10_000)
+    setattr(forced, ESTIMATE, 10_000)
     assert tools([*memory, forced]).tokens.scale() == expected
 
 

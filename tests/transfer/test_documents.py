@@ -19,8 +19,7 @@ from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolC
 from smolagents.monitoring import Timing, TokenUsage
 
 from smolsessions.agents.catalog import Catalog
-from smolsessions.agents.memory.step_data import ERRORS, agent_error
-from smolsessions.agents.memory.step_types import NoteStep, Step, SummaryStep
+from smolsessions.agents.memory.step_types import ERRORS, NoteStep, Step, SummaryStep, agent_error
 from smolsessions.agents.memory.steps import MAX_STEP_BYTES, unpack
 from smolsessions.agents.transfer.document_media import MAX_IMAGES_FACTOR
 from smolsessions.agents.transfer.documents import MAX_STEPS

@@ -12,7 +12,7 @@ from smolagents.models import ChatMessage
 
 from smolsessions.agents.memory.policies import PolicyFunction, RuleContext, Steps, apply_policy
 from smolsessions.agents.memory.prompt_steps import Parts, PromptMemory, PromptTokens
-from smolsessions.agents.memory.step_types import set_shown_estimate, text_in
+from smolsessions.agents.memory.step_types import ESTIMATE, text_in
 from smolsessions.core.memories import PrunePreview
 from smolsessions.core.policies import OwnRule, Policy, Summarize
 from smolsessions.core.records import LeftOut, PromptSize
@@ -78,7 +78,7 @@ class PromptBuilder:
     def record_estimate(self, step: MemoryStep) -> None:
         """Record the size of a finished step's prompt in the step, for comparison with the model's count."""
         if self.policy:
-            set_shown_estimate(step, self._total(self._last[1], "estimate"))
+            setattr(step, ESTIMATE, self._total(self._last[1], "estimate"))
 
     def tokens(self, steps: Steps) -> int:
         return self._tokens.scale().tokens(sum(one.estimate for one in steps))

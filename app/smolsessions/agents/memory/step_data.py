@@ -11,24 +11,23 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import floor, isfinite
-from typing import Any
+from typing import Any, cast
 
 import PIL.Image
-import smolagents.utils
 from smolagents.agent_types import AgentAudio, AgentText
 from smolagents.memory import ActionStep, PlanningStep, TaskStep, ToolCall
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 from smolagents.monitoring import Timing, TokenUsage
-from smolagents.utils import AgentError
 
 from smolsessions.agents.memory.step_types import (
+    ERRORS,
     ESTIMATE,
     LABELS,
     EditStep,
     NoteStep,
     Step,
     SummaryStep,
-    set_shown_estimate,
+    agent_error,
     shown_estimate,
     step_type,
 )
@@ -47,8 +46,7 @@ Data = dict[str, Any]
 MAX_COUNT = 2**53 - 1  # the largest whole number that every JSON reader keeps
 ROLES = frozenset(role.value for role in MessageRole)
 _OWN_PREFIX = "smolsessions_"  # of the attributes that the service adds
-_OWNERS = ("", "timing", "token_usage", "model_output_message")
-"""The step itself and its parts, to which a callback may add attributes."""
+_OWNERS = ("", "timing", "token_usage", "model_output_message")  # of attributes: the step itself, and its parts
 _COLLECTIONS = frozenset({list, tuple, set, frozenset})
 _SCALARS = frozenset({str, float, bool, bytes, type(None)})
 _NO_MESSAGE = ChatMessage(role=MessageRole.ASSISTANT, content=None)
@@ -94,13 +92,12 @@ class StepEncoder:
             case "note":
                 data["number"] = self._count("number", step.number)
                 data["text"] = self._text("text", step.text)
-                data["replaces"] = None if step.replaces is None else self._count("replaces", step.replaces)
+                data["replaces"] = self._count("replaces", step.replaces, optional=True)
             case "summary":
                 data["text"] = self._text("text", step.text)
                 data["recent"] = self._count("recent", step.recent)
                 for name in ("input_tokens", "output_tokens"):
-                    count = getattr(step, name)
-                    data[name] = None if count is None else self._count(name, count)
+                    data[name] = self._count(name, getattr(step, name), optional=True)
             case "edit":
                 data |= {"step": step.step and self.encode(step.step), "of": step.of, "gone": step.gone}
         data["labels"] = list(getattr(step, LABELS, ()))
@@ -151,8 +148,9 @@ class StepEncoder:
         return label_of(value) if kind is AgentAudio else json_form(value)
 
     def _action(self, step: ActionStep) -> Data:
-        output, estimate = step.action_output, shown_estimate(step)
-        error: Any = step.error
+        text, optional, name = self._text, self._optional_text, "tool_calls"
+        calls = self._members(name, step.tool_calls, ToolCall)
+        output, error, is_final = step.action_output, cast("Any", step.error), cast("Any", step.is_final_answer)
         medium, is_file = self._medium(output), issubclass(type(output), File)
         if medium or is_swallowed_failure(output):
             output = None  # an exception's text may hold a key
@@ -161,7 +159,6 @@ class StepEncoder:
             if known is None:
                 self.replaced.add("error")
             error = {"type": known or "AgentError", "message": _text_of(error)}
-        is_final: Any = step.is_final_answer
         if type(is_final) is not bool:
             self.replaced.add("is_final_answer")
             is_final = issubclass(type(is_final), int) and is_final == 1
@@ -170,16 +167,20 @@ class StepEncoder:
             "timing": self._timing(step.timing),
             "model_output": self._parts("model_output", step.model_output),
             "model_output_message": self._message(step.model_output_message),
-            "tool_calls": self._calls(step.tool_calls),
-            "code_action": self._optional_text("code_action", step.code_action),
-            "observations": self._optional_text("observations", step.observations),
+            "tool_calls": calls
+            and [
+                {"id": optional(name, call.id), "name": text(name, call.name), "arguments": self.value(call.arguments)}
+                for call in calls
+            ],
+            "code_action": optional("code_action", step.code_action),
+            "observations": optional("observations", step.observations),
             "observations_images": self._images("observations_images", step.observations_images),
             "action_output": self.value(output),
             "action_output_image": None if is_file else medium,
             "action_output_file": medium if is_file else None,
             "error": error,
             "is_final_answer": is_final,
-            "shown_estimate": None if estimate is None else self._count(ESTIMATE, estimate),
+            "shown_estimate": self._count(ESTIMATE, shown_estimate(step), optional=True),
             "token_usage": self._usage("token_usage", step.token_usage),
         }
 
@@ -197,7 +198,9 @@ class StepEncoder:
         is_parts = type(value) is list and all(type(part) is dict for part in value)
         return self.value(value) if is_parts else self._optional_text(name, value)
 
-    def _count(self, name: str, value: Any) -> int:
+    def _count(self, name: str, value: Any, *, optional: bool = False) -> int | None:
+        if optional and value is None:
+            return None
         if issubclass(type(value), int) and 0 <= value <= MAX_COUNT:
             return int(value)
         self.replaced.add(name)
@@ -235,14 +238,6 @@ class StepEncoder:
         if len(members) < len(values):
             self.replaced.add(name)
         return members
-
-    def _calls(self, calls: Any) -> list[Data] | None:
-        text, optional, name = self._text, self._optional_text, "tool_calls"
-        members = self._members(name, calls, ToolCall)
-        return members and [
-            {"id": optional(name, call.id), "name": text(name, call.name), "arguments": self.value(call.arguments)}
-            for call in members
-        ]
 
     def _message(self, message: Any) -> Data | None:
         name, text, optional = "model_output_message", self._text, self._optional_text
@@ -292,19 +287,15 @@ class StepEncoder:
     def _image(self, image: PIL.Image.Image) -> str | None:
         """Attach an image and return its name. None if it cannot be read."""
         try:
-            raw = raw_image(image)
-            if raw is None:
-                return None
-            data = image_to_bytes(raw)
-            name = self._attach(data)
+            raw: Any = raw_image(image)
+            name = self._attach(image_to_bytes(raw))
             name_image(raw, name)
-        except Exception:  # noqa: BLE001 - Pillow fails in many ways
+        except Exception:  # noqa: BLE001 - Pillow fails in many ways, and `raw` may be None
             return None
         return name
 
     def _attach(self, data: bytes) -> str:
-        name = image_name(data)
-        self.attachments[name] = data
+        self.attachments[name := image_name(data)] = data
         return name
 
 
@@ -326,11 +317,12 @@ class StepDecoder:
         step: Step
         match data["type"]:
             case "task":
-                step = TaskStep(data["task"], self._images(data["task_images"]))
-                attach_files(step, [self.medium(name) for name in data["task_files"] or ()])
+                step = TaskStep(data["task"], self._media(data["task_images"]))
+                attach_files(step, self._media(data["task_files"]) or ())
             case "planning":
                 message, timing = self._message(data["model_output_message"]), Timing(**data["timing"])
-                step = PlanningStep([], message, data["plan"], timing, _usage(data["token_usage"]))
+                usage = data["token_usage"] and TokenUsage(**data["token_usage"])
+                step = PlanningStep([], message, data["plan"], timing, usage)
             case "action":
                 step = self._action(data)
             case "note":
@@ -374,6 +366,9 @@ class StepDecoder:
         name_image(image, name)
         return image
 
+    def _media(self, names: list[str] | None) -> list[Any] | None:
+        return names and [self.medium(name) for name in names]
+
     def _with_media(self, value: Any) -> Any:
         kind: Any = type(value)
         if kind is Medium:
@@ -383,7 +378,11 @@ class StepDecoder:
         return {key: self._with_media(part) for key, part in value.items()} if kind is dict else value
 
     def _action(self, data: Data) -> ActionStep:
-        calls, error, usage = data["tool_calls"], data["error"], _usage(data["token_usage"])
+        calls, error, usage = (
+            data["tool_calls"],
+            data["error"],
+            data["token_usage"] and TokenUsage(**data["token_usage"]),
+        )
         message = data["model_output_message"] and self._message(data["model_output_message"])
         if message and usage and message.token_usage == usage:
             message.token_usage = usage  # one object, as smolagents has it
@@ -396,13 +395,13 @@ class StepDecoder:
             model_output=self.value(data["model_output"]),
             code_action=data["code_action"],
             observations=data["observations"],
-            observations_images=self._images(data["observations_images"]),
+            observations_images=self._media(data["observations_images"]),
             action_output=self.output(data),
             token_usage=usage,
             is_final_answer=data["is_final_answer"],
         )
         if data["shown_estimate"] is not None:
-            set_shown_estimate(step, data["shown_estimate"])
+            setattr(step, ESTIMATE, data["shown_estimate"])
         return step
 
     def _message(self, data: Data) -> ChatMessage:
@@ -419,11 +418,8 @@ class StepDecoder:
                 )
                 for call in calls
             ],
-            token_usage=_usage(data["token_usage"]),
+            token_usage=data["token_usage"] and TokenUsage(**data["token_usage"]),
         )
-
-    def _images(self, names: list[str] | None) -> list[PIL.Image.Image] | None:
-        return names if names is None else [self.medium(name) for name in names]
 
 
 def _text_of(value: Any) -> str:
@@ -431,23 +427,3 @@ def _text_of(value: Any) -> str:
         return str.__str__(str(value if isinstance(value, Exception) else json_form(value)))
     except Exception:  # noqa: BLE001 - a foreign exception's own text
         return str(json_form(value))
-
-
-def _usage(data: Data | None) -> TokenUsage | None:
-    return None if data is None else TokenUsage(**data)
-
-
-def agent_error(name: str, message: str) -> AgentError:
-    """Return an error of smolagents without `AgentError.__init__`, which needs a logger."""
-    kind = ERRORS[name]
-    error = kind.__new__(kind, message)
-    error.message = message
-    return error
-
-
-ERRORS = {
-    name: kind
-    for name, kind in vars(smolagents.utils).items()
-    if isinstance(kind, type) and issubclass(kind, AgentError)
-}
-"""smolagents' own errors by name."""

@@ -1,12 +1,14 @@
-"""Step classes of the service beside smolagents' own, with the types, marks and messages of all steps."""
+"""Step classes of the service beside smolagents' own, with the types, marks, errors and messages of all steps."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+import smolagents.utils
 from smolagents.memory import ActionStep, MemoryStep, PlanningStep, TaskStep
 from smolagents.models import ChatMessage, MessageRole
+from smolagents.utils import AgentError
 
 from smolsessions.agents.values.json_forms import joined_text
 from smolsessions.core.records import EntryType
@@ -69,20 +71,31 @@ _TYPES: dict[type, EntryType] = {
 }
 
 
+ERRORS = {
+    name: kind
+    for name, kind in vars(smolagents.utils).items()
+    if isinstance(kind, type) and issubclass(kind, AgentError)
+}
+"""smolagents' own errors by name."""
+
+
 def step_type(step: MemoryStep) -> EntryType:
     if type(step) in _TYPES:
         return _TYPES[type(step)]
     return next((name for kind, name in _TYPES.items() if isinstance(step, kind)), "action")
 
 
+def agent_error(name: str, message: str) -> AgentError:
+    """Return an error of smolagents without `AgentError.__init__`, which needs a logger."""
+    kind = ERRORS[name]
+    error = kind.__new__(kind, message)
+    error.message = message
+    return error
+
+
 def shown_estimate(step: MemoryStep) -> int | None:
     shown: int | None = getattr(step, ESTIMATE, None)
     return shown
-
-
-def set_shown_estimate(step: MemoryStep, estimated: int) -> None:
-    """Record the estimated tokens of the steps in an action's prompt."""
-    setattr(step, ESTIMATE, estimated)
 
 
 def replaced_notes(notes: Collection[NoteStep]) -> set[int]:

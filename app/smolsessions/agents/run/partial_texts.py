@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal
 
 from jiter import from_json
@@ -92,16 +91,10 @@ class CodeSplitter:
 
     def feed(self, fragment: str) -> list[tuple[Channel, str]]:
         """Return the pieces that this fragment adds, in order. A possible beginning of a tag waits."""
-        return [piece for piece in self._split(self._held + fragment) if piece[1]]
-
-    def end(self) -> list[tuple[Channel, str]]:
-        held, self._held = self._held, ""
-        return [piece for piece in [self._piece(held, is_last=True)] if piece[1]]
-
-    def _split(self, text: str) -> Iterator[tuple[Channel, str]]:
-        at = 0
+        text, at = self._held + fragment, 0
+        pieces: list[tuple[Channel, str]] = []
         while self._tag and (found := text.find(self._tag, at)) >= 0:
-            yield self._piece(text[at:found], is_last=True)
+            pieces.append(self._piece(text[at:found], is_last=True))
             at = found + len(self._tag)
             self._in_code = self._fresh = not self._in_code
             self._tag = self._closing if self._in_code else self._opening
@@ -113,7 +106,11 @@ class CodeSplitter:
         )
         end = len(text) - max(begun, default=0)
         self._held = text[end:]
-        yield self._piece(text[at:end])
+        return [piece for piece in [*pieces, self._piece(text[at:end])] if piece[1]]
+
+    def end(self) -> list[tuple[Channel, str]]:
+        held, self._held = self._held, ""
+        return [piece for piece in [self._piece(held, is_last=True)] if piece[1]]
 
     def _piece(self, text: str, *, is_last: bool = False) -> tuple[Channel, str]:
         if not self._in_code or not text:

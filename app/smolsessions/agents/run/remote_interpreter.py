@@ -183,7 +183,17 @@ class RemoteInterpreter(PythonExecutor):
             raise RemoteCodeError(f"{LOST.format(kind=self.kind, name=lost)} {self._gone()}".rstrip()) from None
         if self._real is None:  # it took too long
             raise RemoteCodeError(f"{error} {self._gone()}".rstrip())
-        if not self._list_names(real):
+        try:
+            said = self._within_limit(lambda: real.run_code_raise_errors(_LIST), self._limits.wall_s).logs
+            self.names = valid_names(json.loads(said.strip().splitlines()[-1]))
+        except (ValueError, IndexError):  # the code has replaced a part of Python
+            log.debug("the variables of a block are unknown", extra={"action": "executor.names"})
+        except (_KernelLostError, RemoteCodeError) as lost:
+            if isinstance(lost, _KernelLostError):
+                self._discard()
+            else:  # its host has started the kernel anew
+                self._forget(self.names)
+                self._is_outdated = True
             error = f"{error} {RESET.format(kind=self.kind)} {self._gone()}".strip()
         if output is None or error:
             raise RemoteCodeError(error)
@@ -226,23 +236,6 @@ class RemoteInterpreter(PythonExecutor):
         real.send_variables(contents)
         real.send_tools({name: copy(tool) for name, tool in self._tools.items()})  # it changes their classes
         real.run_code_raise_errors(_MARK.format(names=sorted(self.names)))
-
-    def _list_names(self, real: RemotePythonExecutor) -> bool:
-        """Ask the kernel for its variables. False if it is not the one that was prepared: these are lost."""
-        try:
-            said = self._within_limit(lambda: real.run_code_raise_errors(_LIST), self._limits.wall_s).logs
-        except _KernelLostError:
-            self._discard()
-            return False
-        except RemoteCodeError:  # the kernel was started anew by its host
-            self._forget(self.names)
-            self._is_outdated = True
-            return False
-        try:
-            self.names = valid_names(json.loads(said.strip().splitlines()[-1]))
-        except (ValueError, IndexError):  # the code has replaced a part of Python
-            log.debug("the variables of a block are unknown", extra={"action": "executor.names"})
-        return True
 
     def _within_limit(self, act: Callable[[], T], limit_s: float) -> T:
         """Act within a time limit. Raises `RemoteCodeError` for code, and `_KernelLostError`."""

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from smolsessions.agents.memory.step_data import ERRORS, ROLES, Data
+from smolsessions.agents.memory.step_data import ROLES, Data
+from smolsessions.agents.memory.step_types import ERRORS
 from smolsessions.agents.run.failures import is_swallowed_failure
 from smolsessions.agents.transfer.document_media import DocumentMedia
 from smolsessions.agents.transfer.document_models import Count, Json, Output, Strict, Text, checked
