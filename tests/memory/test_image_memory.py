@@ -20,6 +20,7 @@ from smolsessions.agents.values.media import drop_pixels
 from tests.support.metrics import totals
 from tests.support.service import PLAIN, Service
 from tests.support.tiers import deep, mostly_deep
+from tests.support.turns import encoded
 from tests.support.waiting import wait_until
 
 MB = 1024 * 1024
@@ -30,10 +31,8 @@ BODIES = 6
 HELD_MB = 80  # of the bodies, at least
 
 
-def encoded(form: str, side: int = SIDE, **options: object) -> str:
-    buffer = io.BytesIO()
-    PIL.Image.new("RGB", (side, side), (1, 2, 3)).save(buffer, form, **options)
-    return base64.b64encode(buffer.getvalue()).decode()
+def square(form: str, side: int = SIDE, **options: object) -> str:
+    return encoded(PIL.Image.new("RGB", (side, side), (1, 2, 3)), form, **options)
 
 
 def rss_mb(service: Service) -> float:
@@ -42,7 +41,7 @@ def rss_mb(service: Service) -> float:
 
 @pytest.mark.parametrize("form", mostly_deep(["JPEG", "PNG"], fast=["JPEG"]))
 def test_neither_warm_sessions_nor_the_allocator_keep_the_pixels_of_large_images(service: Service, form: str) -> None:
-    image = encoded(form)
+    image = square(form)
     service.play({"say": "ready"})
     before = rss_mb(service)
     turns = [service.play({"prompt": True}, images=[image]) for _ in range(TURNS)]
@@ -68,9 +67,9 @@ def test_aborted_request_bodies_are_freed(service: Service) -> None:
 def test_images_of_costly_formats_may_have_half_the_pixels(
     service: Service, form: str, options: dict[str, object]
 ) -> None:
-    refused = service.post("/turn", message="Look.", images=[encoded(form, 3600, **options)])
+    refused = service.post("/turn", message="Look.", images=[square(form, 3600, **options)])
     assert (refused.status_code, refused.json()["code"]) == (413, "too_large"), refused.text
-    assert service.play({"say": "seen"}, images=[encoded(form, 3500, **options)])["reply"] == "seen"
+    assert service.play({"say": "seen"}, images=[square(form, 3500, **options)])["reply"] == "seen"
 
 
 def files() -> Iterator[tuple[str, bytes]]:
@@ -136,10 +135,8 @@ def test_a_changed_image_keeps_its_pixels() -> None:
 
 
 def test_sessions_above_their_memory_limit_are_discarded(tmp_path: Path) -> None:
-    buffer = io.BytesIO()
-    PIL.Image.effect_noise((800, 800), 60).save(buffer, "PNG")
-    image = base64.b64encode(buffer.getvalue()).decode()
-    with Service(tmp_path, PLAIN | {"WARM_MB": str(2.5 * len(buffer.getvalue()) / MB)}) as service:
+    image = encoded(PIL.Image.effect_noise((800, 800), 60))
+    with Service(tmp_path, PLAIN | {"WARM_MB": str(2.5 * len(base64.b64decode(image)) / MB)}) as service:
         asked = [service.play({"say": "small"}) for _ in range(3)]
         wait_until(lambda: warm(service) == len(asked))
         turns = [service.play({"say": "seen"}, images=[image]) for _ in range(4)]

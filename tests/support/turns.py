@@ -94,8 +94,12 @@ def pixel() -> str:
 
 
 def png(colour: str, size: tuple[int, int] = (6, 5)) -> str:
+    return encoded(PIL.Image.new("RGB", size, colour))
+
+
+def encoded(image: PIL.Image.Image, form: str = "PNG", **options: Any) -> str:
     buffer = io.BytesIO()
-    PIL.Image.new("RGB", size, colour).save(buffer, "PNG")
+    image.save(buffer, form, **options)
     return base64.b64encode(buffer.getvalue()).decode()
 
 

@@ -2,7 +2,6 @@
 
 import base64
 import io
-from typing import Any
 
 import PIL.Image
 import pytest
@@ -12,7 +11,7 @@ from tests.support.links import check_links, contents
 from tests.support.service import Service
 from tests.support.streaming import Event, log_of, place
 from tests.support.transfer import export, import_document
-from tests.support.turns import cancel, held_turn, png, submit_next, wait_for_end
+from tests.support.turns import cancel, encoded, held_turn, png, submit_next, wait_for_end
 from tests.support.waiting import Gate
 
 DRAWN: list[Event] = [{"call": [["picture", {}]]}, {"say": "image.png"}]
@@ -95,9 +94,3 @@ def sizes_of(service: Service, images: list[Event]) -> list[tuple[int, int]]:
     found = [PIL.Image.open(io.BytesIO(data)).size for _, _, data in contents(service, images)]
     assert found == [(image["width"], image["height"]) for image in images]
     return found
-
-
-def encoded(image: PIL.Image.Image, form: str = "PNG", **options: Any) -> str:
-    buffer = io.BytesIO()
-    image.save(buffer, form, **options)
-    return base64.b64encode(buffer.getvalue()).decode()

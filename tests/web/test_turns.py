@@ -14,7 +14,7 @@ from redis import Redis
 from tests.support.service import PLAIN, Service
 from tests.support.stopwatch import Stopwatch
 from tests.support.tiers import mostly_deep
-from tests.support.turns import wait_for_end
+from tests.support.turns import encoded, wait_for_end
 from tests.support.waiting import Gate
 
 END: dict[str, Any] = {"say": "end"}
@@ -59,7 +59,7 @@ def test_a_photo_is_stored_unchanged_and_reaches_the_model_pixel_by_pixel(tmp_pa
     from tests.support import agents  # noqa: PLC0415 - smolagents, only here
 
     size = (3000, 2000) if form == "JPEG" else (300, 200)
-    text = encoded(size, form)
+    text = encoded(PIL.Image.merge("RGB", [PIL.Image.effect_noise(size, 60) for _ in "RGB"]), form)
     photo = base64.b64decode(text)
     scripts: list[list[dict[str, Any]]] = [
         [{"call": [["echo", {"text": "look"}]]}, {"say": "seen"}],
@@ -127,10 +127,3 @@ def test_the_process_stays_alive_while_an_agent_computes(service: Service) -> No
     player.join()
     assert turns[0]["status"] == "finished"
     assert sorted(delays)[int(len(delays) * 0.99)] < 0.05
-
-
-def encoded(size: tuple[int, int], form: str) -> str:
-    """Return the base64 of an image full of noise."""
-    buffer = io.BytesIO()
-    PIL.Image.merge("RGB", [PIL.Image.effect_noise(size, 60) for _ in "RGB"]).save(buffer, form)
-    return base64.b64encode(buffer.getvalue()).decode()
