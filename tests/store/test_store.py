@@ -23,7 +23,7 @@ from tests.support.problems import problem
 from tests.support.service import PLAIN, Service
 from tests.support.store_server import PARTITION, SEAL_KEY, Raw, StoreServer
 from tests.support.tiers import mostly_deep
-from tests.support.turns import error_code, png, submit_turn, wait_for_end, wait_until_back
+from tests.support.turns import DONE, error_code, png, submit_next, submit_turn, wait_for_end, wait_until_back
 from tests.support.waiting import PATIENCE_S, Gate, wait_until
 from tests.topology.node import DURABLE, HOST, Node, until
 from tools.deploy_check import make_secrets
@@ -145,6 +145,25 @@ def test_a_message_that_cannot_be_read_ends_nothing_and_hides_no_end(
         gate.open()
         assert "event: turn.finished" in reading.result(PATIENCE_S).text
     assert cold.follow_up(turn, {"say": "on"})["reply"] == "on"
+
+
+def test_a_stream_passes_many_events_of_a_newer_release(cold: Service, outside: StoreServer, tmp_path: Path) -> None:
+    first, second = Gate(tmp_path / "first"), Gate(tmp_path / "second")
+    first_turn = submit_turn(cold, first.script, DONE)
+    first.reached()
+    where = f"/conversations/{first_turn['conversation_id']}/turns"
+    submit_next(cold, first_turn, second.script, DONE)
+    ref = f"local/{first_turn['conversation_id']}"
+    newer = Sealer(parse_keys(SEAL_KEY)).seal(b"{}", ref, "event", 2, "turn.newer")
+    outside.client().rpush(f"{PARTITION}:log:{ref}:2", *[b"turn.newer\n" + newer] * 1200)
+    with cold.client.stream("GET", f"{where}/2/events") as stream:
+        texts = stream.iter_text()
+        first.open()
+        seen = ""
+        while "event: turn.started" not in seen:
+            seen += next(texts)
+        second.open()
+        assert "event: turn.finished" in "".join(texts)
 
 
 def test_a_stream_ends_where_its_log_was_damaged_and_the_turn_goes_on(

@@ -226,9 +226,8 @@ class Conversations:
 
     async def variables(self, ref: Ref) -> ExportedMemory:
         """Return the variables of a conversation as JSON, as an export holds them."""
-        record = await self.history.record(ref)
-        agent = record.conversation.agent
-        return await asyncio.to_thread(self._agents.export, agent, (), {}, record.pieces)
+        agent, pieces = await self.history.variables(ref)
+        return await asyncio.to_thread(self._agents.export, agent, (), {}, pieces)
 
     async def import_document(
         self, owner: Owner, data: Any, conversation_id: str | None, agent: AgentName | None

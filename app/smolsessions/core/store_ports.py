@@ -223,6 +223,9 @@ class HistoryStore(Protocol):
     async def record(self, ref: Ref) -> ConversationRecord:
         """Return everything on record except events."""
 
+    async def variables(self, ref: Ref) -> tuple[AgentName, dict[str, bytes]]:
+        """Return the agent's name and the pieces of the variables by name."""
+
     async def store_import(
         self,
         ref: Ref,
@@ -325,8 +328,8 @@ class Lease(Protocol):
     async def variables(self) -> dict[str, bytes]:
         """Load and verify the agent's variables."""
 
-    async def load_replay_state(self) -> ReplayState:
-        """Load the journal, events and steps of earlier attempts."""
+    async def load_replay_state(self, *, effects: bool = True) -> ReplayState:
+        """Load the steps of earlier attempts, and with `effects` their journal and events, too."""
 
     def emit(
         self, key: str, *, result: bytes = b"", step: PackedStep | None = None, events: Sequence[Event] = ()

@@ -252,8 +252,8 @@ class Worker:
         run.session = self._sessions.acquire(turn.ref, b"" if turn.options.reset else lease.version, lease.caller)
         # A crash ends the warm sessions of its process too, so the next attempt counts from its first moment.
         bridge.begin(lease.attempt, can_wait=lease.attempt == 1 and run.session is not None)
-        if lease.attempt > 1:
-            run.replay = await lease.load_replay_state()
+        if lease.attempt > 1:  # without its effects, if to load them may be what ended the last attempt
+            run.replay = await lease.load_replay_state(effects=lease.crashes <= MAX_CRASHES)
         if lease.crashes >= MAX_CRASHES:
             return Outcome("failed", error=Failure("crashed_repeatedly", CRASHED_SENTENCE))
         info = self._agents.infos.get(turn.agent.name)

@@ -192,20 +192,25 @@ class HistoryStore:
 
     async def record(self, ref: Ref) -> ConversationRecord:
         async def read(snapshot: _Snapshot) -> ConversationRecord | None:
-            scope, head, chunks, turns = snapshot.scope, snapshot.head, dict[str, bytes](), list[Turn]()
+            scope, head, turns = snapshot.scope, snapshot.head, list[Turn]()
             total = snapshot.conversation.turns
             while len(turns) < total and (page := await self._turns.turns(ref, len(turns) + 1, TURNS_AT_ONCE)).items:
                 turns += page.items  # fewer than asked for, if they are large
             steps = tuple(await load_steps(scope, head))
-            for name, tag in (await _chunk_tags(snapshot, head)).items():
-                if name:
-                    (blob,) = await scope.call("chunks", name, tag, generation=head.generation)
-                    chunks[name] = scope.open(blob, "variable", head.generation, name)
+            chunks = await _load_chunks(snapshot)
             images = await load_images(scope, [step.attachments for step in steps])
             if not await self._is_unchanged(ref, snapshot.version):
                 return None
             rollbacks = snapshot.settings.rollbacks
             return ConversationRecord(snapshot.conversation, tuple(turns[:total]), rollbacks, steps, images, chunks)
+
+        return await self._with_snapshot(ref, read)
+
+    async def variables(self, ref: Ref) -> tuple[AgentName, dict[str, bytes]]:
+        async def read(snapshot: _Snapshot) -> tuple[AgentName, dict[str, bytes]] | None:
+            chunks = await _load_chunks(snapshot)
+            unchanged = await self._is_unchanged(ref, snapshot.version)
+            return (snapshot.conversation.agent, chunks) if unchanged else None
 
         return await self._with_snapshot(ref, read)
 
@@ -380,6 +385,15 @@ async def _as_destroyed(snapshot: _Snapshot, earlier: Head) -> Head:
             counts = counted(counts, step.type, 1)
         head = replace(head, step_counts=counts)
     return head
+
+
+async def _load_chunks(snapshot: _Snapshot) -> dict[str, bytes]:
+    scope, head, chunks = snapshot.scope, snapshot.head, dict[str, bytes]()
+    for name, tag in (await _chunk_tags(snapshot, head)).items():
+        if name:
+            (blob,) = await scope.call("chunks", name, tag, generation=head.generation)
+            chunks[name] = scope.open(blob, "variable", head.generation, name)
+    return chunks
 
 
 async def _chunk_tags(snapshot: _Snapshot, head: Head) -> dict[str, bytes]:

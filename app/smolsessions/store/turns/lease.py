@@ -156,8 +156,8 @@ class HeldLease:
     async def variables(self) -> dict[str, bytes]:
         return await self._retry(self._memory.variables)
 
-    async def load_replay_state(self) -> ReplayState:
-        return await self._retry(partial(self._memory.replay_state, self.fence))
+    async def load_replay_state(self, *, effects: bool = True) -> ReplayState:
+        return await self._retry(partial(self._memory.replay_state, self.fence, effects=effects))
 
     def buffer_events(self, events: Sequence[Event]) -> bool:
         return self._defect is None and self._log.hold(events)

@@ -28,11 +28,15 @@ _FINAL_NAMES = frozenset(FINAL.values())
 
 
 class LogPart(NamedTuple):
-    """Events that were read from a log, the length of the whole log, and whether the turn waits for a person."""
+    """Events that were read from a log, the length of the whole log, and whether the turn waits for a person.
+
+    `last` counts the entries up to the last one that was read, also those of a newer release.
+    """
 
     events: list[Logged]
     length: int
     waits: bool
+    last: int = 0
 
 
 def hear_event(partition: Partition, _channel: bytes, payload: bytes) -> None:
@@ -71,12 +75,13 @@ async def read_log(scope: Scope, turn: int, after: int) -> LogPart:
     record, entries, settings, length = rest
     scope.settings(settings)  # a fork needs its origins to open its first turns
     found: list[Logged] = []
+    last = 0
     if state == b"packed":
         events = codec.unpack_events(scope.open(entries[0], "log", turn))
         found = [Logged(seq, event) for seq, event in enumerate(events, 1) if event and seq > after]
         entries, following = [], len(events) + 1
     else:
-        following = after + 1
+        following, last = after + 1, after + len(entries)
         for seq, entry in enumerate(entries, following):
             name, _, blob = entry.partition(b"\n")
             kind = codec.text(name)
@@ -98,7 +103,7 @@ async def read_log(scope: Scope, turn: int, after: int) -> LogPart:
             found.append(Logged(seq, ended))
     if found and isinstance(ended := found[-1].event, TurnEnded):
         found[-1] = Logged(found[-1].seq, TurnEnded(await with_stored_images(scope, ended.result)))
-    return LogPart(found, length, state == b"waiting")
+    return LogPart(found, length, state == b"waiting", last)
 
 
 class LogReader:
@@ -113,6 +118,7 @@ class LogReader:
         self._events: list[tuple[int, Logged]] = []
         self._waiter: asyncio.Future[bool] | None = None
         self._must_read = reads_log
+        self._passed = 0  # entries of the log that were read, also those that this release cannot open
         self._stopped = False
         self._patience_s = REREAD_S
         self._all_events = all_events
@@ -155,6 +161,7 @@ class LogReader:
                     yield logged
                 if isinstance(logged.event, TurnEnded):
                     return
+            after = max(after, self._passed)
             if clock() + self._patience_s - yielded_at > SILENCE_S:  # the next wait would be too long
                 yielded_at = clock()
                 yield None
@@ -170,9 +177,9 @@ class LogReader:
 
     async def prepare(self, turn: int, after: int) -> None:
         with suppress(StoreUnavailableError):
-            found, self.length, self.waits = await read_log(self._scope, turn, after)
+            found, self.length, self.waits, last = await read_log(self._scope, turn, after)
             self._events[:0] = [(turn, logged) for logged in found]
-            self._must_read = len(found) >= MOST_READ
+            self._must_read = last - after >= MOST_READ
 
     async def _next(self, turn: int, after: int) -> list[Logged]:
         while not self._must_read:
@@ -188,12 +195,14 @@ class LogReader:
         if self._stopped:
             return []
         try:
-            found, _, _ = await read_log(self._scope, turn, after)
+            found, _, _, last = await read_log(self._scope, turn, after)
         except StoreUnavailableError:
             self._must_read = True  # an outage delays the turn, too; the caller bounds the wait
             await self._heard()
             return []
-        self._must_read = len(found) >= MOST_READ
+        self._must_read = last - after >= MOST_READ
+        if after != NEVER:
+            self._passed = last
         return found
 
     async def _heard(self) -> bool:

@@ -77,18 +77,18 @@ class TurnMemory:
             raise SealBrokenError(VARIABLES_SENTENCE)
         return {name: self._open_chunk(name, blob) for name, blob in kept.items()}
 
-    async def replay_state(self, fence: str) -> ReplayState:
+    async def replay_state(self, fence: str, *, effects: bool) -> ReplayState:
         """Load the remains of earlier attempts, and adopt their finished steps and variables.
 
         The steps are adopted even if the journal cannot be read.
         """
         number, head = self._turn.number, self._start
         state, *found = await self._scope.call(
-            "replay_state", turn=number, fence=fence, generation=self.generation, first=head.count
+            "replay_state", turn=number, fence=fence, generation=self.generation, first=head.count, effects=int(effects)
         )
         if state == b"lost":
             raise LeaseLostError
-        journal, log, tail, effects = found
+        journal, log, tail, count = found
         _, pending = await self._load_chunks()
         steps, added = [], []
         for index, blob in enumerate(tail, head.count):
@@ -108,14 +108,14 @@ class TurnMemory:
             if len(events) % EVENTS_AT_ONCE == 0:
                 await asyncio.sleep(0)
         written = _by_name(journal)
-        if sum(map(bool, written.values())) != codec.number(effects):
+        if effects and sum(map(bool, written.values())) != codec.number(count):
             raise SealBrokenError(JOURNAL_SENTENCE)
         return ReplayState(
             effects={key: self._scope.open(blob, "effect", number, key) for key, blob in written.items() if blob},
             begun=frozenset(key for key, blob in written.items() if not blob),
             events=tuple(events),
             steps=tuple(step.data for step in steps),
-            attachments=await load_images(self._scope, [step.attachments for step in steps]),
+            attachments=await load_images(self._scope, [step.attachments for step in steps]) if effects else {},
         )
 
     def seal_step(self, step: PackedStep) -> list[Argument]:
