@@ -87,6 +87,20 @@ def test_the_store_works_on_big_conversations_in_pieces(watched: tuple[Service, 
     assert list(raw.scan_iter("*:staged:*")) == []
 
 
+def test_many_variables_are_forked_in_pieces(watched: tuple[Service, Raw]) -> None:
+    service, raw = watched
+    names = [f"tool{number}" for number in range(5_000)]
+    document = memory_of(1) | {"variables": {"": {"reset": names}}}
+    made = service.post("/conversations/import", **document)
+    assert made.status_code == 201, made.text
+    raw.slowlog_reset()
+    fork = service.post(f"/conversations/{made.json()['id']}/fork").json()
+    assert longest_call(raw) <= MOST_ARGUMENTS
+    exported = service.get(f"/conversations/{fork['id']}/export")
+    assert exported["variables"][""]["reset"] == sorted(names)
+    assert list(raw.scan_iter("*:staged:*")) == []
+
+
 def test_many_steps_are_destroyed_at_once(watched: tuple[Service, Raw]) -> None:
     service, raw = watched
     made = service.post("/conversations/import", **memory_of(300)).json()["id"]

@@ -6,8 +6,6 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, groupby
-from operator import attrgetter
 from typing import Any, TypeVar
 
 from smolsessions.core.errors import (
@@ -45,16 +43,15 @@ from smolsessions.store.conversations.conversation_store import ConversationStor
 from smolsessions.store.conversations.head import (
     VARIABLES_SENTENCE,
     counted,
-    extended,
     load_images,
     load_steps,
     open_chunk_list,
     open_head,
 )
+from smolsessions.store.conversations.imports import seal_import
 from smolsessions.store.conversations.staging import pieces, stage_copy, staged_keys
 from smolsessions.store.partition import Partitions, Scope
 from smolsessions.store.scripts.loader import Argument, flattened
-from smolsessions.store.seal import tag_of
 from smolsessions.store.turns.turn_store import TurnStore
 
 T = TypeVar("T")
@@ -171,10 +168,17 @@ class HistoryStore:
             async with staged_keys(new.partition) as staged:
                 for kind in (*last, "images", "old", "oldest"):  # one by one, so that other calls come between
                     await stage_copy(snapshot.scope, snapshot.head.generation, staged, kind, last.get(kind, ""))
+                chunks = await _chunk_tags(snapshot, head)
+                for _, piece in pieces(flattened(chunks.items())):
+                    generation = snapshot.head.generation
+                    found = await snapshot.scope.call("stage_chunks", *piece, generation=generation, staged=staged)
+                    if found == b"gone":
+                        if await self._is_unchanged(ref, snapshot.version):
+                            raise HistoryGoneError
+                        return None
                 await write_files(codec.ref_of(new.name))
                 state, *rest = await snapshot.scope.call(
                     "fork",
-                    *flattened((await _chunk_tags(snapshot, head)).items()),
                     owner=origin.ref.owner,
                     read_head=snapshot.version.head,
                     staged=staged,
@@ -183,6 +187,7 @@ class HistoryStore:
                     head=new.seal(codec.encode_head(head), "head") if head.count or head.variables else b"",
                     count=head.count,
                     turn=at,
+                    chunks=len(chunks),
                     ttl=ttl_us(origin.ttl_s),
                     **sealed_fields(new, origin.agent, draft, at, settings),
                 )
@@ -226,7 +231,7 @@ class HistoryStore:
         partition, turns = scope.partition, len(imported.turns)
         if await partition.ask("EXISTS", f"{partition.name}:conversation:{scope.name}"):
             raise ConversationExistsError
-        sealed, head = await asyncio.to_thread(_seal_import, scope, imported)
+        sealed, head = await asyncio.to_thread(seal_import, scope, imported)
         fields = sealed_fields(
             scope,
             agent,
@@ -408,42 +413,6 @@ async def _chunk_tags(snapshot: _Snapshot, head: Head) -> dict[str, bytes]:
         is_present = head.variables == snapshot.head.variables
         raise SealBrokenError(VARIABLES_SENTENCE) if is_present else HistoryGoneError()
     return {"": head.variables, **open_chunk_list(snapshot.scope, head, listed)}
-
-
-def _seal_import(scope: Scope, imported: ImportedConversation) -> tuple[dict[str, list[Argument]], bytes]:
-    """Return the values of staged keys by kind, and the sealed head (empty without steps and variables)."""
-    memory, head, heads = imported.memory, Head(), dict[int, Head]()
-    shown_from = next(place for place in count() if place not in memory.hidden)
-    # A step that is hidden behind a shown one was archived by a prune.
-    archived = {*memory.archived, *(place for place in memory.hidden if place > shown_from)}
-    steps = [scope.seal(codec.encode_step(step), "step", 0, index) for index, step in enumerate(memory.steps)]
-    sealed = [(step.type, blob) for step, blob in zip(memory.steps, steps, strict=True)]
-    for turn, group in groupby(memory.steps, attrgetter("turn")):  # the head after each turn
-        first, end = head.count, head.count + len([*group])
-        if first < shown_from:
-            hidden = extended(head, sealed[first : min(end, shown_from)])
-            head = replace(head, shown_from=hidden.count, shown_hash=hidden.hash)
-        head = extended(head, sealed[first:end])
-        for index in archived.intersection(range(first, end)):
-            counts = counted(head.step_counts, memory.steps[index].type, -1)
-            head = replace(head, step_counts=counts, archived=head.archived | 1 << index)
-        heads[turn] = head
-    chunks = {name: scope.seal(chunk, "variable", 0, name) for name, chunk in memory.variables.items()}
-    if chunks:
-        tags = {name: tag_of(blob) for name, blob in chunks.items()}
-        chunks[""] = scope.seal(codec.encode_chunk_list(tags), "variables", 0)
-        head = replace(head, variables=tag_of(chunks[""]))
-        heads = {}  # the variables after an earlier turn are unknown
-    images = {name: data for step in memory.steps for name, data in step.attachments.items()}
-    earlier = [*heads.items()][:-1]  # the last one is the conversation's own
-    staged: dict[str, list[Argument]] = {
-        "turns": [scope.seal(codec.encode_turn(turn), "turn", turn.number) for turn in imported.turns],
-        "steps": [*steps],
-        "images": flattened((name, scope.seal(data, "image", name)) for name, data in images.items()),
-        "variables": flattened(chunks.items()),
-        "heads": flattened((turn, scope.seal(codec.encode_head(head_then), "head")) for turn, head_then in earlier),
-    }
-    return staged, scope.seal(codec.encode_head(head), "head") if steps or chunks else b""
 
 
 def _bits(places: Iterable[int]) -> int:
