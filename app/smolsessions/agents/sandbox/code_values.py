@@ -212,7 +212,13 @@ class _RealModule:
 
 def _object_parts(obj: Any, kind: type) -> Any:
     if kind in (types.MethodType, types.BuiltinMethodType):
-        return _method(obj)
+        name = obj.__name__
+        if clock.is_method(obj):
+            return getattr, (obj.__self__, name)
+        for module in {obj.__module__, type(obj.__self__).__module__}:
+            if getattr(sys.modules.get(module or ""), name, None) is obj:
+                return _attribute, (module, name)  # such as `random.randint`
+        return NotImplemented  # it is pickled with its object
     if kind is types.CodeType:
         return _code, (_PYTHON, *cloudpickle.Pickler.dispatch_table[kind](obj))
     if issubclass(kind, io.TextIOWrapper):
@@ -230,17 +236,6 @@ def _object_parts(obj: Any, kind: type) -> Any:
 def _view(base: Any, dtype: Any, shape: tuple[int, ...], offset: int, strides: tuple[int, ...]) -> Any:
     flat = base if base.flags.c_contiguous else base.T
     return type(base)(shape, dtype, flat, offset, strides)
-
-
-def _method(obj: Any) -> Any:
-    """Name a bound method that a module exports, such as `random.randint`. Any other is pickled with its object."""
-    name = obj.__name__
-    if clock.is_method(obj):
-        return getattr, (obj.__self__, name)
-    for module in {obj.__module__, type(obj.__self__).__module__}:
-        if getattr(sys.modules.get(module or ""), name, None) is obj:
-            return _attribute, (module, name)
-    return NotImplemented
 
 
 def _attribute(module: str, name: str) -> Any:

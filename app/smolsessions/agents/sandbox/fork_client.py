@@ -119,20 +119,14 @@ class ForkClient:
             threading.Thread(target=fork, name="code-spares", daemon=True).start()
 
     def _fork_anew(self) -> ChildProcess:
-        ours, theirs = socket.socketpair()
         try:
-            with theirs:
-                try:
-                    return ChildProcess(ours, self._fork(theirs))
-                except OSError as error:
-                    if self._is_closed or isinstance(error, RefusedError):
-                        raise
-                    log.warning("the fork server has ended; starting another", extra={"action": "fork_server.lost"})
-                    self._stop()
-                    return ChildProcess(ours, self._fork(theirs))
-        except OSError:
-            ours.close()
-            raise
+            return self._fork()
+        except OSError as error:
+            if self._is_closed or isinstance(error, RefusedError):
+                raise
+            log.warning("the fork server has ended; starting another", extra={"action": "fork_server.lost"})
+            self._stop()
+            return self._fork()
 
     def close(self) -> None:
         """End the server and with it every process. No other is started."""
@@ -143,16 +137,23 @@ class ForkClient:
         with self._lock:
             self._stop()
 
-    def _fork(self, theirs: socket.socket) -> ProcessGroup:
+    def _fork(self) -> ChildProcess:
         self._await_level()
         assert self._control
-        socket.send_fds(self._control, [b"fork"], [theirs.fileno()])
-        reply, fds, _, _ = socket.recv_fds(self._control, 64, 1)
-        if not reply:
-            raise OSError("the fork server has ended")
-        if not reply.isdigit():
+        ours, theirs = socket.socketpair()  # a new one each time: a process of a killed server may still read from it
+        try:
+            with theirs:
+                socket.send_fds(self._control, [b"fork"], [theirs.fileno()])
+                reply, fds, _, _ = socket.recv_fds(self._control, 64, 1)
+        except OSError:
+            ours.close()
+            raise
+        if reply.isdigit():
+            return ChildProcess(ours, ProcessGroup(int(reply), fds[0] if fds else None))
+        ours.close()
+        if reply:
             raise RefusedError(f"no process could be forked: {reply.decode(errors='replace')}")
-        return ProcessGroup(int(reply), fds[0] if fds else None)
+        raise OSError("the fork server has ended")
 
     def _await_level(self) -> None:
         """Start the server if needed and wait for its first message, the level of confinement."""

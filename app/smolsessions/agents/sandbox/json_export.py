@@ -52,10 +52,8 @@ class VariableReader:
             left -= len(data)
             if left >= 0:
                 sent[key] = data
-        answers = self._ask(sent) if sent else {}
-        return {key: _checked(answers.get(key, _TOO_LARGE)) for key in pickled}
-
-    def _ask(self, pickled: dict[str, bytes]) -> dict[str, Any]:
+        if not sent:
+            return {key: NotJSON(_TOO_LARGE) for key in pickled}
         if not self._running.acquire(timeout=EXPORT_TIMEOUT_S):
             raise OverloadedError("Too many exports read variables at once; try again later.")
         deadline = time.monotonic() + EXPORT_TIMEOUT_S
@@ -73,11 +71,13 @@ class VariableReader:
             stack.callback(child.kill)
             channel = Channel(child.sock, 2 * MAX_JSON_BYTES)
             try:
-                channel.send({"export": pickled, "limits": asdict(CodeLimits())}, check_time)
+                channel.send({"export": sent, "limits": asdict(CodeLimits())}, check_time)
                 answers = channel.receive(check_time).get("answers")
             except (ClosedError, MisbehavedError, TimeoutError):
                 answers = None
-            return answers if type(answers) is dict else dict.fromkeys(pickled, _ENDED)
+        if type(answers) is not dict:
+            answers = dict.fromkeys(sent, _ENDED)
+        return {key: _checked(answers.get(key, _TOO_LARGE)) for key in pickled}
 
 
 def _checked(answer: Any) -> Any:

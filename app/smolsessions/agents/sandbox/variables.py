@@ -168,8 +168,16 @@ class Variables:
 
         A chunk with classes contains all that they need. Others refer to classes by name and load after them.
         """
-        self._adopt_used()
-        loaded = len(self._state.loaded)
+        state, loaded = self._state, len(self._state.loaded)
+        used = state.late.keys() & {*state.loaded, *dict.keys(state)}
+        for name in used & state.loaded.keys():
+            state.setdefault(name, state.loaded[name][0])
+        if used:
+            state.late = {name: chunk for name, chunk in state.late.items() if name not in used}
+        if state.late is not self._late:  # late variables that code has used, deleted or bound anew are as the others
+            for name in self._late.keys() - state.late.keys():
+                _, self._digests[self._late[name][0]] = state.loaded.get(name, (None, b""))
+            self._late = state.late
         own = {key: value for key, value in self._own().items() if key not in dropped}
         classes = {key for key, value in own.items() if is_named_class(key, value)}
         class_names: dict[int, str] = {}
@@ -196,20 +204,7 @@ class Variables:
                 return self._pickle(dropped)
             chunks[chunk.id] = chunk
         # A closure may have captured a late variable and loaded it: the two share an object.
-        return chunks if len(self._state.loaded) == loaded else self._pickle(dropped)
-
-    def _adopt_used(self) -> None:
-        """Treat late variables as the others once a scope has used them, or their names are deleted or bound anew."""
-        state = self._state
-        used = state.late.keys() & {*state.loaded, *dict.keys(state)}
-        for name in used & state.loaded.keys():
-            state.setdefault(name, state.loaded[name][0])
-        if used:
-            state.late = {name: chunk for name, chunk in state.late.items() if name not in used}
-        if state.late is not self._late:
-            for name in self._late.keys() - state.late.keys():
-                _, self._digests[self._late[name][0]] = state.loaded.get(name, (None, b""))
-            self._late = state.late
+        return chunks if len(state.loaded) == loaded else self._pickle(dropped)
 
     def _chunk(self, values: dict[str, Any], class_names: Mapping[int, str]) -> tuple[Chunk, list[Any]]:
         return pickle_chunk(values, class_names, self._scope, self._max_bytes)
