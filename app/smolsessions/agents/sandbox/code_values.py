@@ -83,7 +83,7 @@ class Pickler(cloudpickle.Pickler):
         self._scope = scope
         self._class_names = class_names
         self.made_here: set[int] = set()
-        """Ids of the functions and classes that model-written code made."""
+        """Ids of the functions and classes that model-written code made, and of its references to tools."""
         self.needs: set[str] = set()
         """Names of the classes that the values refer to."""
         self.is_plain = True
@@ -110,7 +110,8 @@ class Pickler(cloudpickle.Pickler):
 
     def _function(self, function: types.FunctionType) -> Any:
         code = function.__code__
-        if code is _TOOL:
+        if code is _TOOL:  # a wrapper that smolagents made for one use of the name
+            self.made_here.add(id(function))
             cells = _cells(function)
             return _tool, (next(str(name) for name, tool in cells["static_tools"].items() if tool is cells["func"]),)
         if code is _FUNCTION or code is _LAMBDA:
