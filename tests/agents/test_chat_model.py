@@ -8,9 +8,8 @@ from http.client import IncompleteRead
 
 import httpx2
 import pytest
-from huggingface_hub.errors import HfHubHTTPError
 from smolagents import AgentError, ChatMessage, Model, OpenAIModel, RunResult, ToolCallingAgent
-from smolagents.utils import AgentGenerationError, AgentMaxStepsError
+from smolagents.utils import AgentGenerationError
 
 from smolsessions.agents.chat import ChatOptions, chat_factory
 from smolsessions.agents.run.failures import classify, is_swallowed_failure
@@ -184,11 +183,6 @@ def http_error(status: int) -> httpx2.HTTPStatusError:
     return httpx2.HTTPStatusError(KEY, request=request, response=httpx2.Response(status, request=request))
 
 
-def hub_error(status: int) -> HfHubHTTPError:
-    request = httpx2.Request("POST", "http://provider.invalid")
-    return HfHubHTTPError(KEY, response=httpx2.Response(status, request=request))
-
-
 def caused(error: Exception, cause: Exception) -> Exception:
     error.__cause__ = cause
     return error
@@ -213,24 +207,17 @@ class TestClassify:
             (http_error(401), "model_auth", False),
             (http_error(429), "rate_limited", True),
             (http_error(502), "model_error", True),
-            (hub_error(403), "model_auth", False),
-            (hub_error(503), "model_error", True),
             (httpx2.ReadTimeout(KEY), "model_timeout", True),
             (httpx2.ConnectError(KEY), "model_unreachable", True),
             (httpx2.ReadError(KEY), "model_error", True),
             (httpx2.RemoteProtocolError(KEY), "model_error", True),
             (TimeoutError(KEY), "model_timeout", True),
-            (ConnectionResetError(KEY), "model_unreachable", True),
             (IncompleteRead(b""), "model_error", True),
             (shaped("AuthenticationError"), "model_auth", False),
             (shaped("RateLimitError"), "rate_limited", True),
             (shaped("ContextWindowExceededError", status_code=400), "context_overflow", False),
-            (shaped("Timeout"), "model_timeout", True),
-            (shaped("APIConnectionError"), "model_unreachable", True),
             (shaped("ChunkedEncodingError"), "model_error", True),
-            (shaped("ProtocolError"), "model_error", True),
             (shaped(status_code=429), "rate_limited", True),
-            (shaped(code=503), "model_error", True),
             (shaped(code="429"), "rate_limited", True),
             (shaped(code="invalid_api_key", status_code=400), "model_auth", False),
             (shaped(body={"code": "context_length_exceeded"}), "context_overflow", False),
@@ -264,11 +251,6 @@ class TestClassify:
         failure = classify(caught.value)
         assert (failure.code, failure.retryable) == ("agent_error", False)
         assert KEY not in repr(failure)
-
-    def test_calls_other_errors_of_smolagents_the_agents_own(self) -> None:
-        agent = ToolCallingAgent(tools=[], model=Raising(ValueError()), verbosity_level=-1)
-        assert classify(AgentMaxStepsError(KEY, agent.logger)).code == "agent_error"
-        assert classify(AgentError(KEY, agent.logger)).code == "agent_error"
 
     def test_ends_where_causes_go_in_circles(self) -> None:
         one, other = ValueError(KEY), ValueError(KEY)

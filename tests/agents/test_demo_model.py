@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -199,15 +199,6 @@ def test_the_joined_stream_is_the_generated_message(agent: Agent, task: str) -> 
     deltas = list(RuleModel().generate_stream(messages, **options))
     assert agglomerate_stream_deltas(deltas) == RuleModel().generate(messages, **options)
     assert 5 < len(deltas) < 250
-
-
-def test_a_history_is_not_read_unless_a_question_needs_it() -> None:
-    unreadable = cast("list[ChatMessage]", [object()] * 600)
-    tools = list(make_demo().tools.values())
-    message = RuleModel().generate([*unreadable, *shown("What is 12 * 7?")], tools_to_call_from=tools)
-    assert [call.function.name for call in message.tool_calls or []] == ["calculator"]
-    with pytest.raises(AttributeError):
-        RuleModel().generate([*unreadable, *shown("What did I ask first?")], tools_to_call_from=tools)
 
 
 @settings(max_examples=100, deadline=None, database=None)

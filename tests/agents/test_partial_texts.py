@@ -143,11 +143,6 @@ def test_the_work_is_in_proportion_to_the_length(start: str, monkeypatch: pytest
         assert joined(found) == [("answer", ("word " * 20 + "\n" * 5) * 8000), ("n", "1")]
 
 
-@pytest.mark.parametrize("pair", ["😀", "\\ud83d\\ude00"])
-def test_a_surrogate_pair_is_one_character_wherever_it_is_cut(pair: str) -> None:
-    assert read(f'{{"a": "{pair}"}}', "a") == {"a": "😀"}
-
-
 @pytest.mark.parametrize("text", ["", " ", '"a"', '[{"a": "1"}]', 'x{"a": "1"}', '\ufeff{"a": "1"}', '}{"a": "1"}'])
 def test_what_is_no_object_gives_nothing(text: str) -> None:
     assert read(text, "a") == {}

@@ -70,17 +70,6 @@ def test_agents_that_manage_agents_are_seen_at_every_depth_each_call_with_steps_
     assert turn["steps"] == 2
 
 
-def test_a_coder_that_manages_a_planner_is_seen(service: Service) -> None:
-    code = f"final_answer(helper(task={json.dumps([ECHO, {'say': 'helped'}])!r}))"
-    events = seen(service, {"code": code}, agent="code-family")
-    assert events[-1]["result"]["reply"] == "helped"
-    assert events[-1]["result"]["tool_call_names"] == ["helper", "echo"]
-    check_places(events)
-    kinds = [(event["agent"], event["kind"]) for event in events if event["type"] == "step.started"]
-    helper = "code-family/helper"
-    assert kinds[:3] == [("code-family", "action"), (helper, "planning"), (helper, "action")]
-
-
 def test_parallel_calls_are_told_apart_whichever_returns_first(service: Service, tmp_path: Path) -> None:
     gates = [tmp_path / name for name in "ab"]
     waits = [["wait_for", {"path": str(gate)}] for gate in gates]

@@ -392,31 +392,6 @@ def test_half_a_character_and_a_value_that_exits_the_interpreter_end_at_most_the
     assert service.follow_up(turn, {"say": "on"})["reply"] == "on"
 
 
-BOXED = "class Box:\n    def __str__(self):\n        return 'box'\n[Box()]\nBox()"
-TALKS: dict[str, list[list[dict[str, Any]]]] = {
-    "scripted": [
-        [{"call": [["make", {"what": "ordered"}], ["make", {"what": "money"}]]}, {"say": "one"}],
-        [{"call": [["picture", {}]]}, {"call": [["fail", {"reason": "no"}]]}, {"text": "no call"}, {"say": "two"}],
-        [{"call": [["make", {"what": "set"}]]}] * 7,
-    ],
-    "odd": [
-        [{"code": BOXED}, {"code": "del Box\nprint('shown')\nundefined"}, {"text": "no code"}, {"say": "one"}],
-        [{"code": "odd(what='datetime in a zone')"}, {"code": "odd(what='data in data')"}, {"say": "two"}],
-        [{"code": "make(what='error')"}, {"code": "{odd(what='dataclass').x: odd(what='frozenset')}"}, DONE],
-    ],
-}
-
-
-@pytest.mark.parametrize("name", TALKS)
-def test_prompts_are_the_same_after_every_kind_of_step(service: Service, name: str) -> None:
-    bare: Any = agents.make_scripted() if name == "scripted" else odd.make_odd()
-    turn: Any = None
-    for script in [*TALKS[name], [{"prompt": True}]]:
-        expected = bare.run(json.dumps(script), reset=False)
-        turn = service.follow_up(turn, *script) if turn else service.play(*script, agent=name)
-    assert turn["reply"] == expected
-
-
 def test_a_carried_class_lives_as_long_as_it_is_declared(tmp_path: Path) -> None:
     carried = {"AGENTS": "it=tests.support.agents:make_carrier", "DEMO_AGENTS": "0"}
     with Service(tmp_path, carried) as service:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from tests.support.code_turns import (
     BUSY,
     GONE,
-    code_processes,
     code_script,
     play_code,
     printed,
@@ -173,29 +171,6 @@ def test_conversations_at_the_same_time_do_not_mix(service: Service) -> None:
     with ThreadPoolExecutor(8) as pool:
         told = list(pool.map(converse, range(8)))
     assert told == [[f"{number} [0]", f"{number} [0, 1]"] for number in range(8)]
-
-
-def test_a_worker_that_dies_leaves_the_variables_of_finished_steps(
-    outside: StoreServer, gate: Gate, tmp_path: Path
-) -> None:
-    settings = outside.settings | {"WARM_SESSIONS": "0"}
-    with Service(tmp_path / "b", settings) as other, Service(tmp_path / "a", settings) as dies:
-        turn, _ = play_code(dies, "kept = [1]\nother = kept\ngone = 1")
-        waits = submit_turn(
-            dies,
-            *code_script("kept.append(2)\ndel gone", f"kept.append(3)\nwait_for(path={str(gate.path)!r})"),
-            DONE,
-            agent="coder",
-            conversation_id=turn["conversation_id"],
-        )
-        gate.reached()
-        player, survivor = (dies, other) if code_processes(dies) else (other, dies)
-        player.kill()
-        gate.open()
-        ended = wait_for_end(survivor, waits)
-        assert (ended["status"], ended["attempts"]) == ("finished", 2)
-        assert then(survivor, turn, "print(kept, other is kept)")[0] == "[1, 2, 3] True"
-        assert "not defined" in then(survivor, turn, "gone")[0]
 
 
 @dataclass

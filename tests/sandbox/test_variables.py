@@ -14,7 +14,6 @@ from smolsessions.agents.sandbox.variables import SavedVariables, Variables, use
 from tests.support.data import data
 from tests.support.executors import MAX_BYTES, comparable, new_executor, said
 from tests.support.programs import CARRIED, CARRIED_WITH_PANDAS, HOSTILE
-from tests.support.tiers import deep
 from tests.support.waiting import PATIENCE_S
 
 
@@ -77,14 +76,6 @@ def test_a_value_that_cannot_be_pickled_is_named_and_the_others_are_kept(
     assert lost == []
     assert resumed == "[[1]] {'s': [1]}\n"
     executor(f"{name}.close()" if name == "talk" else "pass")
-
-
-def test_chunks_keep_their_bytes_in_a_process_that_changes_nothing(
-    another_process: Callable[..., Any], executor: LocalPythonExecutor
-) -> None:
-    executor("s = {'a', 'b', 'c', 'd'}\nclass K:\n    pass\nk = K(); k.name = 'name'; t = {s1: 1 for s1 in s}")
-    _, _, unchanged = another_process(Variables(executor, MAX_BYTES).save().changed, "pass")
-    assert unchanged == SavedVariables({}, [], [])
 
 
 def test_an_input_is_saved_only_if_the_code_binds_its_name_again(executor: LocalPythonExecutor) -> None:
@@ -210,17 +201,6 @@ PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @settings(PATIENT, max_examples=60)
 @given(PROGRAMS)
 def test_a_program_behaves_the_same_however_often_it_is_interrupted(program: list[tuple[str, bool]]) -> None:
-    check_interruptions(program)
-
-
-@deep
-@settings(PATIENT, max_examples=300)
-@given(PROGRAMS)
-def test_many_programs_behave_the_same_however_often_they_are_interrupted(program: list[tuple[str, bool]]) -> None:
-    check_interruptions(program)
-
-
-def check_interruptions(program: list[tuple[str, bool]]) -> None:
     whole, parts = new_executor(), new_executor()
     variables = Variables(parts, MAX_BYTES)
     stored: dict[str, bytes] = {}

@@ -65,39 +65,6 @@ def test_a_fork_at_or_a_rollback_to_any_turn_is_what_a_conversation_is_that_stop
         assert {**was, "rolled_back": 0, "hidden": 0} == {**now, "rolled_back": 0, "hidden": 0}
 
 
-def test_numbers_are_not_used_again_and_records_say_what_became_of_them(service: Service) -> None:
-    turn = service.play(ECHO, {"say": "one"})
-    name = turn["conversation_id"]
-    for text in ("two", "three"):
-        service.follow_up(turn, ECHO, {"say": text})
-    found = roll_back(service, name, 1)
-    assert (found["turns"], step_counts(found), found["archived_steps"]) == (3, {"task": 1, "action": 2}, 6)
-    assert service.follow_up(turn, {"say": "four"})["turn"] == 4
-    turns = service.get(f"/conversations/{name}/turns")["items"]
-    assert [(each["turn"], each["reply"], each["rolled_back"]) for each in turns] == [
-        (1, "one", False),
-        (2, "two", True),
-        (3, "three", True),
-        (4, "four", False),
-    ]
-    assert service.get(f"/conversations/{name}/turns/2")["rolled_back"] is True
-    assert [step["turn"] for step in service.get(f"/conversations/{name}/steps")["items"]] == [1, 1, 1, 4, 4]
-    steps = service.get(f"/conversations/{name}/steps", archived="true")["items"]
-    assert [(step["turn"], step["rolled_back"]) for step in steps] == [
-        *[(1, False)] * 3,
-        *[(2, True)] * 3,
-        *[(3, True)] * 3,
-        *[(4, False)] * 2,
-    ]
-    roll_back(service, name, 3)
-    turns = service.get(f"/conversations/{name}/turns")["items"]
-    assert [each["rolled_back"] for each in turns] == [False, False, False, True]
-    roll_back(service, name, 0)
-    assert service.get(f"/conversations/{name}/steps")["items"] == []
-    assert service.get(f"/conversations/{name}/messages")["messages"][1:] == []
-    assert [each["rolled_back"] for each in service.get(f"/conversations/{name}/turns")["items"]] == [True] * 4
-
-
 def test_many_rollbacks_in_a_row_leave_one_trace(service: Service, raw: Raw) -> None:
     turn = service.play({"say": "one"})
     name = turn["conversation_id"]
