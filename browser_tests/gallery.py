@@ -29,11 +29,16 @@ HEIGHT_PX = 900
 NARROW_PX = 760
 WIDTHS = {"small": 320, "phone": 360, "laptop": 1280, "wide": 1920}
 THEMES = ("light", "dark")
-ALSO = {
-    "approval": ["phone-dark"],
-    "answer": ["laptop-dark", "phone-light"],
-    "running": ["phone-light"],
-    "list": ["phone-light"],
+SHOWN = {  # by docs/gallery.md
+    "answer": ["laptop-light", "phone-light"],
+    "plan": ["laptop-light"],
+    "code": ["laptop-light"],
+    "files": ["laptop-light"],
+    "running": ["laptop-light"],
+    "approval": ["laptop-light"],
+    "question": ["laptop-light"],
+    "inspector-prompt": ["laptop-light"],
+    "inspector-memory": ["laptop-light"],
 }
 FRONT = "plan"  # the picture of the README
 
@@ -92,7 +97,7 @@ def main() -> None:
                     resize(page, name, WIDTHS[size], theme)
                     png = page.screenshot(animations="disabled", caret="hide")
                     (given.folder / f"{name}-{size}-{theme}.png").write_bytes(png)
-                    if given.docs and f"{size}-{theme}" in ["laptop-light", *ALSO.get(name, ())]:
+                    if given.docs and f"{size}-{theme}" in SHOWN.get(name, ()):
                         image = PIL.Image.open(io.BytesIO(png)).convert("RGB")
                         image = image.quantize(method=PIL.Image.Quantize.FASTOCTREE)
                         image.save(DOCS / "gallery" / f"{name}-{size}-{theme}.png", optimize=True)

@@ -8,7 +8,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from browser_tests.accessibility import CONTRAST, breaches
 from browser_tests.conftest import SETTINGS
-from browser_tests.gallery import DOCS, WIDTHS, resize, service, state
+from browser_tests.gallery import DOCS, SHOWN, WIDTHS, resize, service, state
 from browser_tests.reader import answer, say, try_liveness
 from browser_tests.states import INSPECTED, STATES
 from browser_tests.talker import AGENTS
@@ -57,10 +57,11 @@ OVERFLOWING = """() => [document.documentElement, document.body, ...document.que
   (part) => part.checkVisibility() && part.scrollWidth > Math.max(part.clientWidth, 1)).map(({ id }) => id)"""
 
 
-def test_the_docs_show_each_state() -> None:
+def test_the_gallery_shows_its_pictures() -> None:
     shown = set(re.findall(r"images/(gallery/\S+?)\)", (DOCS.parent / "gallery.md").read_text()))
     assert shown == {f"gallery/{path.name}" for path in (DOCS / "gallery").iterdir()}
-    assert shown >= {f"gallery/{name}-laptop-light.png" for name in STATES}
+    assert shown == {f"gallery/{name}-{look}.png" for name, looks in SHOWN.items() for look in looks}
+    assert SHOWN.keys() <= STATES.keys()
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,7 @@ def main(base: str) -> int:
                 _timed(f"uid {user}, {name}", partial(_serve, folder, user, options, volume))
         volume = stack.enter_context(_volume())
         _timed("two processes", lambda: _set_of_processes(volume))
-        _timed("the README's agent", lambda: _shop(folder, volume))
+        _timed("the agent of the page", lambda: _shop(folder, volume))
         _timed("the pods of deploy/dev", lambda: _pods(folder))
     print("the image works")
     return 0
@@ -260,13 +260,13 @@ def _set_of_processes(volume: str) -> None:
 
 
 def _shop(folder: Path, volume: str) -> None:
-    """Put the README's agent into the image, by the README's lines."""
-    _, _, text = (ROOT / "README.md").read_text().partition("## Your own agent in ten lines")
+    """Put the agent of docs/how-to/docker.md into the image, by the lines of that page."""
+    _, _, text = (ROOT / "docs" / "how-to" / "docker.md").read_text().partition("## Your own agents")
     context = folder / "shop"
     context.mkdir()
     for language, name in (("python", "my_agents.py"), ("dockerfile", "Dockerfile")):
         found = re.search(rf"```{language}[^\n]*\n(.*?)```", text, re.DOTALL)
-        assert found, f"the README shows {name}"
+        assert found, f"the page shows {name}"
         (context / name).write_text(found[1])
     _run("buildah", "bud", f"--build-context=smolsessions=container-image://{IMAGE}", "--tag", SHOP, context)
     with LLM() as llm:

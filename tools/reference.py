@@ -30,6 +30,11 @@ _TABLES: dict[str, type[BaseModel]] = {
     "workspace of an agent": WorkspaceOptions,
     "[mcp.NAME]": McpTable,
 }
+_COMMON = (  # the page of commands says once which ones have them
+    "An agent with a name of its own. May be repeated.",
+    "Address of the service.",
+    "Your API key.",
+)
 
 
 def parts() -> Iterator[tuple[Path, str, str]]:
@@ -54,11 +59,11 @@ def fill(page: Path, name: str, text: str) -> str:
 
 
 def _calls() -> str:
-    rows = ["| call | effect |", "|---|---|"]
+    rows = []
     for path, operations in yaml.safe_load(schema_yaml())["paths"].items():
         for method, operation in operations.items():
             if summary := isinstance(operation, dict) and operation.get("summary"):
-                rows.append(f"| `{method.upper()} {path}` | {summary} |")
+                rows.append(f"- `{method.upper()} {path}`: {summary}")
     return "\n".join(rows)
 
 
@@ -76,13 +81,12 @@ def _command(name: str, command: Any) -> Iterator[str]:
         for each in command.params
         if each.param_type_name == "argument"
     ]
-    rows = list(_options(command))
-    if {row[0] for row in rows} >= {"--port"}:
-        rows = [row for row in rows if row[0].removeprefix("--").replace("-", "_") not in Settings.model_fields]
-        rows.append(("--…", "A flag for each setting: `--port` is `SMOLSESSIONS_PORT` ([settings.md](settings.md))."))
-    table = "\n".join(["| option | meaning |", "|---|---|", *(f"| `{flag}` | {text} |" for flag, text in rows)])
+    options = [(flag, text) for flag, text in _options(command) if text not in _COMMON]
+    if "--port" in dict(options):
+        options = [row for row in options if row[0].removeprefix("--").replace("-", "_") not in Settings.model_fields]
+    lines = "\n".join(f"- `{flag}`: {text}" for flag, text in options)
     summary = inspect.cleandoc(command.help or "").partition("\n\n")[0].replace("\n", " ")
-    yield "\n\n".join([f"## {' '.join([name, *arguments])}", summary, *([table] if rows else [])])
+    yield "\n\n".join([f"### {' '.join([name, *arguments])}", summary, *([lines] if options else [])])
 
 
 def _options(command: Any) -> Iterator[tuple[str, str]]:
@@ -97,40 +101,35 @@ def _events() -> Iterator[str]:
         types = ", ".join(f"`{word}`" for word, each in MODELS_OF_TYPES.items() if each is model)
         inside = " Inside a step." if issubclass(model, StepEvent) else ""
         yield f"### {types}\n\n{inspect.getdoc(model)}{inside}"
-        if table := _members(model):
-            yield table
+        if members := _members(model):
+            yield members
 
 
 def _members(model: type[TurnEvent]) -> str:
-    """Return a table of the members that a model has beyond those of its base."""
+    """Return a list of the members that a model has beyond those of its base."""
     base: Any = model.__base__
-    rows = [
-        f"| `{name}` | {field.description} |"
-        for name, field in model.model_fields.items()
-        if name not in base.model_fields
-    ]
-    return "\n".join(["| member | meaning |", "|---|---|", *rows]) if rows else ""
+    members = [(name, field.description) for name, field in model.model_fields.items() if name not in base.model_fields]
+    return "\n".join(f"- `{name}`: {text}" for name, text in members)
 
 
 def _methods() -> str:
-    rows = ["| method | effect |", "|---|---|"]
+    rows = []
     for name, method in inspect.getmembers(Client, inspect.isfunction):
-        if not name.startswith("_") and (text := inspect.getdoc(method)):
+        if not name.startswith("_"):
             names = [each for each in inspect.signature(method).parameters if each != "self"]
-            sentence = text.partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
-            rows.append(f"| `{name}({', '.join(names)})` | {sentence} |")
+            rows.append(f"- `{name}({', '.join(names)})`")
     return "\n".join(rows)
 
 
 def _keys() -> str:
-    """Return a Markdown table of the keys of each table."""
+    """Return a Markdown list of the keys of each table, with their defaults."""
     parts = []
     for title, table in _TABLES.items():
         rows = []
         for name in sorted(table.model_fields, key=lambda key: key not in table.__annotations__):  # inherited ones last
             field = table.model_fields[name]
             default = field.get_default(call_default_factory=True)
-            shown = f"`{json.dumps(default)}`" if isinstance(default, str | int | float) else ""
-            rows.append(f"| `{name}` | {shown} | {field.description or ''} |")
-        parts.append("\n".join([f"### {title}", "| key | default | meaning |", "|---|---|---|", *rows]))
+            shown = f" (`{json.dumps(default)}`)" if isinstance(default, str | int | float) else ""
+            rows.append(f"- `{name}`{shown}: {field.description or ''}")
+        parts.append("\n".join([f"### {title}", "", *rows]))
     return "\n\n".join(parts)

@@ -1,4 +1,4 @@
-"""docs/agents.md: each config of its table serves a turn, or is made, or names what to install."""
+"""Agents of agents.toml, one of each kind: each serves a turn, or is made, or names what to install."""
 
 import json
 import re
@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from jsonschema import Draft202012Validator
 from smolagents import ToolCallingAgent
 
@@ -22,13 +23,9 @@ from tests.support.service import ROOT, Service
 from tests.support.tool_servers import HttpServer
 
 PAGE = ROOT / "docs" / "agents.md"
-TABLE = PAGE.read_text().partition("<!-- configs -->\n")[2].partition("<!-- /configs -->")[0]
-ROWS = [
-    (what, "\n".join(re.findall("`(.*?)`", config)), tests)
-    for what, config, tests in re.findall(r"^\| (.*?) \| (`.*?) \| (.*) \|$", TABLE, re.MULTILINE)
-]
-MADE = {what: config for what, config, _ in ROWS if "provider = " in config or "executor = " in config}
-SERVED = {what: config for what, config, _ in ROWS if what not in MADE or re.search('"(child|thread)"', config)}
+ROWS = {row["what"]: row["config"] for row in yaml.safe_load(data("agent_configs.yaml"))}
+MADE = {what: config for what, config in ROWS.items() if "provider = " in config or "executor = " in config}
+SERVED = {what: config for what, config in ROWS.items() if what not in MADE or re.search('"(child|thread)"', config)}
 KEYS = ("OPENAI_API_KEY", "AZURE_KEY", "ANTHROPIC_API_KEY", "HF_KEY", "E2B_KEY")
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 HEAD = """
@@ -77,7 +74,7 @@ def write_around(folder: Path) -> None:
     program.chmod(0o700)
 
 
-def test_each_agent_of_the_table_serves_a_turn(llm: LLM, tmp_path: Path) -> None:
+def test_each_kind_of_agent_serves_a_turn(llm: LLM, tmp_path: Path) -> None:
     write_around(tmp_path)
     names = {what: f"row{number}" for number, what in enumerate(SERVED)}
     with (
@@ -107,9 +104,7 @@ def test_each_agent_of_the_table_serves_a_turn(llm: LLM, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("what", MADE)
-def test_each_model_and_executor_of_the_table_is_made(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_model_and_executor_is_made(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in KEYS:
         monkeypatch.setenv(name, "sk-no-key-11")
     file = tmp_path / "agents.toml"
@@ -123,14 +118,6 @@ def test_each_model_and_executor_of_the_table_is_made(
         assert EXTRA.search(error.message), error.message  # noqa: PT017 - an extra that is not installed is named
     else:
         assert list(catalog.infos) == ["row"]
-
-
-def test_each_row_names_a_test_that_is_there() -> None:
-    assert len(ROWS) == TABLE.count("\n") - 2, "a row has another form"
-    for what, _, tests in ROWS:
-        links = re.findall(r"\[[^]]+\]\((.*?)\)", tests)
-        assert links, what
-        assert all((PAGE.parent / link).is_file() for link in links), what
 
 
 def test_the_whole_example_serves_a_turn_with_all_its_parts(llm: LLM, tmp_path: Path) -> None:

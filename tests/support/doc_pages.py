@@ -2,7 +2,7 @@
 
 A comment before a block marks it: `<!-- no-run: REASON -->`, or `<!-- run by tests/….py -->` for a block that another
 test runs. `<!-- model: [["stock", {"item": "pears"}], "Three."] -->` scripts calls and answers of the provider.
-`<!-- sh … -->` runs commands that the page does not show. A block with `title="NAME"` is a file.
+A block with `title="NAME"` is a file.
 """
 
 import json
@@ -31,7 +31,7 @@ DATA: dict[str, Callable[[str], Any]] = {
     "yaml": lambda text: list(yaml.safe_load_all(text)),
     "json": json.loads,
 }
-MARK = re.compile(r"(no-run: |run by |model: |sh\n)(.*)", re.DOTALL)
+MARK = re.compile(r"(no-run: |run by |model: )(.*)", re.DOTALL)
 DRAWING = "mermaid"
 PART = re.compile(r"<!--\s*(.*?)\s*-->|^( *)```(\w*)([^\n]*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 SERVER = re.compile(
@@ -42,7 +42,7 @@ SKIPPED = re.compile(
     r"^(pip install|python3? -m venv|source \.venv|export OPENAI_API_KEY)\b"
 )  # the environment is there
 CURL = 'curl() { command curl --fail-with-body -w "\n" "$@"; }'  # a refused request fails the block
-PORTS = ("8000", "8001", "6379")
+PORTS = ("8000", "8001", "6400")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Block:
     marks: tuple[tuple[str, str], ...]
 
     def mark(self, kind: str) -> str | None:
-        return next((text for name, text in self.marks if name.strip(": \n") == kind), None)
+        return next((text for name, text in self.marks if name.strip(": ") == kind), None)
 
     @property
     def has_reader(self) -> bool:
@@ -117,9 +117,6 @@ class Reader:
 
     def follow(self, block: Block) -> None:
         """Do as the block says. Raises AssertionError if its page is wrong."""
-        for name, hidden in block.marks:
-            if name.strip() == "sh":
-                self._shell(hidden, block)
         text = self._here(block.text)
         if block.title:
             (self._cwd() / block.title).write_text(text)

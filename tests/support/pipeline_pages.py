@@ -53,6 +53,8 @@ def player(folder: Path) -> Iterator[Player]:
 
 def block(played: Played) -> str:
     """Return the block of a page that shows a turn."""
+    if played.scenario.brief:
+        return _prompts(played)
     parts = [_sequence(played), _prompts(played), _steps(played)]
     if played.scenario.data:
         parts.append(_data(played))
@@ -184,7 +186,7 @@ def _sequence(played: Played) -> str:
 def _prompts(played: Played) -> str:
     """Show each prompt without the messages that it has in common with an earlier one."""
     earlier: list[list[tuple[str, str]]] = []
-    lines = ["**Prompts**", "```text"]
+    lines = []
     wholes: dict[str, str] = {}
     for number, request in enumerate(played.requests, 1):
         messages = [*map(_message, request.body["messages"])]
@@ -194,12 +196,16 @@ def _prompts(played: Played) -> str:
         if common:
             lines.append(f"  {common} message{'s' * (common > 1)} as in prompt {1 - like}")
         for role, text in messages[common:]:
-            if (start := played.scenario.whole.get(f"{role} {number}")) is not None:
+            start = played.scenario.whole.get(f"{role} {number}")
+            if start is not None and start in text:
                 shown = f"from “{start}”" if start else "the whole text"
                 wholes[f"{role}, prompt {number}: {shown}"] = text[text.index(start) :]
             lines.append(f"  {role}: {_shortened(text)}")
         earlier.append(messages)
-    return "\n".join([*lines, "```"] + [_whole(title, text) for title, text in wholes.items()])
+    if played.scenario.brief and len(played.requests) > 1:  # the first prompt is as on the other pages
+        lines = lines[next(place for place, line in enumerate(lines) if line.startswith("prompt 2")) :]
+    whole = [_whole(title, text) for title, text in wholes.items()]
+    return "\n".join(["**Prompts**", "```text", *lines, "```", *whole])
 
 
 def _message(message: dict[str, Any]) -> tuple[str, str]:
@@ -215,7 +221,7 @@ def _common(one: list[Any], other: list[Any]) -> int:
 def _shortened(text: str) -> str:
     if len(text) > LONG:
         first = next(filter(None, map(str.strip, text.splitlines())))
-        return f"{first} … ({len(text):,} characters)"
+        return f"{_line(first)} ({len(text):,} characters)"
     return text.replace("\n", "\n    ")
 
 

@@ -48,6 +48,7 @@ class Scenario:
 
     `data` are texts to look for, by their names. `whole` names messages that the page shows uncut, such as "system 1",
     each with the words at which the shown part begins, or with an empty text. `after` is the turn before it.
+    `brief` shows the prompts after the first alone.
     """
 
     page: str
@@ -58,6 +59,7 @@ class Scenario:
     data: dict[str, str] = field(default_factory=dict)
     whole: dict[str, str] = field(default_factory=dict)
     after: "Scenario | None" = None
+    brief: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Check of the installed smolagents against the names and the behaviour that this package relies on.
 
-docs/upgrading.md explains how to admit another release.
+CONTRIBUTING.md explains how to admit another release.
 """
 
 from __future__ import annotations

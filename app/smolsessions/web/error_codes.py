@@ -21,8 +21,6 @@ unknown ones on. Each has a page at `/docs/errors/CODE`, which is the `type` of 
 `application/problem+json` (RFC 9457): `type`, `title`, `status`, `code`, `detail`, `instance`, and `errors` if fields
 are named. `instance` is the request's id, also in the header `X-Request-Id` and in the service's log.
 
-| code | status | meaning |
-|---|---|---|
 """
 _TURNS = """
 ## Failed and cancelled turns
@@ -30,18 +28,14 @@ _TURNS = """
 `error.code` of a turn with the status `failed` or `cancelled`, in a 200, as the request went well. `error.retryable` is
 true if the same message may succeed later.
 
-| code | meaning |
-|---|---|
 """
 
 
 def errors_reference() -> str:
     """Return docs/reference/errors.md."""
     answers = codes_of_answers()
-    rows = [
-        f"| `{code}` | {status_of(answers[code]()).value} | {answers[code]().message} |" for code in sorted(answers)
-    ]
-    turns = [f"| `{code}` | {FAILURES[code]} |" for code in sorted(FAILURES)]
+    rows = [f"- `{code}` ({status_of(answers[code]()).value}): {answers[code]().message}" for code in sorted(answers)]
+    turns = [f"- `{code}`: {FAILURES[code]}" for code in sorted(FAILURES)]
     return _HEAD + "\n".join(rows) + "\n" + _TURNS + "\n".join(turns) + "\n"
 
 

@@ -129,7 +129,7 @@ async def _inspect(servers: Servers, client: Redis, sealer: Sealer, options: Opt
     elif options.expects_data:
         raise StartError(
             "the store is empty, and this command or SMOLSESSIONS_EXPECT_STORE says that it holds data: restore it "
-            "(docs/how-to/backup.md), name another store, or unset the variable to begin anew"
+            "(docs/how-to/store.md), name another store, or unset the variable to begin anew"
         )
     risks = []
     policy = (await client.info("memory")).get("maxmemory_policy", "noeviction")
@@ -151,7 +151,7 @@ async def _inspect(servers: Servers, client: Redis, sealer: Sealer, options: Opt
                 f"the store loses conversations when it restarts if its user `default` may not write: {name} {version} "
                 f"replays its append-only file with that user's rights. Asked for them, it says: {allowed.decode()}. "
                 "Do not restart it before you write `user default off resetpass +@all ~* &*` in its list of users, "
-                'which leaves `default` disabled (docs/how-to/backup.md, "Data that is gone after a restart of the '
+                'which leaves `default` disabled (docs/how-to/store.md, "Data that is gone after a restart of the '
                 'store")'
             )
     if options.replicated and not await client.wait(REPLICAS, WAIT_MS):
@@ -230,7 +230,7 @@ class IdentityCheck:
         if created[0]:
             log.error(
                 "the store came back empty: what it held is lost, and conversations begin anew. If a backup exists, "
-                "stop all processes and restore it (docs/how-to/backup.md)",
+                "stop all processes and restore it (docs/how-to/store.md)",
                 extra={"action": "store.emptied"},
             )
         is_same = int(partitions) == self._identity.partitions
