@@ -28,7 +28,7 @@ IMAGES = [byte * 16 for byte in ("aa", "bb", "cc")]
 NAMES = ["x", "y"]
 
 
-async def no_files(_ref: Ref) -> None:
+async def no_files(_ref: Ref) -> Any:
     """Write no files of a fork."""
 
 

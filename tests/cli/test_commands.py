@@ -65,9 +65,9 @@ def test_settings_of_files_are_used(tmp_path: Path) -> None:
             b"port = = 80",
             "smolsessions.toml is no TOML: Invalid value (at line 1, column 8); write",
         ),
-        ("smolsessions.toml", b"port = 80\nhost = '\xff'", "smolsessions.toml, line 2: no UTF-8; save the file"),
+        ("smolsessions.toml", b"port = 80\nhost = '\xff'", "smolsessions.toml, line 2: not UTF-8: save the file"),
         ("smolsessions.toml", b'host = "a\\u0000"', "smolsessions.toml: host holds a NUL character; remove it"),
-        (".env", b"A=1\nB=2\nC=\xff", ".env, line 3: no UTF-8; save the file"),
+        (".env", b"A=1\nB=2\nC=\xff", ".env, line 3: not UTF-8: save the file"),
     ],
 )
 def test_a_file_with_a_mistake_is_refused_by_name_and_line(
@@ -249,7 +249,8 @@ def test_a_check_writes_nothing(server: StoreServer, tmp_path: Path) -> None:
     with_other_key = PLAIN | server.settings | {"SEAL_KEYS": new_key()}
     with Service(tmp_path, with_other_key):
         pass
-    run(tmp_path / "embedded", PLAIN, "check")
+    status, output, _ = run(tmp_path / "embedded", PLAIN | {"AGENTS": "code=tests.support.agents:make_code"}, "check")
+    assert (status, "confinement ok    code: " in output) == (0, True), output
     assert not (tmp_path / "embedded" / "data").exists()
 
 

@@ -1,6 +1,7 @@
 """Submissions, deletions and stops: every accepted turn exists once, and ends as the strongest request asks for."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,8 @@ from smolsessions.core.errors import (
     SealBrokenError,
     StoreUnavailableError,
 )
-from smolsessions.core.records import AgentName, ConversationFields, IdempotentRequest, OnBusy, Owner
+from smolsessions.core.memories import ImportedConversation, ImportedMemory
+from smolsessions.core.records import AgentName, ConversationFields, IdempotentRequest, OnBusy, Owner, Ref
 from smolsessions.store.store import Store
 from smolsessions.store.turns.lease import HeldLease
 from tests.support import stores
@@ -84,6 +86,25 @@ async def test_a_delete_ends_what_runs_and_leaves_a_tombstone(one: Store, other:
         with pytest.raises(ConversationExistsError):
             await stores.submit(store, "c")
     assert await stores.claim(one) == []
+
+
+async def test_an_import_whose_id_is_taken_meanwhile_gives_its_files_back(one: Store) -> None:
+    ref, taken_back = stores.ref_of("meanwhile"), asyncio.Event()
+
+    async def write_files(_ref: Ref) -> Callable[[], Awaitable[None]]:
+        await one.conversations.create(ref, stores.AGENT, ConversationFields({}))
+
+        async def take_back() -> None:
+            taken_back.set()
+
+        return take_back
+
+    imported = ImportedConversation((), (), ImportedMemory(()))
+    with pytest.raises(ConversationExistsError):
+        await one.history.store_import(ref, stores.AGENT, ConversationFields({}), imported, write_files)
+    assert taken_back.is_set()
+    with pytest.raises(ConversationExistsError):  # now its files are not touched at all
+        await one.history.store_import(ref, stores.AGENT, ConversationFields({}), imported, write_files)
 
 
 async def test_an_id_that_is_free_again_can_have_another_agent(one: Store, raw: Raw) -> None:

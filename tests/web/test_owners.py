@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import psutil
 import pytest
 
 from tests.support.fixtures import shared_service
@@ -170,10 +171,15 @@ def test_the_keys_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
         other.replace(keys)
         wait_until(lambda: _let_in(service, ADA, BOB, SECOND) == [False, True, True])
         keys.unlink()
+        keys.mkdir()
+        wait_until(lambda: "Is a directory" in service.log())
+        opened = psutil.Process(service.process.pid).num_fds()
+        keys.rmdir()
         os.mkfifo(keys)  # who opens it waits for ever
         wait_until(lambda: "it is no regular file" in service.log())
         assert _let_in(service, ADA, BOB, SECOND) == [False, True, True]
         wait_until(lambda: service.get("/readyz") == {"status": "stale_keys"})
+        assert psutil.Process(service.process.pid).num_fds() <= opened + 3, "a failure leaves nothing open"
         keys.unlink()
         write_private(keys, owner_line("bob", BOB))
         wait_until(lambda: _let_in(service, BOB, SECOND) == [True, False])

@@ -23,7 +23,7 @@ from smolsessions.agents.memory.views import PromptPreview, describe_step
 from smolsessions.agents.option_checks import UNCONFINED, argument_problems, refused_tools
 from smolsessions.agents.run.clean_ups import wait_for_clean_ups
 from smolsessions.agents.run.effects import outcome_of, usage_of
-from smolsessions.agents.run.instrumentation import clean_up, with_managed
+from smolsessions.agents.run.instrumentation import clean_up
 from smolsessions.agents.run.session import ANSWER_TTL_S, AgentSession, task_step
 from smolsessions.agents.sandbox.confinement.levels import CONFINED, Level
 from smolsessions.agents.sandbox.fork_client import ForkClient
@@ -260,10 +260,13 @@ class Catalog:
             clean_up(agent)
 
     def system_prompts(self, name: AgentName) -> dict[str, str]:
-        """Return the system prompts of an agent (by an empty name) and of the agents below it."""
+        """Return the system prompts of an agent and of the agents below it, by their paths."""
         agent = self._new(self._agent(name), DUMMY)
         try:
-            return {"" if each is agent else str(each.name): each.system_prompt for each in with_managed(agent)}
+            found = [("", agent)]
+            for path, each in found:  # which grows: two agents may manage others of one name
+                found += [(f"{path}/{name}", managed) for name, managed in each.managed_agents.items()]
+            return {path: each.system_prompt for path, each in found}
         finally:
             clean_up(agent)
 

@@ -51,7 +51,7 @@ def check(context: typer.Context, *, targets: Targets = None, named: Named = Non
 
         check_smolagents()
         catalog, _ = make_catalog(settings)
-        catalog.close()
+        context.call_on_close(catalog.close)
         if catalog.unavailable:
             raise StartError(" ".join(catalog.unavailable.values()))
         line.text = ", ".join(catalog.infos)

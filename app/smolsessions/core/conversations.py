@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -265,14 +265,19 @@ class Conversations:
         return await self.history.store_import(ref, name, draft, imported, self._writer_of(files))
 
     def _writer_of(self, files: dict[str, bytes]) -> WriteFiles:
-        async def write(ref: Ref) -> None:
-            if not files or not self._folders:
-                return
+        async def write(ref: Ref) -> Callable[[], Awaitable[None]]:
+            restore: Callable[[], object] = dict  # no files, nothing to do
             try:
-                await asyncio.to_thread(self._folders.create, *ref, files)
+                if files and self._folders:
+                    restore = await asyncio.to_thread(self._folders.create, *ref, files)
             except OSError as error:
                 log.error("the files of %s cannot be written: %s", ref, error, extra={"action": "folders.unwritten"})  # noqa: TRY400 - its sentence says all
                 raise FilesUnwrittenError from error
+
+            async def take_back() -> None:
+                await asyncio.to_thread(restore)
+
+            return take_back
 
         return write
 

@@ -17,14 +17,15 @@ def read_text(path: Path, name: str) -> str:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
-            raise StartError(f"{name} is no plain file, or larger than {MOST_BYTES // 1024**2} MiB; name another path")
+            most = f"{MOST_BYTES // 1024**2} MiB"
+            raise StartError(f"{name} is not a regular file, or it is larger than {most}: name another path")
         data = path.read_bytes()
         return data.decode("utf-8-sig")
     except OSError as error:
-        raise StartError(f"{name} cannot be read ({error.strerror}); mend the path or its rights") from None
+        raise StartError(f"{name} cannot be read ({error.strerror}): correct the path or its permissions") from None
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise StartError(f"{name}, line {line}: no UTF-8; save the file in this encoding") from None
+        raise StartError(f"{name}, line {line}: not UTF-8: save the file in this encoding") from None
 
 
 def check_private(path: Path, kind: str) -> None:

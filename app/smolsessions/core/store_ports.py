@@ -39,8 +39,11 @@ from smolsessions.core.records import (
 )
 from smolsessions.core.requests import Answer
 
-WriteFiles = Callable[[Ref], Awaitable[None]]
-"""Writes the files of a new conversation, right before it can be seen: no kill leaves it with some of them."""
+WriteFiles = Callable[[Ref], Awaitable[Callable[[], Awaitable[None]]]]
+"""Writes the files of a new conversation, right before it can be seen: no kill leaves it with some of them.
+
+Returns what takes them back, if the conversation could not be created.
+"""
 StopReason = Literal["cancelled", "interrupted", "rolled_back", "deadline", "lost", "broken", "drained"]
 
 
@@ -252,8 +255,11 @@ class WorkspaceFolders(Protocol):
     def refusal(self, files: Mapping[str, bytes]) -> tuple[str, str] | None:
         """Return path and sentence for the first of these files that no conversation can have."""
 
-    def create(self, owner: str, conversation_id: str, files: Mapping[str, bytes]) -> None:
-        """Write the files of a conversation that does not exist yet: all or none. Raises `OSError`."""
+    def create(self, owner: str, conversation_id: str, files: Mapping[str, bytes]) -> Callable[[], None]:
+        """Write the files of a conversation that does not exist yet: all or none. Raises `OSError`.
+
+        Returns a function that restores what was there before.
+        """
 
     def delete(self, owner: str, conversation_id: str) -> None:
         """Delete all files of a conversation. Raises `OSError`."""

@@ -107,7 +107,8 @@ class TurnStream(EventSourceResponse):
                     async for frame in frames:
                         async with asyncio.timeout(self._streams.send_timeout_s):
                             await send({"type": "http.response.body", "body": frame, "more_body": True})
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                async with asyncio.timeout(self._streams.send_timeout_s):
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
             log.info("a reader of events stopped reading and is dropped", extra={"action": "reader.dropped"})
         finally:

@@ -7,7 +7,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
@@ -108,21 +108,28 @@ class ConversationFolders:
             return "", f"holds more than {bounds.entries} files and folders or {bounds.total_bytes} bytes"
         return None
 
-    def create(self, owner: str, conversation_id: str, files: Mapping[str, bytes]) -> None:
-        """Write the files of a conversation that does not exist yet: all or none. Raises `OSError`."""
-        new = self.base / f"{_NEW}{secrets.token_hex(8)}"
+    def create(self, owner: str, conversation_id: str, files: Mapping[str, bytes]) -> Callable[[], None]:
+        new, before = (self.base / f"{kind}{secrets.token_hex(8)}" for kind in (_NEW, _DELETED))
+        place = self.of(owner, conversation_id)
         try:
             for path, data in files.items():
                 parts = parts_of(path)
                 with opened_folder(new, parts[:-1], create=True) as folder:
                     write_file(parts[-1], folder, data)
             os.utime(new)
-            self.delete(owner, conversation_id)  # a process was killed between these files and their conversation
-            place = self.of(owner, conversation_id)
             place.parent.mkdir(mode=0o700, exist_ok=True)
+            with suppress(FileNotFoundError):  # else of a process that was killed before it wrote their conversation
+                place.rename(before)
             new.rename(place)
         finally:
             shutil.rmtree(new, ignore_errors=True)
+
+        def restore() -> None:
+            self.delete(owner, conversation_id)
+            with suppress(FileNotFoundError):
+                before.rename(place)
+
+        return restore
 
     def delete(self, owner: str, conversation_id: str) -> None:
         gone = self.base / f"{_DELETED}{secrets.token_hex(8)}"
@@ -134,7 +141,10 @@ class ConversationFolders:
         """Yield owner and id of each folder that is not pending. Removes what killed processes left."""
 
         def is_pending(folder: Path) -> bool:
-            return time.time() - folder.stat().st_mtime < _PENDING_S
+            try:
+                return time.time() - folder.stat().st_mtime < _PENDING_S
+            except FileNotFoundError:  # renamed meanwhile
+                return True
 
         for owner in sorted(self.base.iterdir()):
             if owner.name.startswith(_DELETED) or (owner.name.startswith(_NEW) and not is_pending(owner)):

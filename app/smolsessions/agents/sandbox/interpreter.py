@@ -163,7 +163,7 @@ class ChildInterpreter(PythonExecutor):
         memory.set_busy(self.stop)
         try:
             if not memory.try_grow(self._owner, self._taken_mb, self._most_mb):
-                if self._taken_mb:  # others wait for what the process holds
+                if self._taken_mb:  # it asks for memory again, behind those who wait
                     self.stop()
                 memory.take(self._owner, self._most_mb, self.check)
             self._taken_mb = self._most_mb
@@ -210,11 +210,12 @@ class ChildInterpreter(PythonExecutor):
         Another block's thread may call it while this process is idle.
         """
         self.fork_client.memory.set_busy(self.stop)
-        if self._child:
-            self._child.kill()
-            self.fork_client.keep_spares()
+        child, self._child, self._channel = self._child, None, None
+        if child:
+            child.kill()
         self._keep_memory(0)
-        self._child = self._channel = None
+        if child:
+            self.fork_client.keep_spares()
 
     def end_on_stop(self) -> None:
         """End the process unless code runs, which notices a stop. A tool or a model that it waits for may never return.

@@ -149,8 +149,10 @@ class MemoryBudget:
 
     def _grant(self, owner: Owner, mb: int) -> None:
         self._held[owner] += mb
-        present = {*self._held, *(each for each, _ in self._queue)} - {owner}
-        self._served = [*(each for each in self._served if each in present), owner]
+        self._served = [*(each for each in self._served if each != owner), owner]
+        present = {*self._held, *(each for each, _ in self._queue)}
+        while self._served[0] not in present:  # one behind an owner that waits keeps its place, else it would overtake
+            self._served.pop(0)
 
     def _fits_owner(self, owner: Owner, held_mb: int, mb: int) -> bool:
         """True if an owner may take more: within its share, or for its only block."""

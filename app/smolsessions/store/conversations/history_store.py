@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from smolsessions.core.errors import (
@@ -176,7 +177,7 @@ class HistoryStore:
                         if await self._is_unchanged(ref, snapshot.version):
                             raise HistoryGoneError
                         return None
-                await write_files(codec.ref_of(new.name))
+                take_back = await write_files(codec.ref_of(new.name))
                 state, *rest = await snapshot.scope.call(
                     "fork",
                     owner=origin.ref.owner,
@@ -191,6 +192,8 @@ class HistoryStore:
                     ttl=ttl_us(origin.ttl_s),
                     **sealed_fields(new, origin.agent, draft, at, settings),
                 )
+                if state != b"ok":
+                    await take_back()
             return self._changed(state, rest, {b"moved", b"exists", b"expired"})
 
         return await self._with_snapshot(ref, copy, turn or 0)
@@ -229,7 +232,8 @@ class HistoryStore:
     ) -> Conversation:
         scope = self._partitions.scope(ref)
         partition, turns = scope.partition, len(imported.turns)
-        if await partition.ask("EXISTS", f"{partition.name}:conversation:{scope.name}"):
+        is_taken = partial(partition.ask, "EXISTS", f"{partition.name}:conversation:{scope.name}")
+        if await is_taken():
             raise ConversationExistsError
         sealed, head = await asyncio.to_thread(seal_import, scope, imported)
         fields = sealed_fields(
@@ -243,7 +247,9 @@ class HistoryStore:
             for kind, values in sealed.items():
                 for start, piece in pieces(values):
                     await partition.call("stage", *piece, staged=staged, kind=kind, at=start)
-            await write_files(ref)
+            if await is_taken():  # its files are not to be touched
+                raise ConversationExistsError
+            take_back = await write_files(ref)
             state, *rest = await scope.call(
                 "import",
                 owner=ref.owner,
@@ -255,6 +261,8 @@ class HistoryStore:
                 steps=len(imported.memory.steps),
                 **fields,
             )
+            if state != b"ok":
+                await take_back()
         if state == b"expired":
             raise StoreUnavailableError
         if state == b"exists":
