@@ -258,7 +258,7 @@ class WorkspaceFolders(Protocol):
     def create(self, owner: str, conversation_id: str, files: Mapping[str, bytes]) -> Callable[[], None]:
         """Write the files of a conversation that does not exist yet: all or none. Raises `OSError`.
 
-        Returns a function that restores what was there before.
+        The returned function restores the earlier files.
         """
 
     def delete(self, owner: str, conversation_id: str) -> None:

@@ -78,9 +78,9 @@ async def supervise(
         # New processes start with each change. Once they are up, the current ones finish their turns and end.
         changed, running = changes(), asyncio.create_task(current.run(ended, drain_s))
         others: set[asyncio.Task[int]] = set()
+        change = asyncio.ensure_future(anext(changed))  # now: a watch reports only later changes
         await _first(running, current.up)
         for number in itertools.count(1):
-            change = asyncio.ensure_future(anext(changed))
             await _first(running, change)
             if running.done():
                 change.cancel()
@@ -96,6 +96,7 @@ async def supervise(
             elif starting.done():
                 log.error("the changed code does not start; the earlier code serves", extra={"action": "reload.failed"})
             others.add(starting)
+            change = asyncio.ensure_future(anext(changed))
         await asyncio.gather(*others, return_exceptions=True)
         return await running
 
