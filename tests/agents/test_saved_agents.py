@@ -156,7 +156,7 @@ HOSTILE = {
     "no object": (_write("agent.json", "[1]"), "was not written by agent.save()"),
     "no JSON": (_write("agent.json", "\0"), "was not written by agent.save()"),
     "a deep JSON": (_write("agent.json", "[" * 100_000), "was not written by agent.save()"),
-    "too large": (_write("agent.json", " " * (4 * 1024 * 1024 + 1)), "or larger than 4 MiB"),
+    "too large": (_write("agent.json", " " * (4 * 1024 * 1024 + 1)), "larger than 4 MiB"),
     "a tool that exits": (
         _write("tools/stock.py", "raise SystemExit(3)"),
         "stock.py is no tool that loads (SystemExit)",

@@ -51,7 +51,7 @@ def test_show_prints_model_tools_fingerprint_and_prompts(settings: dict[str, str
         "ask_user: true",
         "calculator(expression): ",
         "Answer like a shopkeeper.",
-        "system prompt of clerk:",
+        "system prompt of /clerk:",
     ):
         assert text in output
     _, listed, _ = run(tmp_path, settings, "agents", "check", "shop")
