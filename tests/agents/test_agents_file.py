@@ -28,7 +28,6 @@ BROKEN = Path(__file__).parents[1] / "data" / "broken_agents"
 ONE_AGENT = data("one_agent.toml")
 
 OTHERS = data("other_agents.toml")
-DECIDING = data("deciding.txt")
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def served(request: pytest.FixtureRequest, folder: Path) -> Iterator[Service]:
     """Yield a service whose agents are those of a file."""
     file = folder / "agents.toml"
     file.write_text(ONE_AGENT.format(base=request.getfixturevalue("_llm_server").base_url) + OTHERS)
-    (folder / "deciding.py").write_text(DECIDING)
+    (folder / "deciding.py").write_text(data("deciding.txt"))
     settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}
     with Service(folder, settings, environment={"SHOP_KEY": KEY}) as running:
         yield running
@@ -190,9 +189,6 @@ def test_base_tools_without_their_packages_are_named_as_the_file_does(
     assert caught.value.message == f"{file}: {sentence}"
 
 
-EVERY_KEY = data("every_key.toml")
-
-
 def test_each_key_reaches_the_agent_and_the_agents_that_it_manages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +196,7 @@ def test_each_key_reaches_the_agent_and_the_agents_that_it_manages(
     templates = (BROKEN / "undefined.yaml").read_text().replace("{{ the_weather }}", "Never use {{ 6 * 7 }}.")
     (tmp_path / "prompts.yaml").write_text(templates)
     file = tmp_path / "agents.toml"
-    file.write_text(EVERY_KEY)
+    file.write_text(data("every_key.toml"))
     factories = dict(load_agents_file(file))
     info = Catalog(list(factories.items())).infos[AgentName("lead")]
     lead: Any = factories["lead"]()

@@ -35,7 +35,6 @@ from tests.support.turns import DONE, submit_next, submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
 
 SHOWN = ("/turns/1/events", "/steps", "/messages", "/turns/1", "/export", "")
-OUTSIDE = "no turn runs here, so there is no caller"
 READ_AGAIN = "the API keys are read again"
 GOLD = {"call": [["gold", {}]]}
 tenants = shared_service(tenants_of, on_outside=True, LOG_LEVEL="debug", DRAIN_S="1")
@@ -105,7 +104,7 @@ def test_threads_of_a_tool_have_the_caller_if_they_copy_the_context(tenants: Ser
         copied, bare, coroutine = observed(tenants, key, turn)[0].splitlines()[-3:]
         assert told(turn, owner, claims) in copied
         assert coroutine == told(turn, owner, claims)
-        assert bare.startswith(OUTSIDE)
+        assert bare.startswith("no turn runs here, so there is no caller")
 
 
 def test_arguments_of_the_request_do_not_change_the_caller(tenants: Service) -> None:

@@ -22,10 +22,8 @@ from tests.support.turns import DONE, wait_for_end
 from tests.support.waiting import wait_until
 from tests.topology.node import DURABLE, HOST, Node
 
-WITH_ENUMS = {"AGENTS": f"{AGENTS},coloured=tests.support.odd:make_coloured"}
 OF_LIBRARIES = "import re, datetime\nfrom math import floor\nflag, day = re.IGNORECASE, datetime.date(2026, 4, 1)\n"
 AS_BARE_SMOLAGENTS = (
-    "tests/memory/test_steps.py::test_prompts_are_the_same_after_every_kind_of_step",
     "tests/memory/test_steps.py::test_every_step_of_a_run_is_finished_and_comes_back",
     "tests/agents/test_constructors.py",
     "tests/agents/test_partial_texts.py",
@@ -53,7 +51,7 @@ def python(request: pytest.FixtureRequest) -> str:
 def test_one_environment_continues_what_the_other_wrote(first: str, python: str, tmp_path: Path) -> None:
     pythons = [python, sys.executable] if first == "other" else [sys.executable, python]
     with running_store(tmp_path / "store") as server:
-        settings = server.settings | WITH_ENUMS
+        settings = server.settings | {"AGENTS": f"{AGENTS},coloured=tests.support.odd:make_coloured"}
         with Service(tmp_path / "first", settings, python=pythons[0]) as service:
             turns = {name: old_data.play_as_new(service, name) for name in TALKS}
             coloured = service.play({"call": [["coloured", {}]]}, {"say": "done"}, agent="coloured")

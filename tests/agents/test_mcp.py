@@ -15,7 +15,6 @@ from tests.support.turns import cancel, wait_for_end
 from tests.support.waiting import wait_until
 
 FILE = data("mcp.toml")
-SILENT = data("silent_mcp.toml")
 KEY = "sk-one-31bb4ad0"
 
 
@@ -134,7 +133,7 @@ def test_code_calls_tools_of_a_server(service: Service, llm: LLM) -> None:
 
 def test_a_server_without_a_list_makes_its_agents_unavailable_and_no_others(llm: LLM, tmp_path: Path) -> None:
     llm.answer("served")
-    with serve(tmp_path, SILENT, llm) as service:
+    with serve(tmp_path, data("silent_mcp.toml"), llm) as service:
         assert [agent["name"] for agent in service.get("/agents")["items"]] == ["plain"]
         for answer in (
             service.post("/turn", message="go", agent="ghost"),

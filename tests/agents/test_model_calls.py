@@ -127,13 +127,6 @@ def test_a_call_that_goes_on_failing_fails_the_turn(service: Service, llm: LLM) 
     assert len(llm.requests) == 3
 
 
-@pytest.mark.parametrize(("status", "code"), [(400, "model_error"), (401, "model_auth")])
-def test_a_refusal_is_final(service: Service, llm: LLM, status: int, code: str) -> None:
-    llm.fail(status)
-    assert service.post("/turn", message="hello").json()["error"]["code"] == code
-    assert len(llm.requests) == 1
-
-
 def test_retries_end_with_the_deadline(service: Service, llm: LLM) -> None:
     for _ in range(3):
         llm.fall_silent()

@@ -17,12 +17,11 @@ from tests.support.data import data
 from tests.support.tiers import deep
 
 ANY: Any = smolsessions
-TYPED = data("typed_options.txt")
 
 
 @deep
 def test_a_type_checker_knows_the_options_and_keeps_the_types_of_agents(tmp_path: Path) -> None:
-    (tmp_path / "typed.py").write_text(TYPED)
+    (tmp_path / "typed.py").write_text(data("typed_options.txt"))
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "typed.py"]
     lines = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout.splitlines()
     refused = [line.split(":")[1] for line in lines if "error" in line and line.startswith("typed.py")]

@@ -21,7 +21,6 @@ from tests.support.waiting import wait_until
 HAS_LITELLM = bool(importlib.util.find_spec("litellm"))
 OTHER_KEY = f"{KEY}-other"
 OWN = data("own_models.toml")
-OF_LITELLM = data("litellm_models.toml")
 AGENTS = data("provider_agents.toml")
 ENDPOINTS = (
     ("/api/chat", "/v1/messages") if HAS_LITELLM else ("/v1/chat/completions", "/openai/deployments/m/chat/completions")
@@ -40,7 +39,7 @@ def server() -> Iterator[Provider]:
 @pytest.fixture(scope="module")
 def service(server: Provider, folder: Path) -> Iterator[Service]:
     file = folder / "agents.toml"
-    file.write_text((OF_LITELLM if HAS_LITELLM else OWN).format(url=server.url) + AGENTS)
+    file.write_text((data("litellm_models.toml") if HAS_LITELLM else OWN).format(url=server.url) + AGENTS)
     keys = {"FIRST_KEY": KEY, "SECOND_KEY": OTHER_KEY, "AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": KEY}
     traps = {"LITELLM_LOG": "DEBUG", "LITELLM_PRINT_STANDARD_LOGGING_PAYLOAD": "true"}
     settings = {"AGENTS": "", "AGENTS_FILE": str(file), "DEMO_AGENTS": "0"}

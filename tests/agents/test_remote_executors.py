@@ -44,10 +44,6 @@ def unmarked(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def kill_kernel(folder: Path) -> None:
-    os.kill(int(remote.marks(folder, "started")[-1]), signal.SIGKILL)
-
-
 def play_and_kill(service: Service, folder: Path, *blocks: str) -> tuple[dict[str, Any], list[str]]:
     """Play blocks, kill the service while one hangs, and let the next process play the rest."""
     turn = submit_turn(service, *code_script(*blocks), DONE, agent="remote")
@@ -104,7 +100,7 @@ def test_a_lost_kernel_is_an_error_that_names_its_variables(service: Service, fo
     assert "Traceback" not in shown[1]
     assert "anew" in shown[2]
     assert turn["dropped_variables"] == ["a", "b"]
-    kill_kernel(folder)  # between two turns
+    os.kill(int(remote.marks(folder, "started")[-1]), signal.SIGKILL)  # between two turns
     turn = service.follow_up(turn, {"code": "print(c)"}, {"code": "c = 3\nprint(note(word=str(c)))"}, DONE)
     assert turn["dropped_variables"] == []
     texts = [step for step in service.steps(turn) if step["type"] == "action" and step["turn"] == 2]

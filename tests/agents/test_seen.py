@@ -35,7 +35,8 @@ def test_a_call_that_code_makes_is_seen_also_by(service: Service, way: str) -> N
     assert (block["name"], answered["name"]) == ("python_interpreter", "final_answer")
     inner = [event for event in events if event["type"] in {"tool.call", "tool.result"}][1:-1]
     assert [event["name"] for event in inner] == ["echo"] * 4 + ["final_answer"] * 2
-    assert events.index(result_of(events, block)) > events.index(inner[-1])
+    (end,) = [event for event in events if event["type"] == "tool.result" and event["call_id"] == block["call_id"]]
+    assert events.index(end) > events.index(inner[-1])
 
 
 def test_a_call_that_fails_inside_code_is_seen_and_so_is_that_of_the_block(service: Service) -> None:
@@ -167,7 +168,7 @@ def test_an_answer_that_its_checks_refuse_is_no_final_one(service: Service) -> N
 
 def test_a_step_whose_model_fails_is_not_shown_as_finished(service: Service) -> None:
     events = seen(service, ECHO, {"raise": "the key is hunter2"})
-    assert types_in(events, "2") == ["step.started"]
+    assert [event["type"] for event in events if event.get("step_id") == "2"] == ["step.started"]
     assert events[-1]["type"] == "turn.failed"
     assert events[-1]["result"]["error"]["code"] == "model_error"
     assert "hunter2" not in json.dumps(events[1:-1])
@@ -262,17 +263,6 @@ def helped_by(call: list[Any]) -> Event:
 
 def calls_in(events: list[Event]) -> list[Event]:
     return [event for event in events if event["type"] == "tool.call"]
-
-
-def result_of(events: list[Event], call: Event) -> Event:
-    (found,) = [event for event in events if event["type"] == "tool.result" and event["call_id"] == call["call_id"]]
-    return found
-
-
-def types_in(events: list[Event], step_id: str) -> list[str]:
-    """Return the types of a step's events, with neighbouring pieces as one."""
-    types = [event["type"] for event in events if event.get("step_id") == step_id]
-    return [kind for place, kind in enumerate(types) if types[place - 1 : place] != [kind] or kind != "message.delta"]
 
 
 def check_places(events: list[Event]) -> None:

@@ -16,7 +16,6 @@ from smolsessions.agents.run.failures import classify_call
 from smolsessions.core.errors import StartError
 
 WORDS = [f"w{number}" for number in range(200)]
-TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", pad_token="<unk>")
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
     tokenizer.save_pretrained(path)
     transformers.set_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}

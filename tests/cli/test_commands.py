@@ -18,7 +18,6 @@ from tests.support.tiers import deep, mostly_deep
 from tests.support.waiting import PATIENCE_S, wait_until
 
 PLACES = ["--threads", "SMOLSESSIONS_THREADS", ".env: SMOLSESSIONS_THREADS", "smolsessions.toml: threads"]
-WITHOUT = {"DEMO_AGENTS": "0", "AGENTS": ""}
 
 
 @pytest.mark.parametrize("strongest", range(len(PLACES)))
@@ -99,7 +98,7 @@ def test_demo_agents_are_served_if_asked_for_or_alone(others: bool, demo: str, s
 
 
 def test_an_agent_without_a_factory_is_refused_with_the_mend(tmp_path: Path) -> None:
-    assert "my_agents:make_shop" in sentence_of(run(tmp_path, WITHOUT, "serve", "mine"))
+    assert "my_agents:make_shop" in sentence_of(run(tmp_path, {"DEMO_AGENTS": "0", "AGENTS": ""}, "serve", "mine"))
 
 
 def test_help_and_the_table_list_every_setting_with_its_default(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ History = list[dict[str, Any]]
 Adapter = Callable[[History], Awaitable[tuple[str, list[str]]]]
 
 SEEN: dict[str, Any] = {"shown": True}
-SUITE = data("evaluation_suite.txt")
 
 
 async def say(adapter: Adapter, history: History, *script: dict[str, Any]) -> tuple[str, list[str]]:
@@ -147,7 +146,7 @@ async def test_a_failed_turn_and_a_refusal_raise_their_codes(service: Service) -
 @deep
 def test_a_suite_of_pytest_agent_eval_passes(service: Service, tmp_path: Path) -> None:
     python = environment(tmp_path / "environment", AGENT_EVAL)
-    (tmp_path / "test_suite.py").write_text(SUITE)
+    (tmp_path / "test_suite.py").write_text(data("evaluation_suite.txt"))
     options = ["-p", "no:cacheprovider", "--agent-eval-live", "-o", "asyncio_mode=auto"]
     command = [python, "-m", "pytest", *options, str(tmp_path)]
     variables = {"SERVICE": str(service.client.base_url), "PYTHONPATH": PYTHONPATH, "PATH": ""}

@@ -24,7 +24,6 @@ pytestmark = deep
 MESSAGE = json.dumps([ECHO, DONE])
 OVERRIDES = {f"image/{kind}": "application/octet-stream" for kind in ("png", "jpeg", "gif", "webp")}
 PYTHON = data("generated_client.txt")
-TYPESCRIPT = data("generated_client.ts.txt")
 TARGET = {"target": "es2022", "lib": ["es2022", "dom"], "module": "nodenext", "types": [], "outDir": "out"}
 SETTINGS = {
     "compilerOptions": TARGET | {"strict": True, "noUncheckedIndexedAccess": False},
@@ -68,7 +67,7 @@ def test_a_client_of_openapi_typescript_runs_a_turn(service: Service, tmp_path: 
         "package.json": json.dumps({"type": "module"}),
         "tsconfig.json": json.dumps(SETTINGS),
         "node.d.ts": "declare const process: { env: Record<string, string | undefined> };",
-        "turn.ts": TYPESCRIPT,
+        "turn.ts": data("generated_client.ts.txt"),
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)

@@ -15,7 +15,6 @@ from tests.support.tiers import deep, mostly_deep
 from tests.support.turns import pages, wait_for_end
 from tests.support.waiting import wait_until
 
-ASYNC = {"Prefer": "respond-async"}
 MESSAGES = [f"message {number}" for number in range(6)]
 
 
@@ -199,7 +198,7 @@ def test_edited_prompts_are_the_same_after_a_killed_process(tmp_path: Path, temp
                 stop.touch()
                 body: Event = {"conversation_id": turns[name]["conversation_id"]} if name in turns else {}
                 turns[name] = service.client.post(
-                    "/turn", json={"message": message, "agent": name} | body, headers=ASYNC
+                    "/turn", json={"message": message, "agent": name} | body, headers={"Prefer": "respond-async"}
                 ).json()
             for name, stop in stops.items():
                 wait_until(partial(stands, service, turns[name], stop))

@@ -243,14 +243,9 @@ def test_steps_changed_by_an_own_policy_are_shown_changed_and_stored_unchanged(s
     fresh = service.steps(turn)[len(record) :]
     assert not any("changed" in json.dumps(step) for step in fresh)
     assert whole != predicted(service, turn, PROMPT)  # two turns more
-    assert service.follow_up(turn, PROMPT)["reply"] == predicted_before(service, turn)
-
-
-def predicted_before(service: Service, turn: Json) -> str:
-    """Return the digest of the next turn's prompt, from the record."""
-    prompt = prompt_of(service, turn)
+    reply, prompt = service.follow_up(turn, PROMPT)["reply"], prompt_of(service, turn)
     tasks = [place for place, message in enumerate(prompt) if agents.text_of(message).startswith("New task:")]
-    return agents.digest(prompt[: tasks[-1] + 1])
+    assert reply == agents.digest(prompt[: tasks[-1] + 1])
 
 
 @pytest.mark.parametrize(

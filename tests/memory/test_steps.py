@@ -1,6 +1,5 @@
 """Steps ⇄ bytes: a step's allowed content is restored, other content is not, and no code runs meanwhile."""
 
-import datetime as dt
 import hashlib
 import io
 import json
@@ -33,7 +32,6 @@ from tests.support.turns import DONE
 
 LOGGER = AgentLogger(level=LogLevel.OFF)
 MORE = "odd=tests.support.odd:make_odd,code=tests.support.agents:make_code"
-HALF = "a\ud83d"  # of a character
 
 
 def subclasses(kind: type[AgentError]) -> list[type[AgentError]]:
@@ -171,26 +169,6 @@ def test_an_error_of_a_users_class_comes_back_as_its_nearest_base() -> None:
     assert str(back) == "quota: 3 left"
 
 
-@pytest.mark.parametrize("mode", "1 L LA P RGB RGBA I;16".split())
-def test_an_image_comes_back_pixel_by_pixel(mode: str) -> None:
-    image = picture(mode)
-    step = action(action_output=image, observations_images=[image, image])
-    back = again(step)
-    for found in (back.action_output, *back.observations_images):
-        assert (found.mode, found.size, found.tobytes()) == (image.mode, image.size, image.tobytes())
-        assert found.getpalette() == image.getpalette()
-
-
-def picture(mode: str) -> PIL.Image.Image:
-    """Return an image whose channels have all values."""
-    image = PIL.Image.new(mode, (32, 32))
-    noise = bytes((7 * number + number // 256) % 256 for number in range(len(image.tobytes())))
-    image = PIL.Image.frombytes(mode, (32, 32), noise)
-    if mode in {"P", "PA"}:
-        image.putpalette(noise[: 3 * 256])
-    return image
-
-
 def test_each_image_is_attached_once() -> None:
     red, same, blue = (PIL.Image.new("RGB", (9, 9), colour) for colour in ("red", "red", "blue"))
     packed = pack(action(observations_images=[red, same, blue], action_output=[red]), 1)
@@ -290,18 +268,6 @@ def test_a_half_step_is_not_finished() -> None:
     assert [is_finished(step) for step in agent.memory.steps] == [True, False]
 
 
-def test_a_class_that_the_agent_carries_comes_back_as_itself_and_runs_no_code() -> None:
-    value = [odd.Point(1, 2), odd.City(name="Ur", founded=dt.date(1, 1, 1)), odd.Colour.RED]
-    stored_classes = (odd.Point, odd.City, odd.Colour)
-    back = again(action(action_output={"all": value}), stored_classes).action_output
-    assert back == {"all": value}
-    assert [type(item) for item in back["all"]] == list(stored_classes)
-    odd.EXECUTED.clear()
-    back = again(action(action_output=odd.Reducing()), (odd.Reducing,)).action_output
-    assert type(back) is odd.Reducing
-    assert odd.EXECUTED == []
-
-
 FORBIDDEN = """
     os:system posix:system subprocess:Popen builtins:eval builtins:exec builtins:getattr builtins:__import__
     builtins:open builtins:object functools:partial functools:reduce operator:attrgetter importlib:import_module
@@ -368,26 +334,21 @@ def test_no_value_of_a_tool_breaks_a_conversation(service: Service, what: str) -
     assert service.steps(turn)
 
 
-HARMFUL: list[tuple[str, list[dict[str, Any]]]] = [
-    ("scripted", [{"say": HALF}]),
-    ("scripted", [{"call": [["echo", {"text": HALF}]]}, DONE]),
-    ("scripted", [{"call": [["fail", {"reason": HALF}]]}, DONE]),
-    ("scripted", [{"text": HALF}, DONE]),
-    ("odd", [{"code": "odd(what='half a character')"}, {"code": "final_answer(odd(what='half a character'))"}]),
-    ("odd", [{"code": "counting()"}, DONE]),
-    ("odd", [{"code": "final_answer(counting())"}]),
-    ("odd", [{"code": "x = odd(what='leaving')\nNone"}, {"code": "final_answer(x)"}]),
-    ("odd", [{"code": "class A:\n    def __str__(self):\n        raise SystemExit\nfinal_answer(A())"}]),
+HARMFUL: list[list[dict[str, Any]]] = [
+    [{"code": "odd(what='half a character')"}, {"code": "final_answer(odd(what='half a character'))"}],
+    [{"code": "counting()"}, DONE],
+    [{"code": "final_answer(counting())"}],
+    [{"code": "x = odd(what='leaving')\nNone"}, {"code": "final_answer(x)"}],
+    [{"code": "class A:\n    def __str__(self):\n        raise SystemExit\nfinal_answer(A())"}],
 ]
 
 
-@pytest.mark.parametrize(("agent", "script"), HARMFUL)
+@pytest.mark.parametrize("script", HARMFUL)
 def test_half_a_character_and_a_value_that_exits_the_interpreter_end_at_most_their_turn(
-    service: Service, agent: str, script: list[dict[str, Any]]
+    service: Service, script: list[dict[str, Any]]
 ) -> None:
-    turn = service.play(*script, agent=agent)
+    turn = service.play(*script, agent="odd")
     assert turn["status"] == "finished" or turn["error"]["code"] == "agent_error"
-    assert turn["status"] == "finished" or agent == "odd"
     assert service.steps(turn)
     assert service.follow_up(turn, {"say": "on"})["reply"] == "on"
 

@@ -53,11 +53,10 @@ NOWHERE = f"redis://:{SECRET}@127.0.0.1:1"
 SECRET_FILES = {"SEAL_KEYS_FILE": KEY_A, "API_KEYS_FILE": f"ada {'0' * 64}", "REDIS_PASSWORD_FILE": SECRET}
 STORE = {"REDIS_URL": NOWHERE, "SEAL_KEYS": KEY_A}
 REFUSED = refused("refused_starts.yaml", key=KEY_A, secret=SECRET, root=str(ROOT))
-SECRETS = (SECRET, KEY_A.partition(":")[2])
 
 
 def test_a_start_is_refused_with_the_mend_and_without_a_secret(tmp_path: Path) -> None:
-    assert_refused(REFUSED, tmp_path, SECRETS)
+    assert_refused(REFUSED, tmp_path, (SECRET, KEY_A.partition(":")[2]))
 
 
 def test_start_says_where_it_is_what_it_serves_and_who_may_connect(service: Service) -> None:

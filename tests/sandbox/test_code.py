@@ -41,7 +41,6 @@ from tests.support.turns import DONE, PROMPT, cancel, submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
 
 DIED = "The process that ran the code ended"
-HELPER_BUSY = f"helper(task={json.dumps([{'code': BUSY}])!r})"
 BLOCKS = {
     "a loop": BUSY,
     "a pattern": "import re\nre.match('(a+)+$', 'a' * 40 + 'b')",
@@ -49,7 +48,7 @@ BLOCKS = {
     "a loop that minds no exception": "while True:\n    try:\n        x = 1\n    finally:\n        continue",
     "a sleep": "import time\ntime.sleep(600)",
     "a loop of tools": "while True:\n    try:\n        compute(seconds=0.02)\n    finally:\n        continue",
-    "a managed agent's loop": HELPER_BUSY,
+    "a managed agent's loop": f"helper(task={json.dumps([{'code': BUSY}])!r})",
     "a loop while names are looked up": (
         "class Slow:\n    def __hash__(self):\n        while True:\n            sum(range(10_000))\nx = {Slow(): 1}"
     ),
@@ -383,26 +382,24 @@ def test_an_invalid_place_of_an_agents_code_stops_the_start(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("factory", "words"),
+    ("limits", "words"),
     [
-        (coders.make_unlimited, "code_limits: cpu is no key here; did you mean cpu_s?"),
-        (coders.make_worded, "code_limits.cpu_s: should be a valid number"),
-        (coders.make_endless, "code_limits.wall_s: should be a finite number"),
-        (coders.make_halved, "code_limits.processes: should be a valid integer"),
+        ({"cpu": 5}, "code_limits: cpu is no key here; did you mean cpu_s?"),
+        ({"cpu_s": "five"}, "code_limits.cpu_s: should be a valid number"),
+        ({"wall_s": float("nan")}, "code_limits.wall_s: should be a finite number"),
+        ({"processes": 0.5}, "code_limits.processes: should be a valid integer"),
     ],
 )
-def test_invalid_limits_of_an_agents_code_are_refused(factory: Callable[[], Any], words: str) -> None:
+def test_invalid_limits_of_an_agents_code_are_refused(limits: Any, words: str) -> None:
     with pytest.raises(StartError, match=re.escape(words)):
-        check_factory("mine", factory)
-
-
-CALLS = named(data("code_calls.txt")).values()
+        check_factory("mine", lambda: coders.make_coder(limits=limits))
 
 
 def test_tool_calls_of_code_are_reported_as_with_smolagents_own_interpreter(service: Service) -> None:
+    blocks = named(data("code_calls.txt")).values()
     seen = {}
     for agent in ("coder", "threaded"):
-        turn = service.play(*code_script(*CALLS), DONE, agent=agent, include_internal_tools=True, max_steps=30)
+        turn = service.play(*code_script(*blocks), DONE, agent=agent, include_internal_tools=True, max_steps=30)
         events = [frame.data for frame in log_of(service, turn) if frame.event in {"tool.call", "tool.result"}]
         calls = {event["call_id"]: event for event in events if event["type"] == "tool.call"}
         for call in turn["tool_calls"]:

@@ -152,7 +152,6 @@ def test_deeply_nested_values_are_pickled(another_process: Callable[..., Any], k
 NAMES = "abcde"
 name = st.sampled_from(NAMES)
 STATEMENTS = [line.replace(r"\n", "\n") for line in data("statements.txt").splitlines()]
-PRELUDE = data("statements_prelude.txt")
 
 
 @st.composite
@@ -205,7 +204,7 @@ def test_a_program_behaves_the_same_however_often_it_is_interrupted(program: lis
     variables = Variables(parts, MAX_BYTES)
     stored: dict[str, bytes] = {}
     for executor in (whole, parts):
-        executor(PRELUDE)
+        executor(data("statements_prelude.txt"))
     for code, interrupted in program:
         if interrupted:
             saved = variables.save()

@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from smolsessions.core.errors import StartError
-from smolsessions.store.embedded.server import RESTARTS, EmbeddedServer, embedded_server, find_binary
+from smolsessions.store.embedded.server import EmbeddedServer, embedded_server, find_binary
 from tests.support.data import data
 from tests.support.tiers import deep
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -142,14 +142,6 @@ def test_the_end_of_the_block_ends_the_server_and_says_so(tmp_path: Path) -> Non
     assert server.ended.result(timeout=0) is None
 
 
-def test_a_second_service_on_the_folder_is_told_whose_it_is(tmp_path: Path) -> None:
-    with embedded_server(tmp_path) as server:
-        told = refusal(tmp_path)
-        assert f"{tmp_path} is in use by process {os.getpid()};" in told
-        assert "set SMOLSESSIONS_DATA_DIR to another folder" in told
-        assert values(server) == []
-
-
 def test_no_acknowledged_write_is_lost_when_the_service_is_killed_and_started_at_once(tmp_path: Path) -> None:
     acknowledged = 0
     with service(tmp_path) as (process, client):
@@ -197,19 +189,6 @@ def test_a_killed_server_is_started_again_under_its_clients(tmp_path: Path) -> N
             kill_server(client)
         assert values(server) == ["value 0", "value 1"]
         assert not server.ended.done()
-
-
-@deep
-def test_a_server_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
-    with embedded_server(tmp_path) as server, connect(server.socket_path) as client:
-        for _ in range(RESTARTS):
-            kill_server(client)
-        os.kill(pid_of(client), signal.SIGKILL)
-        error = server.ended.exception(PATIENCE_S)
-    assert isinstance(error, StartError)
-    assert f"died {RESTARTS + 1} times" in error.message
-    with embedded_server(tmp_path) as server:
-        assert values(server) == []
 
 
 def test_a_stop_between_death_and_restart_leaves_no_server(tmp_path: Path) -> None:

@@ -131,11 +131,7 @@ def make_chain() -> ToolCallingAgent:
     deputy = make_plain(name="deputy", description="Helps the lead.")
     lead = make_plain(name="lead", description="Leads.", managed_agents=[deputy])
     smolsessions.options(lead, approve=_is_outside)
-    return smolsessions.options(make_plain(managed_agents=[lead]), approve=_is_never)
-
-
-def _is_never(_name: str, _arguments: dict[str, Any], _caller: Caller) -> bool:
-    return False
+    return smolsessions.options(make_plain(managed_agents=[lead]), approve=lambda _name, _arguments, _caller: False)
 
 
 def _is_outside(name: str, arguments: dict[str, Any], caller: Caller) -> bool:

@@ -112,22 +112,6 @@ def make_walker(*imports: str) -> CodeAgent:
     return make_coder(("tests.support.walks", *imports), {"cpu_s": 60}, managed_agents=[helper])
 
 
-def make_unlimited() -> CodeAgent:
-    return make_coder(limits={"cpu": 5})  # type: ignore[arg-type]
-
-
-def make_worded() -> CodeAgent:
-    return make_coder(limits={"cpu_s": "five"})  # type: ignore[arg-type]
-
-
-def make_endless() -> CodeAgent:
-    return make_coder(limits={"wall_s": float("nan")})
-
-
-def make_halved() -> CodeAgent:
-    return make_coder(limits={"processes": 0.5})  # type: ignore[arg-type]
-
-
 class Keep(Tool):  # type: ignore[misc, unused-ignore]
     """Keeps things in its agent's state."""
 

@@ -32,7 +32,6 @@ DATA: dict[str, Callable[[str], Any]] = {
     "json": json.loads,
 }
 MARK = re.compile(r"(no-run: |run by |model: )(.*)", re.DOTALL)
-DRAWING = "mermaid"
 PART = re.compile(r"<!--\s*(.*?)\s*-->|^( *)```(\w*)([^\n]*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 SERVER = re.compile(
     r"^(?P<settings>(?:[A-Z_]+=\S* )*)smolsessions (?P<command>(?:serve|web|work)\b[^\n#&]*)"
@@ -85,7 +84,7 @@ def blocks_of(page: Path) -> Iterator[Block]:
         if comment is not None:
             marks += [(found[1], found[2]) for found in [MARK.fullmatch(comment)] if found]
             continue
-        if language != DRAWING:
+        if language != "mermaid":
             title = re.search(r'title="([^"]+)"', info)
             lines = "".join(line.removeprefix(indent) for line in code.splitlines(keepends=True))
             number = text.count("\n", 0, part.start()) + 1

@@ -3,17 +3,15 @@
 import collections
 import datetime as dt
 import enum
-import math
 import threading
-import zoneinfo
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import pydantic
 from smolagents import CodeAgent, ToolCallingAgent, tool
-from smolagents.agent_types import AgentAudio, AgentText
+from smolagents.agent_types import AgentAudio
 
 import smolsessions
 from tests.support import agents
@@ -33,11 +31,6 @@ class City(pydantic.BaseModel):
     founded: dt.date
 
 
-class Pair(NamedTuple):
-    left: str
-    right: list[int]
-
-
 class Colour(enum.Enum):
     RED = "red"
 
@@ -45,10 +38,6 @@ class Colour(enum.Enum):
 class Marks(enum.Flag):
     BOLD = 1
     WIDE = 2
-
-
-class Text(str):
-    __slots__ = ()
 
 
 class Array:
@@ -117,22 +106,12 @@ PLAIN: dict[str, tuple[Callable[[], Any], Any]] = {
         lambda: City(name="Kyōto", founded=dt.date(794, 11, 17)),
         {"name": "Kyōto", "founded": "0794-11-17"},
     ),
-    "namedtuple": (lambda: Pair("a", [1]), ("a", [1])),
     "enum": (lambda: Colour.RED, "red"),
     "array": (Array, [[1, 2], [3, 4]]),
-    "text of a class": (lambda: Text("hi"), "hi"),
-    "agent text": (lambda: AgentText("hi"), "hi"),
     "bytes": (lambda: b"\x00\xff", b"\x00\xff"),
-    "infinity": (lambda: [math.inf, -math.inf], [math.inf, -math.inf]),
-    "huge integer": (lambda: 10**4000, 10**4000),
     "set": (lambda: {1, "two", (3,)}, {1, "two", (3,)}),
-    "frozenset": (lambda: frozenset({1}), frozenset({1})),
     "half a character": (lambda: "a\ud83d", "a\ud83d"),
     "ordered dict": (lambda: collections.OrderedDict(a=Point(1, 2)), {"a": {"x": 1, "y": 2}}),
-    "datetime in a zone": (
-        lambda: dt.datetime(2026, 1, 2, tzinfo=zoneinfo.ZoneInfo("UTC")),
-        dt.datetime(2026, 1, 2, tzinfo=zoneinfo.ZoneInfo("UTC")),
-    ),
     "data in data": (
         lambda: {"all": [Point(1, 2), (Colour.RED, {Path("x")})]},
         {"all": [{"x": 1, "y": 2}, ("red", {Path("x")})]},
@@ -142,9 +121,7 @@ PLAIN: dict[str, tuple[Callable[[], Any], Any]] = {
 
 LABELLED: dict[str, tuple[Callable[[], Any], str]] = {
     "generator": (lambda: (number for number in range(3)), "[builtins.generator] <generator"),
-    "lambda": (lambda: lambda: 1, "[builtins.function] <function"),
     "class": (lambda: Point, "[builtins.type] <class"),
-    "module": (lambda: math, "[builtins.module] <module 'math'"),
     "lock": (threading.Lock, "[_thread.lock] <unlocked"),
     "exception": (lambda: ValueError("text"), "[builtins.ValueError] text"),
     "audio": (audio, "[smolagents.agent_types.AgentAudio] "),

@@ -240,7 +240,8 @@ def _steps(played: Played) -> str:
         calls = ", ".join(call["name"] for call in step.get("tool_calls") or ())
         error = step.get("error") or {}
         said = next((str(step[name]) for name in ("observations", "output", "plan", "task") if step.get(name)), "")
-        rows.append(f"| {step['type']} | {calls} | {error.get('type', '')} | {_cell(said or error['message'])} |")
+        cell = re.sub("[|<]", r"\\\g<0>", _line(said or error["message"]))
+        rows.append(f"| {step['type']} | {calls} | {error.get('type', '')} | {cell} |")
     return "\n".join(rows)
 
 
@@ -260,10 +261,6 @@ def _holds(value: Any, text: str) -> bool:
     if isinstance(value, dict | list):
         return any(_holds(each, text) for each in (value.values() if isinstance(value, dict) else value))
     return isinstance(value, str) and text in value
-
-
-def _cell(text: str) -> str:
-    return re.sub("[|<]", r"\\\g<0>", _line(text))
 
 
 def main() -> None:

@@ -32,7 +32,6 @@ NAMES = ("basic", "shop", "coder", "planner", "manager", "short", "patient", "sp
 AGENTS = ",".join(f"{name}=tests.support.pipelines:make_{name}" for name in NAMES)
 MODEL = "m"
 ORDER = "Order A17: two lamps, sent on Monday."
-FAILURE = "The words of the provider."
 
 
 class Entry(NamedTuple):
@@ -103,7 +102,7 @@ class Player:
             elif verb == "say":
                 self._provider.say(*rest)
             else:
-                self._provider.fail(*rest, message=FAILURE)
+                self._provider.fail(*rest, message="The words of the provider.")
         posted = posting(
             self._service,
             agent=scenario.agent,

@@ -209,7 +209,8 @@ class StreamedModel(agents.ScriptedModel):
                     response_format,
                     [get_tool_json_schema(tool) for tool in tools_to_call_from or ()],
                 ]
-                pieces = _answer(_digest(messages, asked), tools_to_call_from, structured=response_format is not None)
+                digest = agents.digest(messages) + hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+                pieces = _answer(digest, tools_to_call_from, structured=response_format is not None)
             case _:
                 message = super().generate(messages, stop_sequences, response_format, tools_to_call_from, **options)
                 pieces = _cut(message)
@@ -230,10 +231,6 @@ def entry_of(messages: list[ChatMessage]) -> Event:
     task, done = agents.place_in(messages)
     script = agents.script_of(task)
     return script[min(done, len(script) - 1)]
-
-
-def _digest(messages: list[ChatMessage], asked: list[Any]) -> str:
-    return agents.digest(messages) + hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
 
 def _answer(text: str, tools: list[Tool] | None, *, structured: bool) -> list[Any]:

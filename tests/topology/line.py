@@ -13,7 +13,6 @@ from tests.support.waiting import PATIENCE_S
 from tests.topology.node import HOST, free_port
 
 CHUNK_BYTES = 1 << 16
-BACKLOG = 100
 TLS_HANDSHAKE = b"\x16"
 T = TypeVar("T")
 
@@ -46,7 +45,7 @@ class Line:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def open(self, target_port: int) -> None:
-        listening = socket.create_server((HOST, self.port), backlog=BACKLOG)
+        listening = socket.create_server((HOST, self.port), backlog=100)
         listening.setblocking(False)
         self._listening, self._target = listening, target_port
         self._thread.start()

@@ -10,7 +10,7 @@ import pytest
 
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
 from tests.support import hostile
-from tests.support.encoded_values import ONE, PRIME, blob, long, many, number, pairs, parts, text
+from tests.support.encoded_values import ONE, PRIME, blob, long, many, number, parts, text
 
 np = importlib.import_module("numpy")  # without types: its own are stricter than these tests need
 pd = importlib.import_module("pandas")
@@ -130,7 +130,6 @@ BadFrame: Any = type("BadFrame", (pd.DataFrame,), _MARKS)
 
 REFUSED = {
     "objects": np.array([object()]),
-    "records": np.array([(1, 2)], dtype="i4,i4"),
     "a masked array": np.ma.array([1]),
     "a long double": np.longdouble(1),
     "an array that is a bomb": np.broadcast_to(np.float64(1), (10**6, 10**6)),
@@ -139,9 +138,6 @@ REFUSED = {
     "a frame of hostile values": pd.DataFrame({"a": [type("Bad", (), {"__str__": hostile.marking("str")})()]}),
     "periods": pd.Series(pd.period_range("2020", periods=2, freq="M")),
     "an index of two levels": pd.DataFrame(np.ones((2, 2)), columns=pd.MultiIndex.from_product([["a"], [1, 2]])),
-    "an index of categories": pd.DataFrame({"a": [1]}, index=pd.CategoricalIndex(["u"])),
-    "a sparse column": pd.Series(pd.arrays.SparseArray([0, 1])),
-    "a function of numpy": np.sum,
     "a kind": np.dtype("f8"),
 }
 
@@ -173,13 +169,10 @@ FORGED = {
     "texts of nothing, many times": array("<U0", shape(60_000_000), b""),
     "a shape below zero": array("<f8", shape(-1, -1), bytes(8)),
     "a shape of texts": array("<f8", "('1',)", bytes(8)),
-    "a shape that is a list": array("<f8", "[1]", bytes(8)),
-    "an array of records": array("<i4,<i4", shape(1), bytes(8)),
     "an array of a later version": array("<i8", shape(1), bytes(8), version=2),
     "a pickle in place of an array": parts("array", blob(b"\x80\x05N.")),
     "an archive in place of an array": parts("array", blob(b"PK\3\4" + bytes(60))),
     "half an array": array("<f8", shape(2), bytes(8)),
-    "an array without bytes": array("<i8", shape(2), b""),
     "two arrays": array("<f8", shape(1), bytes(16)),
     "a character that does not exist": array("<U1", shape(1), b"\xff" * 4),
     "a truth that is neither": array("|b1", shape(1), b"\2"),
@@ -190,7 +183,6 @@ FORGED = {
     "a frame of a table": parts("frame", RANGE, RANGE, many(b"t", array("<i8", shape(1, 1), bytes(8)))),
     "a frame with too many rows": parts("frame", RANGE, RANGE, many(b"t", array("<i8", shape(2), bytes(16)))),
     "a frame whose columns are a list": parts("frame", many(b"l", ONE), RANGE, many(b"t", EIGHT)),
-    "a series of a dict": parts("series", pairs(a=ONE), RANGE, b"N"),
     "a series whose name is a list": parts("series", EIGHT, RANGE, many(b"l")),
     "an index of a list": parts("index", many(b"l", ONE), b"N"),
     "an index of one hash": parts("index", parts("objects", many(b"l", *[long(n * PRIME) for n in range(9999)])), b"N"),

@@ -221,15 +221,17 @@ def test_an_image_comes_back_pixel_by_pixel_or_converted(mode: str) -> None:
     band = bytes(range(65)) * (len(image.tobytes()) // 65 + 1)
     if mode in MODES:
         image = PIL.Image.frombytes(mode, (13, 5), band[: len(image.tobytes())])
+    if mode == "P":
+        image.putpalette(bytes(range(256)) * 3)
     copy = crossed([image])[0]
     assert type(copy) is PIL.Image.Image
     assert (copy.mode in MODES, copy.size) == (True, image.size)
     stored = PIL.Image.open(io.BytesIO(image_to_bytes(image)))
     assert (stored.mode, stored.size) == (copy.mode, copy.size)
+    assert stored.tobytes() == copy.tobytes()
     if mode in MODES:
         assert (copy.mode, copy.tobytes()) == (image.mode, image.tobytes())
-    else:
-        assert stored.tobytes() == copy.tobytes()
+        assert stored.getpalette() == image.getpalette()
 
 
 @pytest.mark.parametrize("mode", ["I;16B", "I;16L"])
@@ -436,12 +438,10 @@ HOSTILE_BYTES: dict[str, bytes] = {
     "a number of too many digits": b"I" + count(1_000_000) + b"\1" * 1_000_000,
     "a list longer than the message": many(b"l", ONE, claimed=2),
     "a list of a billion": many(b"l", claimed=4_000_000_000),
-    "a dict of a billion": many(b"d", claimed=4_000_000_000),
     "a list of too many parts": many(b"l", *[b"N"] * 1_000_001),
     "many deques": many(b"l", *[parts("deque", many(b"l"), b"N")] * 44_000),
     "101 levels of lists": many(b"l", claimed=1) * 101 + b"N",
     "a million levels of lists": many(b"l", claimed=1) * 1_000_000 + b"N",
-    "a million levels of dicts": many(b"d", claimed=1) * 1_000_000 + b"N",
     "a million levels of parts": (b"P\4\1zone") * 1_000_000 + b"N",
     "a list in a set": many(b"Z", many(b"l")),
     "a list in a tuple in a set": many(b"z", many(b"t", many(b"l"))),

@@ -235,8 +235,6 @@ def test_a_patched_title_stays(service: Service) -> None:
     assert service.client.patch(where, json={"title": None}).json()["title"] is None
     service.post(f"{where}/turns", message="And 12 * 8?")
     assert service.get(where)["title"] is None
-    for title in ("", "x" * 201, 7):
-        problem(service.client.patch(where, json={"title": title}), 422, "invalid_request")
     other = f"/conversations/{service.post('/conversations', agent='demo').json()['id']}"
     assert service.client.patch(other, json={"title": None, "ttl_s": 900}).json()["title"] is None
     service.post(f"{other}/turns", message="hello")

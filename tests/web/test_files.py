@@ -25,7 +25,6 @@ from tests.support.transfer import export, import_document, post_import
 from tests.support.turns import DONE, png, submit_turn, wait_for_end
 from tests.support.waiting import PATIENCE_S, Gate
 
-TELLER = AGENTS.partition(",")[0]
 FILES = [sent("data.csv", "text/csv", CSV), sent("the contract.pdf", "application/pdf", PDF)]
 SPOKEN: list[Event] = [{"call": [["speak", {"text": "hello"}]]}, {"say": "audio.wav"}]
 SPEECH = ("audio.wav", "audio/wav", sound(frames=5))
@@ -320,7 +319,7 @@ def test_a_replayed_turn_has_the_same_files_and_images(tmp_path: Path, gate: Gat
         {"call": [["describe", {"file": "audio.wav"}], ["count_lines", {"text": "data.csv"}]]},
         {"say": "image.png"},
     ]
-    settings = {"AGENTS": TELLER, "DEMO_AGENTS": "0", "LEASE_S": "0.5"}
+    settings = {"AGENTS": AGENTS.partition(",")[0], "DEMO_AGENTS": "0", "LEASE_S": "0.5"}
     with Service(tmp_path / "service", settings) as service:
         turn = submit_turn(service, *script, agent="teller", files=FILES, images=[png("red")])
         gate.reached()

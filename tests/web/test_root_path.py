@@ -20,7 +20,6 @@ from tests.support.turns import DONE, ECHO, png
 from tests.support.waiting import PATIENCE_S
 
 PREFIX = "/team/agents"
-PICTURE = {"call": [["picture", {}]]}
 below = shared_service(PLAIN | {"ROOT_PATH": f"{PREFIX}/"})
 
 
@@ -46,7 +45,7 @@ def test_each_link_of_an_answer_leads_to_its_object(address: str) -> None:
         made = client.post(f"{address}/conversations", json={"agent": "scripted"})
         at = urljoin(address, made.headers["Location"])
         assert client.get(at).json() == made.json()
-        body = {"message": json.dumps([PICTURE, {"say": "image.png"}]), "images": [png("blue")]}
+        body = {"message": json.dumps([{"call": [["picture", {}]]}, {"say": "image.png"}]), "images": [png("blue")]}
         turn = client.post(f"{at}/turns", json=body)
         assert client.get(urljoin(address, turn.headers["Location"])).json() == turn.json()
         answers = [turn.json(), client.get(f"{at}/steps").json(), client.get(f"{at}/messages").json()]

@@ -33,7 +33,6 @@ from tests.support.waiting import wait_until
 
 CODES = {"interrupt": "interrupted", "rollback": "rolled_back"}
 STOPPING = list(CODES)
-STOPPING_ELSEWHERE = mostly_deep(CODES, fast=["rollback"])
 # A service that plays one turn at a time and lets two wait in each conversation.
 narrow = shared_service(CODELESS | {"THREADS": "1", "MAX_TURNS_BEHIND": "2"})
 
@@ -200,7 +199,7 @@ def test_a_turn_that_nobody_has_begun_is_stopped_when_its_time_comes(narrow: Ser
     assert [step["turn"] for step in narrow.steps(first) if step["type"] != "task"] == [2]
 
 
-@pytest.mark.parametrize("how", STOPPING_ELSEWHERE)
+@pytest.mark.parametrize("how", mostly_deep(CODES, fast=["rollback"]))
 def test_who_stops_the_turn_that_runs_goes_behind_those_that_wait(service: Service, how: str) -> None:
     with posting(service, ECHO, ENDLESS) as stream:
         first = stream.until("message.delta", step=2) | {"agent": {"name": "streamed"}}

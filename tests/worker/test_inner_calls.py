@@ -12,14 +12,12 @@ from tests.support.service import Service
 from tests.support.turns import DONE, wait_for_end
 from tests.support.waiting import wait_until
 
-AUTHORS = data("authors.txt")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the agents' file, in which another file has the name of a standard module."""
     folder = tmp_path_factory.mktemp("authors")
-    (folder / "authors.py").write_text(AUTHORS)
+    (folder / "authors.py").write_text(data("authors.txt"))
     (folder / "json.py").write_text("raise RuntimeError('this is not the json of Python')\n")
     return folder
 

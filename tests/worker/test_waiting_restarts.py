@@ -20,12 +20,10 @@ from tests.support.answering import (
     mail,
     read,
     sent,
-    wait_for_requests,
 )
 from tests.support.service import Service
 from tests.support.store_server import PARTITION, Raw, StoreServer
 from tests.support.streaming import Event, check_numbers, log_of, watching
-from tests.support.tiers import deep
 from tests.support.turns import DONE, cancel, wait_for_end
 from tests.support.waiting import PATIENCE_S, Gate
 
@@ -51,7 +49,9 @@ def receivers(service: Service) -> list[str]:
     return [line.partition(":")[0] for line in sent(service)]
 
 
-def test_a_wait_outlives_drains_and_kills_and_another_process_plays_on(pair: tuple[Service, Service]) -> None:
+def test_a_wait_outlives_drains_kills_and_days_and_another_process_plays_on(
+    pair: tuple[Service, Service], outside: StoreServer
+) -> None:
     service, other = pair
     turn = ask(service, loop("a", "b", "c"), DONE, agent="code-mailer")
     stopped = ask(service, {"call": [mail("none")]}, DONE)
@@ -64,6 +64,7 @@ def test_a_wait_outlives_drains_and_kills_and_another_process_plays_on(pair: tup
     assert read(service, turn)["requests"] == turn["requests"]
     turn = answer(service, turn, APPROVE, status=202)
     service.kill()
+    pass_time(outside.client(), turn, 2 * DAY_S)
     other.start()
     assert read(other, turn)["requests"] == turn["requests"]
     assert cancel(other, stopped, "wait=100").json()["status"] == "cancelled"
@@ -136,39 +137,3 @@ def pass_time(raw: Raw, turn: Event, seconds: float) -> None:
     for name in ("waits", "waits_since"):
         raw.hincrby(run, name, -us)
     raw.zincrby(f"{PARTITION}:waiting", -us, ref)
-
-
-@deep
-def test_a_loop_over_five_approvals_takes_two_days_kills_and_two_processes(
-    pair: tuple[Service, Service], outside: StoreServer
-) -> None:
-    service, other = pair
-    raw, names = outside.client(), ["one", "two", "three", "four", "five"]
-    turn = ask(service, loop(*names), DONE, agent="code-mailer", deadline_s=60)
-    other.start()
-    both, passed_s = [service, other], 0.0
-    for number, name in enumerate(names):
-        asked, answers = both[number % 2], both[(number + 1) % 2]
-        turn = wait_for_requests(answers, turn)
-        assert [request["arguments"]["to"] for request in turn["requests"]] == [name]
-        asked.kill()
-        pass_time(raw, turn, DAY_S / 2)
-        passed_s += DAY_S / 2
-        before = answers.get("/conversations", status="waiting", limit=100)["items"]
-        assert turn["conversation_id"] in [each["id"] for each in before]
-        assert receivers(service) == names[:number]
-        assert answering(answers, turn, APPROVE, Prefer="respond-async").status_code in {200, 202}
-        if number == 2:  # the process that got the answer ends right after it, too
-            answers.kill()
-            asked.start()
-            answers.start()
-        else:
-            asked.start()
-    assert passed_s > 2 * DAY_S
-    ended = wait_for_end(both[0], turn)
-    assert ended["status"] == "finished", ended["error"]
-    assert receivers(service) == names
-    assert decisions(ended) == [("send_email", "approved")] * 5
-    texts = {line.split(": ")[1] for line in sent(service)}
-    assert len(texts) == 5
-    check_numbers(log_of(both[1], turn))

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from smolagents import CodeAgent, MultiStepAgent, PythonInterpreterTool, Tool, ToolCallingAgent, tool
-from smolagents.default_tools import TOOL_MAPPING
 from smolagents.local_python_executor import LocalPythonExecutor, evaluate_python_code
 
 import smolsessions
@@ -25,8 +24,6 @@ from tests.support.data import data
 from tests.support.refusals import sentence_of
 from tests.support.service import run
 from tests.support.tiers import mostly_deep
-
-INTERPRETER = PythonInterpreterTool()
 
 
 class Renamed(PythonInterpreterTool):
@@ -45,16 +42,6 @@ class Holder(Tool):
 
     def forward(self, code: str) -> str:
         return str(self.holder(code))
-
-
-@tool
-def by_global(code: str) -> str:
-    """Think.
-
-    Args:
-        code: any.
-    """
-    return str(INTERPRETER(code))
 
 
 @tool
@@ -92,21 +79,13 @@ def managing(agent: MultiStepAgent) -> ToolCallingAgent:
     return ToolCallingAgent([], ScriptedModel(), managed_agents=[agent])
 
 
-def with_base_tools(agent: ToolCallingAgent) -> ToolCallingAgent:
-    """Do as `add_base_tools` does, whose search needs a package."""
-    agent.tools |= {PythonInterpreterTool.name: TOOL_MAPPING[PythonInterpreterTool.name]()}
-    return agent
-
-
 NAMES: Any = {"name": "helper", "description": "Helps."}
 CODE: dict[str, Callable[[], MultiStepAgent]] = {
-    "base tools": lambda: with_base_tools(ToolCallingAgent([], ScriptedModel())),
     "an interpreter": lambda: ToolCallingAgent([PythonInterpreterTool()], ScriptedModel()),
     "an interpreter by another name": lambda: ToolCallingAgent([Renamed()], ScriptedModel()),  # type: ignore[no-untyped-call]
-    "a tool that holds an interpreter": lambda: ToolCallingAgent([Holder(INTERPRETER)], ScriptedModel()),
+    "a tool that holds an interpreter": lambda: ToolCallingAgent([Holder(PythonInterpreterTool())], ScriptedModel()),
     "a tool that holds an executor": lambda: ToolCallingAgent([Holder(LocalPythonExecutor([]))], ScriptedModel()),
     "a tool that holds a code agent": lambda: ToolCallingAgent([Holder(make_code())], ScriptedModel()),
-    "a global interpreter": lambda: ToolCallingAgent([by_global], ScriptedModel()),
     "smolagents' function": lambda: ToolCallingAgent([by_function], ScriptedModel()),
     "exec": lambda: ToolCallingAgent([by_exec], ScriptedModel()),
     "a server's tool by its name": lambda: ToolCallingAgent([one_run_python], ScriptedModel()),
@@ -229,11 +208,10 @@ def test_a_given_directory_with_files_of_the_service_is_refused(path: str, tmp_p
     assert "a file of the service" in sentence
 
 
-IMPORTED = data("imported_alone.txt")
-
-
 def test_the_layer_beneath_is_imported_without_smolagents(tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", IMPORTED, str(tmp_path)], capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", data("imported_alone.txt"), str(tmp_path)], capture_output=True, text=True, check=True
+    )
     assert ended.stdout == (
         "bye\n ['notes/a.md'] [('notes/a.md', 1, 'bye')]\nthere is no file of that name that you may use\n[]\n"
     )
