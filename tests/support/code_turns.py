@@ -63,7 +63,7 @@ def runs_code(process: psutil.Process) -> bool:
 
 
 def wait_until_no_code_runs(service: Service) -> None:
-    wait_until(lambda: not code_processes(service))
+    wait_until(lambda: not code_processes(service), within_s=15)  # its own limits end code after 20 s and more
 
 
 def lives(process: psutil.Process) -> bool:
