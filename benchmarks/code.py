@@ -64,7 +64,7 @@ def _documents_of(client: Caller, prober: Caller, times: int) -> Iterator[Row]:
     for number in range(1, TURNS + 1):
         conversation = _play(client, "bench", question(number), conversation)[1]["conversation_id"]
     document = json.dumps(_timed(client, f"/conversations/{conversation}/export")[1]).encode()
-    calls = {"export": (f"/conversations/{conversation}/export", None), "import": ("/conversations/import", document)}
+    calls = {"export": (f"/conversations/{conversation}/export", None), "import": ("/imports", document)}
     for name, call in calls.items():
         yield spread(f"ms: {name} of {TURNS * STEPS_A_TURN:,} steps", [_timed(client, *call)[0] for _ in range(times)])
         thread = threading.Thread(target=lambda call=call: [_timed(client, *call) for _ in range(times)])

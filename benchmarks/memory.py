@@ -95,7 +95,7 @@ def _now(pids: tuple[int, ...]) -> tuple[float, ...]:
 
 
 def _prompt(one: Caller, conversation: str) -> tuple[int, int, int]:
-    messages = one.ask("GET", f"/conversations/{conversation}/messages")["messages"]
+    messages = one.ask("GET", f"/conversations/{conversation}/prompt")["messages"]
     texts = ["".join(part["text"] for part in message["content"]) for message in messages]
     return len(texts), sum(map(len, texts)), sum(MESSAGE_TOKENS + estimate(text) for text in texts)
 

@@ -27,7 +27,7 @@ def long_conversation(service: Service, turns: int) -> str:
     numbers = range(1, turns + 1)
     export["turns"] = [one | {"turn": number, "reply": f"Answer {number}.\n\n" * 5} for number in numbers]
     export["steps"] = [step | {"turn": number} for number in numbers for step in steps]
-    made = service.post("/conversations/import", **{name: part for name, part in export.items() if name != "id"})
+    made = service.post("/imports", **{name: part for name, part in export.items() if name != "id"})
     assert made.status_code == HTTPStatus.CREATED
     return str(made.json()["id"])
 

@@ -126,7 +126,7 @@ def downloaded(page: Page, place: str) -> tuple[str, bytes]:
 
 def messages(service: Service, page: Page) -> str:
     """Return the next prompt of the open conversation as one text."""
-    return json.dumps(service.get(f"{conversation_of(page)}/messages"))
+    return json.dumps(service.get(f"{conversation_of(page)}/prompt"))
 
 
 def test_a_failed_turn_says_what_is_kept_and_a_retry_leaves_it_out(page: Page, service: Service, gate: Path) -> None:

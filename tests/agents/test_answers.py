@@ -87,7 +87,7 @@ def test_what_can_cross_is_the_value_itself(
     ours = taken(noted)
     assert ours == theirs
     assert [line.partition(":")[0] for line in ours] == ["output", "check", "output", "answer"]
-    assert turn["state"] == "success", turn
+    assert turn["outcome"] == "success", turn
     later = observed.follow_up(turn, {"shown": True})
     if "text" not in what or what == "a text":  # a set of texts has the order of the process that printed it
         assert json.loads(same(later["reply"])) == json.loads(same(str(shown)))
@@ -108,7 +108,7 @@ def test_what_cannot_cross_is_a_text_that_says_what_it_is(observed: Service, not
     assert re.fullmatch(f"check: {pattern}", check)
     assert first == output == check.replace("check", "output", 1)
     assert answer == check.replace("check: str", "answer: AgentText")
-    assert turn["state"] == "success"
+    assert turn["outcome"] == "success"
     assert type(turn["output"]) is str
 
 

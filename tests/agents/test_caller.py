@@ -34,7 +34,7 @@ from tests.support.store_server import StoreServer
 from tests.support.turns import DONE, submit_next, submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
 
-SHOWN = ("/turns/1/events", "/steps", "/messages", "/turns/1", "/export", "")
+SHOWN = ("/turns/1/events", "/steps", "/prompt", "/turns/1", "/export", "")
 READ_AGAIN = "the API keys are read again"
 GOLD = {"call": [["gold", {}]]}
 tenants = shared_service(tenants_of, on_outside=True, LOG_LEVEL="debug", DRAIN_S="1")
@@ -133,7 +133,7 @@ def test_a_factory_makes_the_agent_of_its_caller(tenants: Service) -> None:
 
 def test_a_preview_of_the_prompt_is_of_the_askers_agent(tenants: Service) -> None:
     turn = play(tenants, ADA, DONE, metadata={"team": "red"})
-    path = f"/conversations/{turn['conversation_id']}/messages"
+    path = f"/conversations/{turn['conversation_id']}/prompt"
     assert "Plan pro of ada, team red." in request_as(tenants, ADA, "GET", path).text
     request_as(tenants, ADA, "PATCH", f"/conversations/{turn['conversation_id']}", {"metadata": {"team": "blue"}})
     assert "Plan pro of ada, team blue." in request_as(tenants, ADA, "GET", path).text
@@ -141,7 +141,7 @@ def test_a_preview_of_the_prompt_is_of_the_askers_agent(tenants: Service) -> Non
 
 def test_own_policies_have_the_caller_in_turns_and_in_previews(tenants: Service) -> None:
     turns = {key: play(tenants, key, DONE, agent="ruled") for key in (ADA, BOB)}
-    paths = {key: f"/conversations/{turn['conversation_id']}/messages" for key, turn in turns.items()}
+    paths = {key: f"/conversations/{turn['conversation_id']}/prompt" for key, turn in turns.items()}
     left_out = [request_as(tenants, key, "GET", path).json()["left_out"] for key, path in paths.items()]
     assert [found["steps"] for found in left_out] == [0, 2]
 

@@ -104,7 +104,7 @@ class Place:
         for each in conversations:
             base = f"/conversations/{each['id']}"
             self.paths += [base + part for part in ("", "/turns", "/turns/1", "/turns/1/events", "/export")]
-            self.paths += [base + part for part in ("/steps?limit=100", "/messages", "/messages?summary_mode=true")]
+            self.paths += [base + part for part in ("/steps?limit=100", "/prompt", "/prompt?summary_mode=true")]
         for path in self.paths:
             answer = service.client.get(path, headers={"Last-Event-ID": "0"} if path.endswith("events") else {})
             assert answer.status_code == 200 or path == "/nothing", (path, answer.text)

@@ -108,7 +108,7 @@ def test_a_call_that_fails_in_transit_is_made_again(service: Service, llm: LLM) 
     llm.break_stream()
     llm.answer("at last")
     turn = service.post("/turn", message="hello").json()
-    assert (turn["status"], turn["reply"], turn["steps"], turn["attempts"]) == ("finished", "at last", 1, 1), turn
+    assert (turn["status"], turn["reply"], turn["step_count"], turn["attempts"]) == ("finished", "at last", 1, 1), turn
     assert len(llm.requests) == 3
     events = [frame.data for frame in log_of(service, turn)]
     assert [event["type"] for event in events].count("message.restarted") == 2

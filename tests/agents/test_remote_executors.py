@@ -57,7 +57,7 @@ def play_and_kill(service: Service, folder: Path, *blocks: str) -> tuple[dict[st
 
 def test_nothing_starts_before_the_first_block(service: Service, folder: Path) -> None:
     turn = service.play({"text": "no code"}, {"text": "none"}, agent="remote", max_steps=1)
-    assert turn["state"] == "max_steps_error"
+    assert turn["outcome"] == "max_steps_error"
     assert remote.marks(folder, "started") == []
     service.follow_up(turn, {"code": "x = 1"}, DONE)
     assert len(remote.marks(folder, "started")) == 1

@@ -50,9 +50,9 @@ def test_a_call_that_fails_inside_code_is_seen_and_so_is_that_of_the_block(servi
         ("python_interpreter", True),
     ]
     first = next(event for event in events if event["type"] == "step.finished")
-    assert first["error"]["type"] == "AgentExecutionError"
+    assert first["error"]["code"] == "execution_error"
     assert "twice" in first["error"]["message"]
-    assert "once" in next(event["error"] for event in events if event["type"] == "tool.result")
+    assert "once" in next(event["error"]["message"] for event in events if event["type"] == "tool.result")
 
 
 def test_agents_that_manage_agents_are_seen_at_every_depth_each_call_with_steps_of_its_own(service: Service) -> None:
@@ -68,7 +68,7 @@ def test_agents_that_manage_agents_are_seen_at_every_depth_each_call_with_steps_
     started = [event for event in events if event["type"] == "step.started"]
     assert [event["agent"].count("/") for event in started] == [0, 1, 2, 2, 1, 2, 2, 1, 0]
     assert [event["step"] for event in started if event["agent"] == helper] == [1, 2, 1, 2]
-    assert turn["steps"] == 2
+    assert turn["step_count"] == 2
 
 
 def test_parallel_calls_are_told_apart_whichever_returns_first(service: Service, tmp_path: Path) -> None:

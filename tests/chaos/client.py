@@ -181,7 +181,7 @@ class Clients:
         while True:
             response = await self._ask("GET", talk.place)
             if response is not None and response.status_code == 200:
-                if response.json()["turns"] >= number:
+                if response.json()["turn_count"] >= number:
                     return True
                 since = since or time.monotonic()
                 if time.monotonic() - since > SETTLED_S:

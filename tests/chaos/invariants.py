@@ -12,7 +12,7 @@ from tests.chaos.rounds import Round, attempts, call_records, code_of, outcome_u
 WIDEST = 3  # parallel calls of a step at most
 ASKING = {"turn.waiting", "input.answered"}  # a turn may wait often
 NAMES = "tool_call_names"
-COMPARED = ("status", "reply", "output", "state", "steps", "usage", NAMES, "error", "dropped_variables")
+COMPARED = ("status", "reply", "output", "outcome", "step_count", "usage", NAMES, "error", "dropped_variables")
 
 
 def every_turn_ends_once(_calm: Round, wild: Round) -> Iterator[str]:

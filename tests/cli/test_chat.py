@@ -84,7 +84,7 @@ def test_the_service_of_a_killed_chat_ends_and_keeps_its_turn(tmp_path: Path) ->
     with Service(tmp_path, settings | {"DATA_DIR": str(tmp_path / "smolsessions-data")}) as later:
         (conversation,) = later.get("/conversations")["items"]
         turn = later.get(f"/conversations/{conversation['id']}/turns/1")
-        assert (conversation["turns"], turn["status"]) == (1, "running"), "a drained turn goes on elsewhere"
+        assert (conversation["turn_count"], turn["status"]) == (1, "running"), "a drained turn goes on elsewhere"
         later.post(f"/conversations/{conversation['id']}/turns/1/cancel")
 
 
@@ -130,7 +130,7 @@ def test_a_chat_joins_the_service_of_its_folders_data(service: Service, tmp_path
     assert f"joins the service on {service.client.base_url.netloc.decode()}" in ended.stdout
     name = re.search(r"--conversation (\w+)", ended.stdout)
     assert name
-    assert service.get(f"/conversations/{name[1]}")["turns"] == 1
+    assert service.get(f"/conversations/{name[1]}")["turn_count"] == 1
 
 
 def test_two_chats_that_start_at_once_share_a_service(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_a_conversation_and_its_turns_are_shown(service: Service, ask: Callable[
     name = played(service, ECHO, DONE)
     shown, found = json.loads(ask("conversations", "show", name)[1]), service.get(f"/conversations/{name}")
     assert shown.keys() == found.keys()
-    assert (shown["id"], shown["turns"], shown["title"]) == (name, 1, found["title"])
+    assert (shown["id"], shown["turn_count"], shown["title"]) == (name, 1, found["title"])
     assert json.loads(ask("turns", "show", name, "1")[1])["tool_call_names"] == ["echo"]
     _, table, _ = ask("turns", "list", name)
     assert table.splitlines()[1].split()[:4] == ["1", "finished", "2", "echo"]

@@ -61,7 +61,7 @@ def test_a_conversation_goes_through_all_operations(client: Client) -> None:
     ]
     assert client.get_file(name, first.files[1].url.rpartition("/")[2]) == b"a,b\n"
     assert [step.type for step in client.list_steps(name)] == ["task", "action", "action", "task", "action"]
-    assert len(client.get_messages(name).messages) > 3
+    assert len(client.get_prompt(name).messages) > 3
     assert list(client.list_turn_effects(name, 1)) == []  # its journal is deleted
     assert [each.name for each in client.list_variables(name)] == ["README.md", "a b.csv"]
 
@@ -72,7 +72,7 @@ def test_a_conversation_goes_through_all_operations(client: Client) -> None:
     assert fork.forked_from.conversation_id == name
     assert client.roll_back_conversation(name, 1).step_counts["task"] == 1
     copy = client.import_conversation(client.export_conversation(name), id="a-copy")
-    assert client.get_conversation(copy.id).turns == 2
+    assert client.get_conversation(copy.id).turn_count == 2
     made = client.create_conversation(agent="scripted", policy="no_pruning", ttl_s=60)
     assert {fork.id, copy.id, made.id, name} <= {each.id for each in client.list_conversations()}
     client.delete_conversation(made.id)

@@ -14,7 +14,7 @@ from tests.support.turns import DONE, ECHO
 def test_words_that_the_client_does_not_know_are_passed_on(service: Service) -> None:
     with proxy(str(service.client.base_url), words=LATER_WORDS) as address, Client(address) as client:
         turn = client.turn(json.dumps([ECHO, DONE]), agent="scripted")
-        assert (turn.status, turn.state, turn.reply) == ("adjourned", "partial", "done")
+        assert (turn.status, turn.outcome, turn.reply) == ("adjourned", "partial", "done")
         assert client.get_conversation(turn.conversation_id).status == "waiting"
         assert "dream" in [step.type for step in client.list_steps(turn.conversation_id)]
         assert "orbit" in [agent.code_runs_in for agent in client.list_agents()]

@@ -70,7 +70,7 @@ def test_edited_prompts_equal_those_of_an_agent_in_one_process(
         turn = play(service, message, turn, name)
         assert turn["reply"] == str(bare.run(message, reset=False))
         expected += [number] * (bare.step_number - 1)
-        assert turn["steps"] == bare.step_number - 1
+        assert turn["step_count"] == bare.step_number - 1
     assert turn
     assert actions(service, turn) == expected
     counts = service.get(f"/conversations/{turn['conversation_id']}")["step_counts"]
@@ -94,13 +94,13 @@ def test_edits_follow_a_rollback_a_fork_and_an_export(services: dict[str, Servic
     expected = str(bare.run(MESSAGES[3], reset=False))
     for conversation in copies:
         assert play(service, MESSAGES[3], {"conversation_id": conversation}, name)["reply"] == expected
-    made = service.post("/conversations/import", **service.get(f"{at}/export") | {"id": None})  # now without a gap
+    made = service.post("/imports", **service.get(f"{at}/export") | {"id": None})  # now without a gap
     assert made.status_code == 201, made.text
-    shown = service.get(f"{at}/messages")["messages"]
+    shown = service.get(f"{at}/prompt")["messages"]
     expected = str(bare.run(MESSAGES[4], reset=False))
     for conversation in (made.json()["id"], *copies):
         if name != "drop_images":  # an image's link names its conversation
-            assert service.get(f"/conversations/{conversation}/messages")["messages"] == shown
+            assert service.get(f"/conversations/{conversation}/prompt")["messages"] == shown
         assert play(service, MESSAGES[4], {"conversation_id": conversation}, name)["reply"] == expected
 
 
@@ -114,7 +114,7 @@ def test_a_prune_archives_edited_steps(services: dict[str, Service], *, destroy:
     before = len(actions(service, turn))
     pruned = service.post(f"{at}/prune", policy=[{"name": "keep_last_n_steps", "n": 2}], destroy=destroy).json()
     assert pruned["destroyed" if destroy else "archived"] == pruned["left_out"] == before - 2
-    messages = service.get(f"{at}/messages")["messages"]
+    messages = service.get(f"{at}/prompt")["messages"]
     shown = [str(message["content"]) for message in messages if message["role"] == "tool-response"]
     assert ["~" in text for text in shown] == [True, False]  # the older one has the callback's edit
     assert play(service, MESSAGES[4], turn, name)["status"] == "finished"
@@ -129,8 +129,8 @@ def test_an_export_closes_the_gaps_of_destroyed_steps(services: dict[str, Servic
     pruned = service.post(f"{at}/prune", policy=[{"name": "keep_last_n_steps", "n": 2}], destroy=True).json()
     assert pruned["destroyed"]
     play(service, MESSAGES[3], turn, name)
-    made = service.post("/conversations/import", **service.get(f"{at}/export") | {"id": None}).json()
-    shown = [service.get(f"{path}/messages")["messages"] for path in (at, f"/conversations/{made['id']}")]
+    made = service.post("/imports", **service.get(f"{at}/export") | {"id": None}).json()
+    shown = [service.get(f"{path}/prompt")["messages"] for path in (at, f"/conversations/{made['id']}")]
     assert shown[0] == shown[1]
 
 
@@ -143,7 +143,7 @@ def test_a_callback_that_breaks_the_memory_fails_its_turn_and_loses_no_step(
     turn = service.play(script, agent=name)
     again = service.follow_up(turn, script)
     for played in (turn, again):
-        assert (played["status"], played["error"]["code"], played["steps"]) == ("failed", "agent_error", 1)
+        assert (played["status"], played["error"]["code"], played["step_count"]) == ("failed", "agent_error", 1)
     assert actions(service, turn) == [1, 2]
     assert service.get("/conversations")["items"]  # the service still runs
 
@@ -162,11 +162,11 @@ def test_a_callback_that_leaves_a_foreign_value_in_a_step_breaks_no_route(
         assert found == (("failed", "agent_error") if fails else ("finished", "done")), one
     at = f"/conversations/{turn['conversation_id']}"
     assert actions(service, turn) == ([1, 2] if fails else [1, 1, 2, 2])
-    service.get(f"{at}/messages")
-    service.get(f"{at}/messages", summary_mode=True)
+    service.get(f"{at}/prompt")
+    service.get(f"{at}/prompt", summary_mode=True)
     assert "step.finished" in service.client.get(f"{at}/turns/1/events").text
     document = service.get(f"{at}/export")
-    made = service.post("/conversations/import", **document | {"id": None})
+    made = service.post("/imports", **document | {"id": None})
     assert made.status_code == 201, made.text
     if name == "foreign_error":
         assert "too much" in str(next(step for step in document["steps"] if step["type"] == "action")["error"])

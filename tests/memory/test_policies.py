@@ -45,7 +45,7 @@ POLICIES: list[Any] = [
 
 
 def images_of(service: Service, turn: Json) -> int:
-    messages = service.get(path_of(turn, "/messages"))["messages"]
+    messages = service.get(path_of(turn, "/prompt"))["messages"]
     return sum(part["type"] == "image" for message in messages for part in message["content"])
 
 
@@ -92,10 +92,10 @@ def test_keep_last_n_steps_shows_all_tasks_and_notes_and_the_last_steps(service:
         *("I call.", "Calling tools:", "Observation:") * 2,
     ]
     assert "Observation:\nb" in texts
-    left = service.get(path_of(turn, "/messages"))["left_out"]
+    left = service.get(path_of(turn, "/prompt"))["left_out"]
     assert (left["steps"], left["shortened"]) == (3, 0)
     assert left["characters"] > 0 < left["tokens"]
-    shown = service.get(path_of(turn, "/messages"))["messages"]
+    shown = service.get(path_of(turn, "/prompt"))["messages"]
     assert all(message["tokens"] > 0 for message in shown)
 
 
@@ -112,7 +112,7 @@ def test_prune_old_observations_cuts_all_but_the_last_and_omits_their_images(ser
     assert cut[:2] == [told, "Observation:\ndone\n(1 images of this step were left out)"]
     assert cut[2] == "Observation:\nxxxxxxxxxx… (101 more characters were left out)"
     assert images_of(service, turn) == 1  # that of the task
-    left = service.get(path_of(turn, "/messages"))["left_out"]
+    left = service.get(path_of(turn, "/prompt"))["left_out"]
     assert (left["steps"], left["shortened"]) == (0, 3)
 
 
@@ -120,7 +120,7 @@ def test_nothing_is_left_out_of_an_empty_conversation(service: Service) -> None:
     made = service.post("/conversations", agent="plain").json()
     for policy in POLICIES:
         patch_policy(service, {"conversation_id": made["id"]}, policy)
-        found = service.get(f"/conversations/{made['id']}/messages")
+        found = service.get(f"/conversations/{made['id']}/prompt")
         assert [message["role"] for message in found["messages"]] == ["system"]
         assert found["left_out"] == {"steps": 0, "shortened": 0, "characters": 0, "tokens": 0}
         answer = service.post(f"/conversations/{made['id']}/prune", dry_run=True)
@@ -134,12 +134,12 @@ def test_rules_are_chained_in_order(service: Service) -> None:
     assert len(message_texts(service, turn)) == 1 + 4
     cut = {"name": "prune_old_observations", "keep_last_n": 0, "max_length": 200}
     patch_policy(service, turn, [cut, cut | {"max_length": 5}, f"{OWN}shout"])
-    left = service.get(path_of(turn, "/messages"))["left_out"]
+    left = service.get(path_of(turn, "/prompt"))["left_out"]
     assert (left["steps"], left["shortened"]) == (0, 8)  # a copy of a copy belongs to the same step
     pruned = service.post(path_of(turn, "/prune"), dry_run=True).json()
     assert (pruned["left_out"], pruned["shortened"], pruned["archived"]) == (0, 8, 0)
     patch_policy(service, turn, f"{OWN}replace_actions")
-    left = service.get(path_of(turn, "/messages"))["left_out"]
+    left = service.get(path_of(turn, "/prompt"))["left_out"]
     assert (left["steps"], left["shortened"]) == (0, 8), "a changed copy of a step counts as the step"
 
 
@@ -216,7 +216,7 @@ def test_an_agent_with_an_invalid_policy_stops_the_start(wrong: Json) -> None:
 
 def test_an_agent_whose_class_builds_its_messages_has_no_policy(service: Service) -> None:
     turn = service.play(DONE, agent="own")
-    assert service.get(path_of(turn, "/messages"))["left_out"] is None
+    assert service.get(path_of(turn, "/prompt"))["left_out"] is None
     refused = problem(service.post(path_of(turn, "/prune"), dry_run=True), 422, "invalid_request")
     assert refused["errors"][0]["pointer"] == "/policy"
     with pytest.raises(StartError, match="overrides write_memory_to_messages"):
@@ -266,7 +266,7 @@ def test_a_failing_own_policy_fails_only_its_turn(service: Service, name: str, t
     assert (failed["status"], failed["error"]["code"]) == ("failed", "agent_error")
     assert f"The memory policy {OWN}{name} " in failed["error"]["message"]
     assert told in failed["error"]["message"]
-    for answer in (service.client.get(path_of(turn, "/messages")), service.post(path_of(turn, "/prune"), dry_run=True)):
+    for answer in (service.client.get(path_of(turn, "/prompt")), service.post(path_of(turn, "/prune"), dry_run=True)):
         assert (answer.status_code, answer.json()["code"]) == (409, "agent_error"), answer.text
         assert told in answer.text
         assert "hunter2" not in answer.text

@@ -184,7 +184,7 @@ def test_concurrent_prunes_and_reads_leave_a_consistent_conversation(service: Se
     calls: list[tuple[str, str, Json]] = []
     for n in (9, 7, 5, 3):
         body = {"policy": {"name": "keep_last_n_steps", "n": n}}
-        calls += [("POST", "/prune", body | {"destroy": n % 4 == 1}), ("GET", "/messages", {})]
+        calls += [("POST", "/prune", body | {"destroy": n % 4 == 1}), ("GET", "/prompt", {})]
         calls += [("GET", "/steps?archived=true", {}), ("POST", "/prune", body | {"dry_run": True})]
 
     def call(each: tuple[str, str, Json]) -> Any:
@@ -218,7 +218,7 @@ def test_entries_changed_in_the_store_break_the_seal(service: Service, raw: Raw,
         one, other = blobs(raw, turn)[1:3]
         raw.lset(key, 1, other)
         raw.lset(key, 2, one)
-    answers = [service.client.get(path_of(turn, "/messages")), service.post(path_of(turn, "/prune"), policy=LAST_TWO)]
+    answers = [service.client.get(path_of(turn, "/prompt")), service.post(path_of(turn, "/prune"), policy=LAST_TWO)]
     for answer in answers:
         assert (answer.status_code, answer.json()["code"]) == (500, "seal_broken"), answer.text
 
@@ -230,5 +230,5 @@ def test_an_older_head_cannot_restore_destroyed_steps(service: Service, raw: Raw
     head = raw.hget(key, "head")
     prune(service, turn, destroy=True)
     raw.hset(key, "head", head)
-    answer = service.client.get(path_of(turn, "/messages"))
+    answer = service.client.get(path_of(turn, "/prompt"))
     assert (answer.status_code, answer.json()["code"]) == (500, "seal_broken"), answer.text

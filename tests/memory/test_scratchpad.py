@@ -37,7 +37,7 @@ def types_of(service: Service, turn: dict[str, Any]) -> list[str]:
 
 def test_a_note_is_a_step_in_front_of_its_call_and_is_shown_from_then_on(service: Service) -> None:
     first = service.play(writing("Ann likes pears"), SEEN, agent="noter")
-    assert (first["reply"], first["steps"]) == ("Note 1:\nAnn likes pears", 2)
+    assert (first["reply"], first["step_count"]) == ("Note 1:\nAnn likes pears", 2)
     assert types_of(service, first) == ["task", "note", "action", "action"]
     assert notes_of(service, first) == [(1, "Ann likes pears", None)]
     assert [frame.event for frame in log_of(service, first)].count("step.finished") == 2
@@ -135,7 +135,7 @@ def test_a_reset_hides_notes_and_their_numbers_continue(service: Service) -> Non
 def test_an_unfinished_step_leaves_no_note(service: Service) -> None:
     both = {"call": [*writing("never")["call"], ["leave", {}]]}
     turn = service.play(both, DONE, agent="noter")
-    assert (turn["status"], turn["steps"]) == ("failed", 0)
+    assert (turn["status"], turn["step_count"]) == ("failed", 0)
     assert [call["ok"] for call in turn["tool_calls"] if call["name"] == "note_write"] == [True]
     assert types_of(service, turn) == ["task"]
     again = service.follow_up(turn, writing("first"), both, SEEN)

@@ -143,7 +143,7 @@ def test_a_stop_ends_a_block_whatever_it_does(service: Service, what: str) -> No
 def check_ended(service: Service, turn: Event, status: str) -> Event:
     """Check that no code runs any more, and that the variables of the first block are kept. Return the turn."""
     ended = wait_for_end(service, turn)
-    assert (ended["status"], ended["steps"]) == (status, 1)
+    assert (ended["status"], ended["step_count"]) == (status, 1)
     wait_until_no_code_runs(service)
     later = service.follow_up(ended, *code_script("print(kept)"), DONE)
     assert [printed(text) for text in shown_outputs(service, later)] == ["1"]
@@ -161,7 +161,7 @@ def test_a_stop_ends_a_block_soon(service: Service, what: str) -> None:
 def test_a_deadline_ends_a_block_whatever_it_does(service: Service, what: str) -> None:
     for deadline_s in (2, 12, 48):  # longer if a loaded machine had not begun it in time
         turn = submit_turn(service, *code_script("kept = 1", BLOCKS[what]), agent="whole", deadline_s=deadline_s)
-        if wait_for_end(service, turn)["steps"]:
+        if wait_for_end(service, turn)["step_count"]:
             break
     ended = check_ended(service, turn, "failed")
     assert ended["error"]["code"] == "deadline_exceeded"
@@ -246,7 +246,7 @@ def test_the_model_reads_as_much_of_a_large_output_as_with_smolagents_own_interp
 
 def test_a_large_answer_ends_the_turn_with_a_part_of_it(service: Service) -> None:
     turn = service.play(*code_script("final_answer('x' * 2_000_000)"), agent="small")
-    assert (turn["status"], turn["steps"]) == ("finished", 1)
+    assert (turn["status"], turn["step_count"]) == ("finished", 1)
     assert "x" * 1000 in turn["reply"]
 
 

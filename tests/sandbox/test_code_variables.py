@@ -140,7 +140,7 @@ def test_a_turn_that_does_not_finish_keeps_the_variables_of_its_finished_steps(
     if how == "cancelled":
         cancel(cold, broken)
     ended = wait_for_end(cold, broken)
-    assert (ended["status"], ended["steps"]) == ("cancelled" if how == "cancelled" else "failed", 1)
+    assert (ended["status"], ended["step_count"]) == ("cancelled" if how == "cancelled" else "failed", 1)
     wait_until_no_code_runs(cold)
     assert then(cold, turn, "print(kept, other is kept)") == ["[1, 2] True"]
 

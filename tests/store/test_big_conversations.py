@@ -40,7 +40,7 @@ def memory_of(turns: int) -> dict[str, Any]:
 
 def test_an_import_has_a_limit_of_turns(service: Service) -> None:
     body = memory_of(MOST_TURNS + 1)
-    shown = problem(service.client.post("/conversations/import", json=body), 422, "invalid_request")
+    shown = problem(service.client.post("/imports", json=body), 422, "invalid_request")
     assert shown["errors"][0]["pointer"] == "/turns"
     assert "10000" in shown["errors"][0]["message"]
 
@@ -66,13 +66,13 @@ def test_the_store_works_on_big_conversations_in_pieces(watched: tuple[Service, 
     service, raw = watched
     raw.config_resetstat()
     raw.slowlog_reset()
-    made = service.post("/conversations/import", **memory_of(MOST_TURNS))
+    made = service.post("/imports", **memory_of(MOST_TURNS))
     assert made.status_code == 201, made.text
     at = f"/conversations/{made.json()['id']}"
     for turn in (0, 7_777, None):
         fork = service.post(f"{at}/fork", **({} if turn is None else {"turn": turn})).json()
         last = MOST_TURNS if turn is None else turn
-        assert fork["turns"] == last
+        assert fork["turn_count"] == last
         assert service.play(DONE, conversation_id=fork["id"])["turn"] == last + 1
         for number in {1, 1_001, last} if last else ():
             assert service.get(f"/conversations/{fork['id']}/turns/{number}")["message"] == f"task {number}"
@@ -91,7 +91,7 @@ def test_many_variables_are_forked_in_pieces(watched: tuple[Service, Raw]) -> No
     service, raw = watched
     names = [f"tool{number}" for number in range(5_000)]
     document = memory_of(1) | {"variables": {"": {"reset": names}}}
-    made = service.post("/conversations/import", **document)
+    made = service.post("/imports", **document)
     assert made.status_code == 201, made.text
     raw.slowlog_reset()
     fork = service.post(f"/conversations/{made.json()['id']}/fork").json()
@@ -103,7 +103,7 @@ def test_many_variables_are_forked_in_pieces(watched: tuple[Service, Raw]) -> No
 
 def test_many_steps_are_destroyed_at_once(watched: tuple[Service, Raw]) -> None:
     service, raw = watched
-    made = service.post("/conversations/import", **memory_of(300)).json()["id"]
+    made = service.post("/imports", **memory_of(300)).json()["id"]
     steps = f"{PARTITION}:steps:local/{made}:0"
     before = raw.lrange(steps, 0, -1)
     raw.config_resetstat()
@@ -120,7 +120,7 @@ def test_many_steps_are_destroyed_at_once(watched: tuple[Service, Raw]) -> None:
 
 
 def test_an_import_that_was_killed_leaves_nothing_visible(server: StoreServer, tmp_path: Path) -> None:
-    document, path = memory_of(MOST_TURNS), "/conversations/import?id=mine"
+    document, path = memory_of(MOST_TURNS), "/imports?id=mine"
     with Service(tmp_path / "service", PLAIN | server.settings) as service, server.client() as raw:
         client = threading.Thread(target=lambda: suppressed(service.client, path, document))
         client.start()
@@ -134,13 +134,13 @@ def test_an_import_that_was_killed_leaves_nothing_visible(server: StoreServer, t
         service.start()
         problem(service.client.get("/conversations/mine"), 404, "conversation_not_found")
         made = service.client.post(path, json=document)
-        assert (made.status_code, made.json()["turns"]) == (201, MOST_TURNS), made.text
+        assert (made.status_code, made.json()["turn_count"]) == (201, MOST_TURNS), made.text
         assert all(raw.ttl(name) == -1 for name in raw.scan_iter("*:local/mine*"))
         assert service.play(DONE, conversation_id="mine")["turn"] == MOST_TURNS + 1
 
 
 def test_what_was_refused_leaves_no_copies(server: StoreServer, tmp_path: Path) -> None:
-    path, document = "/conversations/import?id=mine", memory_of(10)
+    path, document = "/imports?id=mine", memory_of(10)
     agents = "scripted=tests.support.agents:make_scripted,code=tests.support.agents:make_code"
     with Service(tmp_path, server.settings | {"AGENTS": agents}) as service, server.client() as raw:
         assert service.client.post(path, json=document).status_code == 201

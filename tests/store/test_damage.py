@@ -54,7 +54,7 @@ class Victim:
     def reads(self) -> dict[str, str]:
         at = f"/conversations/{self.id}"
         turns = {f"{at}/turns/{number}{more}": "" for number in (1, 2, 3) for more in ("", "/events")}
-        paths = [at, f"{at}/turns", f"{at}/steps", f"{at}/steps?type=action&archived=true", f"{at}/messages"]
+        paths = [at, f"{at}/turns", f"{at}/steps", f"{at}/steps?type=action&archived=true", f"{at}/prompt"]
         paths += [f"{at}/export", f"{at}/turns?limit=1", f"{at}/steps?limit=2"]
         paths += [self.turn[kind][0]["url"] for kind in ("images", "files")]
         return dict.fromkeys(paths, "") | turns

@@ -49,14 +49,14 @@ def test_a_fork_at_or_a_rollback_to_any_turn_is_what_a_conversation_is_that_stop
     before = record_of(service, whole)
     for turn, probed in enumerate(expected):
         made = fork(service, whole, turn=turn)
-        assert made["turns"] == turn
+        assert made["turn_count"] == turn
         assert made["forked_from"] == {"conversation_id": whole, "turn": turn}
         assert probe(service, made["id"], kind) == probed, turn
     assert record_of(service, whole) == before
     assert probe(service, fork(service, whole)["id"], kind) == expected[-1]
     steps = service.get(f"/conversations/{whole}/steps", limit=100)["items"]
     for turn in (6, 3, 0, 7, 4, 1, 5, 2):
-        assert roll_back(service, whole, turn)["turns"] == last
+        assert roll_back(service, whole, turn)["turn_count"] == last
         assert probe(service, whole, kind) == expected[turn], turn
         last += 2
     record = service.get(f"/conversations/{whole}/steps", limit=100, archived="true")["items"]
@@ -262,7 +262,7 @@ def test_a_turn_that_is_not_there_is_not_found(service: Service) -> None:
 
 def tampered(service: Service, name: str) -> None:
     where = f"/conversations/{name}"
-    for path in (where, f"{where}/steps", f"{where}/export", f"{where}/messages"):
+    for path in (where, f"{where}/steps", f"{where}/export", f"{where}/prompt"):
         problem(service.client.get(path), 500, "seal_broken")
     for what in ("fork", "rollback"):
         problem(service.post(f"{where}/{what}", turn=1), 500, "seal_broken")

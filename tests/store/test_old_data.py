@@ -51,7 +51,7 @@ def test_old_conversations_are_read_and_gone_on_with(old: OldData, tmp_path: Pat
         for name in ("stopped", "handed", "empty"):  # whatever became of the last turn
             before = service.get(f"/conversations/{name}")
             turn = service.play({"say": "ещё"}, agent=before["agent"], conversation_id=name)
-            assert (turn["status"], turn["reply"], turn["turn"]) == ("finished", "ещё", before["turns"] + 1)
+            assert (turn["status"], turn["reply"], turn["turn"]) == ("finished", "ещё", before["turn_count"] + 1)
         again = old_data.once(service)
         assert (again.status_code, again.json()["turn"]) == (200, 1)
         assert f"/conversations/{again.json()['conversation_id']}" in old.said
@@ -135,7 +135,7 @@ def test_old_memories_are_read_and_gone_on_with(path: Path, tmp_path: Path) -> N
         assert_variables_come_back(service)
         for name, agent in old_data.MEMORY.items():
             where, fork = f"/conversations/{name}", service.post(f"/conversations/{name}/fork").json()["id"]
-            turns = service.get(where)["turns"]
+            turns = service.get(where)["turn_count"]
             both = (name, fork)
             assert len({service.play({"prompt": True}, agent=agent, conversation_id=one)["reply"] for one in both}) == 1
             assert service.post(f"{where}/rollback", turn=0).status_code == 200

@@ -238,7 +238,7 @@ def test_a_key_of_one_conversation_is_refused_for_another_wherever_both_lie(pair
         assert first["turn"] == 1
         assert say(other, f"named-{number}", conversation_id=f"x{number}").json()["turn"] == 1
         assert problem(say(other, f"named-{number}", conversation_id=f"y{number}"), 422, "idempotency_key_reused")
-        assert one.get(f"/conversations/y{number}")["turns"] == 0
+        assert one.get(f"/conversations/y{number}")["turn_count"] == 0
 
 
 def test_the_number_of_partitions_is_the_stores(
@@ -246,7 +246,7 @@ def test_the_number_of_partitions_is_the_stores(
 ) -> None:
     turn = say(pair[0], "kept").json()
     with Service(tmp_path / "unset", PLAIN | outside.settings) as service:
-        assert service.get(f"/conversations/{turn['conversation_id']}")["turns"] == 1
+        assert service.get(f"/conversations/{turn['conversation_id']}")["turn_count"] == 1
     status, _, said = run(tmp_path / "other", outside.settings | {"PARTITIONS": str(PARTITIONS + 1)}, "serve")
     assert status == 2
     assert f"has {PARTITIONS} partitions" in said

@@ -93,7 +93,7 @@ def test_a_turn_that_lost_what_was_acknowledged_ends_all_the_same(sentinels: Sen
         assert len(service.steps(turn)) < 4
         lost.open()
         ended = wait_for_end(service, turn)
-        assert (ended["status"], ended["reply"], ended["steps"]) == ("finished", "done", 5)
+        assert (ended["status"], ended["reply"], ended["step_count"]) == ("finished", "done", 5)
         kinds = [frame.event for frame in log_of(service, turn)]
         assert [kind for kind in kinds if kind in FINAL] == kinds[-1:]
         failover.assert_all_go_on((service, service), [turn])

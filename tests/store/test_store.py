@@ -108,7 +108,7 @@ def test_a_turn_that_runs_while_the_store_is_away_finishes(
             back()
         gate.open()
         turn = waiting.result(PATIENCE_S)
-        assert (turn["status"], turn["reply"], turn["attempts"], turn["steps"]) == ("finished", "end", 1, 3)
+        assert (turn["status"], turn["reply"], turn["attempts"], turn["step_count"]) == ("finished", "end", 1, 3)
         assert wait_for_end(service, turn) == turn
         same = service.follow_up(service.play({"say": "one"}), *script)
         assert len({service.follow_up(each, {"prompt": True})["reply"] for each in (turn, same)}) == 1

@@ -96,11 +96,11 @@ def test_one_that_is_not_used_goes_with_all_that_it_had(service: Service, raw: R
     patched(service, name, BRIEF_S)
     wait_until(lambda: gone(service, name))
     problem(service.post("/turn", message=json.dumps([DONE]), conversation_id=name), 404, "conversation_not_found")
-    for path in ("steps", "turns", "turns/1", "export", "messages"):
+    for path in ("steps", "turns", "turns/1", "export", "prompt"):
         assert service.client.get(f"/conversations/{name}/{path}").status_code == 404
     assert name not in [each["id"] for each in service.get("/conversations", limit=100)["items"]]
     wait_until(lambda: not kept(raw, name))  # the logs of its turns last for a second
-    assert not service.client.post("/conversations", json={"id": name}).json().get("turns")
+    assert not service.client.post("/conversations", json={"id": name}).json().get("turn_count")
     assert variable_x(service, import_document(service, export(service, other["id"]))["id"], "code-rememberer") == 1
 
 
@@ -118,7 +118,7 @@ def test_use_renews_it(service: Service) -> None:
         assert service.get(f"/conversations/{name}")["expires_at"] > before, what
         assert LONG_S - 60 < (left_s(service, name) or 0) <= LONG_S
     before = service.get(f"/conversations/{name}")["expires_at"]
-    for path in ("", "/steps", "/turns", "/messages", "/export"):
+    for path in ("", "/steps", "/turns", "/prompt", "/export"):
         service.get(f"/conversations/{name}{path}")
     assert service.get(f"/conversations/{name}")["expires_at"] == before
 

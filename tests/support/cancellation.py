@@ -54,7 +54,7 @@ def assert_steps_stored(service: Service, turn: Event, stream: Stream) -> None:
     """Check that the stored steps are exactly those that were shown as finished."""
     shown = [f.data for f in stream.seen if f.event == "step.finished" and f.data["parent_call_id"] is None]
     kept = [step for step in service.steps(turn) if step["turn"] == turn["turn"] and step["type"] != "task"]
-    assert len(kept) == len(shown) == turn["steps"]
+    assert len(kept) == len(shown) == turn["step_count"]
     assert [step["type"] for step in kept] == [event["kind"] for event in shown]
     assert [step.get("observations") for step in kept] == [event["observations"] for event in shown]
     assert [frame.raw for frame in log_of(service, turn)] == [frame.raw for frame in stream.seen]

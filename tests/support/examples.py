@@ -134,7 +134,7 @@ def _play(recorder: Recorder) -> None:
     at = "/conversations/tea"
     send("POST", f"{at}/turns", {"message": "How many words has this picture?", "images": [pixel()]})
     send("POST", f"{at}/turns", {"message": QUESTION}, headers={"Accept": "text/event-stream"})
-    for path in ("", "/turns?limit=1", "/turns/1", "/turns/1/events", "/messages", "/variables", "/workspace/files"):
+    for path in ("", "/turns?limit=1", "/turns/1", "/turns/1/events", "/prompt", "/variables", "/workspace/files"):
         send("GET", f"{at}{path}")
     steps = send("GET", f"{at}/steps").json()["items"]
     image = next(step["images"][0]["url"] for step in steps if step.get("images"))
@@ -147,7 +147,7 @@ def _play(recorder: Recorder) -> None:
     send("GET", "/conversations?limit=1")
     send("POST", "/conversations", {"id": "small", "agent": "demo"})
     document = send("GET", "/conversations/small/export").json()
-    send("POST", "/conversations/import?id=copy", document)
+    send("POST", "/imports?id=copy", document)
     send("DELETE", at)
     _answer(send)
     for path in ("/agents", "/agents/demo", "/livez", "/readyz", "/metrics"):
@@ -185,7 +185,7 @@ def _refuse(recorder: Recorder) -> None:
     send("POST", "/turn", {"message": QUESTION, "max_steps": 0})
     send("POST", "/turn", headers=json_type, content=b"[" + b" " * (21 << 20) + b"]")
     send("POST", "/conversations", {"id": "fickle", "agent": "fickle"})
-    send("GET", "/conversations/fickle/messages")
+    send("GET", "/conversations/fickle/prompt")
 
 
 def _stop(recorder: Recorder, service: Service) -> None:

@@ -56,5 +56,5 @@ def check_all(pair: Pair, patients: list[Patient]) -> None:
         wait_until_back(service)
     for number, patient in enumerate(patients):
         patient.check(pair[number % 2])
-        assert (patient.result["status"], patient.result["steps"]) == ("finished", 6)
+        assert (patient.result["status"], patient.result["step_count"]) == ("finished", 6)
         assert patient.breaks == 0

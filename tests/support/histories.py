@@ -127,7 +127,7 @@ def assert_consistent(service: Service, name: str, agent: str = "scripted") -> N
     assert step_counts(service.get(f"/conversations/{name}")) == {kind: kept.count(kind) for kind in set(kept)}
     shown = [
         message
-        for message in service.get(f"/conversations/{name}/messages")["messages"]
+        for message in service.get(f"/conversations/{name}/prompt")["messages"]
         if "New task" in json.dumps(message)
     ]
     assert len(shown) == kept.count("task")

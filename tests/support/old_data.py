@@ -125,8 +125,8 @@ def say_all(service: Service, *, memory: bool = False) -> Json:
         where = f"/conversations/{item['id']}"
         ask(where)
         if memory:
-            for more in ("messages", "export"):
-                ask(f"{where}/{more}")
+            said[f"{where}/messages"] = service.get(f"{where}/prompt")
+            ask(f"{where}/export")
             said[f"{where}/steps?archived"] = service.get(f"{where}/steps", limit=100, archived="true")
         for step in ask(f"{where}/steps", limit=100)["items"]:
             for image in step.get("images", ()):

@@ -83,7 +83,7 @@ class Patient:
         shown = [frame.data for frame in self.frames if frame.data.items() >= STEP.items()]
         steps = [step for step in service.steps(turn) if step["turn"] == turn["turn"] and step["type"] == "action"]
         assert [step["observations"] for step in steps] == [event["observations"] for event in shown]
-        assert turn["steps"] == len(steps)
+        assert turn["step_count"] == len(steps)
 
     def _read(self, service: Service, key: str) -> None:
         """Read events until the stream ends. A refused request yields none."""

@@ -130,7 +130,7 @@ class _Sequence:
             self._ask(call_id)
         if kind in {"tool", "code"} and not is_begun:
             result = next(e for e in self._played.events if e["type"] == "tool.result" and e["call_id"] == call_id)
-            self._add("T-->>S", result["result"] if result["ok"] else result["error"])
+            self._add("T-->>S", result["result"] if result["ok"] else result["error"]["message"])
         self._add("S->>D", f"journal {shown_key(key)}")
         if kind == "code" and is_begun:
             self._add("S->>T", "the block of code")
@@ -158,7 +158,7 @@ def _details(event: Event) -> str:
     outcome = "ok" if event.get("ok") else "failed" if "ok" in event else ""
     error = event["result"]["error"] if event["type"] == "turn.failed" else event.get("error")
     if isinstance(error, dict):
-        outcome = error.get("code") or error["type"]
+        outcome = error["code"]
     return _DETAILS.get(event["type"], "").format_map({**event, "outcome": outcome})
 
 
@@ -241,7 +241,7 @@ def _steps(played: Played) -> str:
         error = step.get("error") or {}
         said = next((str(step[name]) for name in ("observations", "output", "plan", "task") if step.get(name)), "")
         cell = re.sub("[|<]", r"\\\g<0>", _line(said or error["message"]))
-        rows.append(f"| {step['type']} | {calls} | {error.get('type', '')} | {cell} |")
+        rows.append(f"| {step['type']} | {calls} | {error.get('code', '')} | {cell} |")
     return "\n".join(rows)
 
 

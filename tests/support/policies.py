@@ -64,7 +64,7 @@ def prompt_of(service: Service, turn: Json, **query: Any) -> list[ChatMessage]:
         data = service.client.get(given["url"]).content
         return {"type": "image", "image": PIL.Image.open(io.BytesIO(data))}
 
-    found = service.get(path_of(turn, "/messages"), **query)["messages"]
+    found = service.get(path_of(turn, "/prompt"), **query)["messages"]
     return [ChatMessage(MessageRole(each["role"]), [part(one) for one in each["content"]]) for each in found]
 
 

@@ -15,7 +15,7 @@ OF_A_CONVERSATION: list[tuple[str, str, Any]] = [
     ("DELETE", "/conversations/{}", None),
     ("PATCH", "/conversations/{}", {"metadata": {}}),
     ("GET", "/conversations/{}/steps", None),
-    ("GET", "/conversations/{}/messages", None),
+    ("GET", "/conversations/{}/prompt", None),
     ("GET", "/conversations/{}/variables", None),
     ("GET", "/conversations/{}/workspace/files", None),
     ("GET", "/conversations/{}/workspace/files/a.md", None),

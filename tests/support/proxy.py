@@ -12,7 +12,7 @@ HOP_BY_HOP = {"connection", "content-length", "transfer-encoding", "keep-alive"}
 LATER_WORDS = {
     b'"status":"finished"': b'"status":"adjourned"',
     b'"status":"idle"': b'"status":"waiting"',
-    b'"state":"success"': b'"state":"partial"',
+    b'"outcome":"success"': b'"outcome":"partial"',
     b'"code":"model_error"': b'"code":"model_asleep"',
     b'"code":"conversation_not_found"': b'"code":"conversation_moved"',
     b"tool.result": b"tool.rejected",

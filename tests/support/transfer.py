@@ -18,9 +18,7 @@ def export(service: Service, name: str) -> dict[str, Any]:
 
 def post_import(service: Service, document: Any, **query: str) -> httpx2.Response:
     body = json.dumps(document)  # half a character as an escape
-    return service.client.post(
-        "/conversations/import", content=body, params=query, headers={"Content-Type": "application/json"}
-    )
+    return service.client.post("/imports", content=body, params=query, headers={"Content-Type": "application/json"})
 
 
 def import_document(service: Service, document: Any, **query: str) -> dict[str, Any]:

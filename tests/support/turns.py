@@ -78,7 +78,7 @@ def submit_next(service: Service, turn: Event, *script: Event, on_busy: str = "e
 
 def turn_counts(service: Service, turn: Event) -> tuple[int, int | None, int]:
     conversation = service.get(f"/conversations/{turn['conversation_id']}")
-    return conversation["turns"], conversation["running_turn"], conversation["queued_turns"]
+    return conversation["turn_count"], conversation["running_turn"], conversation["queued_turns"]
 
 
 def delegate(agent: str, *script: Event) -> list[Any]:

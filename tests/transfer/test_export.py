@@ -77,14 +77,14 @@ def test_what_is_taken_out_and_brought_in_elsewhere_is_the_same_and_goes_on_the_
     assert made["id"] == f"again-{kind}"
     assert export(elsewhere, made["id"]) == document | {"id": made["id"]}
     was = service.get(f"/conversations/{name}")
-    same = ("agent", "title", "metadata", "turns", "step_counts", "archived_steps", "policy")
+    same = ("agent", "title", "metadata", "turn_count", "step_counts", "archived_steps", "policy")
     assert {member: made[member] for member in same} == {member: was[member] for member in same}
     told: list[Any] = []
     for where, conversation in ((service, name), (elsewhere, made["id"])):
         path = f"/conversations/{conversation}"
         turns = where.get(f"{path}/turns", limit=100)["items"]
         steps = where.get(f"{path}/steps", limit=100, archived="true")["items"]
-        plain = json.dumps([turns, where.get(f"{path}/messages")]).replace(conversation, "")
+        plain = json.dumps([turns, where.get(f"{path}/prompt")]).replace(conversation, "")
         kinds = [
             (step["type"], step["turn"], step["archived"] or step["rolled_back"], step["hidden"]) for step in steps
         ]
@@ -101,13 +101,13 @@ def test_it_is_anybodys_who_has_the_document(tmp_path: Path) -> None:
         say_as(locked, ADA, "hello", hers)
         document = request_as(locked, ADA, "GET", f"/conversations/{hers}/export").json()
         assert '"ada"' not in json.dumps(document)
-        his = request_as(locked, BOB, "POST", f"/conversations/import?id={hers}", document)
+        his = request_as(locked, BOB, "POST", f"/imports?id={hers}", document)
         assert his.status_code == 201
         for_bob = request_as(locked, BOB, "GET", f"/conversations/{hers}/export").json()
         assert for_bob == document
         say_as(locked, BOB, "more", hers)
-        assert request_as(locked, ADA, "GET", f"/conversations/{hers}").json()["turns"] == 1
-        assert request_as(locked, BOB, "GET", f"/conversations/{hers}").json()["turns"] == 2
+        assert request_as(locked, ADA, "GET", f"/conversations/{hers}").json()["turn_count"] == 1
+        assert request_as(locked, BOB, "GET", f"/conversations/{hers}").json()["turn_count"] == 2
 
 
 def test_an_import_can_be_forked_and_gone_back_in_as_far_as_is_known(service: Service) -> None:
@@ -148,7 +148,7 @@ def test_an_empty_conversation_and_one_whose_steps_are_gone_go_round(service: Se
     assert service.post(f"/conversations/{name}/prune", destroy=True).status_code == 200
     roll_back(service, name, 1)
     made = import_document(service, export(service, name))
-    assert (step_counts(made), made["turns"]) == ({}, 1)
+    assert (step_counts(made), made["turn_count"]) == ({}, 1)
     assert variable_x(service, made["id"]) == 5
 
 
@@ -213,13 +213,13 @@ def test_a_document_that_is_wrong_is_refused_with_the_place(service: Service, do
 @pytest.mark.parametrize("value", mostly_deep([b"[]", b'{"a":1}', b"1", b'""'], fast=[b'{"a":1}']))
 def test_a_document_of_millions_of_values_is_refused(service: Service, value: bytes) -> None:
     body = b"[" + (value + b",") * 2_000_001 + b"1]"
-    response = service.client.post("/conversations/import", content=body, headers={"Content-Type": "application/json"})
+    response = service.client.post("/imports", content=body, headers={"Content-Type": "application/json"})
     problem(response, 413, "too_large")
 
 
 def test_texts_of_documents_may_hold_millions_of_separators(service: Service, document: dict[str, Any]) -> None:
     text = 'a,b[{\\"' * 1_000_000
-    assert import_document(service, changed(document, "/steps/0/task", text))["turns"]
+    assert import_document(service, changed(document, "/steps/0/task", text))["turn_count"]
 
 
 NUMBERS: list[Any] = [0, 1, 2, -1, 0.5, 1e308, 2**31, 2**63, 2**200, 10**400]
@@ -241,7 +241,7 @@ def test_a_document_with_any_part_replaced_is_refused_or_a_conversation(
         assert response.status_code == 422
         return
     where = f"/conversations/{response.json()['id']}"
-    for path in ("", "/turns", "/steps", "/messages", "/export"):
+    for path in ("", "/turns", "/steps", "/prompt", "/export"):
         assert service.client.get(where + path).status_code == 200, path
     agent = response.json()["agent"]
     last = service.play(DONE, agent=agent, conversation_id=response.json()["id"])
@@ -251,27 +251,27 @@ def test_a_document_with_any_part_replaced_is_refused_or_a_conversation(
 
 @pytest.mark.parametrize("body", ["[]", "1", "null", '"text"', "{}", '{"format": ["smolsessions/conversation"]}'])
 def test_what_is_no_document_is_refused(service: Service, body: str) -> None:
-    found = problem(send(service, "POST", "/conversations/import", body), 422, "invalid_request")
+    found = problem(send(service, "POST", "/imports", body), 422, "invalid_request")
     assert found["errors"][0]["pointer"] == "/format"
 
 
 def test_bodies_that_are_no_json_or_none(service: Service) -> None:
-    problem(send(service, "POST", "/conversations/import", "{"), 400, "malformed")
-    problem(send(service, "POST", "/conversations/import", ""), 400, "malformed")
-    problem(send(service, "POST", "/conversations/import", "{}", "text/plain"), 415, "unsupported_media_type")
-    twice = send(service, "POST", "/conversations/import", '{"format": 1, "format": 2}')
+    problem(send(service, "POST", "/imports", "{"), 400, "malformed")
+    problem(send(service, "POST", "/imports", ""), 400, "malformed")
+    problem(send(service, "POST", "/imports", "{}", "text/plain"), 415, "unsupported_media_type")
+    twice = send(service, "POST", "/imports", '{"format": 1, "format": 2}')
     assert "twice" in problem(twice, 422, "invalid_request")["detail"]
-    problem(send(service, "POST", "/conversations/import", '{"version": NaN}'), 422, "invalid_request")
+    problem(send(service, "POST", "/imports", '{"version": NaN}'), 422, "invalid_request")
 
 
 def test_an_id_is_used_once_and_the_agent_is_one_that_is_there(service: Service, document: dict[str, Any]) -> None:
     first = import_document(service, document, id="mine")
     with nothing_stored(service):
-        problem(service.client.post("/conversations/import?id=mine", json=document), 409, "conversation_exists")
-        problem(service.client.post("/conversations/import?id=a%2Fb", json=document), 422, "invalid_request")
+        problem(service.client.post("/imports?id=mine", json=document), 409, "conversation_exists")
+        problem(service.client.post("/imports?id=a%2Fb", json=document), 422, "invalid_request")
         for name in ("nobody", "ü"):
             problem(post_import(service, document, agent=name), 422, "unknown_agent")
-        problem(service.client.post("/conversations/import", json=document | {"agent": "nobody"}), 422, "unknown_agent")
+        problem(service.client.post("/imports", json=document | {"agent": "nobody"}), 422, "unknown_agent")
     again = import_document(service, document)
     assert again["id"] not in {first["id"], document["id"]}
     other = import_document(service, document, agent="planner")
@@ -303,7 +303,7 @@ def test_steps_that_are_hidden_one_by_one_are_not_shown(service: Service, docume
         steps = service.get(f"/conversations/{name}/steps", archived="true")["items"]
         assert [place for place, step in enumerate(steps) if step["hidden"] or step["archived"]] == hidden
         again = import_document(service, export(service, name))["id"]
-        messages = [service.get(f"/conversations/{each}/messages") for each in (name, again)]
+        messages = [service.get(f"/conversations/{each}/prompt") for each in (name, again)]
         assert messages[0] == messages[1]
         assert service.play(PROMPT, conversation_id=name)["status"] == "finished"
 
@@ -318,7 +318,7 @@ def test_a_process_that_is_killed_amid_imports_leaves_none_half_made(tmp_path: P
 
         def imports(_: int) -> None:
             with suppress(httpx2.TransportError):
-                while running_service.client.post("/conversations/import", json=document).status_code == 201:
+                while running_service.client.post("/imports", json=document).status_code == 201:
                     pass
 
         with ThreadPoolExecutor(4) as pool:

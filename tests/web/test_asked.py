@@ -123,7 +123,7 @@ def test_a_running_turn_lists_its_effects_without_their_results(service: Service
     assert (echo["step_id"], echo["attempt"], echo["repeated"], echo["error"]) == ("1", 1, False, None)
     assert echo["size_bytes"] > len(SECRET)
     assert echo["duration_ms"] >= 0
-    assert failed["error"] == "ValueError"
+    assert failed["error"] == {"code": "tool_error", "message": "The call raised ValueError.", "retryable": False}
     missing = service.client.get(place(turn | {"turn": 2}, "/effects"))
     assert (missing.status_code, error_code(missing)) == (404, "turn_not_found")
     assert (waits["attempt"], waits["size_bytes"], waits["duration_ms"], waits["step_id"]) == (1, None, None, "2")

@@ -119,7 +119,7 @@ def test_a_document_with_many_faults_costs_little_and_names_ten_at_most(service:
     document = json.dumps({"format": "smolsessions/conversation", "version": 1, **WRONG[case]}).encode()
     began_at = sum(psutil.Process(service.process.pid).cpu_times()[:2])
     with probed(service) as took, takes_little_memory(service):
-        answer = service.client.post("/conversations/import", content=document, headers=JSON)
+        answer = service.client.post("/imports", content=document, headers=JSON)
     assert 1 <= len(problem(answer, 422, "invalid_request")["errors"]) <= 10
     assert sum(psutil.Process(service.process.pid).cpu_times()[:2]) - began_at < 4
     assert took[-1] < LONGEST_PROBE_S, took[-5:]
@@ -129,7 +129,7 @@ def test_documents_are_imported_one_after_the_other(service: Service) -> None:
     document = json.dumps({"format": "smolsessions/conversation", "version": 1, "turns": [1] * 2 * MANY}).encode()
 
     def send(_number: int) -> None:
-        answer = service.client.post("/conversations/import", content=document, headers=JSON)
+        answer = service.client.post("/imports", content=document, headers=JSON)
         problem(answer, 422, "invalid_request")
 
     with takes_little_memory(service), ThreadPoolExecutor(10) as pool:

@@ -63,7 +63,7 @@ def test_a_new_conversation_is_empty_and_its_location_is_returned(service: Servi
         "metadata": {"user": {"name": "Ada"}},
         "created_at": made["created_at"],
         "updated_at": made["created_at"],
-        "turns": 0,
+        "turn_count": 0,
         "step_counts": {"task": 0, "planning": 0, "action": 0, "note": 0, "summary": 0},
         "running_turn": None,
         "queued_turns": 0,
@@ -136,7 +136,7 @@ def test_a_page_that_cannot_be_is_refused(service: Service, planned: dict[str, A
 def test_a_conversation_counts_and_pages_its_steps_and_turns(service: Service, planned: dict[str, Any]) -> None:
     where = f"/conversations/{planned['conversation_id']}"
     shown, steps, turns = service.get(where), service.steps(planned), service.get(f"{where}/turns")["items"]
-    assert (shown["turns"], shown["agent"]) == (3, "planner")
+    assert (shown["turn_count"], shown["agent"]) == (3, "planner")
     assert shown["updated_at"] > shown["created_at"]
     types = [step["type"] for step in steps]
     assert shown["step_counts"] == {kind: types.count(kind) for kind in shown["step_counts"]}
@@ -251,9 +251,9 @@ def test_a_title_goes_with_a_fork_and_an_export(service: Service) -> None:
             assert service.post(f"{where}/fork", **body).json()["title"] == title
         document = service.get(f"{where}/export")
         assert document["title"] == title
-        assert service.post("/conversations/import", **document).json()["title"] == title
+        assert service.post("/imports", **document).json()["title"] == title
         del document["title"]
-        assert service.post("/conversations/import", **document).json()["title"] == "What is 12 * 7?"
+        assert service.post("/imports", **document).json()["title"] == "What is 12 * 7?"
 
 
 def test_a_patch_leaves_a_running_turn_and_the_steps_alone(service: Service, gate: Gate) -> None:
@@ -261,7 +261,7 @@ def test_a_patch_leaves_a_running_turn_and_the_steps_alone(service: Service, gat
     where = f"/conversations/{made['id']}"
     with held_turn(service, gate.path, conversation_id=made["id"]) as held:
         patched = service.client.patch(where, json={"metadata": {"while": "running"}}).json()
-        assert (patched["metadata"], patched["running_turn"], patched["turns"]) == ({"while": "running"}, 1, 1)
+        assert (patched["metadata"], patched["running_turn"], patched["turn_count"]) == ({"while": "running"}, 1, 1)
     assert wait_for_end(service, held)["reply"] == "done"
     assert service.get(where)["metadata"] == {"while": "running"}
 
@@ -289,7 +289,7 @@ def test_the_id_of_a_deleted_conversation_is_free_after_a_while_and_not_before(b
     _assert_gone(brief, "phoenix")
     wait_until(lambda: _is_free(brief, "phoenix", agent="demo"))
     shown = brief.get("/conversations/phoenix")
-    assert (shown["turns"], shown["agent"], shown["step_counts"]["task"]) == (0, "demo", 0)
+    assert (shown["turn_count"], shown["agent"], shown["step_counts"]["task"]) == (0, "demo", 0)
     response = brief.post("/turn", message="What did I ask first?", conversation_id="phoenix", agent="demo")
     assert response.status_code == 200, response.text
     assert (response.json()["turn"], response.json()["agent"]["name"]) == (1, "demo")

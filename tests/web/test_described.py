@@ -49,7 +49,7 @@ def test_events_and_answers_match_their_schema(service: Service, name: str) -> N
         ("TurnPage", service.get(f"{at}/turns")),
         ("Conversation", service.get(at)),
         ("StepPage", service.get(f"{at}/steps")),
-        ("Messages", service.get(f"{at}/messages")),
+        ("Prompt", service.get(f"{at}/prompt")),
         ("PruneResult", preview),
     ):
         assert_described(schema, answer)

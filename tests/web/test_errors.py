@@ -65,7 +65,7 @@ BAD_TURNS: dict[str, list[Any]] = {
     "/metadata": BAD_METADATA,
     "/reset": ["maybe"],
     "/on_busy": ["wait", "Enqueue", None, ["enqueue"]],
-    "/include_internal_tools": [7],
+    "/include_internal_tools": [True],
 }
 BAD_CONVERSATIONS: dict[str, list[Any]] = {
     "/id": BAD_IDS,
@@ -116,7 +116,7 @@ OTHERS: list[tuple[str, str, Any]] = [
     ("POST", "/turn", {"message": "hi"}),
     ("POST", "/conversations", {}),
     ("GET", "/conversations", None),
-    ("POST", "/conversations/import", {}),
+    ("POST", "/imports", {}),
     ("GET", "/agents", None),
     ("GET", "/agents/demo", None),
 ]
@@ -361,7 +361,7 @@ def test_metadata_is_bounded_wherever_it_comes_from(service: Service, kept: str)
             service.post("/turn", message=SAY, agent="scripted", metadata=metadata(size)),
             service.post("/conversations", metadata=metadata(size)),
             service.client.patch(f"/conversations/{kept}", json={"metadata": metadata(size)}),
-            service.post("/conversations/import", **document | {"metadata": metadata(size)}),
+            service.post("/imports", **document | {"metadata": metadata(size)}),
             service.post(f"/conversations/{kept}/fork", metadata=metadata(size)),
         ]
         assert [answer.status_code for answer in answers] == statuses
@@ -373,7 +373,7 @@ def test_metadata_is_bounded_wherever_it_comes_from(service: Service, kept: str)
 def test_a_connection_stays_usable_after_a_defect(small: Service) -> None:
     turn = small.play({"say": "hi"}, agent="broken")
     url = small.client.base_url
-    path = f"/conversations/{turn['conversation_id']}/messages"
+    path = f"/conversations/{turn['conversation_id']}/prompt"
     logged = len(small.log())
     with closing(HTTPConnection(str(url.host), url.port or 80, timeout=PATIENCE_S)) as connection:
         connection.auto_open = 0  # no second connection
@@ -410,7 +410,7 @@ def test_an_unknown_path_is_not_found_and_a_method_gets_the_supported_ones(servi
         ("PUT", "/conversations", "GET, POST"),
         ("PUT", "/conversations/c", "DELETE, GET, PATCH"),
         ("PUT", "/conversations/c/turns", "GET, POST"),
-        ("PUT", "/conversations/import", "DELETE, GET, PATCH, POST"),
+        ("PUT", "/imports", "DELETE, GET, PATCH, POST"),
     ):
         response = service.client.request(method, path)
         problem(response, 405, "method_not_allowed")
@@ -442,7 +442,7 @@ def test_a_model_that_fails_is_a_failed_turn_that_keeps_its_words_to_itself(serv
     failed = service.play(*scripts[0])
     error = {"code": "model_error", "message": "The model gave no usable answer (RuntimeError).", "retryable": False}
     assert (failed["status"], failed["error"]) == ("failed", error)
-    assert (failed["reply"], failed["output"], failed["state"], failed["steps"]) == (None, None, None, 0)
+    assert (failed["reply"], failed["output"], failed["outcome"], failed["step_count"]) == (None, None, None, 0)
     assert service.get(f"/conversations/{failed['conversation_id']}/turns/1") == failed
     assert [(step["type"], step["unanswered"]) for step in service.steps(failed)] == [("task", True)]
     after = service.follow_up(failed, *scripts[1])  # its prompt has nothing of the unfinished step

@@ -191,7 +191,8 @@ def test_how_the_answer_is_wanted_and_the_order_of_names_make_no_other_request(
     for query in ("", "?on_disconnect=cancel"):  # with a query FastAPI answers
         for path, body in ((f"/conversations/{conversation}/turns", turned), ("/turn", named)):
             assert turn_of(post_with_key(pair[1], key, DONE, path=path + query, **body)) == first
-    shown = turn_of(post_with_key(pair[1], key, DONE, **named, include_internal_tools=True))
+    path = "/turn?include_internal_tools=true"
+    shown = turn_of(post_with_key(pair[1], key, DONE, path=path, **named))
     assert (shown["tool_call_names"], shown["turn"]) == (["final_answer"], 1)
 
 

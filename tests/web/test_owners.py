@@ -28,7 +28,7 @@ OTHERS: list[tuple[str, str, Any]] = [
     ("POST", "/turn", TURN),
     ("POST", "/conversations", {}),
     ("GET", "/conversations", None),
-    ("POST", "/conversations/import", {}),
+    ("POST", "/imports", {}),
     ("GET", "/agents", None),
     ("GET", "/agents/scripted", None),
 ]
@@ -127,7 +127,7 @@ def test_the_same_id_is_another_conversation_for_another_owner(locked: Service) 
         shown = request_as(locked, key, "GET", "/conversations/diary").json()
         turns = request_as(locked, key, "GET", "/conversations/diary/turns").json()["items"]
         steps = request_as(locked, key, "GET", "/conversations/diary/steps").json()["items"]
-        assert (shown["metadata"], shown["turns"], len(steps)) == ({"of": text}, 1, 2)
+        assert (shown["metadata"], shown["turn_count"], len(steps)) == ({"of": text}, 1, 2)
         assert [turn["reply"] for turn in turns] == [text]
     assert request_as(locked, BOB, "DELETE", "/conversations/diary").status_code == 204
     assert say_as(locked, ADA, "goes on", "diary")["turn"] == 2
@@ -281,8 +281,8 @@ def test_imports_of_one_owner_delay_another_owner_by_one_import(tmp_path: Path) 
         document = request_as(service, ADA, "GET", f"/conversations/{made}/export").json()
         large = document | {"steps": document["steps"] * 2000}
         with ThreadPoolExecutor(6) as pool:
-            asked = [pool.submit(request_as, service, ADA, "POST", "/conversations/import", large) for _ in range(6)]
+            asked = [pool.submit(request_as, service, ADA, "POST", "/imports", large) for _ in range(6)]
             wait(asked, return_when=FIRST_COMPLETED)
-            assert request_as(service, BOB, "POST", "/conversations/import", document).status_code == 201
+            assert request_as(service, BOB, "POST", "/imports", document).status_code == 201
             assert sum(each.done() for each in asked) < len(asked) - 1
             assert {each.result().status_code for each in asked} == {201}

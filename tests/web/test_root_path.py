@@ -48,7 +48,7 @@ def test_each_link_of_an_answer_leads_to_its_object(address: str) -> None:
         body = {"message": json.dumps([{"call": [["picture", {}]]}, {"say": "image.png"}]), "images": [png("blue")]}
         turn = client.post(f"{at}/turns", json=body)
         assert client.get(urljoin(address, turn.headers["Location"])).json() == turn.json()
-        answers = [turn.json(), client.get(f"{at}/steps").json(), client.get(f"{at}/messages").json()]
+        answers = [turn.json(), client.get(f"{at}/steps").json(), client.get(f"{at}/prompt").json()]
         answers += [client.get(f"{at}/nothing").json()]
         with client.stream("GET", f"{at}/turns/1/events") as stream:
             assert stream.headers["Location"] == turn.headers["Location"]

@@ -287,7 +287,7 @@ def test_a_reader_may_ask_that_his_leaving_stops_the_turn(service: Service, meth
         else:
             poster.response.close()
         ended = wait_for_end(service, turn)
-    assert (ended["status"], ended["steps"]) == ("cancelled", 1)
+    assert (ended["status"], ended["step_count"]) == ("cancelled", 1)
     assert min(ended["usage"].values()) > 1  # estimated: the stream had not reported any
     assert service.follow_up(ended, DONE)["reply"] == "done"
 
@@ -360,7 +360,7 @@ def test_streams_end_at_shutdown_and_their_readers_go_on_with_a_restarted_server
             assert bytes_of(whole).startswith(bytes_of(stream.seen))
         assert bytes_of(whole) == bytes_of([*reader.seen, *again.seen])
         ended = whole[-1].data["result"]
-        assert (ended["status"], ended["steps"], ended["attempts"]) == ("cancelled", 1, 2)
+        assert (ended["status"], ended["step_count"], ended["attempts"]) == ("cancelled", 1, 2)
         assert service.follow_up(turn | {"agent": {"name": "streamed"}}, DONE)["reply"] == "done"
 
 

@@ -28,7 +28,7 @@ def test_the_answer_is_the_turn_as_designed(service: Service) -> None:
     assert turn["tool_call_names"] == ["calculator"]
     call = turn["tool_calls"][0]
     assert (call["name"], call["arguments"], call["ok"]) == ("calculator", {"expression": "12 * 7"}, True)
-    assert (turn["turn"], turn["status"], turn["state"], turn["attempts"]) == (1, "finished", "success", 1)
+    assert (turn["turn"], turn["status"], turn["outcome"], turn["attempts"]) == (1, "finished", "success", 1)
     fingerprint = turn["agent"].pop("fingerprint")
     model = {"provider": "RuleModel", "id": "rules"}
     named = {"name": "demo", "kind": "ToolCallingAgent", "smolagents": "1.26.0", "model": model, "version": "0.1.0"}

@@ -17,7 +17,7 @@ ECHO: Event = {"call": [["echo", {"text": "first"}]]}
 
 def prompt(service: Service, of: Event, **query: Any) -> list[list[str]]:
     """Return role and text of each message except the system message, as the model of `shown` does."""
-    found = service.get(f"/conversations/{of['conversation_id']}/messages", **query)
+    found = service.get(f"/conversations/{of['conversation_id']}/prompt", **query)
     assert found["rebuilt"] is ("turn" in query)
     assert all(message["tokens"] > 0 for message in found["messages"])
     return [[each["role"], _text(each["content"])] for each in found["messages"] if each["role"] != "system"]
@@ -62,7 +62,7 @@ def test_what_was_pruned_or_rolled_back_later_is_in_a_past_prompt(service: Servi
 
 def test_only_a_step_of_a_turn_that_is_over_has_a_past_prompt(service: Service, gate: Gate) -> None:
     turn = service.play(ECHO, DONE, agent="scripted")
-    here = f"/conversations/{turn['conversation_id']}/messages"
+    here = f"/conversations/{turn['conversation_id']}/prompt"
     for query, status, code in (
         ({"turn": 2}, 404, "turn_not_found"),
         ({"turn": 1, "step": 4}, 422, "invalid_request"),

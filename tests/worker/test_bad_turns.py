@@ -48,7 +48,7 @@ def task(*script: Event) -> tuple[str, str]:
 def test_a_turn_that_ran_out_of_steps_is_shown_as_smolagents_does(service: Service, agent: str, entry: Event) -> None:
     script = [entry, entry | {"forced": ANSWER}]
     turn = service.play(*script, agent=agent, max_steps=2)
-    assert (turn["status"], turn["state"], turn["reply"]) == ("finished", "max_steps_error", ANSWER)
+    assert (turn["status"], turn["outcome"], turn["reply"]) == ("finished", "max_steps_error", ANSWER)
     prompt = shown_next(service, turn)
     step = ["assistant", "tool-call", "tool-response"]
     assert (prompt[0], roles(prompt)) == (task(*script), ["user", *step, *step, "tool-response"])
@@ -68,7 +68,7 @@ def test_a_step_that_is_too_large_to_be_kept_leaves_its_task(service: Service) -
 def test_a_turn_that_failed_later_leaves_its_finished_steps(service: Service, agent: str, entry: Event) -> None:
     script = [entry, {"raise": "kaputt"}]
     turn = service.play(*script, agent=agent)
-    assert (turn["status"], turn["steps"]) == ("failed", 1)
+    assert (turn["status"], turn["step_count"]) == ("failed", 1)
     prompt = shown_next(service, turn)
     assert (prompt[0], roles(prompt)) == (task(*script), ["user", "assistant", "tool-call", "tool-response"])
     assert not any(word in text for _, text in prompt[1:] for word in WORDS)
@@ -100,14 +100,14 @@ def test_a_turn_that_was_stopped_while_an_answer_was_forced_leaves_its_steps(ser
         cancel(service, stream.seen[0].data)
         gate.touch()
         turn = stream.rest()[-1].data["result"]
-    assert (turn["status"], turn["steps"]) == ("cancelled", 1)
+    assert (turn["status"], turn["step_count"]) == ("cancelled", 1)
     assert roles(shown_next(service, turn)) == ["user", "assistant", "tool-call", "tool-response"]
 
 
 def test_a_managed_agent_that_ran_out_of_steps_reports_what_it_knew(service: Service) -> None:
     script = [{"call": [delegate("lead", ECHO | {"forced": ANSWER})]}, ENDS]
     turn = service.play(*script, agent="family")
-    assert (turn["status"], turn["state"]) == ("finished", "success")
+    assert (turn["status"], turn["outcome"]) == ("finished", "success")
     prompt = shown_next(service, turn)
     assert ("tool-response", f"Observation:\n{ANSWER}") in prompt
     assert not any("Reached max" in text or "retry" in text for _, text in prompt)
@@ -119,11 +119,11 @@ def test_an_answer_whose_arguments_are_no_json_is_no_answer(service: Service) ->
     with posting(service, *script, agent="streamed") as stream:
         events = [frame.data for frame in stream]
     turn = events[-1]["result"]
-    assert (turn["status"], turn["reply"], turn["steps"]) == ("finished", "It is 42.", 2)
+    assert (turn["status"], turn["reply"], turn["step_count"]) == ("finished", "It is 42.", 2)
     calls = service.get(place(turn), include_internal_tools=True)["tool_calls"]
     assert [(call["name"], call["step_id"], call["ok"]) for call in calls] == [("final_answer", "2", True)]
     first, second = (event for event in events if event["type"] == "step.finished")
-    assert (first["error"]["type"], first["is_final_answer"]) == ("AgentParsingError", False)
+    assert (first["error"]["code"], first["is_final_answer"]) == ("parsing_error", False)
     assert (second["error"], second["is_final_answer"]) == (None, True)
     assert pieces(events, "answer", step=1) == "It is 4"
     assert pieces(events, "answer", step=2) == "It is 42."
@@ -159,7 +159,7 @@ def test_the_model_can_answer_again_and_no_tool_is_called_beside(service: Servic
 
 def test_who_never_gets_it_right_is_asked_for_an_answer_in_the_end(service: Service) -> None:
     turn = service.play({"call": [["final_answer", HALF]], "forced": ANSWER}, max_steps=2)
-    assert (turn["state"], turn["reply"]) == ("max_steps_error", ANSWER)
+    assert (turn["outcome"], turn["reply"]) == ("max_steps_error", ANSWER)
     turn = service.play({"call": [delegate("lead", GARBLED, {"say": "вот 42"})]}, ENDS, agent="family")
     assert (turn["reply"], service.steps(turn)[1]["observations"]) == ("вот", "вот 42")
 
@@ -176,13 +176,13 @@ def test_what_can_be_read_is_an_answer(service: Service) -> None:
         ({"text": '{"name": "final_answer", "arguments": "words alone"}'}, "words alone"),
     ):
         turn = service.play(entry)
-        assert (turn["status"], turn["reply"], turn["steps"]) == ("finished", reply, 1)
+        assert (turn["status"], turn["reply"], turn["step_count"]) == ("finished", reply, 1)
 
 
 def test_a_code_agent_answers_in_code_and_whatever_its_model_calls_beside_it_is_nothing(service: Service) -> None:
     stream = ["<code>\nfinal_answer('aus Code')\n</code>", [0, HALF, "final_answer"]]
     turn = service.play({"stream": stream}, agent="streamed-code")
-    assert (turn["status"], turn["reply"], turn["steps"]) == ("finished", "aus Code", 1)
+    assert (turn["status"], turn["reply"], turn["step_count"]) == ("finished", "aus Code", 1)
 
 
 def test_a_bad_turn_whose_process_is_killed_anywhere_leaves_the_same(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def ended_by(service: Service, turn: Event, how: str, by: int) -> Event:
     ended = wait_for_end(service, turn)
     assert (ended["status"], ended["error"]["code"], ended["error"]["retryable"]) == ("cancelled", CODES[how], False)
     assert f"Turn {by} " in ended["error"]["message"]
-    assert (ended["reply"], ended["output"], ended["state"]) == (None, None, None)
+    assert (ended["reply"], ended["output"], ended["outcome"]) == (None, None, None)
     assert ended["rolled_back"] == (how == "rollback")
     return ended
 
@@ -113,7 +113,7 @@ def test_an_interrupted_turn_keeps_its_finished_steps_and_the_new_one_sees_them(
         assert stream.rest()[-1].event == "turn.cancelled"
     ended = ended_by(service, first, "interrupt", 2)
     assert stream.seen[-1].data["result"] == ended
-    assert (ended["steps"], ended["tool_call_names"], ended["usage"]["output_tokens"] > 5) == (1, ["echo"], True)
+    assert (ended["step_count"], ended["tool_call_names"], ended["usage"]["output_tokens"] > 5) == (1, ["echo"], True)
     assert_steps_stored(service, ended, stream)
     assert (second["turn"], second["reply"], in_order([ended, second])) == (2, "done", True)
     assert [step["turn"] for step in service.steps(first)] == [1, 1, 2, 2]
@@ -129,7 +129,7 @@ def test_a_turn_that_is_rolled_back_leaves_the_conversation_as_it_found_it(servi
         third = service.follow_up(one, {"prompt": True}, on_busy="rollback")
         assert stream.rest()[-1].event == "turn.cancelled"
     ended = ended_by(service, rolled, "rollback", 3)
-    assert (ended["steps"], ended["tool_call_names"], ended["usage"]["output_tokens"] > 5) == (0, ["echo"], True)
+    assert (ended["step_count"], ended["tool_call_names"], ended["usage"]["output_tokens"] > 5) == (0, ["echo"], True)
     assert [frame.raw for frame in log_of(service, ended)] == [frame.raw for frame in stream.seen]
     assert "step.finished" in [frame.event for frame in stream.seen]
     assert third["reply"] == service.follow_up(other, {"prompt": True})["reply"]
@@ -145,7 +145,7 @@ def test_a_first_turn_may_be_rolled_back(service: Service) -> None:
         first = stream.until("message.delta", step=2)
         named = {"agent": "streamed", "conversation_id": first["conversation_id"]}
         assert service.play({"prompt": True}, on_busy="rollback", **named)["reply"] == fresh["reply"]
-    assert ended_by(service, first, "rollback", 2)["steps"] == 0
+    assert ended_by(service, first, "rollback", 2)["step_count"] == 0
     assert [step["turn"] for step in service.steps(first)] == [2, 2]
 
 
@@ -182,9 +182,9 @@ def test_a_turn_is_stopped_by_one_of_another_process(trio: list[Service], how: s
         stream.rest()
     ended = ended_by(third, first, how, 2)
     assert stream.seen[-1].data["result"] == ended
-    assert ended["steps"] == (how == "interrupt")
+    assert ended["step_count"] == (how == "interrupt")
     assert wait_for_end(third, second)["reply"] == "done"
-    assert [step["turn"] for step in third.steps(first)] == [1] * (2 * ended["steps"]) + [2, 2]
+    assert [step["turn"] for step in third.steps(first)] == [1] * (2 * ended["step_count"]) + [2, 2]
     assert_goes_on(here, second)
 
 
@@ -236,7 +236,7 @@ def test_of_several_that_stop_a_turn_the_one_that_leaves_least_counts(
     assert (ended["error"] and ended["error"]["code"]) == code
     if by:
         assert f"Turn {by} " in ended["error"]["message"]
-    assert (ended["steps"] == 0) == (code == "rolled_back")
+    assert (ended["step_count"] == 0) == (code == "rolled_back")
 
 
 def test_a_turn_that_waits_is_cancelled_at_once_and_the_others_go_on(service: Service, tmp_path: Path) -> None:
@@ -311,4 +311,4 @@ def test_of_turns_that_stop_each_other_all_end_once_and_the_last_is_played(trio:
         events = [frame.event for frame in log_of(trio[1], turn)]
         assert [event for event in events if event in {"turn.finished", "turn.cancelled"}] == [events[-1]]
         steps = [step for step in trio[2].steps(turn) if step["turn"] == turn["turn"] and step["type"] != "task"]
-        assert len(steps) == turn["steps"]
+        assert len(steps) == turn["step_count"]

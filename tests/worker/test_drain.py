@@ -158,7 +158,7 @@ def test_a_block_that_outlives_the_drain_is_broken_off_at_its_next_call_and_none
     assert it.calls[:2] == ["model", "note 0"]
     assert 2 < len(it.calls) < 101
     turn = ended(service, it)
-    assert turn["steps"] == 2
+    assert turn["step_count"] == 2
     assert called(it) == ["model", *(f"note {n}" for n in range(100)), "model"]
     repeated = [number for number, call in enumerate(turn["tool_calls"]) if call["repeated"]]
     assert repeated in ([], [len(it.calls) - 1]), "broken off where it was said to begin, and had not begun"

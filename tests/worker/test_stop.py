@@ -37,7 +37,7 @@ def test_a_turn_that_has_not_started_is_stopped_at_once(narrow: Service, tmp_pat
         with posting(narrow, DONE) as stream:
             turn = stream.until("turn.queued")
             answer = cancel(narrow, turn)
-            assert (answer.status_code, answer.json()["status"], answer.json()["steps"]) == (200, "cancelled", 0)
+            assert (answer.status_code, answer.json()["status"], answer.json()["step_count"]) == (200, "cancelled", 0)
             assert [frame.event for frame in stream] == ["turn.cancelled"]
         assert narrow.get(place(turn)) == answer.json() == stream.seen[-1].data["result"]
         assert narrow.get(place(ahead))["status"] == "running"
@@ -51,7 +51,7 @@ def test_a_stop_lands_in_the_middle_of_a_stream(service: Service) -> None:
     with posting(service, ECHO, ENDLESS) as stream:
         stream.until("message.delta", step=2)
         turn = cancel_and_check(service, stream)
-    assert turn["steps"] == 1
+    assert turn["step_count"] == 1
     assert turn["usage"]["input_tokens"] > 10  # those of the first step, and an estimate
     assert turn["usage"]["output_tokens"] > 5
     timing = turn["timing"]
@@ -64,7 +64,7 @@ def test_a_stop_that_comes_right_away_lands(service: Service) -> None:
     with posting(service, ENDLESS) as stream:
         stream.until("turn.queued")
         turn = cancel_and_check(service, stream)
-    assert turn["steps"] == 0
+    assert turn["step_count"] == 0
     assert [step["unanswered"] for step in service.steps(turn)] in ([], [True])  # in the queue, or in its first step
     assert_goes_on(service, turn)
 
@@ -81,7 +81,7 @@ def stop_at(service: Service, gate: Gate, stream: Stream) -> Event:
 def test_a_stop_between_steps_keeps_the_one_and_does_not_begin_the_other(service: Service, gate: Gate) -> None:
     with posting(service, gate.script, ENDLESS) as stream:
         turn = stop_at(service, gate, stream)
-    assert turn["steps"] == 1
+    assert turn["step_count"] == 1
     assert turn["tool_call_names"] == ["wait_for"]
     assert_goes_on(service, turn)
 
@@ -90,7 +90,7 @@ def test_a_stop_amid_steps_that_follow_each_other_fast_keeps_just_those_that_wer
     with posting(service, *[ECHO] * 100, max_steps=100) as stream:
         stream.until("step.finished")
         turn = cancel_and_check(service, stream)
-    assert 1 <= turn["steps"] < 100
+    assert 1 <= turn["step_count"] < 100
     assert_goes_on(service, turn)
 
 
@@ -101,7 +101,7 @@ def test_a_stop_keeps_the_finished_steps_of_a_loop_of_an_authors_own(tmp_path: P
         posting(service, ECHO, gate.script, ECHO, agent="workflow") as stream,
     ):
         turn = stop_at(service, gate, stream)
-        assert turn["steps"] == 2
+        assert turn["step_count"] == 2
         assert_goes_on(service, turn)
 
 
@@ -120,7 +120,7 @@ def test_a_stop_lands_inside_parallel_agents(service: Service) -> None:
     with posting(service, {"call": calls}, DONE, agent="family") as stream:
         stream.until("message.delta", agent="family/lead")
         turn = cancel_and_check(service, stream)
-    assert turn["steps"] == 0
+    assert turn["step_count"] == 0
     assert_goes_on(service, turn)
 
 
@@ -130,7 +130,7 @@ def test_a_stop_lands_inside_code_that_catches_by(service: Service, way: str) ->
     with posting(service, {"code": "x = 1"}, {"code": code}, ENDLESS, agent="streamed-code") as stream:
         stream.until("tool.result", name="compute")
         turn = cancel_and_check(service, stream)
-    assert turn["steps"] == 1
+    assert turn["step_count"] == 1
     assert_goes_on(service, turn)
 
 
@@ -150,7 +150,7 @@ def test_a_stop_lands_though_code_swallows_it_for_ever_by(narrow: Service, way: 
     with posting(narrow, {"code": "x = 1"}, {"code": SWALLOWS[way].format(CALL)}, agent="streamed-code") as stream:
         stream.until("tool.result", name="compute")
         turn = cancel_and_check(narrow, stream)
-    assert turn["steps"] == 1
+    assert turn["step_count"] == 1
     wait_until(lambda: threads(narrow) == {"stuck": stuck, "busy": 0, "free": 1})  # the service ended its process
     assert_goes_on(narrow, turn)
 
@@ -160,7 +160,7 @@ def test_a_stop_lands_though_a_tool_swallows_it_for_ever(narrow: Service) -> Non
     with posting(narrow, ECHO, {"call": [["nag", {"times": 10**9}]]}) as stream:
         stream.until("tool.result", name="echo", step=2)
         turn = cancel_and_check(narrow, stream, heeds=False)
-    assert turn["steps"] == 1
+    assert turn["step_count"] == 1
     wait_until(lambda: threads(narrow) == {"stuck": stuck + 1, "busy": 0, "free": 1})
     assert_goes_on(narrow, turn)
 
@@ -242,7 +242,7 @@ def test_a_deadline_ends_the_turn_as_failed_and_keeps_what_was_finished(service:
 def test_the_deadline_of_turns_without_one_is_a_setting_and_so_is_the_longest(tmp_path: Path) -> None:
     with Service(tmp_path, CODELESS | {"DEADLINE_S": "1", "MAX_DEADLINE_S": "60", "LEASE_S": "0.5"}) as service:
         turn = service.play(ECHO, ENDLESS, agent="streamed")
-        assert (turn["error"]["code"], turn["steps"]) == ("deadline_exceeded", 1)
+        assert (turn["error"]["code"], turn["step_count"]) == ("deadline_exceeded", 1)
         assert turn["timing"]["duration_ms"] >= 1000
         longer = service.follow_up(turn, {"call": [["compute", {"seconds": 1.2}]]}, DONE, deadline_s=60)
         assert (longer["reply"], longer["attempts"]) == ("done", 1)  # its lease was renewed

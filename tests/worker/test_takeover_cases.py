@@ -266,14 +266,14 @@ def test_what_came_with_the_message_is_there_in_the_replay(resumed: Resumed, nam
 
 def test_an_answer_that_is_forced_is_forced_in_the_replay(resumed: Resumed) -> None:
     turn, ledger = resumed.turn("max steps", repeated=[False, False])
-    assert (turn["reply"], turn["state"], turn["steps"]) == ("forced answer", "max_steps_error", 3)
+    assert (turn["reply"], turn["outcome"], turn["step_count"]) == ("forced answer", "max_steps_error", 3)
     assert [call for call in ledger.calls if call.startswith("note")] == ["note a", "note b"]
     assert resumed.is_shown_the_same("max steps")
 
 
 def test_a_model_that_fails_again_fails_the_turn_with_its_finished_steps(resumed: Resumed) -> None:
     turn, ledger = resumed.turn("model error", repeated=[False], status="failed")
-    assert (turn["error"]["code"], turn["steps"]) == ("model_error", 1)
+    assert (turn["error"]["code"], turn["step_count"]) == ("model_error", 1)
     assert ledger.calls.count("note a") == 1
     assert len(resumed.service.steps(turn)) == 2
 

@@ -93,7 +93,7 @@ class Killed:
         turn = wait_for_end(self.service, it.turn)
         assert (turn["status"], (turn["error"] or {}).get("code"), turn["attempts"]) == (status, code, 2)
         assert it.ledger.calls == it.calls
-        assert (turn["steps"], kinds_of(self.service, turn)) == (steps, ["task"] + ["action"] * steps)
+        assert (turn["step_count"], kinds_of(self.service, turn)) == (steps, ["task"] + ["action"] * steps)
         following = self.service.follow_up(turn, note_call(str(it.ledger.path), "on"), DONE)
         assert (following["reply"], following["turn"]) == ("done", 2)
         return turn
@@ -192,7 +192,7 @@ def test_a_journal_that_was_tampered_with_ends_the_turn_and_says_so(killed: Kill
 
 def test_a_spoilt_step_of_an_earlier_attempt_costs_the_turn_and_not_its_conversation(killed: Killed) -> None:
     turn = wait_for_end(killed.service, killed.turns["spoilt step"].turn)
-    assert (turn["status"], turn["error"]["code"], turn["steps"]) == ("failed", "seal_broken", 0)
+    assert (turn["status"], turn["error"]["code"], turn["step_count"]) == ("failed", "seal_broken", 0)
     assert kinds_of(killed.service, turn) == []
     path = str(killed.turns["spoilt step"].ledger.path)
     assert killed.service.follow_up(turn, note_call(path, "on"), DONE)["reply"] == "done"
@@ -220,7 +220,7 @@ def test_a_turn_that_was_taken_over_can_be_rolled_back_with_the_steps_of_all_att
     later = submit_next(service, killed.earlier, {"prompt": True}, on_busy="rollback")
     it.ledger.go()
     ended = wait_for_end(service, it.turn)
-    assert (ended["status"], ended["attempts"], ended["steps"]) == ("cancelled", 2, 0)
+    assert (ended["status"], ended["attempts"], ended["step_count"]) == ("cancelled", 2, 0)
     bare = ledgers.make_teller()
     bare.run(killed.earlier["message"], reset=False)
     assert wait_for_end(service, later)["reply"] == bare.run(later["message"], reset=False)
@@ -270,7 +270,7 @@ def test_a_turn_that_ends_its_process_again_and_again_runs_alone_and_is_given_up
         service.kill()  # ends the processes that it left
     with service:
         ended = wait_for_end(service, it.turn)
-        assert (ended["status"], ended["error"]["code"], ended["steps"]) == ("failed", "crashed_repeatedly", 1)
+        assert (ended["status"], ended["error"]["code"], ended["step_count"]) == ("failed", "crashed_repeatedly", 1)
         assert (it.ledger.calls.count("crash"), it.ledger.calls.count("note a")) == (4, 1)
         assert kinds_of(service, it.turn) == ["task", "action"]
         for turn in (neighbour.turn, beside.json()):

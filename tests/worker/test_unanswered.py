@@ -111,7 +111,7 @@ def test_pages_forks_exports_and_rollbacks_keep_it(service: Service) -> None:
     at = f"/conversations/{turn['conversation_id']}"
     assert [step.get("unanswered") for (step,) in pages(service, f"{at}/steps", limit=1)] == [False, None, True]
     fork = service.post(f"{at}/fork").json()["id"]
-    brought = service.post("/conversations/import?id=brought-in-unanswered", **service.get(f"{at}/export")).json()["id"]
+    brought = service.post("/imports?id=brought-in-unanswered", **service.get(f"{at}/export")).json()["id"]
     expected = service.follow_up(turn, PROMPT)["reply"]
     service.post(f"{at}/rollback", turn=2)
     for conversation in (fork, brought, turn["conversation_id"]):
@@ -135,7 +135,7 @@ def test_policies_take_it_for_a_turn(service: Service) -> None:
 def test_an_agent_that_cannot_be_made_loses_no_message(tmp_path: Path) -> None:
     with Service(tmp_path, {"AGENTS": "fickle=tests.support.agents:make_fickle", "DEMO_AGENTS": "0"}) as service:
         turn = service.play({"say": "never"}, agent="fickle", images=[pixel()], additional_args={"a": [1, "x"]})
-        assert (turn["status"], turn["error"]["code"], turn["steps"]) == ("failed", "agent_error", 0)
+        assert (turn["status"], turn["error"]["code"], turn["step_count"]) == ("failed", "agent_error", 0)
         assert "hunter2" not in json.dumps(turn), "the error of the factory"
         (step,) = service.steps(turn)
         assert service.follow_up(turn, {"say": "second"})["reply"] == "second"

@@ -61,7 +61,7 @@ def test_a_cancel_ends_a_wait_and_keeps_the_calls_that_were_made(service: Servic
     told = cancel(service, turn)
     assert (told.status_code, told.json()["requests"]) == (202, [])
     ended = wait_for_end(service, turn)
-    assert (ended["status"], ended["steps"]) == ("cancelled", 1)
+    assert (ended["status"], ended["step_count"]) == ("cancelled", 1)
     assert [call["name"] for call in ended["tool_calls"] if call["ok"]] == ["echo", "echo"]
     names = [frame.event for frame in log_of(service, turn)]
     assert names[-1] == "turn.cancelled"

@@ -253,7 +253,7 @@ def test_a_fork_copies_the_files_and_a_rollback_leaves_them(service: Service, fo
 def test_an_export_carries_the_files_into_another_conversation(service: Service, folder: Path) -> None:
     turn = service.play(WRITE, DONE, agent="writer")
     document = service.client.get(f"/conversations/{turn['conversation_id']}/export").json()
-    made = service.post("/conversations/import", **document)
+    made = service.post("/imports", **document)
     assert made.status_code == 201, made.text
     assert files_in(folder_of(folder, made.json()["id"])) == {"notes/plan.md": "Buy milk.\n"}
     read = service.play(READ, DONE, agent="writer", conversation_id=made.json()["id"])
@@ -263,7 +263,7 @@ def test_an_export_carries_the_files_into_another_conversation(service: Service,
 def test_an_import_writes_no_file_that_the_agent_could_not_read(service: Service, folder: Path) -> None:
     before = files_in(folder / "data/workspaces")
     for path in ("../out.md", "/etc/motd", "notes\\a", "secrets/a", "notes/../a", "a//b", "", ".identity/../x"):
-        refused = service.post("/conversations/import", **EMPTY, workspace={path: b64encode(b"x").decode()})
+        refused = service.post("/imports", **EMPTY, workspace={path: b64encode(b"x").decode()})
         assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request"), path
         assert refused.json()["errors"][0]["pointer"].startswith("/workspace")
         assert files_in(folder / "data/workspaces") == before
@@ -278,9 +278,9 @@ def test_an_import_is_bounded_like_a_workspace(service: Service) -> None:
         "file and folder": {"notes/a": "", "notes/a/b": ""},
     }
     for name, files in cases.items():
-        refused = service.post("/conversations/import", **EMPTY, workspace=files)
+        refused = service.post("/imports", **EMPTY, workspace=files)
         assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request"), name
-    other = service.post("/conversations/import", **EMPTY | {"agent": "plain"}, workspace={"notes/a": ""})
+    other = service.post("/imports", **EMPTY | {"agent": "plain"}, workspace={"notes/a": ""})
     assert other.status_code == 422, other.text
 
 
@@ -309,7 +309,7 @@ def test_owners_with_the_same_id_have_files_of_their_own(folder: Path, tmp_path:
     (tmp_path / "agents.toml").write_text(AGENTS_FILE.replace('"handbook"', f'"{folder}/handbook"'))
     with started(tmp_path, API_KEYS_FILE=str(keys)) as service:
         for key in (ADA, BOB):
-            made = request_as(service, key, "POST", "/conversations/import?id=same", EMPTY)
+            made = request_as(service, key, "POST", "/imports?id=same", EMPTY)
             assert made.status_code == 201, made.text
         body = {"message": json.dumps([WRITE, DONE]), "conversation_id": "same"}
         assert request_as(service, ADA, "POST", "/turn", body).json()["reply"] == "done"

@@ -25,7 +25,7 @@ def test_an_import_whose_files_cannot_be_written_leaves_no_conversation(tmp_path
         document = service.get(f"/conversations/{empty['id']}/export")
         (tmp_path / "workspaces/local").write_text("a file in place of the owner's folder")
         document["workspace"] = {"notes.md": b64encode(b"hi").decode()}
-        problem(service.post("/conversations/import?id=unwritten", **document), 500, "internal")
+        problem(service.post("/imports?id=unwritten", **document), 500, "internal")
         problem(service.client.get("/conversations/unwritten"), 404, "conversation_not_found")
         assert "cannot be written" in service.log()
 
@@ -40,11 +40,11 @@ def test_a_killed_process_leaves_no_conversation_with_some_of_its_files(tmp_path
     with service:
         empty = service.post("/conversations", agent="writer").json()
         document = service.get(f"/conversations/{empty['id']}/export") | {"workspace": files}
-        assert service.post("/conversations/import?id=whole", **document).status_code == 201
+        assert service.post("/imports?id=whole", **document).status_code == 201
         known = set(folders.rglob("*"))
         with ThreadPoolExecutor() as thread:
             if change == "import":
-                asked = thread.submit(service.post, "/conversations/import?id=new", **document)
+                asked = thread.submit(service.post, "/imports?id=new", **document)
             else:
                 asked = thread.submit(service.post, "/conversations/whole/fork")
             wait_until(lambda: len(set(folders.rglob("*")) - known) > 20)

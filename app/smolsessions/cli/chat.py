@@ -303,7 +303,11 @@ class _Chat:
                 out.print(f"→ {event.agent}: {event.name} {given}", style="blue", markup=False)
             case ToolReturned() if not event.internal:
                 self._end_line()
-                result = f"✓ {shorten(event.result, 100)}" if event.ok else f"✗ {shorten(event.error, 200)}"
+                result = (
+                    f"✓ {shorten(event.result, 100)}"
+                    if event.ok
+                    else f"✗ {shorten(event.error.message if event.error else '', 200)}"
+                )
                 out.print(f"  {result}", style="dim" if event.ok else "red", markup=False)
             case StepFinished():
                 self._end_line()

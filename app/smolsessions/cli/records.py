@@ -91,7 +91,7 @@ def list_conversations(  # noqa: PLR0917 - typer passes them by name
         "id": lambda each: each.id,
         "agent": lambda each: each.agent,
         "status": lambda each: each.status,
-        "turns": lambda each: each.turns,
+        "turns": lambda each: each.turn_count,
         "updated": lambda each: f"{each.updated_at:%Y-%m-%d %H:%M}",
         "title": lambda each: each.title,
     }
@@ -218,8 +218,8 @@ def list_turns(
     """List the turns of a conversation."""
     columns = {
         "turn": lambda each: each.turn,
-        "status": lambda each: "out of steps" if each.state == "max_steps_error" else each.status,
-        "steps": lambda each: each.steps,
+        "status": lambda each: "out of steps" if each.outcome == "max_steps_error" else each.status,
+        "steps": lambda each: each.step_count,
         "tools": lambda each: ", ".join(each.tool_call_names),
         "message": lambda each: each.message,
         "reply": lambda each: each.error.code if each.error else each.reply,

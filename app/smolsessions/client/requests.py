@@ -55,15 +55,16 @@ class TurnOptions(TypedDict, total=False):
     idempotency_key: str
 
 
-def turn_request(message: str, options: TurnOptions) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return body and headers of POST /turn."""
+def turn_request(message: str, options: TurnOptions) -> tuple[dict[str, Any], dict[str, str], bool]:
+    """Return body and headers of POST /turn, and its parameter `include_internal_tools`."""
     fields: dict[str, Any] = {"message": message, **options}
     key = fields.pop("idempotency_key", None) or uuid.uuid4().hex
+    internal = fields.pop("include_internal_tools", False)
     if images := fields.get("images"):
         fields["images"] = [_image(image) for image in images]
     if files := fields.get("files"):
         fields["files"] = [_file(file) for file in files]
-    return fields, {"Idempotency-Key": key}
+    return fields, {"Idempotency-Key": key}, internal
 
 
 class Answer(TypedDict, total=False):
@@ -74,11 +75,6 @@ class Answer(TypedDict, total=False):
     arguments: Mapping[str, Any]
     reason: str
     text: str
-
-
-def answers_request(answers: Sequence[Answer], internal: bool) -> dict[str, Any]:
-    """Return the body of POST …/answers."""
-    return {"answers": list(answers), **({"include_internal_tools": True} if internal else {})}
 
 
 def _image(image: Image) -> str:

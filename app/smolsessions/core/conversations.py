@@ -169,7 +169,7 @@ class Conversations:
                 return data
         raise NotFoundError
 
-    async def messages(
+    async def prompt(
         self, ref: Ref, claims: Mapping[str, Any], *, summary_mode: bool, turn: int | None = None, step: int = 1
     ) -> tuple[list[dict[str, Any]], LeftOut | None]:
         """Return the model's next messages without the next task, and the part that the policy leaves out.

@@ -33,7 +33,7 @@ class TurnDocument(BaseModel):
 
     model_config = _STRICT
 
-    turn: int = Field(ge=1, le=2**31)
+    turn: int = Field(ge=1, le=2**31 - 1)
     message: str
     agent: AgentVersion
     timing: Timing

@@ -227,3 +227,11 @@ FAILURES = {
     "seal_broken": "A stored record of the conversation does not verify.",
 }
 """Codes of a turn's failure, with their meaning."""
+STEP_FAILURES = {
+    "execution_error": "The model's code failed, or used something that it may not use.",
+    "max_steps_error": "The agent ran out of steps.",
+    "parsing_error": "The model's text is not a call or code that the agent can read.",
+    "tool_call_error": "The model called a tool with arguments that do not fit it.",
+    "tool_error": "A tool or a managed agent failed or does not exist, or a person rejected its call.",
+}
+"""Codes of errors of steps and calls, with their meaning. They may also have `agent_error` and `model_error`."""

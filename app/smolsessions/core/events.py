@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from smolsessions.core.frozen import record
 from smolsessions.core.media import StepFile, StepImage
-from smolsessions.core.records import ToolCall, Turn, Usage
+from smolsessions.core.records import Failure, ToolCall, Turn, Usage
 from smolsessions.core.requests import Answer, InputRequest
 
 MessageChannel = Literal["answer", "thought", "code", "plan", "arguments"]
@@ -119,6 +119,21 @@ class StepError:
 
     type: str
     message: str
+
+    @property
+    def failure(self) -> Failure:
+        """The error as callers see it."""
+        return Failure(_CODES_OF_STEPS.get(self.type, "agent_error"), self.message)
+
+
+_CODES_OF_STEPS = {
+    "AgentExecutionError": "execution_error",
+    "AgentGenerationError": "model_error",
+    "AgentMaxStepsError": "max_steps_error",
+    "AgentParsingError": "parsing_error",
+    "AgentToolCallError": "tool_call_error",
+    "AgentToolExecutionError": "tool_error",
+}
 
 
 @record

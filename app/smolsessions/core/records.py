@@ -169,7 +169,7 @@ class Conversation:
     metadata: dict[str, Any]
     created_at: float
     updated_at: float
-    turns: int
+    turn_count: int
     step_counts: dict[StepType, int]
     running_turn: int | None
     queued_turns: int

@@ -12,14 +12,16 @@ from smolsessions.core.events import (
     Logged,
     MessageDelta,
     StepFinished,
+    ToolReturned,
     TurnEnded,
     TurnQueued,
     TurnWaiting,
 )
-from smolsessions.core.records import Ref
+from smolsessions.core.records import Failure, Ref
 from smolsessions.web.views import media_views, request_views, turn_view, view_of
 from smolsessions.wire.events import MODELS_OF_TYPES, InputAnswer, KnownEvent, TurnEvent
 
+_CODE = "python_interpreter"
 _REF = "#/components/schemas/{model}"
 
 
@@ -52,8 +54,15 @@ def event_view(ref: Ref, turn: int, logged: Logged, *, internal: bool) -> dict[s
         own["requests"] = request_views(ref.id, event.requests)
     elif isinstance(event, InputAnswered):
         own["answers"] = [view_of(InputAnswer, answer) for answer in event.answers]
+    elif isinstance(event, ToolReturned):
+        code = "execution_error" if event.name == _CODE else "tool_error"
+        own["error"] = None if event.error is None else Failure(code, event.error)
     elif isinstance(event, StepFinished):
-        own |= {"images": media_views(ref.id, event.images), "files": media_views(ref.id, event.files)}
+        own |= {
+            "error": event.error and event.error.failure,
+            "images": media_views(ref.id, event.images),
+            "files": media_views(ref.id, event.files),
+        }
     where = (event.where,) if hasattr(event, "where") else ()
     view = view_of(MODELS_OF_TYPES[event.type], *where, event, **own)
     if isinstance(event, MessageDelta) and event.index is None:  # only pieces of a tool call's arguments have them

@@ -42,7 +42,7 @@ _FOREIGN_SITES = frozenset({b"cross-site", b"same-site"})
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _JSON_KIND = re.compile(rb"application/[^/]+\+json")
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
-_IMPORT = ("POST", "/conversations/import")  # its document may be large, and is parsed in a thread
+_IMPORT = ("POST", "/imports")  # its document may be large, and is parsed in a thread
 
 
 class RequestChecks:

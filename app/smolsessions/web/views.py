@@ -16,7 +16,17 @@ from pydantic_core import to_json
 from smolsessions.core.effects import EffectEntry
 from smolsessions.core.media import StepFile, StepImage
 from smolsessions.core.memories import ExportedMemory, PrunePreview
-from smolsessions.core.records import AgentInfo, AgentName, Conversation, Outcome, Page, StepType, ToolCall, Turn
+from smolsessions.core.records import (
+    AgentInfo,
+    AgentName,
+    Conversation,
+    Failure,
+    Outcome,
+    Page,
+    StepType,
+    ToolCall,
+    Turn,
+)
 from smolsessions.core.requests import InputRequest
 from smolsessions.web.cursors import cursor_at
 from smolsessions.web.links import link
@@ -31,6 +41,7 @@ from smolsessions.wire.turns import Turn as TurnAnswer
 from smolsessions.wire.words import Time
 
 KINDS_OF_VARIABLES = {"code": "variable", "state": "state", "tools": "tool"}
+CODES_OF_EFFECTS = {"model": "model_error", "tool": "tool_error", "code": "execution_error", "check": "agent_error"}
 MAX_PREVIEW_CHARS = 500
 NO_OUTCOME = Outcome("finished")
 """Values of a turn that is not over."""
@@ -84,6 +95,8 @@ def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:
         conversation_id=place,
         turn=turn.number,
         status=turn.status,
+        outcome=outcome.state,
+        step_count=outcome.steps,
         images=media_views(place, turn.images),
         files=media_views(place, turn.files),
         output_images=media_views(place, outcome.images),
@@ -230,7 +243,9 @@ def effect_view(entry: EffectEntry) -> dict[str, Any]:
         "attempt": outcome.attempt if outcome else key.begun_by,
         "repeated": outcome.repeated if outcome else key.is_repeated,
         "ok": outcome.error is None if outcome else None,
-        "error": outcome.error if outcome else None,
+        "error": Failure(CODES_OF_EFFECTS[key.kind], f"The call raised {outcome.error}.")
+        if outcome and outcome.error
+        else None,
         "duration_ms": outcome.duration_ms if outcome else None,
         "size_bytes": entry.size_bytes,
     }

@@ -8,9 +8,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from smolsessions.core.policies import Policy
-from smolsessions.wire.events import StepError
 from smolsessions.wire.requests import APPROVE, METADATA, POLICY, TITLE, TTL
-from smolsessions.wire.turns import CURSOR, AgentVersion, File, Image, LeftOut, Usage
+from smolsessions.wire.turns import CURSOR, AgentVersion, Failure, File, Image, LeftOut, Usage
 from smolsessions.wire.words import CodePlace, Confinement, ConversationStatus, StepType, Time, TokenCount, VariableKind
 
 
@@ -32,7 +31,7 @@ class Conversation(BaseModel):
     metadata: dict[str, Any] = Field(description=METADATA)
     created_at: Time = Field(description="Time of its creation.")
     updated_at: Time = Field(description="Time of its last change: of a field, of the memory, or by a turn.")
-    turns: int = Field(description="Number of its last turn. 0: none was sent yet.")
+    turn_count: int = Field(description="Number of its last turn. 0: none was sent yet.")
     step_counts: dict[str, int] = Field(
         description="Steps in its memory by type, without archived and rolled back ones."
     )
@@ -74,7 +73,7 @@ class PruneResult(BaseModel):
     conversation: Conversation | None = Field(description="The changed conversation. Null after a dry run.")
 
 
-class Message(BaseModel):
+class PromptMessage(BaseModel):
     """Message of a prompt."""
 
     role: str = Field(description="`system`, `user`, `assistant`, `tool-call` or `tool-response`.")
@@ -85,10 +84,10 @@ class Message(BaseModel):
     tokens: int = Field(description="Estimate of its tokens.")
 
 
-class Messages(BaseModel):
+class Prompt(BaseModel):
     """The model's next prompt, without the next task, or the prompt of a past turn."""
 
-    messages: list[Message] = Field(description="Messages in the order in which the model reads them.")
+    messages: list[PromptMessage] = Field(description="Messages in the order in which the model reads them.")
     left_out: LeftOut | None = Field(description="Part that the memory policy leaves out. Null without a policy.")
     rebuilt: bool = Field(
         description="True for a past turn: rebuilt from its steps, with the instructions and policy of now."
@@ -164,7 +163,7 @@ class Step(BaseModel):
     images: list[Image] = Field([], description="Of a task: images of the message. Of an action: those it observed.")
     files: list[File] = Field([], description="Of a task: files of the message. Of an action: those of its output.")
     output: Any = Field(None, description="Of an action: its output as JSON.")
-    error: StepError | None = Field(None, description="Of an action: its error. Null: none.")
+    error: Failure | None = Field(None, description="Of an action: its error, as the model sees it. Null: none.")
     is_final_answer: bool = Field(False, description="Of an action: true if its output is the answer.")
     usage: Usage | None = Field(None, description="Of an action or a plan: tokens of its model call.")
     duration_ms: float | None = Field(None, description="Of an action or a plan: milliseconds that it took.")

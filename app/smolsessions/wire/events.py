@@ -12,6 +12,7 @@ from smolsessions.wire.turns import (
     INTERNAL,
     STEP_ID,
     Answerer,
+    Failure,
     File,
     Image,
     InputRequest,
@@ -103,16 +104,9 @@ class ToolReturned(StepEvent):
     internal: bool = Field(description=INTERNAL)
     ok: bool = Field(description="True if the call returned.")
     result: str | None = Field(description="Its result as text, cut after 2,000 characters. Null after an error.")
-    error: str | None = Field(description="Its error as text, cut after 2,000 characters. Null if it returned.")
+    error: Failure | None = Field(description="Its error, cut after 2,000 characters. Null if it returned.")
     duration_ms: float = Field(description="Duration of the call in milliseconds.")
     repeated: bool = Field(description="True if the call was made again, because a process ended during the first.")
-
-
-class StepError(BaseModel):
-    """Error of a step, as its agent's model sees it."""
-
-    type: str = Field(description="smolagents' class of error.")
-    message: str = Field(description="Its text. In events it is cut after 2,000 characters.")
 
 
 class StepFinished(StepEvent):
@@ -120,7 +114,7 @@ class StepFinished(StepEvent):
 
     type: Literal["step.finished"] = Field(description=KIND)
     kind: StepKind
-    error: StepError | None = Field(description="Its error. Null: none.")
+    error: Failure | None = Field(description="Its error, as its agent's model sees it, cut after 2,000 characters.")
     observations: str | None = Field(description="Text that the model is shown next, cut after 2,000 characters.")
     images: list[Image] = Field(description="Images that the model is shown next, and those of the step's output.")
     files: list[File] = Field(description="Files and audio of the step's output.")

@@ -13,6 +13,7 @@ from smolsessions.core.records import AgentName, OnBusy
 from smolsessions.core.requests import Decision
 
 MAX_FIELDS = 50
+MAX_INT = 2**31 - 1  # the largest that clients with integers of 32 bits can hold
 
 ConversationId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 # `storable` checks the names: pydantic's error about a name that holds half a character could not be encoded.
@@ -108,7 +109,6 @@ class TurnRequest(Body):
         json_schema_extra=NO_LIST,
         description=f"{APPROVE} They hold for this turn, beside those of conversation and agent.",
     )
-    include_internal_tools: bool = Field(False, description="Include python_interpreter and final_answer.")
     metadata: JsonObject = Field(
         default_factory=dict,
         json_schema_extra=NO_OBJECT,
@@ -134,7 +134,6 @@ class AnswersRequest(Body):
     """Answers to requests of a waiting turn. The turn goes on when none is open. One invalid answer rejects all."""
 
     answers: list[AnswerIn] = Field(min_length=1, max_length=100, fail_fast=True, description="At most 100.")
-    include_internal_tools: bool = Field(False, description="Include python_interpreter and final_answer.")
 
 
 class NewConversation(Body):
@@ -179,11 +178,13 @@ class PruneRequest(Body):
 class RollbackRequest(Body):
     """Turn to return to."""
 
-    turn: int = Field(ge=0, le=2**31, description="The last turn to keep in the memory. 0: none.")
+    turn: int = Field(ge=0, le=MAX_INT, description="The last turn to keep in the memory. 0: none.")
 
 
 class ForkRequest(Body):
     """Turn at which the new conversation branches off."""
 
-    turn: int | None = Field(None, ge=0, le=2**31, description="The last turn of the new conversation. Null: the last.")
+    turn: int | None = Field(
+        None, ge=0, le=MAX_INT, description="The last turn of the new conversation. Null: the last."
+    )
     metadata: JsonObject | None = Field(None, description="Metadata of the new conversation. Null: a copy.")

@@ -13,7 +13,7 @@ from smolsessions.wire.words import (
     FailureCode,
     OnBusyWord,
     RequestWord,
-    State,
+    RunOutcome,
     Status,
     Time,
 )
@@ -148,11 +148,11 @@ class LeftOut(BaseModel):
 
 
 class Failure(BaseModel):
-    """Failure of a turn."""
+    """Error of a turn, of a step or of a call."""
 
     code: FailureCode
     message: str = Field(description="For people.")
-    retryable: bool = Field(description="True if the same message may succeed later.")
+    retryable: bool = Field(description="True if the same message may succeed later. False for steps and calls.")
 
 
 class Timing(BaseModel):
@@ -181,7 +181,7 @@ class TurnOptions(BaseModel):
 
 
 class Turn(BaseModel):
-    """A turn. Fields that are not known yet (reply, output, state, error) are null."""
+    """A turn. Fields that are not known yet (reply, output, outcome, error) are null."""
 
     conversation_id: str = Field(description="Id of the turn's conversation.")
     turn: int = Field(description="Number of the turn in its conversation: 1, 2, 3 …")
@@ -203,8 +203,8 @@ class Turn(BaseModel):
         description="Its calls, in order. Internal ones only with `include_internal_tools`."
     )
     requests: list[InputRequest] = Field(description="Open requests of a waiting turn, for POST …/answers.")
-    state: State | None = Field(description="How smolagents ended the run. Null until then.")
-    steps: int = Field(description="Number of the finished steps of the turn's own agent, plans among them.")
+    outcome: RunOutcome | None = Field(description="How smolagents ended the run. Null until then.")
+    step_count: int = Field(description="Number of the finished steps of the turn's own agent, plans among them.")
     usage: Usage = Field(description="Tokens of all model calls in finished steps.")
     timing: Timing = Field(description="Times of the turn.")
     attempts: int = Field(description="Number of times that a process began or continued the turn. 0: it is queued.")
@@ -234,7 +234,7 @@ class Effect(BaseModel):
     )
     repeated: bool = Field(description="True if the call was begun again, because a process ended during the first.")
     ok: bool | None = Field(description="True if the call returned. Null until then, and for a request and its answer.")
-    error: str | None = Field(description="Class of the exception that the call raised. Null: none.")
+    error: Failure | None = Field(description="Error of the call, whose message names the exception. Null: none.")
     duration_ms: float | None = Field(description="Duration of a call of a tool or code in milliseconds.")
     size_bytes: int | None = Field(description="Size of the stored result. Null: none is stored yet.")
 

@@ -10,7 +10,7 @@ from pydantic import Field, JsonValue, PlainSerializer, WithJsonSchema
 
 from smolsessions.core.effects import EffectKind as KindOfEffect
 from smolsessions.core.effects import EffectState as StateOfEffect
-from smolsessions.core.errors import FAILURES, codes_of_answers
+from smolsessions.core.errors import FAILURES, STEP_FAILURES, codes_of_answers
 from smolsessions.core.events import EVENT_TYPES, MessageChannel
 from smolsessions.core.events import StepKind as EventStepKind
 from smolsessions.core.records import ConversationStatus as StatusOfConversation
@@ -48,13 +48,15 @@ ApprovalWord = Annotated[
 DecisionWord = Annotated[
     str, _word(get_args(Decision), "`reject`: the call is not made, or the question not answered.")
 ]
-State = Annotated[str, _word(get_args(RunState), "How smolagents ended the run.")]
+RunOutcome = Annotated[str, _word(get_args(RunState), "How smolagents ended the run.")]
 StepType = Annotated[str, _word(get_args(EntryType), "Kind of step.")]
 StepKind = Annotated[str, _word(get_args(EventStepKind), "Kind of step.")]
 Channel = Annotated[str, _word(get_args(MessageChannel), "Part of the model's message.")]
 EventType = Annotated[str, _word(EVENT_TYPES, "Kind of event, also the `event:` line.")]
 ProblemCode = Annotated[str, _word(sorted(codes_of_answers()), "Stable name of the error (docs/reference/errors.md).")]
-FailureCode = Annotated[str, _word(sorted(FAILURES), "Stable name of the failure (docs/reference/errors.md).")]
+FailureCode = Annotated[
+    str, _word(sorted(FAILURES | STEP_FAILURES), "Stable name of the error (docs/reference/errors.md).")
+]
 EffectKind = Annotated[
     str,
     _word(

@@ -20,6 +20,7 @@ from smolsessions.agents.values.json_forms import json_form
 from smolsessions.agents.values.media import media_in, stored_files
 from smolsessions.core.attachments import File
 from smolsessions.core.errors import InvalidRequestError
+from smolsessions.core.events import StepError
 from smolsessions.core.memories import PrunePreview
 from smolsessions.core.policies import Policy
 from smolsessions.core.records import LeftOut
@@ -54,7 +55,7 @@ def describe_step(data: Data, decoder: StepDecoder) -> dict[str, Any]:
         "images": _images(images),
         "files": _files(each for each in media if isinstance(each, File)),
         "output": json_form(output),
-        "error": json_form(data["error"]),
+        "error": data["error"] and asdict(StepError(**json_form(data["error"])).failure),
         "is_final_answer": data["is_final_answer"],
         **cost,
     }

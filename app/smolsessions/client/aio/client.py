@@ -15,7 +15,6 @@ from smolsessions.client.requests import (
     Policy,
     TurnOptions,
     Until,
-    answers_request,
     check_address,
     check_key,
     named,
@@ -29,7 +28,7 @@ from smolsessions.wire.conversations import (
     AgentList,
     Conversation,
     ConversationPage,
-    Messages,
+    Prompt,
     PruneResult,
     Step,
     StepPage,
@@ -98,15 +97,17 @@ class AsyncClient:
 
         `until` `waiting`: the stream also ends when the turn waits for a person.
         """
-        body, headers = turn_request(message, options)
-        internal = options.get("include_internal_tools", False)
-        begin = self._connection.submission("/turn", body, headers, until)
+        body, headers, internal = turn_request(message, options)
+        begin = self._connection.submission("/turn", body, headers, internal=internal, until=until)
         return self._connection.events(begin, "", internal=internal, until=until)
 
     async def _post_turn(self, message: str, options: TurnOptions, wait_s: int) -> Turn:
-        body, headers = turn_request(message, options)
+        body, headers, internal = turn_request(message, options)
         headers["Prefer"] = f"respond-async, wait={wait_s}"
-        return await self._connection.ask(Turn, "POST", "/turn", json=body, headers=headers, wait_s=wait_s)
+        params = {"include_internal_tools": internal}
+        return await self._connection.ask(
+            Turn, "POST", "/turn", json=body, params=params, headers=headers, wait_s=wait_s
+        )
 
     def list_turns(
         self,
@@ -187,10 +188,13 @@ class AsyncClient:
         `wait_s`: longest wait for the turn's end or next request. None: however long it takes.
         """
         path = path_of("conversations", conversation_id, "turns", turn, "answers")
-        body, seconds = answers_request(answers, include_internal_tools), WAIT_S if wait_s is None else wait_s
-        headers = {"Prefer": f"respond-async, wait={seconds}"}
+        body, seconds = {"answers": list(answers)}, WAIT_S if wait_s is None else wait_s
+        params, headers = (
+            {"include_internal_tools": include_internal_tools},
+            {"Prefer": f"respond-async, wait={seconds}"},
+        )
         answered = await self._connection.ask(
-            Turn, "POST", path, json=body, headers=headers, wait_s=seconds, is_safe=True
+            Turn, "POST", path, json=body, params=params, headers=headers, wait_s=seconds, is_safe=True
         )
         return answered if wait_s is not None else await self._settled(answered, include_internal_tools)
 
@@ -205,9 +209,9 @@ class AsyncClient:
     ) -> AsyncGenerator[TurnEvent]:
         """Answer requests of a waiting turn, and yield the events from `input.answered` on. See `stream`."""
         path = path_of("conversations", conversation_id, "turns", turn)
-        body = answers_request(answers, include_internal_tools)
-        begin = self._connection.submission(f"{path}/answers", body, {}, until)
-        return self._connection.events(begin, f"{path}/events", internal=include_internal_tools, until=until)
+        body, internal = {"answers": list(answers)}, include_internal_tools
+        begin = self._connection.submission(f"{path}/answers", body, {}, internal=internal, until=until)
+        return self._connection.events(begin, f"{path}/events", internal=internal, until=until)
 
     async def _settled(self, turn: Turn, internal: bool) -> Turn:
         """Return a turn at its end, or when it waits for a person."""
@@ -282,13 +286,13 @@ class AsyncClient:
         params = named(type=type, archived=archived, order=order)
         return self._connection.items(StepPage, path_of("conversations", conversation_id, "steps"), params)
 
-    async def get_messages(
+    async def get_prompt(
         self, conversation_id: str, *, summary_mode: bool = False, turn: int | None = None, step: int | None = None
-    ) -> Messages:
+    ) -> Prompt:
         """Return the model's next prompt, or rebuild the one before a step (the first) of a past turn."""
-        path = path_of("conversations", conversation_id, "messages")
+        path = path_of("conversations", conversation_id, "prompt")
         params = {"summary_mode": summary_mode, **named(turn=turn, step=step)}
-        return await self._connection.ask(Messages, "GET", path, params=params)
+        return await self._connection.ask(Prompt, "GET", path, params=params)
 
     async def list_variables(self, conversation_id: str) -> list[Variable]:
         """Return the variables of a conversation, with previews and sizes."""
@@ -347,9 +351,7 @@ class AsyncClient:
     ) -> ReadConversation:
         """Create a conversation from a document."""
         params = named(id=id, agent=agent)
-        return read_conversation(
-            await self._connection.send("POST", "/conversations/import", json=document, params=params)
-        )
+        return read_conversation(await self._connection.send("POST", "/imports", json=document, params=params))
 
     async def list_agents(self) -> list[Agent]:
         """Return all agents, the default agent first."""

@@ -144,11 +144,11 @@ class AsyncConnection:
             await anyio.sleep(0 if has_waited else patience.next_wait_s(cause, after_s))
 
     def submission(
-        self, path: str, json: Any, headers: Mapping[str, str], until: Until | None = None
+        self, path: str, json: Any, headers: Mapping[str, str], *, internal: bool, until: Until | None
     ) -> httpx2.Request:
         """Return the request that submits a turn or answers, and streams its events."""
         headers = {**headers, "Accept": "text/event-stream"}
-        params, timeout = named(until=until), self._timeout(PING_S)
+        params, timeout = named(include_internal_tools=internal or None, until=until), self._timeout(PING_S)
         return self._http.build_request("POST", path, json=json, params=params, headers=headers, timeout=timeout)
 
     def _timeout(self, wait_s: float) -> httpx2.Timeout:

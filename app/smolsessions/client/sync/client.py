@@ -14,7 +14,6 @@ from smolsessions.client.requests import (
     Policy,
     TurnOptions,
     Until,
-    answers_request,
     check_address,
     check_key,
     named,
@@ -29,7 +28,7 @@ from smolsessions.wire.conversations import (
     AgentList,
     Conversation,
     ConversationPage,
-    Messages,
+    Prompt,
     PruneResult,
     Step,
     StepPage,
@@ -98,15 +97,15 @@ class Client:
 
         `until` `waiting`: the stream also ends when the turn waits for a person.
         """
-        body, headers = turn_request(message, options)
-        internal = options.get("include_internal_tools", False)
-        begin = self._connection.submission("/turn", body, headers, until)
+        body, headers, internal = turn_request(message, options)
+        begin = self._connection.submission("/turn", body, headers, internal=internal, until=until)
         return self._connection.events(begin, "", internal=internal, until=until)
 
     def _post_turn(self, message: str, options: TurnOptions, wait_s: int) -> Turn:
-        body, headers = turn_request(message, options)
+        body, headers, internal = turn_request(message, options)
         headers["Prefer"] = f"respond-async, wait={wait_s}"
-        return self._connection.ask(Turn, "POST", "/turn", json=body, headers=headers, wait_s=wait_s)
+        params = {"include_internal_tools": internal}
+        return self._connection.ask(Turn, "POST", "/turn", json=body, params=params, headers=headers, wait_s=wait_s)
 
     def list_turns(
         self,
@@ -187,9 +186,14 @@ class Client:
         `wait_s`: longest wait for the turn's end or next request. None: however long it takes.
         """
         path = path_of("conversations", conversation_id, "turns", turn, "answers")
-        body, seconds = answers_request(answers, include_internal_tools), WAIT_S if wait_s is None else wait_s
-        headers = {"Prefer": f"respond-async, wait={seconds}"}
-        answered = self._connection.ask(Turn, "POST", path, json=body, headers=headers, wait_s=seconds, is_safe=True)
+        body, seconds = {"answers": list(answers)}, WAIT_S if wait_s is None else wait_s
+        params, headers = (
+            {"include_internal_tools": include_internal_tools},
+            {"Prefer": f"respond-async, wait={seconds}"},
+        )
+        answered = self._connection.ask(
+            Turn, "POST", path, json=body, params=params, headers=headers, wait_s=seconds, is_safe=True
+        )
         return answered if wait_s is not None else self._settled(answered, include_internal_tools)
 
     def stream_answers(
@@ -203,9 +207,9 @@ class Client:
     ) -> Generator[TurnEvent]:
         """Answer requests of a waiting turn, and yield the events from `input.answered` on. See `stream`."""
         path = path_of("conversations", conversation_id, "turns", turn)
-        body = answers_request(answers, include_internal_tools)
-        begin = self._connection.submission(f"{path}/answers", body, {}, until)
-        return self._connection.events(begin, f"{path}/events", internal=include_internal_tools, until=until)
+        body, internal = {"answers": list(answers)}, include_internal_tools
+        begin = self._connection.submission(f"{path}/answers", body, {}, internal=internal, until=until)
+        return self._connection.events(begin, f"{path}/events", internal=internal, until=until)
 
     def _settled(self, turn: Turn, internal: bool) -> Turn:
         """Return a turn at its end, or when it waits for a person."""
@@ -280,13 +284,13 @@ class Client:
         params = named(type=type, archived=archived, order=order)
         return self._connection.items(StepPage, path_of("conversations", conversation_id, "steps"), params)
 
-    def get_messages(
+    def get_prompt(
         self, conversation_id: str, *, summary_mode: bool = False, turn: int | None = None, step: int | None = None
-    ) -> Messages:
+    ) -> Prompt:
         """Return the model's next prompt, or rebuild the one before a step (the first) of a past turn."""
-        path = path_of("conversations", conversation_id, "messages")
+        path = path_of("conversations", conversation_id, "prompt")
         params = {"summary_mode": summary_mode, **named(turn=turn, step=step)}
-        return self._connection.ask(Messages, "GET", path, params=params)
+        return self._connection.ask(Prompt, "GET", path, params=params)
 
     def list_variables(self, conversation_id: str) -> list[Variable]:
         """Return the variables of a conversation, with previews and sizes."""
@@ -343,7 +347,7 @@ class Client:
     ) -> ReadConversation:
         """Create a conversation from a document."""
         params = named(id=id, agent=agent)
-        return read_conversation(self._connection.send("POST", "/conversations/import", json=document, params=params))
+        return read_conversation(self._connection.send("POST", "/imports", json=document, params=params))
 
     def list_agents(self) -> list[Agent]:
         """Return all agents, the default agent first."""

@@ -121,7 +121,7 @@ class ConversationStore:
                 conversation = self.decode_row(*row)
                 draft = change(conversation)
                 settings = replace(scope.settings(sealed), policy=draft.policy, approve=draft.approve)
-                fields = sealed_fields(scope, conversation.agent, draft, conversation.turns, settings)
+                fields = sealed_fields(scope, conversation.agent, draft, conversation.turn_count, settings)
                 read = {"read": record, "read_settings": sealed or b"", "read_title": title or b""}
                 state, *rest = await scope.call("patch", ttl=ttl_us(draft.ttl_s), **read, **fields)
                 if state == b"ok":
@@ -252,7 +252,7 @@ class ConversationStore:
             metadata=about.metadata,
             created_at=codec.moment(created),
             updated_at=codec.moment(updated),
-            turns=stored_turns,
+            turn_count=stored_turns,
             step_counts=head.step_counts,
             running_turn=codec.number(running) if running else None,
             queued_turns=queued - 1 if running else queued,

@@ -130,7 +130,7 @@ class HistoryStore:
 
     async def roll_back(self, ref: Ref, turn: int) -> Conversation:
         async def go(snapshot: _Snapshot) -> Conversation | None:
-            head, earlier, turns = snapshot.head, await _earlier(snapshot, turn), snapshot.conversation.turns
+            head, earlier, turns = snapshot.head, await _earlier(snapshot, turn), snapshot.conversation.turn_count
             later = ((1 << head.count) - 1) >> earlier.count << earlier.count
             back = replace(earlier, count=head.count, hash=head.hash, rolled_back=earlier.rolled_back | later)
             # Of two rollbacks without a turn between them only the second counts.
@@ -152,7 +152,7 @@ class HistoryStore:
         async def copy(snapshot: _Snapshot) -> Conversation | None:
             """Copy steps and turns. Returns None if the conversation has changed, or the new id is taken."""
             origin, now = snapshot.conversation, snapshot.settings
-            at = origin.turns if turn is None else turn
+            at = origin.turn_count if turn is None else turn
             head = await _as_destroyed(snapshot, snapshot.head if turn is None else await _earlier(snapshot, turn))
             rollbacks = tuple(rollback for rollback in now.rollbacks if rollback.after < at or turn is None)
             lineage = (Origin(snapshot.scope.name, at), *now.lineage)
@@ -201,7 +201,7 @@ class HistoryStore:
     async def record(self, ref: Ref) -> ConversationRecord:
         async def read(snapshot: _Snapshot) -> ConversationRecord | None:
             scope, head, turns = snapshot.scope, snapshot.head, list[Turn]()
-            total = snapshot.conversation.turns
+            total = snapshot.conversation.turn_count
             while len(turns) < total and (page := await self._turns.turns(ref, len(turns) + 1, TURNS_AT_ONCE)).items:
                 turns += page.items  # fewer than asked for, if they are large
             steps = tuple(await load_steps(scope, head))
@@ -301,7 +301,7 @@ class HistoryStore:
         if first and not may_run:
             raise _refusal(b"busy", [first, row[-1]])
         conversation = self._conversations.decode_row(*row)
-        if turn > conversation.turns:
+        if turn > conversation.turn_count:
             raise TurnNotFoundError
         _, _, head, generation, _, _, _, settings, *_ = row[1]
         opened = open_head(scope, generation, head)

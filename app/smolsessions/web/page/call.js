@@ -91,7 +91,7 @@ export class Call {
 
   /** `result` is undefined if the record does not hold it. */
   end({ ok, result, error, duration_ms: ms, repeated }) {
-    const text = ok ? result : error;
+    const text = ok ? result : error?.message;
     this.#resume();
     this.element.dataset.state = ok ? "done" : "wrong";
     this.#figures.textContent = joined(repeated && "made again", duration(ms));

@@ -68,7 +68,7 @@ export class Conversation {
       const path = `/conversations/${this.id}`;
       const view = await this.#ask(path, signal, { quiet: true });
       this.#shown(view);
-      const last = Math.max(view.turns, view.running_turn ?? 0);
+      const last = Math.max(view.turn_count, view.running_turn ?? 0);
       for (let number = this.#last + 1; number <= last && !signal.aborted; number += 1) {
         this.#add(await this.#ask(`${path}/turns/${number}`, signal, { quiet: true }));
       }

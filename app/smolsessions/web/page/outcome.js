@@ -15,12 +15,12 @@ export function outcomeOf(turn, isBroken) {
   }
   if (turn.rolled_back) note(make("strong", {}, "Rolled back. "), "Not in the memory: the agent does not know this turn. Its steps stay on record.");
   else if (turn.status !== "finished") note(memoryOf(turn, isBroken));
-  if (turn.state === "max_steps_error") note("The agent ran out of steps; this answer was asked of it without more.");
+  if (turn.outcome === "max_steps_error") note("The agent ran out of steps; this answer was asked of it without more.");
   if (turn.dropped_variables?.length) note(`Variables that could not be kept: ${turn.dropped_variables.join(", ")}.`);
   return lines;
 }
 
-function memoryOf({ steps }, isBroken) {
+function memoryOf({ step_count: steps }, isBroken) {
   const kept = steps ? `your message and ${count(steps, "finished step")}` : "your message";
   return `In the memory: ${kept}. Not in it: ${isBroken ? "the text above and " : ""}the step that was not finished.`;
 }

@@ -69,7 +69,7 @@ function callsIn(id, place, calls, inner, step = null) {
   return own.flatMap((call) => [
     { type: "tool.call", ...place, ...call },
     ...[...(inner.get(call.call_id) ?? [])].flatMap((below) => nested(below, call, calls, inner)),
-    { type: "tool.result", ...place, ...call, result: own.length === 1 ? step?.observations : undefined, error: step?.error?.message },
+    { type: "tool.result", ...place, ...call, result: own.length === 1 ? step?.observations : undefined, error: step?.error },
   ]);
 }
 

@@ -126,7 +126,7 @@ export class Step {
   #sumUp(event, code, error = event.error?.message) {
     const names = this.#names();
     if (this.#kind === "planning") this.#title.textContent = "Plan";
-    else if (event.error?.type === "AgentMaxStepsError") this.#title.textContent = "Last answer";
+    else if (event.error?.code === "max_steps_error") this.#title.textContent = "Last answer";
     else if (event.is_final_answer) this.#title.textContent = names || (code ? "Code and answer" : "Answer");
     else this.#title.textContent = names || (code ? "Code" : "Thought");
     const [first] = this.#calls;

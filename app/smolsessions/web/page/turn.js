@@ -131,12 +131,12 @@ export class TurnCard {
     this.#note.replaceChildren(...outcomeOf(turn, Boolean(this.#answering) && turn.reply === null));
     this.#turn = turn;
     const names = [...new Set(turn.tool_call_names)].join(", ");
-    this.#summary.textContent = joined(turn.steps ? count(turn.steps, "step") : "No step was finished", names);
+    this.#summary.textContent = joined(turn.step_count ? count(turn.step_count, "step") : "No step was finished", names);
     const refused = turn.tool_calls.filter(isRefused).length;
     if (refused) this.#summary.append(` · ${refused} rejected`);
     const failed = turn.tool_calls.filter((call) => !call.ok && !call.internal && !isRefused(call)).length;
     if (failed) this.#summary.append(" · ", make("span", { className: "wrong" }, count(failed, "error")));
-    show(this.#work, turn.steps > 0 || this.#byId.size > 0);
+    show(this.#work, turn.step_count > 0 || this.#byId.size > 0);
     this.element.classList.toggle("rolled-back", Boolean(turn.rolled_back));
     const figures = joined(
       duration(turn.timing.duration_ms),

@@ -17,10 +17,11 @@ from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.records import Order, Owner, Turn
 from smolsessions.web.auth import Authenticator
 from smolsessions.web.links import link
+from smolsessions.wire.requests import MAX_INT
 
 MAX_NAME_CHARS = 50
 PathId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The conversation's id.")]
-TurnNumber = Annotated[int, Path(ge=1, le=2**31, description="The turn's number: 1, 2, 3 …")]
+TurnNumber = Annotated[int, Path(alias="turn", ge=1, le=MAX_INT, description="The turn's number: 1, 2, 3 …")]
 Limit = Annotated[int, Query(ge=1, le=100, description="Most items of the page.")]
 Cursor = Annotated[str | None, Query(min_length=1, max_length=200, description="`next_cursor` of the previous page.")]
 Ascending = Annotated[Order, Query(description="`asc`: the oldest first. `desc`: the newest first.")]
@@ -29,9 +30,11 @@ Ascending = Annotated[Order, Query(description="`asc`: the oldest first. `desc`:
 Prefer = Annotated[
     str | None,
     Header(
-        description="`respond-async`: answer at once. `wait=SECONDS`: longest wait for the end. Both: wait so long."
+        alias="Prefer",
+        description="`respond-async`: answer at once. `wait=SECONDS`: longest wait for the end. Both: wait so long.",
     ),
 ]
+Internal = Annotated[bool, Query(description="Include python_interpreter and final_answer.")]
 OnDisconnect = Annotated[
     Literal["cancel"] | None, Query(description="`cancel`: stop the turn if this stream's client disconnects.")
 ]
@@ -48,6 +51,7 @@ class Delivery:
     prefer: Prefer = None
     on_disconnect: OnDisconnect = None
     until: Until = None
+    include_internal_tools: Internal = False
 
 
 Answered = Annotated[Delivery, Depends()]

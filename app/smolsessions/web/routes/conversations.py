@@ -59,14 +59,21 @@ from smolsessions.wire.conversations import (
     AgentLimits,
     AgentList,
     ConversationPage,
-    Messages,
+    Prompt,
     PruneResult,
     StepPage,
     VariableList,
     WorkspaceFileList,
 )
 from smolsessions.wire.conversations import Conversation as ConversationAnswer
-from smolsessions.wire.requests import ConversationPatch, ForkRequest, NewConversation, PruneRequest, RollbackRequest
+from smolsessions.wire.requests import (
+    MAX_INT,
+    ConversationPatch,
+    ForkRequest,
+    NewConversation,
+    PruneRequest,
+    RollbackRequest,
+)
 
 AgentPath = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The agent's name.")]
 ImageName = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="The image's name, a hash of its content.")]
@@ -80,7 +87,8 @@ Archived = Annotated[
 ]
 Summary = Annotated[bool, Query(description="The prompt of a planning step, without the model's own messages.")]
 PastTurn = Annotated[
-    int | None, Query(ge=1, le=2**31, description="Rebuild the prompt of this turn, which is over. Null: the next one.")
+    int | None,
+    Query(ge=1, le=MAX_INT, description="Rebuild the prompt of this turn, which is over. Null: the next one."),
 ]
 PastStep = Annotated[int, Query(ge=1, le=400, description="With `turn`: the prompt before this step of it, from 1.")]
 SortBy = Annotated[Sort, Query(description="`updated`: by their last change. `created`: by their creation.")]
@@ -100,7 +108,8 @@ OF_METADATA = {
     "schema": {"type": "object", "additionalProperties": {"type": "string"}},
 }
 IfMatch = Annotated[
-    str | None, Header(description="ETag of an earlier answer. A conversation that has changed since is a 412.")
+    str | None,
+    Header(alias="If-Match", description="ETag of an earlier answer. A conversation that has changed since is a 412."),
 ]
 Patch = Annotated[ConversationPatch, Body(media_type="application/merge-patch+json")]
 NewId = Annotated[
@@ -270,7 +279,7 @@ def memory_routes(conversations: Conversations) -> APIRouter:
     of_owner: WeakValueDictionary[Owner, asyncio.Lock] = WeakValueDictionary()  # of each owner, one waits for the turn
 
     @router.post(
-        "/conversations/import",
+        "/imports",
         status_code=201,
         responses=responses(ConversationAnswer, 409, 413, 415, 422, status=201),
         openapi_extra={"requestBody": {"required": True, "content": DOCUMENT}},
@@ -285,8 +294,8 @@ def memory_routes(conversations: Conversations) -> APIRouter:
             document = await in_thread_if_large(read_json, body)
             return _created(await conversations.import_document(owner, document, new_id, agent))
 
-    @router.get(f"{AT}/messages", responses=responses(Messages, 404, 409, 422))
-    async def get_messages(
+    @router.get(f"{AT}/prompt", responses=responses(Prompt, 404, 409, 422))
+    async def get_prompt(
         owner: CallerOwner,
         claims: CallerClaims,
         conversation_id: PathId,
@@ -300,7 +309,7 @@ def memory_routes(conversations: Conversations) -> APIRouter:
         The memory policy is applied. A rebuilt prompt comes from the steps on record, with the agent's instructions
         and the policy as they are now. Steps that were destroyed are missing.
         """
-        found, left_out = await conversations.messages(
+        found, left_out = await conversations.prompt(
             Ref(owner, conversation_id), claims, summary_mode=summary_mode, turn=turn, step=step
         )
         views = [message_view(conversation_id, message) for message in found]

@@ -29,6 +29,7 @@ from smolsessions.web.routes.common import (
     CallerOwner,
     Cursor,
     Delivery,
+    Internal,
     Limit,
     Limits,
     OnDisconnect,
@@ -48,7 +49,6 @@ from smolsessions.wire.turns import Turn as TurnAnswer
 
 log = logging.getLogger(__name__)
 
-Internal = Annotated[bool, Query(description="Include python_interpreter and final_answer.")]
 _KEY = re.compile(r"[!-~]{1,255}")
 IdempotencyKey = Annotated[
     str | None,
@@ -59,7 +59,9 @@ IdempotencyKey = Annotated[
         "request's turn, for 24 hours.",
     ),
 ]
-LastEventId = Annotated[str | None, Header(description="The last event that the client has; wins over `after`.")]
+LastEventId = Annotated[
+    str | None, Header(alias="Last-Event-ID", description="The last event that the client has; wins over `after`.")
+]
 After = Annotated[str | None, Query(description="Number of an event. Only later events are sent.")]
 _HEADERS = headers("Location", "Preference-Applied")
 _RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -78,7 +80,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 _PATH = re.compile(r"/(?:turn|conversations/([A-Za-z0-9_-]{1,64})/turns)")
 _READ = frozenset({b"accept", b"prefer", b"idempotency-key"})
-_QUERY = {"on_disconnect": "cancel", "until": "waiting"}
+_QUERY = {"on_disconnect": ("cancel",), "until": ("waiting",), "include_internal_tools": ("true", "false")}
 _WAIT = re.compile(r"\s*wait\s*=\s*\"?(\d{1,9})\"?\s*", re.IGNORECASE)
 _QUALITY = re.compile(r"[01](\.\d{0,3})?")
 
@@ -95,7 +97,11 @@ class NewTurns:
         """Return the answer to a valid request, without holding its body, or None: FastAPI answers it."""
         path = _PATH.fullmatch(scope["path"])
         query = dict(QueryParams(scope["query_string"])) if scope["query_string"] else {}
-        if not path or scope["method"] != "POST" or not query.items() <= _QUERY.items():
+        if (
+            not path
+            or scope["method"] != "POST"
+            or any(value not in _QUERY.get(name, ()) for name, value in query.items())
+        ):
             return None
         text = {name: headers[name].decode("latin-1") for name in _READ & headers.keys()}
         key = text.get(b"idempotency-key")
@@ -108,7 +114,8 @@ class NewTurns:
         body.free()  # the turn may take long, and FastAPI would hold the body until its end
         if path[1]:
             set_conversation(request, path[1])
-        delivery = Delivery(text.get(b"prefer"), **query)  # type: ignore[arg-type]  # checked above
+        internal = query.pop("include_internal_tools", "false") == "true"
+        delivery = Delivery(text.get(b"prefer"), **query, include_internal_tools=internal)  # type: ignore[arg-type]  # checked above
         return await self.answer(scope, request, text.get(b"accept"), delivery, key)
 
     async def answer(
@@ -141,7 +148,7 @@ class NewTurns:
             metadata=body.metadata,
             idempotency_key=key,
         )
-        owner, internal = Owner(scope["owner"]), body.include_internal_tools
+        owner, internal = Owner(scope["owner"]), delivery.include_internal_tools
         if wants_stream(accept):
             subscription = await self._turns.submit(owner, new)
             return TurnStream(self._streams, subscription, delivery, internal=internal)
@@ -202,7 +209,7 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         page = await turns.store.turns(Ref(owner, conversation_id), number_at(cursor, *of), limit, order)
         return answer(page_view(page, partial(turn_view, internal=include_internal_tools), *of))
 
-    @router.get(f"{at}/{{number}}", responses=responses(TurnAnswer, 404, 422))
+    @router.get(f"{at}/{{turn}}", responses=responses(TurnAnswer, 404, 422))
     async def get_turn(
         owner: CallerOwner, conversation_id: PathId, number: TurnNumber, include_internal_tools: Internal = False
     ) -> Response:
@@ -211,7 +218,7 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         return answer(turn_view(turn, internal=include_internal_tools))
 
     @router.get(
-        f"{at}/{{number}}/events",
+        f"{at}/{{turn}}/events",
         response_class=Response,
         responses={
             200: {"description": "The turn's events, live or from its log. See docs/events.md.", **EVENT_STREAM},
@@ -243,7 +250,7 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         return TurnStream(streams, subscription, delivery, cursor, internal=include_internal_tools)
 
     @router.post(
-        f"{at}/{{number}}/cancel",
+        f"{at}/{{turn}}/cancel",
         responses={
             200: {"model": TurnAnswer, "description": "The turn, which is over.", "headers": _HEADERS},
             202: {"model": TurnAnswer, "description": "The stop is requested.", "headers": _HEADERS},
@@ -263,7 +270,7 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         return turn_answer(turn, applied, internal=include_internal_tools)
 
     @router.post(
-        f"{at}/{{number}}/answers",
+        f"{at}/{{turn}}/answers",
         responses={**_RESPONSES, **responses(None, *WRITE, 404, 409)},
     )
     async def answer_turn(  # noqa: PLR0917 - FastAPI passes them by name
@@ -280,7 +287,8 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         """
         if request.app.state.draining:
             raise ShuttingDownError
-        by, now, internal = Answerer(owner, request.scope["key"]), time.time(), body.include_internal_tools
+        by, now = Answerer(owner, request.scope["key"]), time.time()
+        internal = delivery.include_internal_tools
         answers = []
         for place, sent in enumerate(body.answers):
             decision = sent.decision or ("approve" if sent.text is not None else None)  # a text answers a question
@@ -300,7 +308,7 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         wait_s, applied = wait_of(delivery.prefer, limits.wait_s)
         return turn_answer(await turns.wait(turn, wait_s), applied, internal=internal)
 
-    @router.get(f"{at}/{{number}}/effects", responses=responses(EffectPage, 404, 422))
+    @router.get(f"{at}/{{turn}}/effects", responses=responses(EffectPage, 404, 422))
     async def list_turn_effects(
         owner: CallerOwner,
         conversation_id: PathId,

@@ -85,7 +85,7 @@ function row(effect, turn) {
   const by = kind === "model" && effect.name ? `answered by ${effect.name}` : "";
   return make("li", { data: { kind, state: effect.state } },
     make("span", { className: "effect-name" }, name),
-    make("span", { className: ok === false ? "wrong" : "note" }, error ? `${state}: ${error}` : state),
+    make("span", { className: ok === false ? "wrong" : "note" }, error ? `${state}: ${error.message}` : state),
     make("span", { className: "figures" }, joined(step && `step ${step}`, by, attempt && turn.attempts > 1 && `attempt ${attempt}`,
       ms !== null && duration(ms), size !== null && bytes(size))));
 }

@@ -61,7 +61,7 @@ export async function memoryPanel({ ask, api, signal, view, conversation, change
     clearTimeout(typing);
     typing = setTimeout(weigh, TYPING_MS);
   });
-  const turn = make("select", { id: "back-to" }, ...Array.from({ length: view.turns + 1 }, (_, index) => view.turns - index)
+  const turn = make("select", { id: "back-to" }, ...Array.from({ length: view.turn_count + 1 }, (_, index) => view.turn_count - index)
     .map((number) => make("option", { value: String(number) }, number ? `turn ${number}` : "the start")));
   const button = (label, act, more = {}) => {
     const made = make("button", { type: "button", ...more }, label);

@@ -8,14 +8,14 @@ export async function promptPanel({ ask, api, signal, view, turn: number, choose
   const turn = number && (await ask(`/turns/${number}`));
   const steps = turn ? await stepsOf(ask, number) : [];
   const which = make("select", { id: "prompt-of" }, option("", "the next turn"),
-    ...Array.from({ length: view.turns }, (_, index) => view.turns - index).map((each) => option(each, `turn ${each}`)));
+    ...Array.from({ length: view.turn_count }, (_, index) => view.turn_count - index).map((each) => option(each, `turn ${each}`)));
   which.value = number ?? "";
   which.addEventListener("change", () => choose(Number(which.value) || null));
   const before = make("select", { id: "prompt-step" }, ...steps.map((step, index) => option(index + 1, `${index + 1} (${step.type === "planning" ? "plan" : "action"})`)));
   const place = make("div", { className: "prompt" });
   const load = async () => {
     const query = turn ? `?turn=${number}&step=${before.value || 1}` : "";
-    const found = await ask(`/messages${query}`);
+    const found = await ask(`/prompt${query}`);
     const policy = await policyOf(api, view, signal);
     place.replaceChildren(...partsOf(found, { turn, step: steps[before.value - 1], policy, pictures }));
   };

@@ -24,7 +24,7 @@ export async function sharePanel({ api, path, view, opened, changed }) {
   file.addEventListener("change", attempt(async () => {
     const body = await file.files[0].text();
     file.value = "";
-    const made = await api.json("/conversations/import", { method: "POST", headers: { "Content-Type": "application/json" }, body });
+    const made = await api.json("/imports", { method: "POST", headers: { "Content-Type": "application/json" }, body });
     changed(made.id);
     opened(made.id);
   }));

@@ -13,8 +13,8 @@ const KEYS = [["wait", "waits"], ["model", "model"], ["tool", "tools and code"],
 const OPEN = new Set(["queued", "running", "waiting"]);
 
 export async function timelinePanel({ ask, view, path, ...parts }) {
-  if (!view.turns) return [make("p", { className: "note" }, "No turn was played yet.")];
-  const choice = make("select", { id: "timeline-turn" }, ...Array.from({ length: view.turns }, (_, index) => view.turns - index)
+  if (!view.turn_count) return [make("p", { className: "note" }, "No turn was played yet.")];
+  const choice = make("select", { id: "timeline-turn" }, ...Array.from({ length: view.turn_count }, (_, index) => view.turn_count - index)
     .map((number) => make("option", { value: String(number) }, `Turn ${number}`)));
   const place = make("div", {});
   const draw = async () => {
