@@ -54,6 +54,13 @@ def choose(page: Page, agent: str) -> None:
     page.get_by_role("radio", name=agent, exact=True).check()
 
 
+def act(row: Locator, name: str) -> None:
+    """Choose an item of the menu of a row of the list."""
+    row.hover()
+    row.get_by_role("button").click()
+    row.page.get_by_role("menuitem", name=name, exact=True).click()
+
+
 def turn(page: Page) -> Locator:
     return page.locator(".turn")
 

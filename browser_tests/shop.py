@@ -183,9 +183,10 @@ def make_analyst() -> CodeAgent:
 
 def make_buyer() -> ToolCallingAgent:
     scout = _caller([ask_supplier], name="scout", description="Asks suppliers for prices.")
-    return _caller(
+    buyer = _caller(
         [check_stock], managed_agents=[scout], planning_interval=4, description="Plans orders and leads a scout."
     )
+    return smolsessions.options(buyer, workspace={"editable": ["**"]})
 
 
 def _caller(tools: list[Any], **options: Any) -> ToolCallingAgent:

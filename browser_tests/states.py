@@ -197,6 +197,7 @@ def undo(desk: Desk) -> None:
     first = desk.page.locator("#list .row").first
     first.hover()
     first.get_by_role("button").click()
+    desk.page.get_by_role("menuitem", name="Delete").click()
     expect(desk.page.locator("#undo-bar")).to_be_visible()
 
 
@@ -257,6 +258,9 @@ def _inspected(name: str, *messages: str, agent: str = "shop") -> Callable[[Desk
         page.get_by_role("button", name="Inspector", exact=True).click()
         page.get_by_role("tab", name=name).click()
         expect(page.locator("#inspector-panel > *").first).to_be_visible()
+        if name == "Files":
+            page.locator(".workspace-file summary").click()
+            expect(page.locator(".workspace-file pre")).to_contain_text("100 cups")
         if name == "Effects":
             expect(page.locator(".effects li")).not_to_have_count(0)
         if name == "Memory":
@@ -273,6 +277,7 @@ INSPECTED = {
     "Memory": _inspected("Memory", ORDER, STOCK),
     "Variables": _inspected("Variables", SALES, agent="analyst"),
     "Notes": _inspected("Notes", "Note that Ann likes blue."),
+    "Files": _inspected("Files", "Write the order down.", agent="buyer"),
     "Effects": _inspected("Effects", REFUND),
     "Timeline": _inspected("Timeline", "How many cups shall we order?", agent="buyer"),
     "Share": _inspected("Share", ORDER),

@@ -25,7 +25,7 @@ from tests.support import agents
 from tests.support.streaming import delta
 from tests.support.waiting import PATIENCE_S
 
-NAMES = ("talker", "coder", "leader", "picky")
+NAMES = ("talker", "coder", "leader", "picky", "keeper")
 AGENTS = ",".join(f"{name}=browser_tests.talker:make_{name}" for name in NAMES)
 POLL_S = 0.005
 
@@ -108,6 +108,11 @@ def make_picky() -> ToolCallingAgent:
     checks = [lambda answer, _memory, **_: str(answer).endswith(".")]
     picky = make_talker(final_answer_checks=checks, description="Wants a full stop.")
     return smolsessions.options(picky, memory_policy=[{"name": "keep_last_n_steps", "n": 50}])
+
+
+def make_keeper() -> ToolCallingAgent:
+    keeper = make_talker(description="Keeps files.")
+    return smolsessions.options(keeper, workspace={"editable": ["**"]})
 
 
 def make_leader() -> ToolCallingAgent:

@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from browser_tests.reader import (
     PHONE,
@@ -15,6 +15,7 @@ from browser_tests.reader import (
     ended,
     fits,
     message,
+    png,
     reach,
     say,
     send,
@@ -55,10 +56,18 @@ def test_everything_can_be_done_with_the_keyboard_alone(page: Page, gate: Path) 
     expect(page.locator(".work")).not_to_have_attribute("open", "")
     reach(page, "#list .row:first-child button", "Shift+Tab")
     keys.press("Enter")
+    expect(page.get_by_role("menuitem", name="Rename")).to_be_focused()
+    keys.press("Escape")
+    expect(page.get_by_role("menu")).to_be_hidden()
+    expect(page.locator("#list .row:first-child button").first).to_be_focused()
+    keys.press("Enter")
+    keys.press("ArrowUp")
+    expect(page.get_by_role("menuitem", name="Delete")).to_be_focused()
+    keys.press("Enter")
     expect(page.locator("#welcome")).to_be_visible()
     reach(page, "#undo", "Tab")
     keys.press("Enter")
-    expect(page.locator("#list .row:first-child a")).to_be_focused()
+    expect(page.locator("#list .row:first-child a").first).to_be_focused()
     keys.press("?")
     expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
     keys.press("Escape")
@@ -164,6 +173,49 @@ def test_the_inspector_shows_and_changes_the_memory(page: Page, service: Service
     page.locator("#import-file").set_input_files(found.value.path())
     expect(page).not_to_have_url(re.compile(here.rpartition("/")[2]))
     expect(turn(page)).to_have_count(1)
+
+
+def test_files_of_the_workspace_are_previewed_downloaded_and_refreshed(page: Page, service: Service) -> None:
+    choose(page, "keeper")
+    evil = "<script>alert(1)</script>"
+    names = ("notes/plan.md", "page.html", "mark.svg")
+    say(page, [{"call": [["write_file", {"path": name, "content": evil}] for name in names]}, {"say": ["Written."]}])
+    ended(page)
+    folder = service.folder / "data/workspaces/local" / conversation_of(page).rpartition("/")[2]
+    (folder / "cup.png").write_bytes(png("cup.png", 40)["buffer"])
+    (folder / "data.bin").write_bytes(b"\0\1")
+    (folder / "long.txt").write_text("ü" * 60_000)
+    page.get_by_role("button", name="Files", exact=True).click()
+    rows = page.locator(".workspace-file")
+    expect(rows.locator("code")).to_have_text(
+        ["cup.png", "data.bin", "long.txt", "mark.svg", "notes/plan.md", "page.html"]
+    )
+    for summary in rows.locator("summary").all():
+        summary.click()
+    expect(rows.nth(0).locator("img")).to_have_js_property("naturalWidth", 40)
+    expect(rows.nth(1)).to_contain_text("It is no text")
+    expect(rows.nth(2)).to_contain_text("The first 64.0 KiB of 117.2 KiB.")
+    assert len(rows.nth(2).locator("pre").inner_text()) == 32 * 1024
+    for place in (3, 4, 5):
+        expect(rows.nth(place).locator("pre")).to_have_text(evil)
+    with page.expect_download() as found:
+        page.get_by_role("button", name="Download notes/plan.md").click()
+    assert found.value.path().read_text() == evil
+    plan = {"path": "notes/plan.md", "content": "Buy milk."}
+    say(page, [{"call": [["write_file", plan]]}, {"say": ["Changed."]}])
+    ended(page)
+    expect(rows.nth(4).locator(".figures")).to_contain_text("9 B")
+    expect(rows.nth(3).locator("pre")).to_be_visible()  # the others stay as they were
+    rows.nth(4).locator("summary").click()
+    expect(rows.nth(4).locator("pre")).to_have_text("Buy milk.")
+
+    def cut(route: Route) -> None:
+        answered = route.fetch()
+        route.fulfill(response=answered, json=answered.json() | {"complete": False})
+
+    page.route("**/workspace/files", cut)
+    page.get_by_role("tab", name="Files").click()
+    expect(page.get_by_role("tabpanel")).to_contain_text("There are more files.")
 
 
 def test_effects_of_a_waiting_turn_are_followed_to_its_end(page: Page, gate: Path) -> None:

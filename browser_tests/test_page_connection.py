@@ -100,7 +100,7 @@ def test_a_key_is_asked_for_refused_taken_and_forgotten(opened: Open, tmp_path: 
         dialog.get_by_label("API key").fill(KEY)
         page.keyboard.press("Enter")
         expect(dialog).to_be_hidden()
-        expect(page.locator("#list-note")).to_have_text("Nothing yet. What you begin is listed here.")
+        expect(page.locator("#list-note")).to_have_text("No conversations yet.")
         page.locator("#file").set_input_files(png("a.png", 50))
         say(page, [{"say": ["For you."]}])
         expect(answer(page)).to_have_text("For you.")

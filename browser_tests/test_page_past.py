@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import datetime, timedelta
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,20 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from browser_tests.reader import A_LINE_PX, Open, answer, at_end, conversation_of, ended, forgive, say, top, turn, wait
+from browser_tests.reader import (
+    A_LINE_PX,
+    Open,
+    act,
+    answer,
+    at_end,
+    conversation_of,
+    ended,
+    forgive,
+    say,
+    top,
+    turn,
+    wait,
+)
 from tests.support.service import Service
 from tests.support.tiers import mostly_deep
 from tests.support.waiting import wait_until
@@ -45,15 +59,14 @@ def test_conversations_are_listed_reopened_and_deleted(page: Page, service: Serv
     page.get_by_role("link", name="The first of all").click()
     expect(answer(page)).to_have_text("The first answer.")
     expect(page.locator("#title")).to_contain_text("The first of all")
-    page.locator("#list .row").nth(1).hover()
-    page.get_by_role("button", name="Delete The first").click()
+    first = page.locator("#list .row", has_text="The first of all")
+    act(first, "Delete")
     expect(page.locator("#welcome")).to_be_visible()
     page.get_by_role("button", name="Undo").click()
     page.get_by_role("link", name="The first of all").click()
     expect(answer(page)).to_have_text("The first answer.")
     here = conversation_of(page)
-    page.locator("#list .row").first.hover()
-    page.get_by_role("button", name="Delete The first").click()
+    act(first, "Delete")
     expect(page.get_by_role("link", name="The first of all")).to_have_count(0)
     page.reload()  # it is deleted when the page is left
     wait_until(lambda: service.client.get(here).status_code == HTTPStatus.NOT_FOUND)
@@ -63,15 +76,20 @@ def test_conversations_are_listed_reopened_and_deleted(page: Page, service: Serv
 
 
 def test_conversations_are_searched_filtered_and_renamed(opened: Open, service: Service) -> None:
-    service.post("/turn", agent="picky", message='Needle in hay [{"say": ["One."]}]')
+    beyond_title = "." * 80
+    script = '[{"say": ["It is <b>in</b> the attic."]}]'
+    service.post("/turn", agent="picky", message=f"Needle in hay {beyond_title} {script}")
     for number in range(3):
         service.post("/turn", agent="talker", message=f'Hay {number} [{{"say": ["One."]}}]')
     page = opened(service)
     rows = page.locator("#list .row")
-    page.get_by_role("searchbox").fill("needle")
+    page.get_by_role("searchbox").fill("THE ATTIC")
     expect(rows).to_have_count(1)
-    page.get_by_role("searchbox").fill("no such title")
-    expect(page.locator("#list-note")).to_have_text("No conversation is like that.")
+    expect(rows.locator(".row-match")).to_contain_text("It is <b>in</b> the attic.")
+    expect(rows.locator("mark")).to_have_text("the attic")
+    expect(rows.locator(".row-about")).to_contain_text("turn 1")
+    page.get_by_role("searchbox").fill("no such text")
+    expect(page.locator("#list-note")).to_have_text("No conversations found.")
     page.get_by_role("searchbox").fill("hay")
     page.locator("#filter summary").click()
     page.locator("#filter-agent").select_option("picky")
@@ -95,9 +113,15 @@ def test_conversations_are_searched_filtered_and_renamed(opened: Open, service: 
     page.keyboard.press("Enter")
     expect(page.locator("#title")).to_have_text("Found")
     expect(rows.locator(".row-title")).to_have_text("Found")
+    for title, key, shown in (("Left", "Escape", "Found"), ("Found again", "Enter", "Found again")):
+        act(rows, "Rename")
+        page.get_by_role("textbox", name="New title").fill(title)
+        page.keyboard.press(key)
+        expect(rows.locator(".row-title")).to_have_text(shown)
+        expect(page.locator("#title")).to_have_text(shown)
     page.reload()
-    expect(page.locator("#title")).to_have_text("Found")
-    assert changes == ['{"title":"Found"}']
+    expect(page.locator("#title")).to_have_text("Found again")
+    assert changes == ['{"title":"Found"}', '{"title":"Found again"}']
 
 
 def test_conversations_and_turns_from_elsewhere_appear(opened: Open, service: Service) -> None:
@@ -115,15 +139,38 @@ def test_conversations_and_turns_from_elsewhere_appear(opened: Open, service: Se
     expect(page.get_by_role("link", name="Begun elsewhere")).to_be_visible()
 
 
-def test_the_list_is_turned_page_by_page(opened: Open, service: Service) -> None:
+def test_the_list_is_turned_page_by_page_below_the_pinned_ones(opened: Open, service: Service) -> None:
+    kept = service.post("/conversations", metadata={"title": "Kept", "pinned": True}).json()
     for number in range(25):
         made = service.post("/conversations", metadata={"title": f"Listed {number}"})
         assert made.status_code == HTTPStatus.CREATED
     page = opened(service)
     expect(page.get_by_role("link", name="Listed 24")).to_be_visible()
     expect(page.get_by_role("link", name=re.compile(r"Listed 0\b"))).to_have_count(0)
+    groups = page.locator("#list section")
+    expect(groups.first.locator(".list-head")).to_have_text("Pinned")
+    expect(groups.first.get_by_role("link")).to_have_accessible_name(re.compile("Kept"))
     page.get_by_role("button", name="More").click()
-    expect(page.get_by_role("link", name=re.compile(r"Listed 0\b"))).to_have_count(1)
+    oldest = page.locator("#list .row", has=page.get_by_role("link", name=re.compile(r"Listed 0\b")))
+    expect(oldest).to_have_count(1)
+    act(groups.first.locator(".row"), "Unpin")
+    expect(groups.first.locator(".list-head")).to_have_text("Today")
+    act(oldest, "Pin")
+    expect(groups.first.locator(".row-title")).to_have_text("Listed 0")
+    act(groups.first.locator(".row"), "Unpin")
+    expect(page.get_by_text("Pinned", exact=True)).to_have_count(0)
+    assert service.get(f"/conversations/{kept['id']}")["metadata"] == {"title": "Kept"}
+
+
+def test_conversations_stand_under_their_dates(opened: Open, service: Service) -> None:
+    made = service.post("/conversations", metadata={"title": "Dated"}).json()
+    at = datetime.fromisoformat(made["updated_at"])
+    page = opened(service, is_alone=True)
+    group = page.locator("#list section", has=page.get_by_role("link", name="Dated"))
+    for days, name in ((0, "Today"), (1, "Yesterday"), (7, "Previous 7 days"), (8, f"{at:%B %Y}")):
+        page.clock.set_fixed_time(at + timedelta(days=days))
+        page.reload()
+        expect(group.locator(".list-head")).to_have_text(name)
 
 
 def test_an_empty_and_a_deleted_conversation_have_a_note(opened: Open, service: Service, sins: list[str]) -> None:

@@ -415,6 +415,10 @@ LISTS: list[tuple[dict[str, str], str]] = [
     ({"metadata.none": "null"}, ""),
     ({"q": "STRASSE"}, "4"),
     ({"q": "12 *"}, "1"),
+    ({"q": "84"}, ""),
+    ({"q": "84", "search_in": "messages"}, "1"),
+    ({"q": "nach rom", "search_in": "messages", "sort": "created"}, "4"),
+    ({"q": "84", "search_in": "messages", "agent": "scripted"}, ""),
 ]
 
 
@@ -425,6 +429,22 @@ def test_a_list_is_sorted_and_filtered(shelf: Service) -> None:
             assert "".join(item["id"][1] for page in found for item in page) == ids, query
     for wrong in ({"sort": "title"}, {"order": "up"}, {"status": "new"}, {"metadata": "x"}, {"q": ""}):
         problem(shelf.client.get("/conversations", params=wrong), 422, "invalid_request")
+
+
+def test_a_search_of_messages_reads_a_bounded_part_and_goes_on(service: Service) -> None:
+    said = service.play({"say": "Once."})
+    export = service.get(f"/conversations/{said['conversation_id']}/export")
+    (one,), steps = export["turns"], export["steps"]
+    replies = ["x" * 150_000 + " A Needle in\nhay", *["x" * 150_000] * 29]
+    export["turns"] = [one | {"turn": number, "reply": reply} for number, reply in enumerate(replies, 1)]
+    export["steps"] = [step | {"turn": number} for number in range(1, 31) for step in steps]
+    for name in ("large-1", "large-2"):  # together beyond the bound of one page
+        made = service.client.post("/imports", params={"id": name}, json=export)
+        assert made.status_code == 201, made.text
+    found = pages(service, "/conversations", q="needle IN", search_in="messages")
+    assert [[item["id"] for item in page] for page in found if page] == [["large-2"], ["large-1"]]
+    match = found[0][0]["match"]
+    assert match == {"turn": 1, "excerpt": f"{'x' * 37} A Needle in hay"}
 
 
 def test_a_cursor_belongs_to_one_list(shelf: Service, planned: dict[str, Any], service: Service) -> None:

@@ -22,6 +22,7 @@ TurnStatus = Literal["queued", "running", "waiting", "finished", "failed", "canc
 OnBusy = Literal["reject", "enqueue", "interrupt", "rollback"]
 ConversationStatus = Literal["idle", "queued", "running", "waiting"]
 Sort = Literal["updated", "created"]
+SearchIn = Literal["title", "messages"]
 Order = Literal["asc", "desc"]
 RunState = Literal["success", "max_steps_error"]
 StepType = Literal["task", "planning", "action", "note", "summary"]
@@ -161,6 +162,14 @@ class ConversationFields:
 
 
 @record
+class Match:
+    """Turn whose message or answer has the text of a search, and the text around it."""
+
+    turn: int
+    excerpt: str
+
+
+@record
 class Conversation:
     """Conversation in the store. Times are Unix seconds. `step_counts` leaves out archived and rolled back steps."""
 
@@ -182,6 +191,8 @@ class Conversation:
     approve: tuple[str, ...] = ()
     waits: bool = False
     """True if the running turn waits for a person."""
+    match: Match | None = None
+    """Place of a searched text, if the search did not find it in the title."""
 
     @property
     def status(self) -> ConversationStatus:
@@ -198,7 +209,10 @@ def title_of(message: str) -> str:
 
 @record
 class ConversationQuery:
-    """Order and filters of a list of conversations. `q` is a part of the title, in upper or lower case."""
+    """Order and filters of a list of conversations. `q` is a part of the title, in upper or lower case.
+
+    With `search_in` messages it may also be a part of a message or an answer.
+    """
 
     sort: Sort = "updated"
     order: Order = "desc"
@@ -206,17 +220,22 @@ class ConversationQuery:
     status: ConversationStatus | None = None
     metadata: tuple[tuple[str, str], ...] = ()
     q: str | None = None
+    search_in: SearchIn = "title"
 
     @property
     def is_filtered(self) -> bool:
         return bool(self.agent or self.status or self.metadata or self.q)
 
     def matches(self, found: Conversation) -> bool:
+        """Return whether a conversation passes the filters, except a search in messages."""
         if (self.agent and self.agent != found.agent) or (self.status and self.status != found.status):
             return False
-        if self.q and self.q.casefold() not in (found.title or "").casefold():
+        if self.search_in == "title" and not self.is_in_title(found):
             return False
         return all(name in found.metadata and _text(found.metadata[name]) == value for name, value in self.metadata)
+
+    def is_in_title(self, found: Conversation) -> bool:
+        return not self.q or self.q.casefold() in (found.title or "").casefold()
 
 
 def _text(value: Any) -> str:

@@ -76,6 +76,12 @@ def decode_turn(data: bytes, ref: Ref, number: int) -> Turn:
     return turn
 
 
+def decode_texts(data: bytes) -> list[str]:
+    """Return the message and the answer of a turn's record. The whole turn takes ten times as long."""
+    fields = from_json(data)
+    return [fields["message"], (fields.get("outcome") or {}).get("reply") or ""]
+
+
 def encode_event(event: Event) -> bytes:
     """Encode an event, except a final one, which is stored as the turn's record."""
     return _EVENTS[event.type].serializer.to_json(event, exclude_defaults=True)

@@ -10,7 +10,7 @@ from smolsessions.core.errors import InvalidRequestError
 
 CHECK_BYTES = 6
 NUMBER = re.compile(r"[0-9]{1,10}")
-PLACE = re.compile(r"[0-9]{1,16} [A-Za-z0-9_-]{1,64}")
+PLACE = re.compile(r"[0-9]{1,16} [A-Za-z0-9_-]{1,64}( [0-9]{1,10})?")
 
 
 def cursor_at(position: str | None, *of: str) -> str | None:

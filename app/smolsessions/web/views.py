@@ -158,10 +158,10 @@ def agent_view(info: AgentInfo, confinement: Mapping[AgentName, str | None], *, 
     return view_of(AgentAnswer, info, info.version, code_confinement=confinement[name], default=default)
 
 
-def conversation_view(conversation: Conversation) -> dict[str, Any]:
+def conversation_view(conversation: Conversation, model: type[BaseModel] = ConversationAnswer) -> dict[str, Any]:
     origin = conversation.forked_from
     return view_of(
-        ConversationAnswer,
+        model,
         conversation,
         id=conversation.ref.id,
         status=conversation.status,

@@ -44,10 +44,25 @@ class Conversation(BaseModel):
     forked_from: ForkedFrom | None = Field(description="Its origin, if it is a fork. Null for others.")
 
 
+class Match(BaseModel):
+    """Turn that has the text of a search."""
+
+    turn: int = Field(description="Its number. Of several it is the last.")
+    excerpt: str = Field(description="Beginning of the message or the answer around the text, in one line.")
+
+
+class ListedConversation(Conversation):
+    """Conversation of a list."""
+
+    match: Match | None = Field(
+        description="Place of `q` in a search of messages. Null: it is in the title, or messages were not searched."
+    )
+
+
 class ConversationPage(BaseModel):
     """Page of conversations."""
 
-    items: list[Conversation] = Field(description="Conversations, in the order of `sort` and `order`.")
+    items: list[ListedConversation] = Field(description="Conversations, in the order of `sort` and `order`.")
     next_cursor: str | None = Field(description=CURSOR)
 
 

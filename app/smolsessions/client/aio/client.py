@@ -26,8 +26,8 @@ from smolsessions.wire.conversations import (
     Agent,
     AgentDetails,
     AgentList,
-    Conversation,
     ConversationPage,
+    ListedConversation,
     Prompt,
     PruneResult,
     Step,
@@ -248,9 +248,10 @@ class AsyncClient:
         status: str | None = None,
         metadata: Mapping[str, str] | None = None,
         q: str | None = None,
-    ) -> AsyncIterator[Conversation]:
-        """Yield conversations, those that were used last first. `q` is searched for in titles."""
-        params = named(sort=sort, order=order, agent=agent, status=status, q=q)
+        search_in: Literal["title", "messages"] | None = None,
+    ) -> AsyncIterator[ListedConversation]:
+        """Yield conversations, those that were used last first. `q` is searched for in titles, or also in messages."""
+        params = named(sort=sort, order=order, agent=agent, status=status, q=q, search_in=search_in)
         params |= {f"metadata.{key}": value for key, value in (metadata or {}).items()}
         return self._connection.items(ConversationPage, "/conversations", params)
 

@@ -39,6 +39,7 @@ from smolsessions.core.records import (
 )
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import check_count, image_blobs, load_images, open_head, open_step
+from smolsessions.store.conversations.message_search import MessageSearch
 from smolsessions.store.partition import NO_SETTINGS, Partition, Partitions, Scope
 from smolsessions.store.scripts.loader import flattened
 from smolsessions.store.turns.turn_store import TurnStore
@@ -72,8 +73,13 @@ class ConversationStore:
     async def conversations(
         self, owner: Owner, query: ConversationQuery, after: str | None, limit: int
     ) -> Page[Conversation]:
-        """Read a page, merged from all partitions. Its cursor is the score and the id of the last row that was read."""
+        """Read a page, merged from all partitions. Its cursor is the score and the id of the last row that was read.
+
+        If a search in messages stopped within that row, its next turn follows.
+        """
         found: list[Conversation] = []
+        search = MessageSearch(query.q) if query.q and query.search_in == "messages" else None
+        resumed, _, turn = after.rpartition(" ") if after and after.count(" ") > 1 else ("", "", "")
         most, scanned = SCANNED_AT_ONCE if query.is_filtered else limit, 0
         while scanned < MOST_SCANNED:
             rows = await self._rows(owner, query, after, most)
@@ -81,8 +87,17 @@ class ConversationStore:
                 after = f"{score} {ref.decode(errors='replace').rpartition('/')[2]}"
                 scope_name, *fields = row
                 try:
-                    if fields and query.matches(conversation := self.decode_row(scope_name, *fields)):
-                        found.append(conversation)
+                    if not fields or not query.matches(conversation := self.decode_row(scope_name, *fields)):
+                        continue
+                    match = None
+                    if search and not query.is_in_title(conversation):
+                        scope, first = self._partitions.scope(conversation.ref), conversation.turn_count
+                        match, left = await search.find(scope, min(first, int(turn)) if after == resumed else first)
+                        if left:
+                            return Page(tuple(found), f"{after} {left}")
+                        if not match:
+                            continue
+                    found.append(replace(conversation, match=match) if match else conversation)
                 except SealBrokenError as error:  # left out: a read of it alone raises the error
                     log.error("conversation %r cannot be listed: %s", ref, error, extra={"action": "seal.broken"})  # noqa: TRY400 - its sentence says all
                 if len(found) == limit:
@@ -98,7 +113,7 @@ class ConversationStore:
         self, owner: Owner, query: ConversationQuery, after: str | None, most: int
     ) -> list[tuple[tuple[int, bytes], Any]]:
         """Read `most` rows of all partitions in order, and one more if more follow. Each has its score and name."""
-        start, _, last = (after or "").partition(" ")
+        start, last, turn, *_ = f"{after or ''}   ".split(" ")
         behind = (int(start), f"{owner}/{last}".encode()) if after else None
         kind, is_falling = "recent" if query.sort == "updated" else "owner", query.order == "desc"
 
@@ -106,7 +121,11 @@ class ConversationStore:
             call = partition.call("list", owner=owner, kind=kind, order=query.order, start=start, limit=most + 1)
             keyed = [((int(float(score)), ref), row) for score, ref, row in await call]
             keyed.sort(key=itemgetter(0), reverse=is_falling)
-            return [each for each in keyed if not behind or (each[0] < behind if is_falling else each[0] > behind)]
+            return [
+                each
+                for each in keyed
+                if not behind or (each[0] < behind if is_falling else each[0] > behind) or (turn and each[0] == behind)
+            ]
 
         pages = await asyncio.gather(*map(read, self._partitions))
         return list(heapq.merge(*pages, key=itemgetter(0), reverse=is_falling))[: most + 1]

@@ -46,7 +46,7 @@ export class Conversation {
     this.#looking = true;
     const { signal } = this.#stop;
     try {
-      this.#shown(await this.#ask(`/conversations/${id}`, signal));
+      this.shown(await this.#ask(`/conversations/${id}`, signal));
       await this.#load(signal);
       show(byId("nothing"), !this.#cards.size);
     } catch (problem) {
@@ -67,7 +67,7 @@ export class Conversation {
     try {
       const path = `/conversations/${this.id}`;
       const view = await this.#ask(path, signal, { quiet: true });
-      this.#shown(view);
+      this.shown(view);
       const last = Math.max(view.turn_count, view.running_turn ?? 0);
       for (let number = this.#last + 1; number <= last && !signal.aborted; number += 1) {
         this.#add(await this.#ask(`${path}/turns/${number}`, signal, { quiet: true }));
@@ -140,7 +140,7 @@ export class Conversation {
     await this.#attempted(async () => {
       const headers = { "Content-Type": "application/merge-patch+json" };
       const body = JSON.stringify({ title });
-      this.#shown(await this.#parts.api.json(`/conversations/${this.id}`, { method: "PATCH", headers, body }));
+      this.shown(await this.#parts.api.json(`/conversations/${this.id}`, { method: "PATCH", headers, body }));
       this.#parts.changed(this.id);
     });
   }
@@ -311,7 +311,7 @@ export class Conversation {
   async #see(signal) {
     try {
       const view = await this.#ask(`/conversations/${this.id}`, signal, { quiet: true });
-      if (!signal.aborted) this.#shown(view);
+      if (!signal.aborted) this.shown(view);
     } catch {
       // the look at the end of the turn says why
     }
@@ -352,7 +352,8 @@ export class Conversation {
     this.#parts.shown(null);
   }
 
-  #shown(view) {
+  /** Show a newer state of the conversation. */
+  shown(view) {
     const before = this.#view;
     this.#view = view;
     this.#parts.heading.show(view);

@@ -1,7 +1,7 @@
 // The head of the open conversation: its title, which can be changed, its agent and its origin.
 
 import { byId, make, say, show } from "./dom.js";
-import { titleOf } from "./list.js";
+import { titleOf } from "./row.js";
 
 export class Heading {
   #rename;

@@ -1,10 +1,13 @@
-// The list of conversations, newest first: searched and filtered by the service, and kept up to date.
+// The list of conversations by date, pinned ones first: searched and filtered by the service, and kept up to date.
 
-import { byId, icon, make, say, show } from "./dom.js";
-import { ago } from "./figures.js";
+import { byId, make, say, show } from "./dom.js";
+import { fillRow, groupOf, isPinned, makeRow, renameRow, titleOf } from "./row.js";
+import { RowMenu } from "./row_menu.js";
 import { Undo } from "./undo.js";
 
 const TYPING_MS = 250;
+const PAGE_ITEMS = 20;
+const MOST_PINNED = 100;
 
 export class List {
   #api;
@@ -13,22 +16,30 @@ export class List {
   #views = new Map();
   #cursor = null;
   #failed = false;
+  #searching = false;
+  #arranged = "";
   #current = null;
   #loading = new AbortController();
   #more = byId("list-more");
+  #menu = new RowMenu();
   #undo;
+  #changed;
 
-  /** `deleted(id)` is called after a conversation was removed from the list here. */
-  constructor(api, connection, deleted) {
+  /** `deleted(id)` and `changed(view)` are called after the user removed or changed a conversation here. */
+  constructor(api, connection, { deleted, changed }) {
     this.#api = api;
     this.#connection = connection;
+    this.#changed = changed;
     this.#undo = new Undo({
       remove: (view) => {
         this.#remove(view.id);
         this.#told();
         deleted(view.id);
       },
-      restore: (view) => this.#put(view, "prepend"),
+      restore: (view) => {
+        this.#put(view);
+        this.#told();
+      },
       delete: (view, keepalive) => api.request(`/conversations/${view.id}`, { method: "DELETE", keepalive }),
       failed: (problem) => say(byId("list-note"), problem.message),
     });
@@ -52,22 +63,32 @@ export class List {
     if (this.#failed) this.load();
   }
 
-  /** Load the first page or the next page. */
+  /** Load the first page or the next page. A page of a search or filter may be short, so it goes on until it has some. */
   async load() {
     this.#more.disabled = true;
     const { signal } = this.#loading;
+    const goesOn = Boolean(this.#query(null));
+    const most = this.#rows.size + PAGE_ITEMS;
+    if (!this.#cursor && !goesOn) this.#pinned(signal);
+    this.#searching = goesOn;
+    if (goesOn) this.#told();
     try {
-      const page = await this.#page(this.#cursor, signal);
-      this.#cursor = page.next_cursor;
-      this.#failed = false;
-      const last = document.activeElement === this.#more ? page.items[0]?.id : null;
-      for (const view of page.items) this.#put(view, "append");
-      if (last) this.#rows.get(last)?.querySelector("a").focus();
+      do {
+        const page = await this.#page(this.#cursor, signal);
+        this.#cursor = page.next_cursor;
+        this.#failed = false;
+        const last = document.activeElement === this.#more ? page.items[0]?.id : null;
+        for (const view of page.items) this.#put(view);
+        this.#told();
+        if (last) this.#rows.get(last)?.querySelector("a").focus();
+      } while (goesOn && this.#cursor && this.#rows.size < most);
+      this.#searching = false;
       this.#more.textContent = "More";
       show(this.#more, this.#cursor !== null);
       this.#told();
     } catch (problem) {
       if (signal.aborted) return;
+      this.#searching = false;
       this.#failed = true;
       say(byId("list-note"), problem.message);
       this.#more.textContent = "Try again";
@@ -79,11 +100,11 @@ export class List {
 
   /** Look for conversations that are new or have changed elsewhere. */
   async look() {
-    if (this.#failed) return;
+    if (this.#failed || byId("search").value.trim()) return;
     const { signal } = this.#loading;
     try {
       const { items } = await this.#api.json(`/conversations${this.#query(null)}`, { quiet: true, signal });
-      if (!signal.aborted) for (const view of items.reverse()) this.#put(view, "prepend");
+      if (!signal.aborted) for (const view of items) this.#put(view);
       this.#told();
     } catch {
       // the next look comes
@@ -102,7 +123,7 @@ export class List {
 
   /** Show a known view of one conversation. */
   show(view) {
-    if (this.#rows.has(view.id) || !this.#query(null)) this.#put(view, "prepend");
+    if (this.#rows.has(view.id) || !this.#query(null)) this.#put(view);
     this.#told();
   }
 
@@ -127,7 +148,8 @@ export class List {
   }
 
   #query(cursor) {
-    const given = { q: byId("search").value.trim(), agent: byId("filter-agent").value, status: byId("filter-status").value, cursor };
+    const q = byId("search").value.trim();
+    const given = { q, search_in: q && "messages", agent: byId("filter-agent").value, status: byId("filter-status").value, cursor };
     const query = new URLSearchParams(Object.entries(given).filter(([, value]) => value));
     return query.size ? `?${query}` : "";
   }
@@ -140,8 +162,26 @@ export class List {
     this.#loading.abort();
     this.#loading = new AbortController();
     for (const id of [...this.#rows.keys()]) this.#remove(id);
+    byId("list").replaceChildren();
+    this.#arranged = "";
     this.#cursor = null;
     this.load();
+  }
+
+  /** Load the pinned conversations, which may be older than all others here. */
+  async #pinned(signal) {
+    try {
+      let cursor = null;
+      do {
+        const query = new URLSearchParams({ "metadata.pinned": "true", limit: MOST_PINNED, ...(cursor && { cursor }) });
+        const page = await this.#api.json(`/conversations?${query}`, { quiet: true, signal });
+        for (const view of page.items) this.#put(view);
+        if (page.items.length) this.#told();
+        cursor = [...this.#views.values()].filter(isPinned).length < MOST_PINNED ? page.next_cursor : null;
+      } while (cursor);
+    } catch {
+      // they stand where their date puts them
+    }
   }
 
   async #agents() {
@@ -151,34 +191,46 @@ export class List {
     if (choice.options.length === 1) choice.append(...items.map(({ name }) => make("option", { value: name }, name)));
   }
 
-  #put(view, where) {
+  #put(view) {
     if (this.#undo.holds(view.id)) return;
     const status = byId("filter-status").value;
     if (status && view.status !== status) {
       this.#remove(view.id); // an answered turn waits no longer
       return;
     }
-    let row = this.#rows.get(view.id);
-    if (!row) {
-      row = this.#row(view.id);
-      this.#rows.set(view.id, row);
-      byId("list")[where](row);
-    }
-    this.#views.set(view.id, view);
-    fill(row, view);
-    if (view.id === this.#current) this.mark(view.id);
+    const { id } = view;
+    if (!this.#rows.has(id)) this.#rows.set(id, makeRow(id, (button) => this.#menu.open(button, this.#acts(id))));
+    this.#views.set(id, { match: this.#views.get(id)?.match, ...view });
+    fillRow(this.#rows.get(id), this.#views.get(id), byId("search").value.trim());
+    if (id === this.#current) this.mark(id);
   }
 
-  #row(id) {
-    const link = make("a", { href: `#/c/${id}` }, make("span", { className: "row-title", dir: "auto" }), make("span", { className: "row-about" }));
-    const remove = make("button", { type: "button", className: "quiet round small", title: "Delete" }, icon("delete"));
-    remove.addEventListener("click", () => this.#delete(this.#views.get(id)));
-    return make("li", { className: "row" }, link, remove);
+  /** The items of a row's menu. */
+  #acts(id) {
+    const view = this.#views.get(id);
+    const rename = (title) => (title ? this.#patch(id, { title }) : this.#told());
+    return [
+      ["Rename", () => renameRow(this.#rows.get(id), view, rename)],
+      isPinned(view) ? ["Unpin", () => this.#patch(id, { metadata: { pinned: null } })] : ["Pin", () => this.#patch(id, { metadata: { pinned: true } })],
+      ["Delete", () => this.#delete(view)],
+    ];
+  }
+
+  async #patch(id, changes) {
+    try {
+      const headers = { "Content-Type": "application/merge-patch+json" };
+      const view = await this.#api.json(`/conversations/${id}`, { method: "PATCH", headers, body: JSON.stringify(changes) });
+      this.show(view);
+      this.#changed(view);
+    } catch (problem) {
+      say(byId("list-note"), problem.message);
+    }
   }
 
   #delete(view) {
-    const row = this.#rows.get(view.id);
-    const next = row?.nextElementSibling ?? row?.previousElementSibling;
+    const rows = [...byId("list").querySelectorAll(".row")];
+    const at = rows.indexOf(this.#rows.get(view.id));
+    const next = rows[at + 1] ?? rows[at - 1];
     this.#undo.offer(view, titleOf(view));
     (next?.querySelector("a") ?? byId("new")).focus();
   }
@@ -189,27 +241,21 @@ export class List {
     this.#views.delete(id);
   }
 
+  /** Show the rows in their order under their headings, and a note. A row that is being renamed does not move. */
   #told() {
-    const none = this.#query(null) ? "No conversation is like that." : "Nothing yet. What you begin is listed here.";
-    say(byId("list-note"), this.#rows.size ? null : none);
+    const none = this.#query(null) ? "No conversations found." : "No conversations yet.";
+    say(byId("list-note"), this.#searching ? "Searching …" : this.#rows.size ? null : none);
+    if (byId("list").querySelector(".row-field")) return;
+    const rank = (view) => (isPinned(view) ? "1" : "0") + view.updated_at + view.id;
+    const views = [...this.#views.values()].sort((one, other) => (rank(one) < rank(other) ? 1 : -1));
+    const groups = Map.groupBy(views, (view) => groupOf(view));
+    const arranged = JSON.stringify([...groups].map(([name, members]) => [name, members.map(({ id }) => id)]));
+    if (arranged === this.#arranged) return;
+    this.#arranged = arranged;
+    const focused = document.activeElement;
+    byId("list").replaceChildren(...[...groups].map(([name, members], index) => make("section", {},
+      make("p", { className: "list-head", id: `list-${index}` }, name),
+      make("ol", { "aria-labelledby": `list-${index}` }, ...members.map(({ id }) => this.#rows.get(id))))));
+    if (focused.isConnected && focused !== document.activeElement) focused.focus({ preventScroll: true });
   }
-}
-
-/** Update a row in place, so that it keeps the focus. */
-function fill(row, view) {
-  const title = titleOf(view);
-  const works = view.status !== "waiting" && (view.running_turn !== null || view.queued_turns > 0);
-  row.classList.toggle("waits-for", view.status === "waiting");
-  row.classList.toggle("works", works);
-  row.querySelector("a").title = title;
-  row.querySelector(".row-title").textContent = title;
-  const state = works ? "working" : view.status === "waiting" ? "waits for a person" : ago(view.updated_at);
-  row.querySelector(".row-about").textContent = `${view.forked_from ? "fork · " : ""}${view.agent} · ${state}`;
-  row.querySelector("button").setAttribute("aria-label", `Delete ${title}`);
-}
-
-export function titleOf({ id, title, metadata }) {
-  if (title) return title;
-  const given = metadata?.title;
-  return typeof given === "string" && given.trim() ? given : `Conversation ${id.slice(0, 8)}`;
 }

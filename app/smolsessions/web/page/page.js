@@ -35,9 +35,15 @@ const agents = new Agents(api, connection, { about, example: (text) => {
   composer.text = text;
   byId("message").focus();
 } });
-const list = new List(api, connection, (id) => {
-  tabs.postMessage(id);
-  if (id === conversation.id) location.hash = "#/";
+const list = new List(api, connection, {
+  deleted: (id) => {
+    tabs.postMessage(id);
+    if (id === conversation.id) location.hash = "#/";
+  },
+  changed: (view) => {
+    tabs.postMessage(view.id);
+    if (view.id === conversation.id) conversation.shown(view);
+  },
 });
 function open(id) {
   location.hash = `#/c/${id}`;
@@ -139,6 +145,7 @@ new Shortcuts([
   ["r", "Rename the conversation", () => byId("rename").hidden || byId("rename").click()],
   ["s", "Stop the running turn", () => byId("stop").hidden || byId("stop").click()],
   ["o", "Open or close the steps of the last turn", () => document.querySelector(".turn:last-child .work > summary")?.click()],
+  ["f", "Open or close the files", () => inspector.files()],
   ["i", "Open or close the inspector", () => inspector.toggle()],
   ["e", "Go to the end", () => byId("latest").hidden || byId("latest").click()],
 ]);

@@ -24,6 +24,7 @@ from smolsessions.core.records import (
     ConversationStatus,
     Owner,
     Ref,
+    SearchIn,
     Sort,
     StepType,
 )
@@ -59,6 +60,7 @@ from smolsessions.wire.conversations import (
     AgentLimits,
     AgentList,
     ConversationPage,
+    ListedConversation,
     Prompt,
     PruneResult,
     StepPage,
@@ -94,8 +96,16 @@ PastStep = Annotated[int, Query(ge=1, le=400, description="With `turn`: the prom
 SortBy = Annotated[Sort, Query(description="`updated`: by their last change. `created`: by their creation.")]
 OfAgent = Annotated[str | None, Query(min_length=1, max_length=64, description="Only conversations of this agent.")]
 OfStatus = Annotated[ConversationStatus | None, Query(description="Only conversations in this state.")]
-InTitle = Annotated[
-    str | None, Query(min_length=1, max_length=200, description="Only conversations with this text in their title.")
+Searched = Annotated[
+    str | None,
+    Query(min_length=1, max_length=200, description="Only conversations with this text, in upper or lower case."),
+]
+SearchPlace = Annotated[
+    SearchIn,
+    Query(
+        description="`title`: `q` is searched for in titles. `messages`: also in messages and answers. Such a page is "
+        "short, or empty, if it took many records. Its `next_cursor` continues the search."
+    ),
 ]
 METADATA = "metadata."
 OF_METADATA = {
@@ -162,7 +172,8 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
         order: Ascending = "desc",
         agent: OfAgent = None,
         status: OfStatus = None,
-        q: InTitle = None,
+        q: Searched = None,
+        search_in: SearchPlace = "title",
     ) -> Response:
         """List conversations, those that changed last first.
 
@@ -171,10 +182,10 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
         pairs = [(name[len(METADATA) :], value) for name, value in request.query_params.multi_items()]
         named = [name.startswith(METADATA) for name, _ in request.query_params.multi_items()]
         metadata = tuple(sorted(compress(pairs, named)))
-        query = ConversationQuery(sort, order, agent, status, metadata, q)
+        query = ConversationQuery(sort, order, agent, status, metadata, q, search_in)
         of = ("conversations", owner, repr(query))
         page = await conversations.store.conversations(owner, query, position_of(cursor, PLACE, *of), limit)
-        return answer(page_view(page, conversation_view, *of))
+        return answer(page_view(page, partial(conversation_view, model=ListedConversation), *of))
 
     @router.get(AT, responses=responses(ConversationAnswer, 404, 422))
     async def get_conversation(owner: CallerOwner, conversation_id: PathId) -> Response:

@@ -1,7 +1,8 @@
-// The inspector: a drawer beside the conversation with its prompts, memory, variables, notes, effects, timeline and ways out.
+// The inspector: a drawer beside the conversation with its files, prompts, memory, variables, notes, effects, timeline and ways out.
 
 import { byId, make, show } from "../dom.js";
 import { effectsPanel } from "./effects.js";
+import { filesPanel } from "./files.js";
 import { memoryPanel } from "./memory.js";
 import { notesPanel, variablesPanel } from "./contents.js";
 import { promptPanel } from "./prompt.js";
@@ -13,10 +14,13 @@ const PANELS = [
   ["Memory", memoryPanel],
   ["Variables", variablesPanel],
   ["Notes", notesPanel],
+  ["Files", filesPanel],
   ["Effects", effectsPanel],
   ["Timeline", timelinePanel],
   ["Share", sharePanel],
 ];
+
+const FILES = PANELS.findIndex(([, panel]) => panel === filesPanel);
 
 export class Inspector {
   #parts;
@@ -41,6 +45,7 @@ export class Inspector {
       tabs[this.#panel].focus();
     });
     byId("inspect").addEventListener("click", () => this.toggle());
+    byId("files").addEventListener("click", () => this.files());
     byId("inspector-close").addEventListener("click", () => this.toggle(false));
     byId("inspector").addEventListener("keydown", (event) => event.key === "Escape" && this.toggle(false));
   }
@@ -67,15 +72,22 @@ export class Inspector {
     this.toggle(true);
   }
 
+  /** Show the files of the workspace, or close them. */
+  files() {
+    const isOpen = !byId("inspector").hidden && this.#panel === FILES;
+    this.#panel = FILES;
+    this.toggle(!isOpen);
+  }
+
   /** Show another conversation, or a new state of the same. Null: none is open. */
   show(view) {
     const isSame = view?.id === this.#view?.id;
     this.#view = view;
     if (!isSame) this.#turn = null;
-    show(byId("inspect"), Boolean(view));
+    for (const id of ["inspect", "files"]) show(byId(id), Boolean(view));
     if (byId("inspector").hidden) return;
     if (!view) this.toggle(false);
-    else if (!isSame || !byId("inspector-panel").contains(document.activeElement)) this.#choose(this.#panel);
+    else if (!isSame || this.#panel === FILES || !byId("inspector-panel").contains(document.activeElement)) this.#choose(this.#panel);
   }
 
   async #choose(index) {
@@ -96,7 +108,10 @@ export class Inspector {
         this.#turn = turn;
         this.#choose(index);
       } });
-      if (!signal.aborted) panel.replaceChildren(...content);
+      if (signal.aborted) return;
+      const focused = document.activeElement;
+      panel.replaceChildren(...content);
+      if (focused.isConnected && focused !== document.activeElement) focused.focus({ preventScroll: true });
     } catch (problem) {
       if (!signal.aborted) panel.replaceChildren(make("p", { className: "note wrong" }, problem.message));
     }
