@@ -97,6 +97,7 @@ class OptionValues(TypedDict, total=False):
     deadline_s: float | None
     approve: ApproveRule
     ask_user: bool
+    client_tools: bool
 
 
 class Table(BaseModel):
@@ -140,6 +141,7 @@ class SharedOptions(Table):
     deadline_s: Seconds | None = Field(None, description="Longest time of a turn. Else the service's own.")
     workspace: WorkspaceOptions | None = Field(None, description="Files of the agent's conversations.")
     ask_user: bool = Field(False, description="Add the tool ask_user, whose question a person answers.")
+    client_tools: bool = Field(True, description="Take tools that a client describes and runs.")
 
 
 class Options(SharedOptions):

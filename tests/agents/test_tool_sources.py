@@ -26,7 +26,7 @@ model = {{provider = "openai", id = "gpt-4o", base = "{base}"}}
 tools = ["tests.support.own_tools:Counting", "tests.support.own_tools:instance"]
 """
 REFUSED = {
-    "tests.support.own_tools:Async": "the tool later has an async forward, whose coroutine smolagents would return",
+    "tests.support.own_tools:Async": "the tool later has an async forward that no one would wait for",
     "tests.support.own_tools:Fails": r"setup\(\) of the tool .* failed with OSError: no disk; mend it",
     "tests.support.own_tools:make_number": "gave int, which is no smolagents tool; return one",
     "tests.support.own_tools:nothing": "has no tool nothing; name an instance, a class or a factory",

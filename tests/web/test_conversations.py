@@ -59,6 +59,7 @@ def test_a_new_conversation_is_empty_and_its_location_is_returned(service: Servi
         "agent": "demo",
         "title": None,
         "approve": [],
+        "client_tools": [],
         "status": "idle",
         "metadata": {"user": {"name": "Ada"}},
         "created_at": made["created_at"],

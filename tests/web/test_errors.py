@@ -100,7 +100,7 @@ STATUSES = {
     412: "precondition_failed",
     413: "too_large",
     415: "unsupported_media_type",
-    422: "invalid_request unknown_agent idempotency_key_reused",
+    422: "invalid_request unknown_agent idempotency_key_reused tool_name_taken",
     429: "too_many_turns",
     431: "head_too_large",
     500: "agent_error internal cannot_start seal_broken lease_lost",

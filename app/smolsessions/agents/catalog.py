@@ -30,6 +30,7 @@ from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.json_export import VariableReader
 from smolsessions.agents.sandbox.memory_budget import MemoryBudget
 from smolsessions.agents.smolagents_patches import patch_smolagents
+from smolsessions.agents.tools.client_tools import adapted_tools
 from smolsessions.agents.tools.tool_servers import ToolServers
 from smolsessions.agents.transfer import documents
 from smolsessions.agents.values.images import image_from_bytes, image_header
@@ -40,7 +41,7 @@ from smolsessions.core.errors import AgentFailedError, AgentUnavailableError, In
 from smolsessions.core.events import ReplayState
 from smolsessions.core.memories import ExportedMemory, ImportedMemory, Memory, PrunePreview, with_gaps
 from smolsessions.core.policies import Policy
-from smolsessions.core.records import AgentInfo, AgentName, LeftOut, Usage
+from smolsessions.core.records import AgentInfo, AgentName, ClientTool, LeftOut, Usage
 from smolsessions.workspace.folders import ConversationFolders
 
 log = logging.getLogger(__name__)
@@ -214,13 +215,25 @@ class Catalog:
     def check_policy(self, name: AgentName, policy: Policy, pointer: str) -> None:
         check_own_rules(policy, self._agent(name).own_policies, pointer)
 
-    def check_approve(self, name: AgentName, tools: Sequence[str]) -> None:
+    def check_approve(self, name: AgentName, tools: Sequence[str], client_tools: Sequence[ClientTool]) -> None:
         """Raise `InvalidRequestError` for tools that this agent lacks, or if it cannot wait for a person."""
         agent = self._agent(name)
-        if sentence := agent.cannot_wait or (UNCONFINED if self._is_unconfined(agent) else None):
+        if sentence := self._cannot_wait(agent):
             raise InvalidRequestError.at("/approve", f"the agent {name!r} takes no approvals: {sentence}")
-        if not agent.takes_caller and (refused := refused_tools(name, agent.tool_names, tools)):
+        known = agent.tool_names | {tool.name for tool in client_tools}
+        if not agent.takes_caller and (refused := refused_tools(name, known, tools)):
             raise InvalidRequestError.at(f"/approve/{refused[0]}", refused[1])
+
+    def check_client_tools(self, name: AgentName, tools: Sequence[ClientTool]) -> None:
+        """Raise `InvalidRequestError` for tools that this agent cannot have, or if it takes none or cannot wait."""
+        agent = self._agent(name)
+        refusal = self._cannot_wait(agent) if agent.info.client_tools else "its option client_tools is false"
+        if refusal:
+            raise InvalidRequestError.at("/client_tools", f"the agent {name!r} takes no tools of clients: {refusal}")
+        adapted_tools(tools, agent.tool_names)
+
+    def _cannot_wait(self, agent: CheckedAgent) -> str | None:
+        return agent.cannot_wait or (UNCONFINED if self._is_unconfined(agent) else None)
 
     def _is_unconfined(self, agent: CheckedAgent) -> bool:
         """Return whether code of an agent may reach this service's port. Another process may run the code."""

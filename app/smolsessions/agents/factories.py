@@ -201,6 +201,7 @@ def check_factory(name: str, factory: Factory, folders: ConversationFolders | No
         tuple(filter(None, map(limitation_of, with_managed(first)))),
         approved_tools(first),
         any(options_of(each).ask_user for each in with_managed(first)),
+        options.client_tools and cannot_wait(first) is None,
     )
     clean_up(first)
     clean_up(second)

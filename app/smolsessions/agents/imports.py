@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import smolagents.tools
 
 import smolsessions
 from smolsessions.agents.models.keys import describe_error
@@ -15,6 +20,7 @@ from smolsessions.core.errors import StartError
 def import_named(module_name: str, name: str, kind: str, advice: str) -> Any:
     """Return a callable of a module. Raises `StartError`, whose sentence names the kind and ends with the advice."""
     _refuse_namesake(module_name)
+    _let_tools_be_asynchronous()
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
@@ -28,6 +34,13 @@ def import_named(module_name: str, name: str, kind: str, advice: str) -> Any:
     if not callable(found):
         raise StartError(f"{module_name} has no {kind} {name}; {advice}")
     return found
+
+
+@cache
+def _let_tools_be_asynchronous() -> None:
+    """Let `@tool` take `async def`, too: smolagents looks for `def` in the source of a function, and finds none."""
+    tools: Any = smolagents.tools
+    tools.ast = SimpleNamespace(**vars(ast) | {"FunctionDef": (ast.FunctionDef, ast.AsyncFunctionDef)})
 
 
 def _refuse_namesake(module_name: str) -> None:

@@ -138,7 +138,7 @@ def refused_tools(name: str, known: Collection[str], tools: Collection[str]) -> 
     return None
 
 
-def argument_problems(parameters: dict[str, Any], arguments: dict[str, Any]) -> list[tuple[str, str]]:
+def argument_problems(parameters: dict[str, Any], arguments: Any) -> list[tuple[str, str]]:
     """Return pointer and message of each mistake in arguments, by their JSON Schema.
 
     Patterns and `uniqueItems` are not checked, as they may take for ever, and no reference is followed. A schema that

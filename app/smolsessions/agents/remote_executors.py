@@ -22,6 +22,7 @@ from smolagents.tools import get_tools_definition_code
 
 from smolsessions.agent_options import options_of
 from smolsessions.agents.models.keys import read_key, remember_keys
+from smolsessions.agents.run.async_tools import is_asynchronous
 from smolsessions.agents.run.instrumentation import clean_up, with_managed
 from smolsessions.agents.run.remote_interpreter import RemoteInterpreter
 from smolsessions.agents.values.json_forms import json_form
@@ -179,6 +180,7 @@ def check_remote_executor(name: str, agent: MultiStepAgent) -> None:
             raise StartError(f"the agent {name!r} has {reason}, or use the executor 'child'")
     for tool in agent.tools.values():
         problem = "its state would stay there" if callable(getattr(tool, "get_state", None)) else ""
+        problem = "it is asynchronous" if is_asynchronous(tool) else problem
         try:
             tool.to_dict()
             compile(get_tools_definition_code({tool.name: copy(tool)}), tool.name, "exec")

@@ -282,7 +282,7 @@ class _Chat:
             more = ", or answer with:" if self._is_remote else "."
             out.print(f"the turn waits for your answer. Open its conversation again{more}", style="yellow")
             for each in requests if self._is_remote else ():
-                decision = "--text TEXT" if each.kind == "question" else "--approve"
+                decision = {"question": "--text TEXT", "result": "--result JSON"}.get(each.kind, "--approve")
                 command = f"smolsessions turns answer {place[0]} {place[1]} {each.request_id} {decision}"
                 out.print(f"{command} --url {self._address}", style="yellow", markup=False, soft_wrap=True)
         return not requests

@@ -26,10 +26,20 @@ def arguments_of(text: str) -> dict[str, Any]:
     return found
 
 
+def result_of(text: str) -> Any:
+    """Read a result: JSON, or the text itself if it is none."""
+    try:
+        return parse_json(text)
+    except ValueError:
+        return text
+
+
 def ask(request: InputRequest) -> Answer:
     """Ask a person for the answer to a request. Raises `EOFError` and `KeyboardInterrupt`."""
     if request.kind == "question":
         return _answer(request)
+    if request.kind == "result":
+        return _result(request)
     again = ", again, as its arguments are other ones now" if request.replaces else ""
     out.print(f"\n{request.agent or 'the agent'} asks to call {request.tool}{again}:", style="yellow", markup=False)
     if request.tool == "python_interpreter" and isinstance(request.arguments, dict):
@@ -70,6 +80,15 @@ def _answer(request: InputRequest) -> Answer:
             return {"request_id": request.request_id, "text": choices[int(text) - 1]}
         else:
             err.print(f"{text} is none of the choices; write a number from 1 to {len(choices)}", style="red")
+
+
+def _result(request: InputRequest) -> Answer:
+    out.print(f"\n{request.agent or 'the agent'} asks you to run {request.tool}:", style="yellow", markup=False)
+    out.print(_seen(json.dumps(request.arguments, indent=2, ensure_ascii=False)), markup=False)
+    while not (text := input("result as JSON or text, or nothing for none: ").strip()):
+        if input("Send no result? [y/N] ").strip().lower() in {"y", "yes"}:
+            return {"request_id": request.request_id, "error": "The user has no result."}
+    return {"request_id": request.request_id, "result": result_of(text)}
 
 
 def _edited(request: InputRequest) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from smolsessions.cli.questions import arguments_of
+from smolsessions.cli.questions import arguments_of, result_of
 from smolsessions.cli.remote import (
     LOCAL,
     ApiKey,
@@ -262,19 +262,27 @@ def answer_turn(  # noqa: PLR0917 - see above
     arguments: Annotated[str | None, typer.Option(metavar="JSON", help="Other arguments of the call.")] = None,
     reason: Annotated[str | None, typer.Option(help="Told to the agent's model.")] = None,
     text: Annotated[str | None, typer.Option(help="Answer to a question.")] = None,
+    result: Annotated[str | None, typer.Option(help="Result of a tool of yours: JSON, or a text.")] = None,
+    error: Annotated[str | None, typer.Option(help="Why a tool of yours has no result.")] = None,
     url: Url = LOCAL,
     api_key: ApiKey = None,
 ) -> None:
     """Answer a request of a waiting turn, and show the turn at its end or when it waits again."""
-    if approve + reject + (text is not None) != 1:
-        raise StartError("the command has no decision, or several; write one of --approve, --reject and --text")
-    answer: dict[str, Any] = {} if text is not None else {"decision": "approve" if approve else "reject"}
-    answer |= {name: value for name, value in {"reason": reason, "text": text}.items() if value is not None}
+    answer: dict[str, Any] = {name: found for name, found in (("text", text), ("error", error)) if found is not None}
+    if result is not None:
+        answer["result"] = result_of(result)
+    if approve + reject + len(answer) != 1:
+        one = "--approve, --reject, --text, --result and --error"
+        raise StartError(f"the command has no decision, or several; write one of {one}")
+    if approve or reject:
+        answer["decision"] = "approve" if approve else "reject"
+    if reason is not None:
+        answer["reason"] = reason
     if arguments is not None:
         try:
             answer["arguments"] = arguments_of(arguments)
-        except ValueError as error:
-            raise StartError(f'--arguments is no JSON object: {error}; write it as \'{{"to": "ada"}}\'') from None
+        except ValueError as mistake:
+            raise StartError(f'--arguments is no JSON object: {mistake}; write it as \'{{"to": "ada"}}\'') from None
     with service(url, api_key) as client, err.status("waiting …"):
         if request is None:
             still_open = [each.request_id for each in client.get_turn(conversation, turn).requests]

@@ -50,6 +50,7 @@ class TurnOptions(TypedDict, total=False):
     reset: bool
     on_busy: OnBusy
     approve: Sequence[str]
+    client_tools: Sequence[Mapping[str, Any]]
     metadata: Mapping[str, Any]
     include_internal_tools: bool
     idempotency_key: str
@@ -68,13 +69,15 @@ def turn_request(message: str, options: TurnOptions) -> tuple[dict[str, Any], di
 
 
 class Answer(TypedDict, total=False):
-    """Answer to one request of a waiting turn (POST …/answers): a decision on a call, or the text for a question."""
+    """Answer to one request of a waiting turn (POST …/answers): a decision, a text, or the result of your tool."""
 
     request_id: Required[str]
     decision: Decision
     arguments: Mapping[str, Any]
     reason: str
     text: str
+    result: Any
+    error: str
 
 
 def _image(image: Image) -> str:

@@ -12,9 +12,12 @@ from smolsessions.core.events import ReplayState, StepEvent
 from smolsessions.core.memories import ExportedMemory, ImportedMemory, Memory, PackedStep, PrunePreview
 from smolsessions.core.policies import Policy
 from smolsessions.core.records import (
+    NO_SETTINGS,
     AgentInfo,
     AgentName,
     AgentVersion,
+    ClientTool,
+    ConversationSettings,
     LeftOut,
     Outcome,
     Suspension,
@@ -91,14 +94,13 @@ class Session(Protocol):
         bridge: EventBridge,
         *,
         replay: ReplayState | None = None,
-        policy: Policy | None = None,
-        approve: tuple[str, ...] = (),
+        settings: ConversationSettings = NO_SETTINGS,
     ) -> Outcome | Suspension:
         """Run the agent in the calling thread, and emit its events and finished steps.
 
-        Effects of earlier attempts (`replay`) are not repeated. `policy` None means the agent's own. An exception of
-        the agent is a failed outcome, and a requested stop a cancelled one. A run that needs a person's decision ends
-        as a suspension. `approve` names tools that need one in this conversation, beside those of agent and turn.
+        Effects of earlier attempts (`replay`) are not repeated. An exception of the agent is a failed outcome, and a
+        requested stop a cancelled one. A run that needs a person's decision, or a result of the client, ends as a
+        suspension. `settings` are those of the conversation.
         """
 
     def cut_model_calls(self) -> None:
@@ -155,10 +157,13 @@ class AgentCatalog(Protocol):
     def check_policy(self, name: AgentName, policy: Policy, pointer: str) -> None:
         """Raise `InvalidRequestError` at this pointer for a policy that the agent cannot have."""
 
-    def check_approve(self, name: AgentName, tools: Sequence[str]) -> None:
+    def check_approve(self, name: AgentName, tools: Sequence[str], client_tools: Sequence[ClientTool]) -> None:
         """Raise `InvalidRequestError` at `/approve` for tools that the agent lacks, or if it cannot wait."""
 
-    def argument_problems(self, parameters: dict[str, Any], arguments: dict[str, Any]) -> Sequence[tuple[str, str]]:
+    def check_client_tools(self, name: AgentName, tools: Sequence[ClientTool]) -> None:
+        """Raise `InvalidRequestError` for tools that the agent cannot have beside its own, or if it cannot wait."""
+
+    def argument_problems(self, parameters: dict[str, Any], arguments: Any) -> Sequence[tuple[str, str]]:
         """Return pointer and message of each mistake in a call's arguments, by their JSON Schema."""
 
     def depends_on_caller(self, name: AgentName) -> bool:

@@ -9,8 +9,8 @@ from smolsessions.core.errors import AlreadyAnsweredError, InvalidRequestError, 
 from smolsessions.core.records import Turn
 from smolsessions.core.requests import Answer, InputRequest
 
-CheckArguments = Callable[[dict[str, Any], dict[str, Any]], Sequence[tuple[str, str]]]
-"""Returns pointer and message of each mistake in arguments, by their JSON Schema."""
+CheckArguments = Callable[[dict[str, Any], Any], Sequence[tuple[str, str]]]
+"""Returns pointer and message of each mistake in arguments or a result, by their JSON Schema."""
 
 
 def new_answers(turn: Turn, answers: Sequence[Answer], check_arguments: CheckArguments, *, waits: bool) -> list[Answer]:
@@ -33,7 +33,8 @@ def new_answers(turn: Turn, answers: Sequence[Answer], check_arguments: CheckArg
             raise NotWaitingError if turn.outcome and is_of_turn else RequestNotFoundError
         if any(name == each.request_id for each in new):
             problems.append({"pointer": f"/answers/{place}/request_id", "message": "is answered twice in this request"})
-        found = _problems(still_open[name], answer, check_arguments)
+        of_kind = _problems_of_result if "result" in {still_open[name].kind, answer.decision} else _problems
+        found = of_kind(still_open[name], answer, check_arguments)
         problems += [{"pointer": f"/answers/{place}{pointer}", "message": message} for pointer, message in found]
         new.append(answer)
     if problems:
@@ -41,6 +42,17 @@ def new_answers(turn: Turn, answers: Sequence[Answer], check_arguments: CheckArg
     if new and not waits:
         raise NotWaitingError
     return new
+
+
+def _problems_of_result(request: InputRequest, answer: Answer, check: CheckArguments) -> Iterator[tuple[str, str]]:
+    """Yield pointer and message of each mistake in a client's result, or in another answer in its place."""
+    if request.kind != "result":
+        yield "", "is no call of a tool of yours: send a decision, or text for a question"
+    elif answer.decision != "result":
+        yield "", "answers a call of your tool: send result or error"
+    elif answer.error is None:
+        for pointer, message in check(request.output_schema or {}, answer.result):
+            yield f"/result{pointer}", message
 
 
 def _problems(request: InputRequest, answer: Answer, check_arguments: CheckArguments) -> Iterator[tuple[str, str]]:

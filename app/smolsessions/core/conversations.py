@@ -109,7 +109,7 @@ class Conversations:
             check(now)
             metadata = merge(now.metadata, changes.get("metadata", {}))
             draft = replace(
-                ConversationFields({}, now.policy, now.ttl_s, now.title, now.approve),
+                ConversationFields({}, now.policy, now.ttl_s, now.title, now.approve, now.client_tools),
                 **changes | {"metadata": metadata},
             )
             self._check(now.agent, draft)
@@ -240,7 +240,10 @@ class Conversations:
         document, members = await asyncio.to_thread(parse_document, data)
         name = self._known(document.agent if agent is None else agent)
         memory = await asyncio.to_thread(self._agents.import_document, name, members, self._max_pixels)
-        self._check(name, ConversationFields(document.metadata, document.policy, approve=document.approve))
+        draft = ConversationFields(
+            document.metadata, document.policy, approve=document.approve, client_tools=document.client_tools
+        )
+        self._check(name, draft)
 
         def checked_files() -> dict[str, bytes]:
             files = document.files
@@ -259,7 +262,7 @@ class Conversations:
         last = max((step.turn for step in memory.steps), default=0)
         turns = await asyncio.to_thread(document.turns_of, ref, last)
         title = title_of(turns[0].message) if turns and "title" not in document.model_fields_set else document.title
-        draft = ConversationFields(document.metadata, document.policy, title=title, approve=document.approve)
+        draft = replace(draft, title=title)
         rollbacks = tuple(Rollback(after, to) for after, to in document.rollbacks)
         imported = ImportedConversation(tuple(turns), rollbacks, memory)
         return await self.history.store_import(ref, name, draft, imported, self._writer_of(files))
@@ -294,8 +297,10 @@ class Conversations:
         bounded(draft.metadata)
         if draft.policy is not None:
             self._agents.check_policy(agent, draft.policy, "/policy")
+        if draft.client_tools:
+            self._agents.check_client_tools(agent, draft.client_tools)
         if draft.approve:
-            self._agents.check_approve(agent, draft.approve)
+            self._agents.check_approve(agent, draft.approve, draft.client_tools)
 
 
 def _caller(ref: Ref, claims: Mapping[str, Any], memory: Memory) -> Caller:

@@ -14,7 +14,17 @@ from smolsessions.core.json_data import derived_from, invalid_request, json_poin
 from smolsessions.core.media import StepFile, StepImage
 from smolsessions.core.memories import ConversationRecord, ExportedMemory
 from smolsessions.core.policies import Policy, policy_data
-from smolsessions.core.records import AgentName, AgentVersion, Items, Outcome, Ref, Timing, Turn, TurnOptions
+from smolsessions.core.records import (
+    AgentName,
+    AgentVersion,
+    ClientTool,
+    Items,
+    Outcome,
+    Ref,
+    Timing,
+    Turn,
+    TurnOptions,
+)
 
 FORMAT, VERSION = "smolsessions/conversation", 1
 MAX_TURNS = 10_000
@@ -56,6 +66,7 @@ class ConversationDocument(BaseModel):
     title: str | None = Field(None, min_length=1, max_length=200)
     metadata: dict[str, Any] = {}
     policy: Policy | None = None
+    client_tools: Annotated[Items[ClientTool], Field(max_length=64)] = ()
     approve: Annotated[Items[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=50)] = ()
     turns: Annotated[Items[TurnDocument], Field(max_length=MAX_TURNS)] = ()
     rollbacks: Annotated[
@@ -109,6 +120,7 @@ def encode_document(record: ConversationRecord, portable: ExportedMemory, files:
         "metadata": conversation.metadata,
         "policy": None if conversation.policy is None else policy_data(conversation.policy),
         **({"approve": conversation.approve} if conversation.approve else {}),
+        **({"client_tools": conversation.client_tools} if conversation.client_tools else {}),
         "turns": turns(),
         "rollbacks": [[rollback.after, rollback.to] for rollback in record.rollbacks],
         "steps": (

@@ -77,6 +77,10 @@ class UnknownAgentError(InvalidRequestError):
     """No agent of that name is configured here."""
 
 
+class ToolNameTakenError(InvalidRequestError):
+    """A tool of the client has the name of a tool of the agent, or of another one of the client."""
+
+
 class IdempotencyKeyReusedError(InvalidRequestError):
     """This Idempotency-Key was sent with another request before; use a new key for a new request."""
 

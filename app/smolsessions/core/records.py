@@ -106,6 +106,18 @@ class AgentInfo:
     """Tools whose calls need an approval, also of agents below it. None: a function decides."""
     ask_user: bool = False
     """True if it or an agent below it may ask a question."""
+    client_tools: bool = True
+    """False if it takes no tools of clients."""
+
+
+@record
+class ClientTool:
+    """Tool that the client runs. `parameters` are the JSON Schema of its arguments, `output_schema` of its result."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    output_schema: dict[str, Any] | None = None
 
 
 @record
@@ -128,13 +140,14 @@ class Rollback:
 class ConversationSettings:
     """Own memory policy of a conversation (None: the agent's), its origins and its rollbacks, in their order.
 
-    `approve` names the tools that need an approval, beside those of the agent.
+    `approve` names the tools that need an approval, beside those of the agent. `client_tools` are the client's.
     """
 
     policy: Policy | None = None
     lineage: tuple[Origin, ...] = ()
     rollbacks: tuple[Rollback, ...] = ()
     approve: tuple[str, ...] = ()
+    client_tools: tuple[ClientTool, ...] = ()
 
     def is_rolled_back(self, turn: int, last: int) -> bool:
         """Return whether a turn does not lead to the conversation as it is after turn `last`."""
@@ -145,6 +158,9 @@ class ConversationSettings:
                     break
                 place, is_tip = rollback.to, False
         return turn > place
+
+
+NO_SETTINGS = ConversationSettings()
 
 
 @record
@@ -159,6 +175,7 @@ class ConversationFields:
     ttl_s: float | None = None
     title: str | None = None
     approve: tuple[str, ...] = ()
+    client_tools: tuple[ClientTool, ...] = ()
 
 
 @record
@@ -189,6 +206,7 @@ class Conversation:
     forked_from: tuple[str, int] | None = None
     title: str | None = None
     approve: tuple[str, ...] = ()
+    client_tools: tuple[ClientTool, ...] = ()
     waits: bool = False
     """True if the running turn waits for a person."""
     match: Match | None = None
@@ -277,6 +295,7 @@ class ToolCall:
     duration_ms: Annotated[float, Field(allow_inf_nan=False)]
     repeated: bool = False
     approval: Approval | None = None
+    where: Literal["service", "client"] = "service"
 
 
 @record
@@ -342,6 +361,7 @@ class TurnOptions:
     deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     on_busy: OnBusy = "reject"
     approve: Items[str] = ()
+    client_tools: Items[ClientTool] = ()
 
 
 @record

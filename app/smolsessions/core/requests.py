@@ -6,19 +6,22 @@ import hashlib
 import json
 from typing import Any, Literal
 
+from pydantic import Base64Bytes
+
 from smolsessions.core.frozen import record
 from smolsessions.core.media import ShownPart
 
-RequestKind = Literal["approval", "question"]
-Decision = Literal["approve", "reject"]
+RequestKind = Literal["approval", "question", "result"]
+Decision = Literal["approve", "reject", "result"]
 ApprovalDecision = Literal["approved", "rejected", "edited", "expired"]
 
 
 @record
 class InputRequest:
-    """One request. Its id names conversation, turn and call. Times are Unix seconds.
+    """One request: for a decision, an answer to a question, or the result of a client's tool. Times are Unix seconds.
 
-    `arguments` are those of the call, as JSON, and `parameters` their JSON Schema. `media` are the images and files
+    Its id names conversation, turn and call. `arguments` are those of the call, as JSON, with `parameters` for their
+    JSON Schema, and `output_schema` for that of the result. `media` are the images and files
     among them, for which the JSON has labels. `replaces` is the request for the same call that came before, with other
     arguments.
     """
@@ -37,6 +40,7 @@ class InputRequest:
     choices: tuple[str, ...] | None = None
     replaces: str | None = None
     media: tuple[ShownPart, ...] = ()
+    output_schema: dict[str, Any] | None = None
 
 
 @record
@@ -49,7 +53,11 @@ class Answerer:
 
 @record
 class Answer:
-    """A person's answer to one request. `arguments` replace those of the call. `at` is in Unix seconds."""
+    """An answer to one request. `arguments` replace those of the call. `at` is in Unix seconds.
+
+    With the decision `result` the client ran its tool: `result` is JSON, with `images` and `files` as stored beside it,
+    or `error` is the client's reason.
+    """
 
     request_id: str
     decision: Decision = "approve"
@@ -58,11 +66,18 @@ class Answer:
     text: str | None = None
     by: Answerer | None = None
     at: float = 0.0
+    result: Any = None
+    error: str | None = None
+    images: tuple[Base64Bytes, ...] = ()
+    files: tuple[Base64Bytes, ...] = ()
 
     @property
     def digest(self) -> str:
-        """Hash of what the person decided, to tell a repeated answer from another one."""
-        content = [self.decision, self.arguments, self.reason, self.text]
+        """Hash of the decision or result, to tell a repeated answer from another one."""
+        content: list[Any] = [self.decision, self.arguments, self.reason, self.text]
+        if self.decision == "result":
+            media = [hashlib.sha256(data).hexdigest() for data in (*self.images, *self.files)]
+            content += [self.result, self.error, media]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -19,12 +19,12 @@ from smolsessions.core.memories import (
     StoredStep,
     Version,
 )
-from smolsessions.core.policies import Policy
 from smolsessions.core.records import (
     AgentName,
     Conversation,
     ConversationFields,
     ConversationQuery,
+    ConversationSettings,
     IdempotentRequest,
     Order,
     Outcome,
@@ -283,10 +283,8 @@ class Lease(Protocol):
     """Version of the conversation's steps. A warm session of this version needs no loading."""
     fingerprint: str
     """Fingerprint of the agent that began the turn."""
-    policy: Policy | None
-    """The conversation's memory policy at the claim, or None for the agent's."""
-    approve: tuple[str, ...]
-    """Tools that need an approval in this conversation, at the claim."""
+    settings: ConversationSettings
+    """Those of the conversation at the claim."""
     crashes: int
     """Number of attempts that ended with their process and without a new effect."""
     is_over: bool

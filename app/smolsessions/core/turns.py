@@ -49,6 +49,8 @@ from smolsessions.core.records import (
 from smolsessions.core.requests import Answer
 from smolsessions.core.store_ports import LogReader, TurnStore
 
+_NO_OPTIONS = TurnOptions()
+
 
 @record
 class NewTurn:
@@ -119,7 +121,7 @@ class Turns:
             additional_args=new.additional_args,
         )
         create = None if is_named and not new.create else bounded(new.metadata)
-        version_of = partial(self._version_of, approve=new.options.approve)
+        version_of = partial(self._version_of, options=new.options)
         submission = Submission(turn, new.turn_input, create, new.agent is not None, version_of, once, is_named)
         subscription = self._subscribe(turn, is_new=True, for_end=for_end)  # before the first event
         try:
@@ -264,13 +266,15 @@ class Turns:
             raise
         return subscription
 
-    def _version_of(self, name: AgentName, approve: tuple[str, ...] = ()) -> AgentVersion:
+    def _version_of(self, name: AgentName, options: TurnOptions = _NO_OPTIONS) -> AgentVersion:
         info = self._agents.infos.get(name)
         if info is None:
             unknown = f"The conversation's agent {name!r} is not configured here."
             raise AgentUnavailableError(self._agents.unavailable.get(name, unknown))
-        if approve:
-            self._agents.check_approve(name, approve)
+        if options.client_tools:
+            self._agents.check_client_tools(name, options.client_tools)
+        if options.approve:
+            self._agents.check_approve(name, options.approve, options.client_tools)
         return info.version
 
     async def _wait_for_end(self, subscription: TurnSubscription, wait_s: float, *, past_waits: bool = False) -> Turn:

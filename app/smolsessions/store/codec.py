@@ -18,6 +18,7 @@ from smolsessions.core.memories import Head, PackedStep, StoredStep
 from smolsessions.core.policies import policy_of
 from smolsessions.core.records import (
     AgentName,
+    ClientTool,
     ConversationSettings,
     EntryType,
     Origin,
@@ -39,6 +40,7 @@ _HASHES = struct.Struct("17p17p17p")  # of a head: each of 16 bytes, or empty
 NAME_BYTES = 16
 MOST_DIGITS = 16
 HEAD_MEMBERS = frozenset({4, 7})  # the last three, sets of removed steps, are left out if all are empty
+_TOOL_SETTINGS = ("approve", "client_tools")
 _NO_INPUT = b'{"sizes":[]}\n'
 # Stored by number: append only.
 _TYPES: tuple[EntryType, ...] = ("task", "planning", "action", "note", "summary", "edit")
@@ -238,8 +240,8 @@ def decode_metadata(data: bytes) -> dict[str, Any]:
 
 def encode_settings(settings: ConversationSettings) -> bytes:
     pairs = {"lineage": list(map(astuple, settings.lineage)), "rollbacks": list(map(astuple, settings.rollbacks))}
-    approve = {"approve": settings.approve} if settings.approve else {}
-    return to_json({"policy": settings.policy} | pairs | approve)
+    given = {name: found for name in _TOOL_SETTINGS if (found := getattr(settings, name))}
+    return to_json({"policy": settings.policy} | pairs | given)
 
 
 def decode_settings(data: bytes) -> ConversationSettings:
@@ -248,6 +250,7 @@ def decode_settings(data: bytes) -> ConversationSettings:
         policy = None if fields["policy"] is None else policy_of(fields["policy"])
         lineage = tuple(Origin(*origin) for origin in fields["lineage"])
         rollbacks = tuple(Rollback(*rollback) for rollback in fields["rollbacks"])
-        return ConversationSettings(policy, lineage, rollbacks, tuple(fields.get("approve", ())))
+        client_tools = tuple(ClientTool(**tool) for tool in fields.get("client_tools", ()))
+        return ConversationSettings(policy, lineage, rollbacks, tuple(fields.get("approve", ())), client_tools)
     except (ValueError, TypeError, KeyError) as error:
         raise SealBrokenError(f"a conversation's record {NEWER}") from error

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from smolsessions.core.errors import SealBrokenError, StoreUnavailableError
 from smolsessions.core.events import Logged
-from smolsessions.core.records import ConversationSettings, Ref
+from smolsessions.core.records import NO_SETTINGS, ConversationSettings, Ref
 from smolsessions.store import codec
 from smolsessions.store.connection.commands import Reply
 from smolsessions.store.connection.pipeline import KEEPALIVE_S, REPLY_TIMEOUT_S, Pipeline
@@ -26,7 +26,6 @@ MOST_KNOWN_SETTINGS = 10_000
 COPIED = frozenset({"turn", "log", "event", "step", "image", "variable", "variables"})
 """Blobs that a fork copies as its origin sealed them."""
 OF_TURNS = frozenset({"turn", "log", "event"})
-NO_SETTINGS = ConversationSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

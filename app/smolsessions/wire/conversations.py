@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from smolsessions.core.policies import Policy
-from smolsessions.wire.requests import APPROVE, METADATA, POLICY, TITLE, TTL
+from smolsessions.wire.requests import APPROVE, CLIENT_TOOLS, METADATA, POLICY, TITLE, TTL, ClientTool
 from smolsessions.wire.turns import CURSOR, AgentVersion, Failure, File, Image, LeftOut, Usage
 from smolsessions.wire.words import CodePlace, Confinement, ConversationStatus, StepType, Time, TokenCount, VariableKind
 
@@ -27,6 +27,7 @@ class Conversation(BaseModel):
     agent: str = Field(description="Name of its agent.")
     title: str | None = Field(description=TITLE)
     approve: list[str] = Field(description=APPROVE)
+    client_tools: list[ClientTool] = Field(description=CLIENT_TOOLS)
     status: ConversationStatus
     metadata: dict[str, Any] = Field(description=METADATA)
     created_at: Time = Field(description="Time of its creation.")
@@ -222,6 +223,7 @@ class Agent(AgentVersion):
         "patterns such as `delete_*`. Null: a function of the agent's author decides on each call."
     )
     ask_user: bool = Field(description="True if it, or an agent that it manages, may ask the user a question.")
+    client_tools: bool = Field(description="True if it takes tools of clients.")
     default: bool = Field(description="True for the agent of conversations that name none.")
 
 

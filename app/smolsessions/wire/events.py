@@ -138,6 +138,7 @@ class InputAnswer(BaseModel):
     arguments: dict[str, Any] | None = Field(description="Arguments in place of those that were asked. Null: the same.")
     reason: str | None = Field(description="Reason for the agent's model. Null: none.")
     text: str | None = Field(description="Answer to a question. Null for an approval.")
+    error: str | None = Field(description="Reason why the client's tool has no result. Null for others.")
     by: Answerer | None = Field(description="Who answered.")
     at: Time = Field(description="Time of the answer.")
 

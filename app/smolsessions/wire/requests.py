@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
+from keyword import iskeyword
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from smolsessions.core.json_data import MAX_OBJECT_BYTES, storable
 from smolsessions.core.policies import Policy
@@ -18,6 +19,7 @@ MAX_INT = 2**31 - 1  # the largest that clients with integers of 32 bits can hol
 ConversationId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 # `storable` checks the names: pydantic's error about a name that holds half a character could not be encoded.
 JsonObject = Annotated[dict[Any, Any], AfterValidator(partial(storable, most_bytes=MAX_OBJECT_BYTES))]
+JsonResult = Annotated[Any, AfterValidator(partial(storable, most_bytes=MAX_OBJECT_BYTES))]
 Agent = Annotated[AgentName, Field(min_length=1, max_length=64)]
 Approve = Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=50, fail_fast=True)]
 Ttl = Annotated[float, Field(ge=1, le=10 * 366 * 86400)]
@@ -29,6 +31,7 @@ NO_OBJECT: dict[str, JsonValue] = {"default": {}}
 POLICY = "Rules that bound the memory in the prompt. Null: the agent's own policy."
 TTL = "Seconds from its last use until the conversation is deleted. Null: it is kept."
 APPROVE = "Tools whose calls wait for a person's approval: names, and patterns such as `delete_*`."
+CLIENT_TOOLS = "Tools that the client runs, beside those of the agent. At most 64 KiB together."
 METADATA = "Data of the caller about the conversation. At most 64 KiB of JSON."
 TITLE = "Taken from the first message, and null until it comes."
 
@@ -59,6 +62,25 @@ class FileIn(Body):
         "application/pdf, audio/wav, audio/mpeg, audio/mp4, audio/ogg, audio/flac or audio/webm.",
     )
     data: str = Field(description="Content as base64 or as a data: URL. A text is UTF-8.")
+
+
+class ClientTool(Body):
+    """Tool that the client runs: a call of it makes the turn wait for the client's result."""
+
+    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$", description="Name by which the model calls it.")
+    description: str = Field(min_length=1, max_length=8000, description="Text that tells the model what it does.")
+    parameters: JsonObject = Field(description="JSON Schema of its arguments, an object, without foreign references.")
+    output_schema: JsonObject | None = Field(None, description="JSON Schema of its result. Null: any JSON.")
+
+    @field_validator("name")
+    @classmethod
+    def _is_no_keyword(cls, name: str) -> str:
+        if iskeyword(name):
+            raise ValueError("is a word of Python, by which code cannot call a tool")
+        return name
+
+
+ClientTools = Annotated[list[ClientTool], Field(max_length=64, fail_fast=True)]
 
 
 class TurnRequest(Body):
@@ -109,6 +131,11 @@ class TurnRequest(Body):
         json_schema_extra=NO_LIST,
         description=f"{APPROVE} They hold for this turn, beside those of conversation and agent.",
     )
+    client_tools: ClientTools = Field(
+        default_factory=list,
+        json_schema_extra=NO_LIST,
+        description=f"{CLIENT_TOOLS} They hold for this turn, and win over those of the conversation.",
+    )
     metadata: JsonObject = Field(
         default_factory=dict,
         json_schema_extra=NO_OBJECT,
@@ -128,6 +155,14 @@ class AnswerIn(Body):
     text: str | None = Field(
         None, max_length=100_000, description="Answer to a question: one of its `choices`, if any."
     )
+    result: JsonResult = Field(None, description="Result of your tool, for the kind `result`. At most 1 MiB of JSON.")
+    error: str | None = Field(None, max_length=10_000, description="Why your tool has no result. The model reads it.")
+    images: list[str] = Field([], max_length=16, fail_fast=True, description="Images of the result, as in POST /turn.")
+    files: list[FileIn] = Field([], max_length=16, fail_fast=True, description="Files of the result, as in POST /turn.")
+
+    @property
+    def has_result(self) -> bool:
+        return bool({"result", "error", "images", "files"} & self.model_fields_set)
 
 
 class AnswersRequest(Body):
@@ -145,6 +180,7 @@ class NewConversation(Body):
     policy: Policy | None = Field(None, description=POLICY)
     ttl_s: Ttl | None = Field(None, description=TTL)
     approve: Approve = Field([], description=APPROVE)
+    client_tools: ClientTools = Field([], description=CLIENT_TOOLS)
 
 
 class ConversationPatch(Body):
@@ -155,11 +191,12 @@ class ConversationPatch(Body):
     ttl_s: Ttl | None = Field(None, description=TTL)
     title: str | None = Field(None, min_length=1, max_length=200, description="Null removes it.")
     approve: Approve = Field([], description=f"{APPROVE} It replaces the list.")
+    client_tools: ClientTools = Field([], description=f"{CLIENT_TOOLS} It replaces the list.")
 
     @model_validator(mode="after")
     def _has_a_field(self) -> Self:
         if not self.model_fields_set:
-            raise ValueError("names nothing to change: send metadata, policy, ttl_s, title or approve")
+            raise ValueError("names nothing to change: send metadata, policy, ttl_s, title, approve or client_tools")
         return self
 
 

@@ -6,12 +6,14 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from smolsessions.wire.requests import ClientTool
 from smolsessions.wire.words import (
     ApprovalWord,
     EffectKind,
     EffectState,
     FailureCode,
     OnBusyWord,
+    PlaceOfCall,
     RequestWord,
     RunOutcome,
     Status,
@@ -97,7 +99,7 @@ class ShownFile(File):
 
 
 class InputRequest(BaseModel):
-    """Request of a waiting turn for a person's decision: an approval of a call, or a question."""
+    """Request of a waiting turn: for the approval of a call, an answer to a question, or a result of your tool."""
 
     request_id: str = Field(description="Its id, unique for its owner. It names conversation, turn and call.")
     kind: RequestWord
@@ -114,6 +116,7 @@ class InputRequest(BaseModel):
     replaces: str | None = Field(description="Earlier request for the same call with other arguments. Null: none.")
     images: list[ShownImage] = Field(description="Images among the arguments.")
     files: list[ShownFile] = Field(description="Files among the arguments.")
+    output_schema: dict[str, Any] | None = Field(description="JSON Schema of the result. Null: any, or none is asked.")
 
 
 class ToolCall(BaseModel):
@@ -129,6 +132,7 @@ class ToolCall(BaseModel):
     duration_ms: float = Field(description="Duration of the call in milliseconds.")
     repeated: bool = Field(description="True if the call was made again, because a process ended during the first.")
     approval: Approval | None = Field(description="A person's decision on it. Null: it needed none.")
+    where: PlaceOfCall
 
 
 class Usage(BaseModel):
@@ -178,6 +182,7 @@ class TurnOptions(BaseModel):
     reset: bool = Field(description="True if earlier steps are hidden from the model from this turn on.")
     on_busy: OnBusyWord
     approve: list[str] = Field(description="Tools that need an approval in this turn, beside others.")
+    client_tools: list[ClientTool] = Field(description="Tools that the client runs, in this turn.")
 
 
 class Turn(BaseModel):

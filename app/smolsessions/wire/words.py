@@ -40,15 +40,23 @@ ConversationStatus = Annotated[
     ),
 ]
 OnBusyWord = Annotated[str, _word(get_args(OnBusy), "Meeting with a turn of the conversation that runs or waits.")]
-RequestWord = Annotated[str, _word(get_args(RequestKind), "What is asked.")]
+RequestWord = Annotated[
+    str,
+    _word(get_args(RequestKind), "What is asked. `result`: a call of a tool of yours, for you to make."),
+]
 ApprovalWord = Annotated[
     str,
     _word(get_args(ApprovalDecision), "`edited`: approved with other arguments. `expired`: nobody answered in time."),
 ]
 DecisionWord = Annotated[
-    str, _word(get_args(Decision), "`reject`: the call is not made, or the question not answered.")
+    str,
+    _word(
+        get_args(Decision),
+        "`reject`: the call is not made, or the question not answered. `result`: the client ran its tool.",
+    ),
 ]
 RunOutcome = Annotated[str, _word(get_args(RunState), "How smolagents ended the run.")]
+PlaceOfCall = Annotated[str, _word(("service", "client"), "Place where the call ran.")]
 StepType = Annotated[str, _word(get_args(EntryType), "Kind of step.")]
 StepKind = Annotated[str, _word(get_args(EventStepKind), "Kind of step.")]
 Channel = Annotated[str, _word(get_args(MessageChannel), "Part of the model's message.")]

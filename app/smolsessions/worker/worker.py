@@ -279,8 +279,7 @@ class Worker:
                     lease.caller,
                     bridge,
                     replay=run.replay,
-                    policy=lease.policy,
-                    approve=lease.approve,
+                    settings=lease.settings,
                 )
             finally:
                 bridge.run_has_ended = True

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal, NoReturn, Self
@@ -29,6 +31,19 @@ from smolsessions.core.records import ToolCall, Usage
 
 INTERNAL_TOOLS = frozenset({"python_interpreter", "final_answer"})
 MAX_KEY_BYTES = 1024 * 1024  # of the arguments that a key stands for
+
+
+@dataclass(slots=True)
+class _Nested:
+    """A tool call or check in progress, and the numbers of model and tool calls that its own code made so far."""
+
+    agent_run: AgentRun
+    place: str
+    models: int = 0
+    tools: int = 0
+
+
+_NESTED: ContextVar[_Nested] = ContextVar("nested")
 
 
 class AgentRun:
@@ -60,17 +75,15 @@ class AgentRun:
         self.before_model_call: Callable[[], None] = lambda: None
         """Writes finished steps: smolagents yields a plan before it is in the memory."""
         self._lock = threading.Lock()  # a ToolCallingAgent's parallel calls
-        self._nested: dict[int, list[Any]] = {}
-        """Of each thread that runs a tool call or a check: its place, and the numbers of model and tool calls in it."""
 
     def model_call(self, kind: StepKind) -> tuple[StepPlace, str]:
         """Begin a model call, and a step if none is open. Return its place and its id."""
         self.turn_run.check()
         self.check_waits()
         where = self.where or self._open(kind)
-        if nested := self._nested.get(threading.get_ident()):
-            nested[1] += 1
-            return where, f"{nested[0]}.m{nested[1]}"
+        if (nested := _NESTED.get(None)) and nested.agent_run is self:
+            nested.models += 1
+            return where, f"{nested.place}.m{nested.models}"
         self._models += 1
         return where, f"{where.step_id}.m{self._models}"
 
@@ -104,23 +117,18 @@ class AgentRun:
 
     @contextmanager
     def nested(self, place: str) -> Iterator[None]:
-        """Number the calls that this thread makes meanwhile within the tool call or check at this place.
+        """Number the calls that are made meanwhile within the tool call or check at this place.
 
         A replay takes the outer call from the journal and then makes none of them.
         """
-        thread = threading.get_ident()
-        outer = self._nested.get(thread)  # a tool may call another tool of its agent
-        self._nested[thread] = [place, 0, 0]
         token, turn_token = CALLER.set(self.turn_run.caller), TURN_RUN.set(self.turn_run)
+        nested_token = _NESTED.set(_Nested(self, place))  # threads and tasks of the tool inherit it
         try:
             yield
         finally:
+            _NESTED.reset(nested_token)
             TURN_RUN.reset(turn_token)
             CALLER.reset(token)
-            if outer:
-                self._nested[thread] = outer
-            else:
-                del self._nested[thread]
 
     def expect_calls(self, calls: Collection[tuple[str, Any]]) -> None:
         """Number the tool calls of a message, so that parallel ones keep the order of the model."""
@@ -164,9 +172,9 @@ class AgentRun:
         """Begin a call. An effect of this kind is looked up in the journal. None: the call is no effect."""
         self.turn_run.check()
         where = self.where or self._open("action")  # an agent with its own loop has no step yet
-        if nested := self._nested.get(threading.get_ident()):
-            nested[2] += 1
-            call_id = f"{nested[0]}/0.{nested[2]}"  # the steps of an agent begin with 1
+        if (nested := _NESTED.get(None)) and nested.agent_run is self:
+            nested.tools += 1
+            call_id = f"{nested.place}/0.{nested.tools}"  # the steps of an agent begin with 1
         else:
             with self._lock:
                 named = [number for number, (expected, _) in self._expected.items() if expected == name]

@@ -1,8 +1,8 @@
-"""Approvals: the calls and questions of a turn that need a person's decision.
+"""Approvals: the calls and questions of a turn that need a person's decision, and those that the client makes.
 
 The service asks beneath the agent: the run ends before the call, the turn waits without a thread, and after the answer
-a replay comes to the same call and finds the decision in the journal. A decision is bound to the call's id and to a
-digest of its arguments.
+a replay comes to the same call and finds the answer in the journal. It is bound to the call's id and to a digest of
+its arguments.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from smolagents.models import get_tool_json_schema
 
 from smolsessions.agent_options import options_of
 from smolsessions.agents.run.agent_run import INTERNAL_TOOLS, AgentRun, ToolCallInProgress
+from smolsessions.agents.run.effects import encode_raised
 from smolsessions.agents.run.failures import ReplayDivergedError
 from smolsessions.agents.run.journal import digest_of
 from smolsessions.agents.run.turn_run import TurnRun
 from smolsessions.agents.tools.ask_user import NAME as ASK_USER
+from smolsessions.agents.values.images import image_from_bytes
 from smolsessions.agents.values.json_forms import json_form, json_key, truncated
 from smolsessions.agents.values.media import shown_media
-from smolsessions.core.records import Turn
-from smolsessions.core.requests import Answer, Approval, InputRequest
+from smolsessions.core.attachments import decode_file
+from smolsessions.core.records import ClientTool, Turn
+from smolsessions.core.requests import Answer, Approval, InputRequest, RequestKind
 
 MAX_REQUESTS = 4  # for one call: the first, and three for a replay that comes with other arguments
 MAX_OPEN = 100  # requests of a turn at a time; the rest is asked after them
@@ -50,6 +53,11 @@ class _JournaledRequest(NamedTuple):
     digest: str
     asked_at: float
     expires_at: float
+    kind: RequestKind = "approval"
+
+
+class ClientToolError(Exception):
+    """The client could not run its tool. The model reads the client's text."""
 
 
 class Approvals:
@@ -107,7 +115,7 @@ class Approvals:
         if parts:  # the bytes of large ones, too
             digest = hashlib.sha256("\n".join([digest, *(shown.part.name for shown in parts)]).encode()).hexdigest()
         with self._lock:  # parallel calls: a request is counted before the next one asks whether it fits
-            answer, request = self._answer(agent_run, call, digest)
+            answer, request = self._answer(agent_run, call, digest, "approval")
             if answer is None:
                 parameters = _CODE_PARAMETERS if tool is None else _parameters(tool)
                 self._open_bytes += size + len(to_json(parameters))
@@ -142,9 +150,9 @@ class Approvals:
         """End a call with the answer to a question. Raises `TurnWaiting` to wait for it."""
         digest = digest_of(call.record.name, {"question": question, "choices": choices})
         with self._lock:
-            answer, request = self._answer(agent_run, call, digest)
+            answer, request = self._answer(agent_run, call, digest, "question")
             if answer is None:
-                self._wait(agent_run, replace(request, kind="question", question=question, choices=choices))
+                self._wait(agent_run, replace(request, question=question, choices=choices))
         if answer.decision == "approve":
             call.answer(answer.text or "")
             return
@@ -154,6 +162,36 @@ class Approvals:
         if approval.decision == "expired":
             sentence = f"[no answer] Nobody answered in time ({TIMEOUT})."
         call.answer(sentence, is_refused=True)
+
+    def result(self, agent_run: AgentRun, call: ToolCallInProgress, tool: ClientTool, arguments: Any) -> Any:
+        """Return the client's result of a call of its tool. A call without one in time is over.
+
+        Raises `TurnWaiting` to wait for it, `ClientToolError` if the client sent an error, and `ValueError` for
+        arguments that are too large to be shown.
+        """
+        name = call.record.name
+        shown = json_form(arguments)
+        size = len(to_json(shown))
+        if size > MAX_SHOWN_BYTES:
+            raise ValueError(f"the arguments of {name} hold more than {MAX_SHOWN_BYTES // 1024} KiB")
+        with self._lock:
+            answer, request = self._answer(agent_run, call, digest_of(name, arguments, self._stored_classes), "result")
+            if answer is None:
+                self._open_bytes += size + len(to_json([tool.parameters, tool.output_schema]))
+                asked = replace(request, parameters=tool.parameters, output_schema=tool.output_schema)
+                self._wait(agent_run, replace(asked, arguments=shown))
+        if answer.decision == "reject":
+            call.answer(f"[no result] The client did not run {name} in time ({TIMEOUT}).", is_refused=True)
+            return None
+        if answer.error is not None:
+            error = ClientToolError(answer.error)
+            call.effect = encode_raised(error)
+            raise error
+        media = [*map(image_from_bytes, answer.images), *filter(None, map(decode_file, answer.files))]
+        if not media:
+            return answer.result
+        parts = media if answer.result is None else [answer.result, *media]
+        return parts[0] if len(parts) == 1 else parts
 
     def _needs(
         self, agents: Collection[MultiStepAgent], agent_run: AgentRun, call: ToolCallInProgress, arguments: Any
@@ -183,12 +221,16 @@ class Approvals:
             journal.skip_within(place)
         return journal.once(choice, ask) == b"1"
 
-    def _answer(self, agent_run: AgentRun, call: ToolCallInProgress, digest: str) -> tuple[Answer | None, InputRequest]:
-        """Return the answer to the request for this call, or None, and the request."""
+    def _answer(
+        self, agent_run: AgentRun, call: ToolCallInProgress, digest: str, kind: RequestKind
+    ) -> tuple[Answer | None, InputRequest]:
+        """Return the answer to the request of this kind for this call, or None, and the request."""
         record, journal = call.record, self._turn_run.journal
         journaled = self._journaled.setdefault(record.call_id, [])
-        place = next((place for place, each in enumerate(journaled) if digest == each.digest), len(journaled))
-        if place == MAX_REQUESTS:
+        same = (place for place, each in enumerate(journaled) if (each.digest, each.kind) == (digest, kind))
+        place = next(same, len(journaled))
+        earlier = [before for before in range(place) if journaled[before].kind == kind]
+        if len(earlier) == MAX_REQUESTS:
             journal.diverged = True
             raise ReplayDivergedError
         if place == len(journaled):
@@ -196,20 +238,20 @@ class Approvals:
             if is_full or sum(map(len, self.media.values())) >= MAX_OPEN_MEDIA_BYTES:
                 agent_run.wait()  # asked after these
             now = time.time()
-            journaled.append(_JournaledRequest(digest, now, now + self._ttl_s))
+            journaled.append(_JournaledRequest(digest, now, now + self._ttl_s, kind))
             journal.write_request(record.call_id, place, to_json(journaled[place]))
         found = journaled[place]
         ids = [f"{self._id}:{record.call_id}", *(f"{self._id}:{record.call_id}:{n}" for n in range(2, place + 2))]
         request = InputRequest(
             ids[-1],
-            "approval",
+            kind,
             record.call_id,
             record.name,
             agent_run.path,
             record.step_id,
             found.asked_at,
             found.expires_at,
-            replaces=ids[-2] if place else None,
+            replaces=ids[earlier[-1]] if earlier else None,
         )
         if data := journal.answers.get(request.request_id):
             return _ANSWER.validate_json(data), request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import PIL.Image
@@ -22,6 +22,7 @@ from smolsessions.agents.memory.scratchpad import WRITE as NOTE_WRITE
 from smolsessions.agents.memory.scratchpad import scratchpad_of
 from smolsessions.agents.memory.steps import pack
 from smolsessions.agents.memory.summarizer import Summarizer
+from smolsessions.agents.option_checks import tool_names
 from smolsessions.agents.run.agent_run import AgentRun
 from smolsessions.agents.run.agent_state import AgentState
 from smolsessions.agents.run.approvals import Approvals
@@ -35,6 +36,7 @@ from smolsessions.agents.run.turn_files import files_of, state_of_files, unread_
 from smolsessions.agents.run.turn_run import TurnRun, place_of
 from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.smolagents_patches import patch_agent
+from smolsessions.agents.tools.client_tools import adapted_tools
 from smolsessions.agents.tools.workspace_tools import workspaces_of
 from smolsessions.agents.values.images import image_from_bytes
 from smolsessions.agents.values.json_forms import joined_text, json_form, label_of, utf8_text
@@ -50,7 +52,10 @@ from smolsessions.core.memories import PackedStep
 from smolsessions.core.policies import Policy, policy_data, policy_of
 from smolsessions.core.records import (
     AGENT_CHANGED,
+    NO_SETTINGS,
     AgentVersion,
+    ClientTool,
+    ConversationSettings,
     Failure,
     Outcome,
     RunState,
@@ -62,6 +67,7 @@ from smolsessions.core.records import (
 log = logging.getLogger(__name__)
 
 MAX_REPLY_CHARS = 1_000_000
+FINAL = "final_answer"
 START = "start"
 """Name of the choices that hold for all attempts at a turn."""
 ANSWER_TTL_S = 7 * 86400.0
@@ -155,15 +161,16 @@ class AgentSession:
         bridge: EventBridge,
         *,
         replay: ReplayState | None = None,
-        policy: Policy | None = None,
-        approve: tuple[str, ...] = (),
+        settings: ConversationSettings = NO_SETTINGS,
     ) -> Outcome | Suspension:
         turn_run = TurnRun(bridge, turn.attempts, caller, replay)
         journal, builder = turn_run.journal, self._prompt_builder
-        # A replay keeps the policy and the approvals of its first attempt: others would change prompts and calls. An
-        # attempt that made no such choice had none.
-        policy = self._policy if policy is None else policy
-        own = {"policy": policy_data(policy), "approve": list(approve), "fingerprint": self._fingerprint}
+        # A replay keeps the settings of its first attempt: others would change prompts and calls. An attempt that made
+        # no such choice had none.
+        policy = self._policy if settings.policy is None else settings.policy
+        own = {"policy": policy_data(policy), "approve": list(settings.approve), "fingerprint": self._fingerprint}
+        if settings.client_tools:
+            own["client_tools"] = list(map(asdict, settings.client_tools))
         known = journal.chosen(START)
         if known is None and any(own.values()) and not journal.has_effects:
             known = journal.once(START, lambda: to_json(own))
@@ -173,8 +180,12 @@ class AgentSession:
         if builder:
             builder.begin_turn(policy_of(choice["policy"] or []))
         names = {*(choice["approve"] or ()), *turn.options.approve}
+        described = {tool["name"]: ClientTool(**tool) for tool in choice.get("client_tools") or ()}
+        described |= {tool.name: tool for tool in turn.options.client_tools}
+        own_tools = self._agent.tools
+        client_tools = adapted_tools([*described.values()], tool_names(self._agent)) if described else []
         approvals = None
-        if names or self._asks:
+        if names or self._asks or client_tools:
             if self._refuses_approvals:
                 raise AgentUnavailableError(UNCONFINED_SENTENCE)
             approvals = Approvals(
@@ -188,6 +199,10 @@ class AgentSession:
         if self._scratchpad:
             self._scratchpad.expect(journal.results_of(NOTE_WRITE))
         agent_run = self._root.agent_run = AgentRun(turn_run, turn.agent.name)
+        if client_tools:  # where a bare agent has them: before the tool of the final answer
+            tools = {**own_tools, **{tool.name: tool for tool in client_tools}}
+            last = {FINAL: tools.pop(FINAL)} if FINAL in tools else {}
+            self._agent.tools = tools | last
         proxy_tools(self._root)
         writer = self._writer = StepWriter(self._root, agent_run, turn.number, self._edits, replay)
         agent_run.before_model_call = writer.write_finished
@@ -203,6 +218,7 @@ class AgentSession:
             self._writer = self._root.agent_run = None  # a warm session holds no turn that is over
             for node in self._nodes:
                 node.approvals = None
+            self._agent.tools = own_tools
             self._state.stop_interpreters()
             self.held_bytes = drop_pixels(self._memory.illustrated()) + self._state.size()
         if approvals and approvals.requests and not (bridge.stop_requested or journal.diverged):

@@ -11,7 +11,7 @@ from typing import Any
 
 import PIL.Image
 from smolagents import MultiStepAgent, Tool
-from smolagents.agent_types import handle_agent_output_types
+from smolagents.agent_types import handle_agent_input_types, handle_agent_output_types
 from smolagents.default_tools import FinalAnswerTool
 from smolagents.local_python_executor import CodeOutput, LocalPythonExecutor
 from smolagents.memory import ActionStep, FinalAnswerStep, MemoryStep
@@ -19,13 +19,15 @@ from smolagents.memory import ActionStep, FinalAnswerStep, MemoryStep
 from smolsessions.agent_options import options_of
 from smolsessions.agents.run.agent_run import AgentRun, ToolCallInProgress
 from smolsessions.agents.run.agent_state import AgentNode
-from smolsessions.agents.run.approvals import edited
+from smolsessions.agents.run.approvals import Approvals, edited
+from smolsessions.agents.run.async_tools import is_asynchronous, result_of
 from smolsessions.agents.run.effects import Effect, as_text, encode_raised, encode_returned
 from smolsessions.agents.run.proxy import Proxy
 from smolsessions.agents.run.turn_files import UNKEPT, by_name, fits, free_name, name_in_state
 from smolsessions.agents.sandbox.clock import ClockLog
 from smolsessions.agents.sandbox.guard import tool_stub
 from smolsessions.agents.tools.ask_user import AskUser, checked_question
+from smolsessions.agents.tools.client_tools import ToolOfClient
 from smolsessions.agents.values.json_forms import label_of
 from smolsessions.agents.values.results import ValueWithText, without_text
 from smolsessions.caller import CALLER
@@ -58,7 +60,7 @@ class ToolProxy(Proxy):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         node, tool, agent_run = self._node, self._real, self._node.agent_run
         if agent_run is None:
-            return tool(*args, **kwargs)
+            return self._called(args, kwargs)
         arguments = _named(tool, args, kwargs)
         if state := node.agent.state:
             arguments = by_name(arguments, state)
@@ -78,6 +80,10 @@ class ToolProxy(Proxy):
                     as_agent = {key: kwargs[key] for key in (_SANITIZE,) if key in kwargs}
                     given = {**kwargs, **_named(tool, args, kwargs)}
                     args, kwargs = (), edited(given, shown, new) | as_agent
+                if isinstance(tool, ToolOfClient):
+                    call.record = replace(call.record, where="client")
+                    if not call.is_over and not call.known:
+                        self._take_result(call, node.approvals, agent_run, args, kwargs)
             if call.is_over:
                 pass
             elif call.known:
@@ -102,7 +108,7 @@ class ToolProxy(Proxy):
         try:
             if is_unknown:
                 raise UnknownOutcomeError(UNKNOWN_SENTENCE.format(name=tool.name))  # noqa: TRY301 - journaled, too
-            value = tool(*args, **kwargs)
+            value = self._called(args, kwargs)
         except Exception as error:
             call.effect = encode_raised(error)
             call.effect.changes = node.state.tool_changes(tool, before)
@@ -113,6 +119,38 @@ class ToolProxy(Proxy):
             call.effect = Effect()
         call.effect.changes = node.state.tool_changes(tool, before)
         return value if needs_original else again
+
+    def _take_result(
+        self,
+        call: ToolCallInProgress,
+        approvals: Approvals,
+        agent_run: AgentRun,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """End the call of a client's tool with the client's result. Raises `TurnWaiting` to wait for it."""
+        tool = self._real
+        arguments = tool.listed.remote_arguments((), _named(tool, args, kwargs))
+        value = approvals.result(agent_run, call, tool.described, arguments)
+        if call.is_over:
+            return
+        if kwargs.get(_SANITIZE):
+            value = handle_agent_output_types(value, tool.output_type)
+        is_lossy = self._node.code_runs_in == "child"
+        call.effect, call.result = encode_returned(value, self._node.stored_classes, is_lossy=is_lossy)
+        call.is_over = True
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the real tool, as smolagents does. A coroutine is waited for before its result is converted."""
+        tool = self._real
+        if not is_asynchronous(tool):
+            return tool(*args, **kwargs)
+        is_typed = kwargs.pop(_SANITIZE, False)
+        if is_typed:
+            args, kwargs = handle_agent_input_types(*args, **kwargs)
+        agent_run = self._node.agent_run
+        value = result_of(tool(*args, **kwargs), agent_run.turn_run if agent_run else None)
+        return handle_agent_output_types(value, tool.output_type) if is_typed else value
 
     def _stored(self, result: File | list[Any]) -> Any:
         """Put files into `agent.state`, as smolagents does with an image: the model passes them on by name.

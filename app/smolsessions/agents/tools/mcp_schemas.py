@@ -10,8 +10,8 @@ import hashlib
 import json
 import keyword
 import re
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -43,7 +43,7 @@ class SchemaError(ValueError):
 
 @dataclass(frozen=True)
 class ListedTool:
-    """A tool as its server listed it, in the form that smolagents needs."""
+    """A tool as its server or client describes it, in the form that smolagents needs."""
 
     name: str
     """A Python name, unique in its list."""
@@ -57,6 +57,15 @@ class ListedTool:
     """Optional parameters for which null means that they are absent."""
     is_unsafe_to_repeat: bool = False
 
+    def remote_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call by the names that the server or client knows."""
+        given = {**dict(zip(self.inputs, args, strict=False)), **kwargs}
+        return {
+            self.remote_inputs.get(name, name): value
+            for name, value in given.items()
+            if not (value is None and name in self.refuses_null)
+        }
+
 
 def listed_tools(tools: Iterable[Tool]) -> tuple[list[ListedTool], list[str]]:
     """Return the tools in the order of their names, and the names of those whose schemas are too large."""
@@ -65,12 +74,16 @@ def listed_tools(tools: Iterable[Tool]) -> tuple[list[ListedTool], list[str]]:
     taken: set[str] = set()
     for tool in sorted(tools, key=lambda each: each.name):
         try:
-            listed = _listed(tool, taken)
+            listed = adapted(
+                tool.name, tool.description or tool.title or "", tool.input_schema, tool.output_schema, taken
+            )
         except (SchemaError, RecursionError):
             left_out.append(utf8_text(tool.name[:MAX_NAME_CHARS]))
         else:
             taken.add(listed.name)
-            found.append(listed)
+            hints = tool.annotations
+            is_unsafe = bool(hints and hints.destructive_hint and not hints.idempotent_hint)
+            found.append(replace(listed, is_unsafe_to_repeat=is_unsafe))
     return found, left_out
 
 
@@ -97,9 +110,11 @@ def python_name(name: str, taken: Collection[str], most_chars: int = MAX_NAME_CH
     return unique
 
 
-def _listed(tool: Tool, taken: set[str]) -> ListedTool:
-    resolver = _Resolver(tool.input_schema)
-    schema = resolver.resolve(tool.input_schema)
+def adapted(name: str, description: str, input_schema: Any, output_schema: Any, taken: Collection[str]) -> ListedTool:
+    """Return a tool of these JSON Schemas in the form that smolagents needs. Raises `SchemaError`."""
+    schema = _Resolver(input_schema).resolve(input_schema)
+    if not isinstance(schema, dict):
+        raise SchemaError("is no object")
     properties = schema.get("properties", {})
     if not isinstance(properties, dict):
         raise SchemaError("properties is no object")
@@ -131,20 +146,11 @@ def _listed(tool: Tool, taken: set[str]) -> ListedTool:
             if "null" not in types:
                 refuses_null.add(name)
         inputs[name], remote_inputs[name] = found, remote_name
-    output = _Resolver(tool.output_schema).resolve(tool.output_schema) if tool.output_schema else None
+    output = _Resolver(output_schema).resolve(output_schema) if output_schema else None
     if len(json.dumps([inputs, output])) > MAX_BYTES:
         raise SchemaError("is larger than 64 KiB")
-    hints = tool.annotations
-    return ListedTool(
-        python_name(tool.name, taken),
-        tool.name,
-        _bounded(tool.description or tool.title or ""),
-        inputs,
-        output,
-        remote_inputs,
-        frozenset(refuses_null),
-        is_unsafe_to_repeat=bool(hints and hints.destructive_hint and not hints.idempotent_hint),
-    )
+    own_name = python_name(name, taken)
+    return ListedTool(own_name, name, _bounded(description), inputs, output, remote_inputs, frozenset(refuses_null))
 
 
 def _types_of(schema: dict[str, Any]) -> list[str]:

@@ -38,13 +38,7 @@ class McpTool(Tool):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the server's tool. A stop of the turn ends the wait."""
         server, listed = self._server, self._listed
-        given = {**dict(zip(listed.inputs, args, strict=False)), **kwargs}
-        arguments = {
-            listed.remote_inputs.get(name, name): value
-            for name, value in given.items()
-            if not (value is None and name in listed.refuses_null)
-        }
-        future = server.submit(listed.remote_name, arguments)
+        future = server.submit(listed.remote_name, listed.remote_arguments(args, kwargs))
         outcome = "failed"
         try:
             with stoppable(future.cancel):

@@ -83,10 +83,10 @@ def check_tool(tool: Any, place: str = "") -> None:
             raise StartError(f"{place}the tool {tool.name} ({kind.__name__}) {reason}")
     for method in ("forward", "__call__"):
         function = inspect.unwrap(getattr(tool, method, None) or tool)
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        if inspect.isasyncgenfunction(function) or (method == "__call__" and inspect.iscoroutinefunction(function)):
             raise StartError(
-                f"{place}the tool {tool.name} has an async {method}, whose coroutine smolagents would return as the "
-                "result; write it without async, with asyncio.run inside"
+                f"{place}the tool {tool.name} has an async {method} that no one would wait for; write an async forward "
+                "that returns its result"
             )
 
 

@@ -164,12 +164,16 @@ class Client:
         arguments: Mapping[str, Any] | None = None,
         reason: str | None = None,
         text: str | None = None,
+        result: Any = None,
+        error: str | None = None,
     ) -> Turn:
         """Answer one request of a waiting turn, and return the turn at its end, or when it waits for another answer.
 
-        `approve` with `arguments` changes the call's arguments. A question is answered with `text`, or with `reject`.
+        `approve` with `arguments` changes the call's arguments. A question is answered with `text`, or with `reject`, a
+        call of a tool of yours with `result`, any JSON, or with `error`.
         """
         answer: Any = named(request_id=request_id, decision=decision, arguments=arguments, reason=reason, text=text)
+        answer |= named(result=result, error=error)
         return self.answer_turn(turn.conversation_id, turn.turn, [answer])
 
     def answer_turn(
@@ -232,9 +236,11 @@ class Client:
         policy: Policy | None = None,
         ttl_s: float | None = None,
         approve: Sequence[str] | None = None,
+        client_tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> ReadConversation:
         """Create an empty conversation. `approve`: tools whose calls wait for a person's approval."""
         body = named(id=id, agent=agent, metadata=metadata, policy=policy, ttl_s=ttl_s, approve=approve)
+        body |= named(client_tools=client_tools)
         return self._conversation("POST", "/conversations", body)
 
     def list_conversations(

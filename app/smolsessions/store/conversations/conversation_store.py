@@ -23,6 +23,7 @@ from smolsessions.core.errors import (
 from smolsessions.core.events import Logged, TurnEnded
 from smolsessions.core.memories import Head, StoredStep
 from smolsessions.core.records import (
+    NO_SETTINGS,
     AgentName,
     Conversation,
     ConversationFields,
@@ -40,7 +41,7 @@ from smolsessions.core.records import (
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import check_count, image_blobs, load_images, open_head, open_step
 from smolsessions.store.conversations.message_search import MessageSearch
-from smolsessions.store.partition import NO_SETTINGS, Partition, Partitions, Scope
+from smolsessions.store.partition import Partition, Partitions, Scope
 from smolsessions.store.scripts.loader import flattened
 from smolsessions.store.turns.turn_store import TurnStore
 
@@ -61,7 +62,7 @@ class ConversationStore:
 
     async def create(self, ref: Ref, agent: AgentName, draft: ConversationFields) -> Conversation:
         scope = self._partitions.scope(ref)
-        fields = sealed_fields(scope, agent, draft, 0, ConversationSettings(draft.policy, approve=draft.approve))
+        fields = sealed_fields(scope, agent, draft, 0, ConversationSettings())
         state, *rest = await scope.call("create", owner=ref.owner, agent=agent, ttl=ttl_us(draft.ttl_s), **fields)
         if state == b"exists":
             raise ConversationExistsError
@@ -139,7 +140,7 @@ class ConversationStore:
                 record, sealed, title = row[1][1], row[1][7], row[1][10]
                 conversation = self.decode_row(*row)
                 draft = change(conversation)
-                settings = replace(scope.settings(sealed), policy=draft.policy, approve=draft.approve)
+                settings = scope.settings(sealed)
                 fields = sealed_fields(scope, conversation.agent, draft, conversation.turn_count, settings)
                 read = {"read": record, "read_settings": sealed or b"", "read_title": title or b""}
                 state, *rest = await scope.call("patch", ttl=ttl_us(draft.ttl_s), **read, **fields)
@@ -282,6 +283,7 @@ class ConversationStore:
             forked_from=(codec.ref_of(origin.scope).id, origin.turn) if origin else None,
             title=(scope.open(title, "title").decode() if title and about.title is None else about.title) or None,
             approve=settings.approve,
+            client_tools=settings.client_tools,
             waits=bool(waits),
         )
 
@@ -302,7 +304,11 @@ def _with_unanswered(scope: Scope, head: Head, step: StoredStep, following: list
 def sealed_fields(
     scope: Scope, agent: AgentName, draft: ConversationFields, turns: int, settings: ConversationSettings
 ) -> dict[str, bytes]:
-    """Seal a conversation's record and settings, as arguments of scripts. With turns, its title is decided."""
+    """Seal a conversation's record and settings, as arguments of scripts. With turns, its title is decided.
+
+    The draft's own settings replace those of `settings`.
+    """
+    settings = replace(settings, policy=draft.policy, approve=draft.approve, client_tools=draft.client_tools)
     title = "" if turns and draft.title is None else draft.title
     record = codec.encode_conversation(agent, draft.metadata, title, has_settings=settings != NO_SETTINGS)
     return {"record": scope.seal(record, "conversation"), "settings": scope.seal_settings(settings)}

@@ -163,8 +163,10 @@ class HistoryStore:
                 if new.partition is snapshot.scope.partition:
                     break
             about = origin.metadata if metadata is None else metadata
-            draft = ConversationFields(about, title=origin.title)
-            settings = ConversationSettings(now.policy, lineage, rollbacks, now.approve)
+            draft = ConversationFields(
+                about, now.policy, title=origin.title, approve=now.approve, client_tools=now.client_tools
+            )
+            settings = ConversationSettings(lineage=lineage, rollbacks=rollbacks)
             last: dict[str, int | str] = {"turns": at, "heads": at, "logs": at, "steps": head.count}
             async with staged_keys(new.partition) as staged:
                 for kind in (*last, "images", "old", "oldest"):  # one by one, so that other calls come between
@@ -241,7 +243,7 @@ class HistoryStore:
             agent,
             draft,
             turns,
-            ConversationSettings(draft.policy, rollbacks=imported.rollbacks, approve=draft.approve),
+            ConversationSettings(rollbacks=imported.rollbacks),
         )
         async with staged_keys(partition) as staged:
             for kind, values in sealed.items():

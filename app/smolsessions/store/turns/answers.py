@@ -45,7 +45,9 @@ async def record_answers(scope: Scope, number: int, accept: Accept) -> Turn:
         known = (*turn.answered, *(Answered(answer.request_id, answer.digest, logged + 1) for answer in answers))
         timing = turn.timing if left else turn.timing.wait_over(time.time())
         after = replace(turn, requests=left, answered=known[-MOST_ANSWERED:], timing=timing)
-        event = InputAnswered(turn.attempts, answers)
+        # The event of the call's end shows a result.
+        shown = tuple(replace(answer, result=None, images=(), files=()) for answer in answers)
+        event = InputAnswered(turn.attempts, shown)
         effects: list[Argument] = []
         for answer in answers:
             key = answer_key(answer.request_id)

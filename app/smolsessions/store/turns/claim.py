@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from smolsessions.core.errors import DAMAGED, SealBrokenError
 from smolsessions.core.memories import Head
 from smolsessions.core.records import (
+    NO_SETTINGS,
     AgentName,
     AgentVersion,
     ConversationSettings,
@@ -21,7 +22,7 @@ from smolsessions.core.records import (
 )
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import check_count, open_chunk_list, open_head
-from smolsessions.store.partition import NO_SETTINGS, Scope
+from smolsessions.store.partition import Scope
 
 _REASONS: dict[bytes, Literal["interrupted", "rolled_back"]] = {b"interrupt": "interrupted", b"rollback": "rolled_back"}
 _STRENGTH = ("cancelled", "interrupted", "rolled_back")

@@ -67,8 +67,7 @@ class HeldLease:
         self.version = tag_of(reply.head)
         self.crashes = reply.crashes
         self.fingerprint = reply.fingerprint.decode(errors="replace")
-        self.policy = claim.settings.policy
-        self.approve = claim.settings.approve
+        self.settings = claim.settings
         self.stop_reason: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
         self.has_progressed = self.lost = self._is_delay_logged = False
         self.is_over = claim.defect is not None

@@ -7,8 +7,9 @@ const QUESTION = { approved: "answered", rejected: "declined", expired: "not ans
 const APPROVAL = { expired: "not approved in time" };
 
 /** Return an answer's decision on its request, as `approval` of a call has it. */
-export function approvalOf({ decision, arguments: given, reason, by, at }) {
-  const word = decision === "reject" ? "rejected" : given ? "edited" : "approved";
+export function approvalOf({ decision, arguments: given, reason, error, by, at }) {
+  const result = error === null ? "run" : "not run";
+  const word = decision === "result" ? result : decision === "reject" ? "rejected" : given ? "edited" : "approved";
   return { decision: word, reason, by, at };
 }
 

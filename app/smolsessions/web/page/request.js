@@ -31,22 +31,23 @@ export class RequestCard {
     this.#send = send;
     const id = `request-${(cards += 1)}`;
     const isQuestion = request.kind === "question";
+    const isResult = request.kind === "result";
     const head = make("h2", { id }, ...this.#heading());
     this.title = isQuestion ? `${head.textContent}: ${request.question}` : head.textContent;
-    this.#yes = button(isQuestion ? "Answer" : "Approve", "primary", () => isQuestion || this.#approve());
+    this.#yes = button(isQuestion ? "Answer" : isResult ? "Send the result" : "Approve", "primary", () => isQuestion || this.#approve());
     if (isQuestion) this.#yes.type = "submit"; // Enter in a field does not approve a call
-    this.#no = button(isQuestion ? "Decline" : "Reject", "", () => this.#refuse(true));
+    this.#no = button(isQuestion ? "Decline" : isResult ? "No result" : "Reject", "", () => this.#refuse(true));
     this.#no.setAttribute("aria-expanded", "false");
     this.element = make("form", { className: "request", tabIndex: -1, autocomplete: "off", "aria-labelledby": id, "aria-describedby": `${id}-about` },
       head,
       this.#about(`${id}-about`),
       request.replaces && make("p", { className: "replaces" }, "This replaces an earlier request for the same call: when the agent's code ran again, the call came with other arguments. An answer to the earlier request does not count for this one."),
-      isQuestion ? this.#question(id) : this.#call(),
+      isQuestion ? this.#question(id) : isResult ? this.#result() : this.#call(),
       this.#media(pictures),
       this.#edits,
       this.#problem,
       make("div", { className: "request-actions" }, this.#yes, this.#no),
-      this.#refusing(id, isQuestion));
+      this.#refusing(id, isQuestion ? "Decline to answer" : isResult ? "Send no result" : "Reject the call"));
     this.element.addEventListener("submit", (event) => {
       event.preventDefault();
       if (!this.#refusal.hidden) this.#reject();
@@ -78,6 +79,7 @@ export class RequestCard {
 
   #heading() {
     const { kind, tool, agent } = this.#request;
+    if (kind === "result") return ["Run ", make("code", {}, tool), " and send its result"];
     if (kind === "question") return [`${agent.split("/").at(-1)} asks`];
     return tool === CODE ? ["Approve this code?"] : ["Approve this call of ", make("code", {}, tool), "?"];
   }
@@ -97,6 +99,13 @@ export class RequestCard {
     this.#choices = choices.map((value) => make("input", { type: "radio", name: id, value }));
     return make("fieldset", { className: "choices" }, make("legend", {}, asked),
       ...this.#choices.map((input) => make("label", {}, input, make("span", {}, input.value))));
+  }
+
+  /** A call of a tool that this client runs. */
+  #result() {
+    this.#text = make("textarea", { rows: 3, "aria-label": "Result, as JSON or as a text" });
+    return make("div", {}, make("pre", { tabIndex: 0 }, whole(this.#request.arguments)), this.#text,
+      make("p", { className: "hint" }, "JSON is sent as it is, and anything else as a text."));
   }
 
   #call() {
@@ -119,7 +128,7 @@ export class RequestCard {
     }));
   }
 
-  #refusing(id, isQuestion) {
+  #refusing(id, word) {
     this.#reason = make("textarea", { id: `${id}-reason`, rows: 2, maxLength: 10_000 });
     this.#reason.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -127,7 +136,6 @@ export class RequestCard {
       this.#reject();
     });
     const label = make("label", { htmlFor: this.#reason.id }, "Reason, which the model is told (may be empty)");
-    const word = isQuestion ? "Decline to answer" : "Reject the call";
     this.#refusal = make("div", { className: "refusal", hidden: true }, label, this.#reason,
       make("div", { className: "request-actions" }, button(word, "danger", () => this.#reject()), button("Back", "quiet", () => this.#refuse(false))));
     return this.#refusal;
@@ -163,6 +171,12 @@ export class RequestCard {
       }
       return;
     }
+    if (this.#request.kind === "result") {
+      const text = this.#text.value.trim();
+      if (text) this.#post({ result: parsed(text) });
+      else this.#complain("Write the result, or send none.");
+      return;
+    }
     const given = this.#fields?.read();
     if (given === null) return;
     this.#post({ decision: "approve", ...(this.#fields?.changes.length && { arguments: given }) });
@@ -170,7 +184,8 @@ export class RequestCard {
 
   #reject() {
     const reason = this.#reason.value.trim();
-    this.#post({ decision: "reject", ...(reason && { reason }) });
+    if (this.#request.kind === "result") this.#post({ error: reason || "The user has no result." });
+    else this.#post({ decision: "reject", ...(reason && { reason }) });
   }
 
   async #post(answer) {
@@ -203,6 +218,15 @@ export class RequestCard {
     this.#sending = busy;
     this.element.setAttribute("aria-busy", String(busy));
     for (const each of this.element.querySelectorAll("button")) each.ariaDisabled = busy ? "true" : null;
+  }
+}
+
+/** JSON, or the text itself if it is none. */
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
   }
 }
 

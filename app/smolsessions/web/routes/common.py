@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -13,11 +13,12 @@ from pydantic_core import to_json
 from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope, Send
 
+from smolsessions.core import records
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.records import Order, Owner, Turn
 from smolsessions.web.auth import Authenticator
 from smolsessions.web.links import link
-from smolsessions.wire.requests import MAX_INT
+from smolsessions.wire.requests import MAX_INT, ClientTool
 
 MAX_NAME_CHARS = 50
 PathId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The conversation's id.")]
@@ -125,6 +126,11 @@ CallerClaims = Annotated[dict[str, Any], Depends(claims_of)]
 
 def location_of(turn: Turn) -> str:
     return link(f"/conversations/{turn.ref.id}/turns/{turn.number}")
+
+
+def tools_of(sent: Iterable[ClientTool]) -> tuple[records.ClientTool, ...]:
+    """Return tools of a client as records."""
+    return tuple(records.ClientTool(**dict(tool)) for tool in sent)
 
 
 def answer(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

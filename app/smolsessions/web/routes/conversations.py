@@ -43,6 +43,7 @@ from smolsessions.web.routes.common import (
     PathId,
     StrictRoute,
     answer,
+    tools_of,
 )
 from smolsessions.web.views import (
     agent_view,
@@ -155,7 +156,10 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
     )
     async def create_conversation(owner: CallerOwner, body: NewConversation) -> Response:
         """Create an empty conversation. POST /turn also creates one."""
-        fields = ConversationFields(body.metadata, body.policy, body.ttl_s, approve=tuple(body.approve))
+        tools = tools_of(body.client_tools)
+        fields = ConversationFields(
+            body.metadata, body.policy, body.ttl_s, approve=tuple(body.approve), client_tools=tools
+        )
         made = await conversations.create(owner, body.id, body.agent, fields)
         return _created(made)
 
@@ -203,6 +207,8 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
         changes = {name: getattr(body, name) for name in body.model_fields_set}
         if "approve" in changes:
             changes["approve"] = tuple(body.approve)
+        if "client_tools" in changes:
+            changes["client_tools"] = tools_of(body.client_tools)
 
         def check(now: Conversation) -> None:
             tags = {"*"} if if_match is None else {tag.strip() for tag in if_match.split(",")}

@@ -6,6 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -40,10 +41,11 @@ from smolsessions.web.routes.common import (
     Until,
     answer,
     location_of,
+    tools_of,
 )
 from smolsessions.web.sse import EVENT_STREAM, EventStreams, TurnStream, cursor_of
 from smolsessions.web.views import effect_view, page_view, turn_view
-from smolsessions.wire.requests import AnswersRequest, TurnRequest
+from smolsessions.wire.requests import AnswerIn, AnswersRequest, TurnRequest
 from smolsessions.wire.turns import EffectPage, TurnPage
 from smolsessions.wire.turns import Turn as TurnAnswer
 
@@ -140,7 +142,14 @@ class NewTurns:
             conversation_id=body.conversation_id,
             create=body.create,
             agent=body.agent,
-            options=TurnOptions(body.max_steps, body.reset, body.deadline_s, body.on_busy, tuple(body.approve)),
+            options=TurnOptions(
+                body.max_steps,
+                body.reset,
+                body.deadline_s,
+                body.on_busy,
+                tuple(body.approve),
+                tools_of(body.client_tools),
+            ),
             turn_input=TurnInput(data, scope["claims"], stored),
             images=images,
             files=files,
@@ -289,13 +298,9 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
             raise ShuttingDownError
         by, now = Answerer(owner, request.scope["key"]), time.time()
         internal = delivery.include_internal_tools
-        answers = []
-        for place, sent in enumerate(body.answers):
-            decision = sent.decision or ("approve" if sent.text is not None else None)  # a text answers a question
-            if decision is None:
-                sentence = "is missing: send approve or reject; to answer a question, send text instead"
-                raise InvalidRequestError.at(f"/answers/{place}/decision", sentence)
-            answers.append(Answer(sent.request_id, decision, sent.arguments, sent.reason, sent.text, by, now))
+        answers = [
+            await _answer_of(sent, f"/answers/{place}", limits, by, now) for place, sent in enumerate(body.answers)
+        ]
         turn, cursor, new = await turns.answer(Ref(owner, conversation_id), number, answers)
         for each in new:
             extra = {"action": "input.answered", "conversation": str(turn.ref), "turn": turn.number}
@@ -374,3 +379,21 @@ def wait_of(prefer: str | None, longest_s: float) -> tuple[float, str | None]:
         wait_s = float(min(int(waits[0][1]), int(longest_s) or longest_s))
         applied.append(f"wait={wait_s:g}")
     return wait_s, ", ".join(applied) or None
+
+
+async def _answer_of(sent: AnswerIn, pointer: str, limits: Limits, by: Answerer, now: float) -> Answer:
+    """Return an answer as a record. A text answers a question."""
+    decision = sent.decision or ("approve" if sent.text is not None else None)
+    if not sent.has_result:
+        if decision is None:
+            sentence = "is missing: send approve or reject, text for a question, or result for a tool of yours"
+            raise InvalidRequestError.at(f"{pointer}/decision", sentence)
+        return Answer(sent.request_id, decision, sent.arguments, sent.reason, sent.text, by, now)
+    if decision or sent.arguments is not None or sent.reason is not None:
+        raise InvalidRequestError.at(pointer, "has a decision beside a result; send one of both")
+    if sent.error is not None and (sent.result is not None or sent.images or sent.files):
+        raise InvalidRequestError.at(f"{pointer}/error", "comes beside a result; send one of both")
+    images, _ = await read_images(sent.images, limits.max_image_pixels)
+    files, _ = await read_files(sent.files, limits.max_file_bytes, ())
+    given = Answer(sent.request_id, "result", by=by, at=now, result=sent.result, error=sent.error)
+    return replace(given, images=images, files=files)

@@ -1,0 +1,85 @@
+"""Tools that the client of a turn runs: the agent calls them, and the turn waits for the client's result.
+
+The tool proxy answers their calls (`agents/run/approvals.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from pydantic_core import to_json
+from smolagents import Tool
+
+from smolsessions.agents.tools.mcp_schemas import ListedTool, SchemaError, adapted
+from smolsessions.core.errors import InvalidRequestError, ToolNameTakenError
+from smolsessions.core.json_data import json_pointer
+from smolsessions.core.records import ClientTool
+
+MAX_BYTES = 64 * 1024
+_INTERNAL = frozenset({"python_interpreter", "final_answer"})
+
+
+class ToolOfClient(Tool):
+    """A tool of the client, as its agent sees it."""
+
+    skip_forward_signature_validation = True
+    name = "client_tool"
+    description = ""
+    inputs: dict[str, Any] = {}  # noqa: RUF012 - smolagents' own form
+    output_type = "any"
+
+    def __init__(self, described: ClientTool, listed: ListedTool) -> None:
+        self.name = described.name
+        self.description = listed.description
+        self.inputs = listed.inputs
+        self.output_type = "object" if listed.output_schema else "any"
+        self.output_schema = listed.output_schema
+        self.described = described
+        self.listed = listed
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.is_initialized = True
+
+    def forward(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise RuntimeError("a client's tool needs a turn of a conversation")
+
+
+def adapted_tools(tools: Sequence[ClientTool], taken: Collection[str], pointer: str = "/client_tools") -> list[Tool]:
+    """Return the tools for an agent that has the names in `taken`.
+
+    Raises `ToolNameTakenError` and `InvalidRequestError`, which name the tool by its JSON pointer.
+    """
+    if len(to_json(tools)) > MAX_BYTES:
+        raise InvalidRequestError.at(pointer, "are larger than 64 KiB together")
+    found: list[Tool] = []
+    used = {*taken, *_INTERNAL}
+    for place, tool in enumerate(tools):
+        if tool.name in used:
+            raise ToolNameTakenError.at(f"{pointer}/{place}/name", f"{tool.name} is the name of another tool")
+        used.add(tool.name)
+        for member, schemas in (("parameters", (tool.parameters, {})), ("output_schema", ({}, tool.output_schema))):
+            at = f"{pointer}/{place}/{member}"
+            if (path := _remote_reference(schemas)) is not None:
+                raise InvalidRequestError.at(f"{at}{path}", "refers to another document; write that schema here")
+            try:
+                adapted(tool.name, "", schemas[0], schemas[1], ())
+            except (SchemaError, RecursionError) as error:
+                reason = error if isinstance(error, SchemaError) else "has too many levels"
+                raise InvalidRequestError.at(at, f"cannot be shown to a model: it {reason}") from None
+        found.append(ToolOfClient(tool, adapted(tool.name, tool.description, tool.parameters, tool.output_schema, ())))
+    return found
+
+
+def _remote_reference(schemas: Sequence[Any]) -> str | None:
+    """Return the JSON pointer of a `$ref` that leads out of its schema, or None."""
+    left: list[tuple[Any, tuple[object, ...]]] = [(schema, ()) for schema in schemas]
+    while left:
+        part, path = left.pop()
+        if isinstance(part, dict):
+            reference = part.get("$ref")
+            if isinstance(reference, str) and not reference.startswith("#"):
+                return json_pointer([*path, "$ref"])
+            left += [(each, (*path, name)) for name, each in part.items()]
+        elif isinstance(part, list):
+            left += [(each, (*path, place)) for place, each in enumerate(part)]
+    return None

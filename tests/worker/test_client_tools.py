@@ -1,0 +1,179 @@
+"""Tools that the client runs: their calls wait for the client's results."""
+
+import json
+from base64 import b64encode
+from functools import partial
+from typing import Any
+
+import pytest
+from smolagents import Tool
+
+from tests.support.answering import APPROVE, answer, answering, ask, observed
+from tests.support.approvals import TOOLS, make_plain
+from tests.support.coders import make_coder
+from tests.support.service import Service
+from tests.support.streaming import Event
+from tests.support.turns import DONE, error_code, png
+
+pytestmark = pytest.mark.timeout(120)
+
+WHERE: dict[str, Any] = {
+    "name": "where",
+    "description": "Return the place of a thing.",
+    "parameters": {"type": "object", "properties": {"thing": {"type": "string"}}, "required": ["thing"]},
+    "output_schema": {"type": "object", "required": ["room"], "properties": {"room": {"type": "string"}}},
+}
+LOOP = {"code": "for each in ['key', 'cup', 'pen']:\n    print(each, where(each)['room'])"}
+
+
+@pytest.fixture(scope="module")
+def service(asking: Service) -> Service:
+    return asking
+
+
+def in_room(room: str) -> Event:
+    return {"result": {"room": room}}
+
+
+def where(thing: str) -> list[Any]:
+    return ["where", {"thing": thing}]
+
+
+def test_a_call_waits_for_the_result_of_the_client(service: Service) -> None:
+    turn = ask(service, {"call": [where("key"), ["echo", {"text": "own"}], where("cup")]}, DONE, client_tools=[WHERE])
+    first, second = turn["requests"]
+    assert [first[name] for name in ("kind", "tool", "arguments", "call_id")] == [
+        *("result", "where", {"thing": "key"}, "1.1")
+    ]
+    assert (first["parameters"], first["output_schema"]) == (WHERE["parameters"], WHERE["output_schema"])
+    assert second["arguments"] == {"thing": "cup"}
+    ended = answer(service, turn, in_room("hall"), in_room("sink"))
+    assert observed(service, turn)[0] == "{'room': 'hall'}\nown\n{'room': 'sink'}"
+    assert [(call["name"], call["where"], call["repeated"]) for call in ended["tool_calls"]] == [
+        *(("where", "client", False), ("echo", "service", False), ("where", "client", False))
+    ]
+    assert ended["tool_call_names"] == ["where", "echo", "where"]
+
+
+def test_an_error_of_the_client_is_one_of_the_tool(service: Service) -> None:
+    turn = ask(service, {"call": [where("key")]}, {"shown": True}, client_tools=[WHERE])
+    ended = answer(service, turn, {"error": "nobody knows"})
+    assert "ClientToolError: nobody knows" in ended["reply"]
+    assert [call["ok"] for call in ended["tool_calls"]] == [False]
+
+
+@pytest.mark.parametrize(
+    ("given", "pointer"),
+    [
+        ({"result": {"room": 1}}, "/answers/0/result/room"),
+        ({"result": {}}, "/answers/0/result"),
+        (APPROVE, "/answers/0"),
+        (APPROVE | in_room("x"), "/answers/0"),
+        (in_room("x") | {"error": "none"}, "/answers/0/error"),
+        ({}, "/answers/0/decision"),
+    ],
+)
+def test_a_wrong_result_is_refused(service: Service, given: Event, pointer: str) -> None:
+    turn = ask(service, {"call": [where("key")]}, DONE, client_tools=[WHERE])
+    refused = answering(service, turn, given)
+    assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, pointer)
+    assert answering(service, turn, in_room("hall")).status_code == 200
+    assert answering(service, turn, in_room("hall")).status_code == 200
+    assert error_code(answering(service, turn, in_room("sink"))) == "already_answered"
+
+
+def test_a_tool_with_an_approval_asks_for_it_first(service: Service) -> None:
+    turn = ask(service, {"call": [where("key")]}, DONE, client_tools=[WHERE], approve=["where"])
+    assert turn["requests"][0]["kind"] == "approval"
+    turn = answer(service, turn, APPROVE | {"arguments": {"thing": "cup"}}, status=202)
+    (request,) = turn["requests"]
+    assert [request[name] for name in ("kind", "arguments", "replaces")] == ["result", {"thing": "cup"}, None]
+    ended = answer(service, turn, in_room("sink"))
+    assert ended["tool_calls"][0]["approval"]["decision"] == "edited"
+    assert observed(service, turn)[0].startswith("{'room': 'sink'}")
+
+
+def test_media_of_a_result_reach_the_agent(service: Service) -> None:
+    turn = ask(service, {"call": [where("key")]}, DONE, client_tools=[{**WHERE, "output_schema": None}])
+    file = {"name": "notes.txt", "media_type": "text/plain", "data": b64encode(b"in the hall").decode()}
+    ended = answer(service, turn, {"images": [png("red")], "files": [file], "result": "both"})
+    assert ended["status"] == "finished"
+    assert observed(service, turn)[0].startswith("both")
+
+
+def test_tools_of_a_conversation_hold_for_its_turns(service: Service) -> None:
+    made = service.post("/conversations", agent="mailer", client_tools=[WHERE], approve=["where"]).json()
+    assert made["client_tools"] == [WHERE]
+    other = {**WHERE, "description": "Another.", "output_schema": None}
+    for tools, schema in (([], WHERE["output_schema"]), ([other], None)):
+        turn = ask(service, {"call": [where("a")]}, DONE, conversation_id=made["id"], client_tools=tools)
+        turn = answer(service, turn, APPROVE, status=202)
+        assert turn["requests"][0]["output_schema"] == schema
+        answer(service, turn, in_room("hall"))
+    patched = service.client.patch(f"/conversations/{made['id']}", json={"client_tools": [], "approve": []})
+    assert patched.json()["client_tools"] == []
+    ended = service.post("/turn", conversation_id=made["id"], message=json.dumps([{"call": [where("a")]}, DONE]))
+    assert (ended.status_code, ended.json()["requests"]) == (200, [])
+
+
+class Where(Tool):
+    """The same tool in a bare agent."""
+
+    name, description, output_type, output_schema = "where", WHERE["description"], "object", WHERE["output_schema"]
+    inputs = {"thing": {"type": "string", "description": ""}}  # noqa: RUF012 - smolagents' own form
+
+    def forward(self, thing: str) -> dict[str, str]:
+        return {"room": thing}
+
+
+@pytest.mark.parametrize(
+    ("agent", "make", "entry"),
+    [
+        ("plain", make_plain, {"call": [where("key")]}),
+        ("wild", partial(make_coder, ("sqlite3",)), {"code": "print(where('key'))"}),
+    ],
+)
+def test_prompts_are_those_of_a_bare_agent_with_such_a_tool(
+    service: Service, agent: str, make: Any, entry: Event
+) -> None:
+    script = [entry, {"prompt": True}]
+    bare = make(tools=[*TOOLS, Where()]).run(json.dumps(script))  # type: ignore[no-untyped-call]
+    turn = ask(service, *script, agent=agent, client_tools=[WHERE])
+    assert answer(service, turn, in_room("key"))["reply"] == bare
+
+
+def _schema(**members: Any) -> Event:
+    return {**WHERE, "parameters": {"type": "object", "properties": members}}
+
+
+@pytest.mark.parametrize(
+    ("tools", "code", "pointer"),
+    [
+        ([{**WHERE, "name": "echo"}], "tool_name_taken", "/client_tools/0/name"),
+        ([WHERE, WHERE], "tool_name_taken", "/client_tools/1/name"),
+        ([{**WHERE, "name": "final_answer"}], "tool_name_taken", "/client_tools/0/name"),
+        ([{**WHERE, "name": "class"}], "invalid_request", "/client_tools/0/name"),
+        (
+            [_schema(a={"$ref": "https://elsewhere.test/a"})],
+            "invalid_request",
+            "/client_tools/0/parameters/properties/a/$ref",
+        ),
+        ([{**WHERE, "parameters": {"properties": 1}}], "invalid_request", "/client_tools/0/parameters"),
+        ([_schema(a={"description": "x" * 70_000})], "invalid_request", "/client_tools"),
+        ([{**WHERE, "name": f"t{n}"} for n in range(65)], "invalid_request", "/client_tools"),
+    ],
+)
+def test_a_wrong_tool_is_refused(service: Service, tools: list[Event], code: str, pointer: str) -> None:
+    for path, body in (("/turn", {"message": json.dumps([DONE])}), ("/conversations", {})):
+        refused = service.client.post(path, json={"agent": "mailer", "client_tools": tools, **body})
+        problem = refused.json()
+        assert (refused.status_code, problem["code"], problem["errors"][0]["pointer"]) == (422, code, pointer)
+
+
+def test_code_calls_a_clients_tool_in_a_loop(service: Service) -> None:
+    turn = ask(service, LOOP, DONE, agent="code-mailer", client_tools=[WHERE])
+    for room in ("hall", "sink"):
+        turn = answer(service, turn, in_room(room), status=202)
+    ended = answer(service, turn, in_room("desk"))
+    assert "key hall\ncup sink\npen desk" in observed(service, ended)[0]
+    assert [call["repeated"] for call in ended["tool_calls"]] == [False] * 3
