@@ -218,7 +218,7 @@ def details(desk: Desk) -> None:
 
 
 def keys(desk: Desk) -> None:
-    desk.open().get_by_role("button", name="Keys").click()
+    desk.open().get_by_role("button", name="Shortcuts").click()
 
 
 def locked(desk: Desk) -> None:

@@ -14,6 +14,7 @@ from browser_tests.reader import (
     conversation_of,
     ended,
     fits,
+    forgive,
     message,
     png,
     reach,
@@ -24,6 +25,8 @@ from browser_tests.reader import (
 )
 from tests.support.service import Service
 from tests.support.waiting import Gate
+
+DARK = "rgb(23, 24, 27)"
 
 
 def test_everything_can_be_done_with_the_keyboard_alone(page: Page, gate: Path) -> None:
@@ -69,7 +72,7 @@ def test_everything_can_be_done_with_the_keyboard_alone(page: Page, gate: Path) 
     keys.press("Enter")
     expect(page.locator("#list .row:first-child a").first).to_be_focused()
     keys.press("?")
-    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    expect(page.get_by_role("dialog", name="Shortcuts")).to_be_visible()
     keys.press("Escape")
     keys.press("j")
     expect(turn(page)).to_have_count(1)
@@ -81,8 +84,8 @@ def test_everything_can_be_done_with_the_keyboard_alone(page: Page, gate: Path) 
 
 def test_keys_can_be_turned_off(opened: Open, service: Service) -> None:
     page = opened(service, is_alone=True)
-    page.get_by_role("button", name="Keys").click()
-    page.get_by_label("Use these keys").uncheck()
+    page.get_by_role("button", name="Shortcuts").click()
+    page.get_by_label("Use these shortcuts").uncheck()
     page.get_by_role("button", name="Close", exact=True).click()
     page.reload()
     page.get_by_role("button", name="New conversation").focus()
@@ -90,6 +93,21 @@ def test_keys_can_be_turned_off(opened: Open, service: Service) -> None:
     page.keyboard.press("/")
     expect(page.get_by_role("dialog")).to_have_count(0)
     expect(page.get_by_role("searchbox")).not_to_be_focused()
+
+
+def test_a_theme_holds_from_the_start_of_the_next_page(opened: Open, service: Service, sins: list[str]) -> None:
+    page = opened(service, color_scheme="light")
+    page.get_by_role("radio", name="Dark").check()
+    expect(page.locator("body")).to_have_css("background-color", DARK)
+    page.route("**/page.js", lambda route: route.abort())
+    page.reload(wait_until="commit")
+    expect(page.locator("body")).to_have_css("background-color", DARK)
+    page.unroute("**/page.js")
+    page.reload()
+    forgive(sins, "ERR_FAILED")
+    expect(page.get_by_role("radio", name="Dark")).to_be_checked()
+    page.get_by_role("radio", name="As the system").check()
+    expect(page.locator("body")).not_to_have_css("background-color", DARK)
 
 
 def test_an_agent_has_its_details(page: Page) -> None:
@@ -122,6 +140,8 @@ def test_options_of_a_message_are_sent(page: Page) -> None:
 def test_a_phone_shows_all_without_scrolling_sideways(opened: Open, service: Service, gate: Path) -> None:
     page = opened(service, **PHONE)
     assert fits(page)
+    choose(page, "demo-code")
+    expect(page.get_by_role("button", name="What is 2 ** 64?")).to_be_in_viewport(ratio=1)
     choose(page, "leader")
     wide = "w" * 300
     task = [{"think": [wide], "call": [["echo", {"text": wide}], ["fail", {"reason": wide}]]}, {"say": [wide]}]
@@ -156,7 +176,12 @@ def test_the_inspector_shows_and_changes_the_memory(page: Page, service: Service
     page.get_by_role("tab", name="Timeline").click()
     expect(panel.locator(".bar-tool")).to_have_count(2)
     page.get_by_role("tab", name="Memory").click()
-    page.locator("#policy").select_option("keep_last_n_steps")
+    policy = page.get_by_role("combobox", name="Policy")
+    policy.press("Enter")
+    expect(page.get_by_role("option", name="the agent's own")).to_be_focused()
+    page.keyboard.type("keep")
+    page.keyboard.press("Enter")
+    expect(policy).to_have_value("keep_last_n_steps")
     page.get_by_label("n", exact=True).fill("1")
     expect(panel.locator(".estimate")).to_contain_text("1 step left out")
     page.get_by_role("button", name="Use this policy").click()

@@ -1,13 +1,15 @@
 """Markdown in answers: its forms, its streaming, and hostile texts."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from browser_tests.reader import answer, computed, ended, say, wait
+from browser_tests.reader import Open, answer, computed, ended, say, wait
 from tests.support.data import data
+from tests.support.service import Service
 from tests.support.tiers import deep, mostly_deep
 from tools.vendor import changed
 
@@ -23,6 +25,7 @@ DRAW = """(texts) => import("/page/text.js").then(({ Text }) => texts.map(([text
       if (paced && index % 5 === 0) await new Promise(requestAnimationFrame);
     }
     drawing.finish();
+    while (target.querySelector(".math:not(.open, :has(.katex))")) await new Promise(requestAnimationFrame);
     return drawing.raw === text ? target.innerHTML : "raw differs";
   };
   return draw();
@@ -33,8 +36,10 @@ def test_vendored_libraries_are_as_they_were_published() -> None:
     assert changed() == []
 
 
-def test_markdown_has_its_forms(page: Page) -> None:
-    say(page, [{"say": [REPORT]}])
+def test_markdown_has_its_forms(opened: Open, service: Service) -> None:
+    page = opened(service, permissions=["clipboard-read", "clipboard-write"])
+    assert not page.evaluate("globalThis.katex")
+    say(page, [{"say": [REPORT + "\n\n$\\vec{x}$"]}])
     ended(page)
     place = answer(page)
     expect(place.locator("h2")).to_have_text("Report")
@@ -44,9 +49,15 @@ def test_markdown_has_its_forms(page: Page) -> None:
     expect(place.locator("td[align=right]")).to_have_text("330000")
     expect(place.locator("blockquote")).to_have_text("quoted")
     expect(place.locator("pre .hljs-keyword").first).to_have_text("def")
-    expect(place.locator(".math")).to_have_text(
-        ["$e^{i\\pi} + 1 = 0$", "\\(a_1 \\cdot b_2\\)", "$$\nx_1 = *y* \\\\\n- z\n$$"]
+    expect(place.locator(".code-bar > span")).to_have_text("Python")
+    place.get_by_role("button", name="Copy the code").click()
+    expect(place.locator(".copy-code")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == 'def f(x):\n    return "1"  # why\n'
+    expect(place.locator(".math annotation")).to_have_text(
+        ["e^{i\\pi} + 1 = 0", "a_1 \\cdot b_2", "x_1 = *y* \\\\ - z", "\\vec{x}"]
     )
+    expect(place.locator(".katex svg")).to_have_attribute("style", re.compile("width"))  # the policy refuses markup's
+    page.wait_for_function("[...document.fonts].some(({ family, status }) => family + status === 'KaTeX_Mathloaded')")
     expect(place.locator(".task.done")).to_have_text("done")
     expect(place.locator(".task:not(.done)")).to_have_text("open")
     expect(place).not_to_contain_text("end_plan")
@@ -84,10 +95,14 @@ def test_text_in_pieces_looks_like_text_at_once(opened_once: Page) -> None:
 
 
 def test_a_block_that_is_complete_is_not_rendered_again(page: Page, gate: Path) -> None:
-    say(page, [{"say": ["First.\n\n- one\n- two", wait(gate), "\n- three\n\nLast."]}])
+    end = gate.with_name("end")
+    code = "\n\n```python\ndef f():\n    return "
+    say(page, [{"say": ["First.\n\n- one\n- two", wait(gate), "\n- three\n\nLast." + code, wait(end), "1"]}])
     expect(answer(page).locator("li")).to_have_count(2)
     page.evaluate("document.querySelectorAll('.answer p, .answer li').forEach((each) => (each.isKept = true))")
     gate.touch()
+    expect(answer(page).locator(".hljs-keyword")).to_have_text(["def", "return"])  # while it is written
+    end.touch()
     ended(page)
     kept = "[...document.querySelectorAll('.answer p, .answer li')].map((each) => Boolean(each.isKept))"
     assert page.evaluate(kept) == [True, True, True, False, False]
@@ -132,6 +147,7 @@ def test_hostile_links_and_images_are_shown_and_load_nothing(page: Page) -> None
         "<javascript:window.ran=3>\n\n"
         "![pixel](https://evil.example/p.png) ![](data:image/png;base64,AA==) [d](//evil.example) [e](#/c/x)\n\n"
         '```"><img src=x onerror=window.ran=4>\nx\n```\n\n[f](https://ok.example \'a" onclick="window.ran=5\')'
+        "$\\includegraphics{https://evil.example/p.png} \\href{javascript:window.ran=6}{x}$"
     )
     say(page, [{"say": [text]}])
     ended(page)
@@ -139,7 +155,8 @@ def test_hostile_links_and_images_are_shown_and_load_nothing(page: Page) -> None
     assert [link.get_attribute("href") for link in links.all()] == ["https://evil.example/p.png", "https://ok.example"]
     expect(links.first).to_have_text("pixel")
     expect(answer(page)).to_contain_text("[a](javascript:window.ran=1)")
-    assert answer(page).locator("img, [onclick], [onerror], [style]").count() == 0
+    expect(answer(page).locator(".katex")).to_have_text(re.compile("includegraphics"))
+    assert answer(page).locator("img, [onclick], [onerror], [style]:not(.katex *)").count() == 0
     assert page.evaluate("window.ran") is None
 
 
@@ -155,10 +172,11 @@ HOSTILE = {
     "lines": "a\n" * 20_000 + "deep",
     "table": "| a |\n|---|\n" + "| b |\n" * 5000 + "deep",
     "long": "x" * 500_000 + "deep",
+    "formulas": "$\\def\\a#1{#1#1}" + "\\a{" * 7 + "x" * 1500 + "}" * 7 + "$ $x$ deep",
 }
 
 
-@pytest.mark.parametrize("form", mostly_deep(HOSTILE, fast=["quotes", "brackets", "long"]))
+@pytest.mark.parametrize("form", mostly_deep(HOSTILE, fast=["quotes", "brackets", "long", "formulas"]))
 def test_hostile_nesting_is_shown_within_a_bounded_time(opened_once: Page, form: str) -> None:
     shown, spent_s = computed(
         opened_once,
@@ -166,6 +184,7 @@ def test_hostile_nesting_is_shown_within_a_bounded_time(opened_once: Page, form:
           const { Text } = await import("/page/text.js");
           const target = document.createElement("div");
           new Text(target).replace(text);
+          while (text.includes("$x$") && !target.querySelector(".katex")) await new Promise(requestAnimationFrame);
           return target.textContent;
         }""",
         HOSTILE[form],

@@ -1,6 +1,7 @@
 """A turn on the page, while it runs and after its end."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,28 @@ def test_an_answer_appears_piece_by_piece_before_the_turn_ends(page: Page, gate:
     expect(answer(page)).to_have_text("Hello")
     expect(turn(page)).to_have_attribute("data-status", "running")
     expect(page.get_by_role("button", name="Stop", exact=True)).to_be_visible()
+    expect(page.locator(".work-text")).to_have_text(re.compile("^Writing the answer"))
     gate.touch()
     expect(answer(page)).to_have_text("Hello world.")
     ended(page)
     expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
     announcement = page.locator("#announcement[role=status][aria-live=polite]")
     expect(announcement).to_contain_text("Answer: Hello")
+
+
+def test_a_long_silence_says_what_happens(page: Page, gate: Path) -> None:
+    end = gate.with_name("end")
+    script: list[dict[str, Any]] = [
+        {"think": [wait(gate), "So."], "call": [["echo", {"text": "a"}]]},
+        {"say": [wait(end), "Done."]},
+    ]
+    say(page, script)
+    status = page.locator(".work-text")
+    expect(status).to_have_text(re.compile(r"^Reading ≈ 1,\d00 tokens · \d+ s$"))  # the service estimates
+    gate.touch()
+    expect(status).to_have_text(re.compile(r"^Reading ≈ [12]\d tokens"))  # the model has counted
+    end.touch()
+    ended(page)
 
 
 def test_a_step_shows_its_thought_its_calls_and_their_results(page: Page, gate: Path) -> None:
@@ -64,7 +81,13 @@ def test_code_its_output_and_its_error_are_shown(page: Page) -> None:
 def test_a_stop_ends_the_turn_and_the_conversation_goes_on(page: Page, gate: Path) -> None:
     say(page, [{"say": ["It begins ", wait(gate), "and never ends."]}])
     expect(answer(page)).to_have_text("It begins")
-    page.get_by_role("button", name="Stop", exact=True).click()
+    page.locator("#busy").click()
+    kept = page.get_by_role("option", name="Stop this turn, keep its steps")
+    expect(kept).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(kept).to_be_hidden()
+    expect(turn(page)).to_have_attribute("data-status", "running")
+    page.keyboard.press("Escape")
     ended(page, "cancelled")
     expect(answer(page)).to_have_text("It begins")
     expect(page.locator(".step")).to_have_attribute("data-state", "broken")

@@ -27,7 +27,8 @@ def libraries() -> list[dict[str, Any]]:
 def changed() -> list[str]:
     """Return the names of files that are not as the list says: edited, missing or not listed."""
     listed = {name: entry["sha256"] for library in libraries() for name, entry in library["files"].items()}
-    present = {path.name: sha256(path.read_bytes()).hexdigest() for path in FOLDER.iterdir() if path != LIST}
+    files = [path for path in FOLDER.rglob("*") if path.is_file() and path != LIST]
+    present = {path.relative_to(FOLDER).as_posix(): sha256(path.read_bytes()).hexdigest() for path in files}
     return sorted(name for name in listed.keys() | present.keys() if listed.get(name) != present.get(name))
 
 
@@ -43,6 +44,7 @@ def take(name: str, version: str) -> None:
                 member = package.extractfile(f"package/{entry['from']}")
                 assert member
                 data = member.read()
+                (FOLDER / file).parent.mkdir(exist_ok=True)
                 (FOLDER / file).write_bytes(data)
                 entry["sha256"] = sha256(data).hexdigest()
     library["version"] = version

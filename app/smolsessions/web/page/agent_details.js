@@ -25,7 +25,7 @@ function contentOf(agent) {
     ["Memory", rulesIn(agent.policy)],
   ].filter(([, value]) => value);
   return [
-    make("p", { className: "agent-about" }, agent.description || "It says nothing about itself."),
+    make("p", { className: "agent-about" }, agent.description || "No description."),
     make("dl", { className: "facts" }, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])),
     ...agent.limitations.map((sentence) => make("p", { className: "note" }, sentence)),
     make("h3", {}, count(agent.tools.length, "tool")),

@@ -34,7 +34,7 @@ export class Agents {
       this.#found = items;
       byId("agents").append(...items.map((agent, index) => card(agent, index, this.#acts.about)));
       byId("agents").addEventListener("change", () => this.#examples());
-      say(byId("agents-note"), items.length ? null : "No agent is configured here.");
+      say(byId("agents-note"), items.length ? null : "No agents are configured.");
       this.#examples();
     } catch (problem) {
       say(byId("agents-note"), problem.message);
@@ -71,6 +71,6 @@ function card(agent, index, about) {
     make("span", { className: "agent-head" },
       make("span", { className: "agent-name", id: `${id}-name` }, agent.name),
       make("span", { className: "chip" }, agent.kind)),
-    make("span", { className: "agent-about", id: `${id}-about` }, agent.description || "It says nothing about itself."),
+    make("span", { className: "agent-about", id: `${id}-about` }, agent.description || "No description."),
     make("span", { className: "agent-tools" }, ...shown, details));
 }

@@ -90,7 +90,7 @@ export class Composer {
   #submit() {
     if (this.#state === "sending") return;
     if (!this.text.trim()) {
-      this.complain(this.#files.length ? "Say something about the files, too." : null);
+      this.complain(this.#files.length ? "Add a message to the files." : null);
       return;
     }
     this.complain(null);

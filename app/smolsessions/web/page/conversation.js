@@ -260,6 +260,10 @@ export class Conversation {
       edit: (turn) => this.edit(turn),
       forget: (turn) => this.#attempted(() => this.rollBack(turn.turn - 1)),
       cancel: (queued) => this.#cancel(queued),
+      promptTokens: async () => {
+        const { messages } = await api.json(`/conversations/${id}/prompt`, { signal, quiet: true });
+        return messages.reduce((sum, { tokens }) => sum + tokens, 0);
+      },
       inspect: (past) => this.#parts.inspect(past),
       answer: (answer) => api.post(`/conversations/${id}/turns/${number}/answers`, { answers: [answer] }, { headers: { Prefer: "respond-async" }, signal }),
       changed: () => changed(id),

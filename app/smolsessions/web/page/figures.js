@@ -19,6 +19,12 @@ export function tokens(usage) {
   return `${usage.input_tokens.toLocaleString("en")} → ${usage.output_tokens.toLocaleString("en")} tokens`;
 }
 
+/** An estimate of tokens, without digits that say nothing. */
+export function about(number) {
+  const unit = 10 ** Math.max(0, Math.floor(Math.log10(number)) - 1);
+  return `≈ ${count(Math.round(number / unit) * unit, "token")}`;
+}
+
 export function joined(...parts) {
   return parts.filter(Boolean).join(" · ");
 }

@@ -1,11 +1,13 @@
 // Markdown as elements. The text comes from models and tools: HTML in it stays text, and the result is sanitised once more.
 
+import { framed } from "./code.js";
 import highlighter from "./vendor/highlight.js";
 import MarkdownIt from "./vendor/markdown-it.js";
 import DOMPurify from "./vendor/purify.js";
 
 const MOST_CHARS = 200_000; // a longer text is shown as it is
-const MOST_CODE_CHARS = 60_000; // longer code has no colours
+const MOST_CODE_CHARS = 60_000; // code after them has no colours
+const MOST_OPEN_CHARS = 10_000; // the same while it is being written, as it is coloured again for each piece
 const TOO_DEEP = /^[ \t]*(?:(?:>[ \t]*){30}|(?:[*+-][ \t]+){30})|(?:\[[^\]\n]?){300}/m;
 const LINK = /^(?:https?:\/\/|mailto:)/i;
 const MARK = /<\/?end_(?:plan|code|action)>|<\|[a-z_]{1,20}\|>/y; // marks by which a model ends its text
@@ -34,9 +36,9 @@ markdown.core.ruler.push("shape", shape);
 const { rules } = markdown.renderer;
 const escaped = markdown.utils.escapeHtml;
 rules.math = (tokens, index) => `<span class="math">${escaped(tokens[index].content)}</span>`;
-rules.math_block = (tokens, index) => `<p class="math">${escaped(tokens[index].content)}</p>`;
-rules.code_block = (tokens, index) => code(tokens[index].content, "", true);
-rules.fence = (tokens, index, _options, { open }) => code(tokens[index].content, tokens[index].info, index < tokens.length - 1 || !open);
+rules.math_block = (tokens, index) => `<p class="math${tokens[index].meta}" tabindex="0">${escaped(tokens[index].content)}</p>`;
+rules.code_block = (tokens, index) => code(tokens[index].content, "", false);
+rules.fence = (tokens, index, _options, { open }) => code(tokens[index].content, tokens[index].info, open && index === tokens.length - 1);
 rules.image = (tokens, index) => { // no image of another host is loaded
   const label = escaped(tokens[index].content || "Image");
   const address = tokens[index].attrGet("src");
@@ -63,25 +65,26 @@ export function parsed(text) {
   return { blocks, references: Boolean(environment.references) };
 }
 
-/** Return a fragment of a block. An `open` block may get more text: its code is not coloured yet. */
-export function drawn({ tokens }, open = false) {
-  return DOMPurify.sanitize(markdown.renderer.render(tokens, markdown.options, { open }), CLEAN);
+/** Return a text that is code as its one block, as `parsed` does. */
+export function parsedCode(code, language) {
+  return code.length > MOST_CHARS ? null : { blocks: [{ start: 0, code, language }], references: false };
 }
 
-/** Return code with colours, as a fragment. */
-export function coloured(source, language) {
-  return DOMPurify.sanitize(spans(source, language), CLEAN);
+/** Return a fragment of a block. An `open` block may get more text: only the first part of its code is coloured. */
+export function drawn({ tokens, code: source, language }, open = false) {
+  const html = tokens ? markdown.renderer.render(tokens, markdown.options, { open }) : code(source, language, open);
+  return framed(DOMPurify.sanitize(html, CLEAN));
 }
 
-function code(source, info, whole) {
+function code(source, info, open) {
   const language = info.trim().split(/\s+/)[0].slice(0, 40);
-  const shown = language ? ` data-language="${escaped(language)}"` : "";
-  return `<pre tabindex="0" dir="ltr"${shown}><code>${whole ? spans(source, language.toLowerCase()) : escaped(source)}</code></pre>`;
-}
-
-function spans(source, language) {
-  if (source.length > MOST_CODE_CHARS || !highlighter.getLanguage(language)) return escaped(source);
-  return highlighter.highlight(source, { language, ignoreIllegals: true }).value;
+  const known = highlighter.getLanguage(language.toLowerCase());
+  const most = open ? MOST_OPEN_CHARS : MOST_CODE_CHARS;
+  let cut = 0; // the end of the part with colours
+  if (known) cut = source.length > most ? source.lastIndexOf("\n", most) + 1 : source.length;
+  const colours = cut && highlighter.highlight(source.slice(0, cut), { language: language.toLowerCase(), ignoreIllegals: true }).value;
+  const name = escaped(known?.name ?? language);
+  return `<pre tabindex="0" data-language="${name}"><code>${colours || ""}${escaped(source.slice(cut))}</code></pre>`;
 }
 
 function startsOf(text) {
@@ -120,6 +123,7 @@ function mathBlock(state, startLine, endLine, silent) {
   const next = Math.min(line + 1, endLine); // without an end it is as long as the text
   const token = state.push("math_block", "", 0);
   token.content = state.getLines(startLine, next, state.blkIndent, false);
+  token.meta = line < endLine ? "" : " open";
   token.map = [startLine, next];
   state.line = next;
   return true;

@@ -117,7 +117,16 @@ byId("menu").addEventListener("click", () => menu(true));
 byId("side-close").addEventListener("click", closeMenu);
 byId("veil").addEventListener("click", closeMenu);
 narrow.addEventListener("change", () => menu(false));
-document.addEventListener("keydown", (event) => event.key === "Escape" && closeMenu());
+
+const TAKES_ESCAPE = "dialog, option, #inspector, input, textarea:not(#message), [role=menu], [popover]";
+
+/** Escape closes what is open, and else stops the running turn. A turn that waits for a person goes on. */
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || event.defaultPrevented || event.isComposing || event.target.closest(TAKES_ESCAPE)) return;
+  if (document.body.classList.contains("menu")) closeMenu();
+  else if (document.querySelector('.turn[data-status="running"]') && !byId("stop").hidden) byId("stop").click();
+});
+
 function begin() {
   if (location.hash === "#/" || !location.hash) route();
   location.hash = "#/";
@@ -143,7 +152,7 @@ new Shortcuts([
   ["k", "Open the previous one", () => beside(-1)],
   ["c", "Write a message", () => byId("message").focus()],
   ["r", "Rename the conversation", () => byId("rename").hidden || byId("rename").click()],
-  ["s", "Stop the running turn", () => byId("stop").hidden || byId("stop").click()],
+  ["Esc", "Stop the running turn"], // it works in the message field, too
   ["o", "Open or close the steps of the last turn", () => document.querySelector(".turn:last-child .work > summary")?.click()],
   ["f", "Open or close the files", () => inspector.files()],
   ["i", "Open or close the inspector", () => inspector.toggle()],

@@ -10,7 +10,7 @@ export class Shortcuts {
   #acts;
   #isOn = read() !== "off";
 
-  /** `acts`: a list of [key, sentence, act]. */
+  /** `acts`: a list of [key, sentence, act]. A key without an act is only listed. */
   constructor(acts) {
     this.#acts = new Map([["?", ["Show this list", () => byId("help").showModal()]], ...acts.map(([key, ...rest]) => [key, rest])]);
     const rows = [...this.#acts].map(([key, [sentence]]) => make("div", {}, make("dt", {}, make("kbd", {}, key)), make("dd", {}, sentence)));

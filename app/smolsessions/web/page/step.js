@@ -4,7 +4,6 @@ import { Call } from "./call.js";
 import { markOf } from "./decisions.js";
 import { make, write } from "./dom.js";
 import { brief, duration, joined, tokens } from "./figures.js";
-import { coloured } from "./markdown.js";
 import { Text } from "./text.js";
 
 const PREFIX = "Thought:"; // a CodeAgent's model begins with it, and the heading shows it
@@ -137,7 +136,7 @@ export class Step {
       this.#preview.textContent = brief(printed || value);
     } else this.#preview.textContent = "";
     this.#figures.textContent = joined(tokens(event.usage), duration(event.duration_ms));
-    if (!this.#body.childElementCount) this.#body.append(make("p", { className: "note" }, "Nothing else was said."));
+    if (!this.#body.childElementCount) this.#body.append(make("p", { className: "note" }, "No further output."));
   }
 
   #names() {
@@ -152,14 +151,8 @@ export class Step {
 
   #made(channel) {
     let part;
-    if (channel === "code") {
-      const element = this.#section(LABELS.code, "code", (pre) => {
-        part = { push: (text) => write(pre, text), finish: () => pre.replaceChildren(coloured(pre.textContent, "python")) };
-      }, "pre");
-      return { part, element };
-    }
     const element = this.#section(LABELS[channel] ?? channel, channel, (target) => {
-      part = new Text(target);
+      part = new Text(target, { language: channel === "code" ? "python" : null });
       if (channel === "thought") part = withoutPrefix(part);
     });
     return { part, element };

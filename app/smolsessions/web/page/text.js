@@ -1,6 +1,7 @@
 // Streamed Markdown. A block that is complete is rendered once, and only the open block is rendered again.
 
-import { drawn, parsed } from "./markdown.js";
+import { drawn, parsed, parsedCode } from "./markdown.js";
+import { MOST_COST, typeset } from "./math.js";
 
 const REST = 4; // times the duration of a rendering that pass before the next one
 const OPEN_MARK = /<(?:[/|][a-z_|]{0,22}|[a-z_]{0,12})$/; // may become a mark that is not shown
@@ -16,9 +17,13 @@ export class Text {
   #notBefore = 0;
   #isPlain = false;
   #isSplit = false;
+  #language;
+  #mathLeft = MOST_COST; // of the budget for formulas
 
-  constructor(target) {
+  /** `language`: the text is no Markdown, but code. */
+  constructor(target, { language = null } = {}) {
     this.#target = target;
+    this.#language = language;
     target.classList.add("text");
   }
 
@@ -55,6 +60,7 @@ export class Text {
     this.#openNodes = [];
     this.#open = "";
     this.#isPlain = this.#isSplit = false;
+    this.#mathLeft = MOST_COST;
   }
 
   #cancel() {
@@ -81,7 +87,7 @@ export class Text {
     }
     this.#open += fresh;
     const shown = last ? this.#open : this.#open.replace(OPEN_MARK, "");
-    const found = parsed(shown);
+    const found = this.#language ? parsedCode(shown, this.#language) : parsed(shown);
     if (!found) this.#plain();
     else if (last && found.references && this.#isSplit) this.#again();
     else this.#show(found.blocks, last, shown.lastIndexOf("\n") + 1);
@@ -96,7 +102,9 @@ export class Text {
     const closed = nodes.slice(0, next).flat();
     const open = nodes.slice(next).flat();
     patch(this.#target, this.#openNodes, [...closed, ...open]);
-    this.#openNodes = open.length ? [...this.#target.childNodes].slice(-open.length) : [];
+    const shown = [...this.#target.childNodes].slice(this.#target.childNodes.length - closed.length - open.length);
+    this.#openNodes = shown.slice(closed.length);
+    this.#typeset(shown);
     if (next > 0) this.#isSplit = true;
     this.#open = this.#open.slice(blocks[next].start);
   }
@@ -106,6 +114,12 @@ export class Text {
     const found = parsed(text);
     if (found) this.#target.replaceChildren(...found.blocks.map((block) => drawn(block)));
     this.#openNodes = [];
+    this.#mathLeft = MOST_COST;
+    this.#typeset(this.#target.childNodes);
+  }
+
+  #typeset(nodes) {
+    this.#mathLeft -= typeset(nodes, this.#mathLeft);
   }
 
   #plain() {
@@ -124,7 +138,8 @@ function patch(parent, old, nodes) {
   nodes.forEach((node, index) => {
     const kept = old[index];
     if (!kept) parent.append(node);
-    else if (!isLike(kept, node)) kept.replaceWith(node);
+    else if (!isLike(kept, node) || (kept.tex && kept.tex !== node.textContent)) kept.replaceWith(node);
+    else if (kept.tex) return; // its formula is typeset
     else if (kept.nodeType === Node.TEXT_NODE) write(kept, node.data);
     else patch(kept, [...kept.childNodes], [...node.childNodes]);
   });

@@ -1,7 +1,7 @@
 // One turn: the message, its steps as their events arrive, and the answer.
 
 import { make, show } from "./dom.js";
-import { count, duration, joined, tokens } from "./figures.js";
+import { about, count, duration, joined, tokens } from "./figures.js";
 import { approvalOf } from "./decisions.js";
 import { action, outcomeOf, waysOn } from "./outcome.js";
 import { Requests } from "./requests.js";
@@ -10,6 +10,9 @@ import { FINAL } from "./stream.js";
 import { Text } from "./text.js";
 
 const TICK_MS = 1000;
+const SILENCE_MS = 1500; // of a model, before the service is asked for the size of its prompt
+const CHARS_PER_TOKEN = 4;
+const WRITES = { answer: "Writing the answer", thought: "Thinking", plan: "Planning", code: "Writing code", arguments: "Writing a call" };
 const STANDS_FOR = /^\s*\[(image|file|audio) [^\]\n]*\]\s*$/;
 const UNKNOWN = { observations: null, error: null, is_final_answer: false };
 
@@ -29,9 +32,11 @@ export class TurnCard {
   #note = make("div", { className: "outcome" });
   #requests;
   #foot = make("footer", { className: "turn-foot", hidden: true });
-  #status = "Waiting";
+  #status = "Queued";
   #since = Date.now();
   #timer = null;
+  #silence = null;
+  #sizes = new Map(); // agent → tokens of its last prompt and what came of it
   #byId = new Map(); // step_id → Step
   #calls = new Map(); // call_id → Call
   #answering = null; // {callId, step} of the text in the answer's place
@@ -43,7 +48,8 @@ export class TurnCard {
 
   /**
    * `replay()` returns all events of a turn that is over, and `record(turn)` its steps on record as events. Both throw a
-   * `Problem`. `ways` are `retry(turn)`, `edit(turn)`, `forget(turn)`, `cancel(number)` and those of its requests.
+   * `Problem`. `ways` are `retry(turn)`, `edit(turn)`, `forget(turn)`, `cancel(number)`,
+   * `promptTokens()` and those of its requests.
    */
   constructor({ number, message, files = [], pictures, replay, record, ways }) {
     this.#number = number;
@@ -99,7 +105,7 @@ export class TurnCard {
   /** The turn waits behind others. */
   queue() {
     this.run();
-    this.#say("Waiting for its turn");
+    this.#say("Queued");
     this.element.dataset.status = "queued";
     this.#foot.replaceChildren(action("Remove from the queue", "close", "Stops this turn before it begins", () => this.#ways.cancel(this.#number)));
     show(this.#foot, true);
@@ -118,6 +124,7 @@ export class TurnCard {
   /** Show a turn that is over. */
   finish(turn) {
     clearInterval(this.#timer);
+    clearTimeout(this.#silence);
     this.running = false;
     this.#requests.clear();
     this.element.dataset.status = turn.status;
@@ -154,6 +161,7 @@ export class TurnCard {
   /** Stop showing it: the page shows something else, or lacks access. */
   leave() {
     clearInterval(this.#timer);
+    clearTimeout(this.#silence);
     this.#requests.leave();
     this.running = false;
     if (["running", "queued", "waiting"].includes(this.element.dataset.status)) this.element.dataset.status = "left";
@@ -165,14 +173,14 @@ export class TurnCard {
   }
 
   #acts = {
-    "turn.queued": () => this.#say("Waiting for a worker"),
+    "turn.queued": () => this.#say("Queued"),
     "turn.started": (event) => {
       const at = Date.parse(event.at);
       if (at <= Date.now()) this.#since = at;
       const answered = this.element.dataset.status === "waiting";
       this.element.dataset.status = "running";
       show(this.#foot, false);
-      this.#say(event.attempt > 1 && !answered ? "Taken over by another worker" : "Working");
+      this.#say(event.attempt > 1 && !answered ? "Taken over by another worker" : "Connecting");
     },
     "step.started": (event) => {
       // If another step follows, the text shown as the answer is not the answer: a check refused it.
@@ -180,15 +188,17 @@ export class TurnCard {
       const known = this.#byId.get(event.step_id);
       if (known) known.begin(event.kind);
       else this.#step(event);
-      this.#say(event.kind === "planning" ? "Planning" : "Thinking");
+      this.#reads(event);
     },
     "message.delta": (event) => {
       if (event.channel === "answer" && !event.parent_call_id) this.#answered(event);
       else this.#step(event).delta(event);
+      this.#say(WRITES[event.channel] ?? "Writing");
     },
     "message.restarted": (event) => {
       if (this.#answering?.callId === event.call_id) this.#clear();
       for (const step of this.#byId.values()) step.restart(event.call_id);
+      this.#say("Connecting again");
     },
     "tool.call": (event) => {
       const call = this.#step(event).call(event);
@@ -210,6 +220,8 @@ export class TurnCard {
     "step.finished": (event) => {
       const step = this.#step(event);
       step.finish({ ...UNKNOWN, ...event }, this.#shown(event));
+      const { agent, usage, observations } = event;
+      if (usage) this.#sizes.set(agent, usage.input_tokens + usage.output_tokens + (observations?.length ?? 0) / CHARS_PER_TOKEN);
       this.#say("Working");
     },
   };
@@ -229,7 +241,6 @@ export class TurnCard {
     if (!this.#answering) {
       this.#answering = { callId: event.call_id, step: this.#step(event) };
       this.#answering.step.answer();
-      this.#say("Answering");
     }
     show(this.#answer, true);
     this.#text.push(event.text);
@@ -320,8 +331,20 @@ export class TurnCard {
     });
   }
 
+  /** A model reads its prompt until its first piece. The first prompt of a turn has a size that only the service knows. */
+  #reads({ agent, parent_call_id: parent }) {
+    const size = this.#sizes.get(agent);
+    this.#say(size ? `Reading ${about(size)}` : "Reading the prompt");
+    if (size || parent || !this.running) return;
+    this.#silence = setTimeout(async () => {
+      const before = await this.#ways.promptTokens().catch(() => 0); // the size is no more than a hint
+      if (before && this.#status === "Reading the prompt") this.#say(`Reading ${about(before + this.message.length / CHARS_PER_TOKEN)}`);
+    }, SILENCE_MS);
+  }
+
   #say(status) {
-    if (this.#status === "Stopping") return;
+    if (this.#status === "Stopping" || this.#status === status) return;
+    clearTimeout(this.#silence);
     this.#status = status;
     this.#told();
   }

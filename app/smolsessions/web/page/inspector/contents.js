@@ -4,7 +4,7 @@ import { make } from "../dom.js";
 
 export async function variablesPanel({ ask }) {
   const { items } = await ask("/variables");
-  if (!items.length) return [make("p", { className: "note" }, "The agent keeps no variables.")];
+  if (!items.length) return [make("p", { className: "note" }, "No variables yet.")];
   return items.map(({ agent, kind, name, preview, size_bytes: size, reason }) => make("details", { className: "variable" },
     make("summary", {}, make("code", {}, name), make("span", { className: "note" }, agent ? `${kind} of ${agent}` : kind),
       make("span", { className: "figures" }, size === null ? "no JSON" : bytes(size))),
@@ -13,7 +13,7 @@ export async function variablesPanel({ ask }) {
 
 export async function notesPanel({ ask }) {
   const { items } = await ask("/steps?type=note&limit=100&order=desc");
-  if (!items.length) return [make("p", { className: "note" }, "The agent has taken no notes.")];
+  if (!items.length) return [make("p", { className: "note" }, "No notes yet.")];
   return items.map(({ number, turn, text, replaces }) => make("section", { className: "prompt-message" },
     make("p", { className: "label" }, `Note ${number}, turn ${turn}${replaces ? `, replaces note ${replaces}` : ""}`), make("pre", { tabIndex: 0 }, text)));
 }

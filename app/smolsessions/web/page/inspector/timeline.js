@@ -13,7 +13,7 @@ const KEYS = [["wait", "waits"], ["model", "model"], ["tool", "tools and code"],
 const OPEN = new Set(["queued", "running", "waiting"]);
 
 export async function timelinePanel({ ask, view, path, ...parts }) {
-  if (!view.turn_count) return [make("p", { className: "note" }, "No turn was played yet.")];
+  if (!view.turn_count) return [make("p", { className: "note" }, "No turns yet.")];
   const choice = make("select", { id: "timeline-turn" }, ...Array.from({ length: view.turn_count }, (_, index) => view.turn_count - index)
     .map((number) => make("option", { value: String(number) }, `Turn ${number}`)));
   const place = make("div", {});
@@ -48,7 +48,7 @@ async function pausesOf({ api, connection, signal, path }) {
 
 function pictureOf(turn, steps, pauses) {
   const bars = barsOf(turn, steps, pauses);
-  if (!bars.length) return [make("p", { className: "note" }, "No step of this turn was finished.")];
+  if (!bars.length) return [make("p", { className: "note" }, "This turn has no finished steps.")];
   const total = Math.max(...bars.map(({ start, drawn }) => start + drawn), 1);
   const svg = element("svg", { viewBox: `0 0 ${WIDE} ${bars.length * ROW}`, role: "img", class: "timeline" });
   svg.setAttribute("aria-label", bars.map(textOf).join(", "));
