@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 
-from smolsessions import Client
+from smolsessions import Client, ClientError
 
 
 def main(address: str) -> None:
@@ -27,4 +27,9 @@ def main(address: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*(sys.argv[1:] or ["http://127.0.0.1:8000"]))
+    try:
+        main(*(sys.argv[1:] or ["http://127.0.0.1:8000"]))
+    except EOFError:
+        sys.exit("\nThe turn waits for an answer: run this in a terminal, or pipe a line with y or n into it.")
+    except ClientError as error:
+        sys.exit(str(error))

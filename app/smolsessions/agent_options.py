@@ -136,7 +136,7 @@ class SharedOptions(Table):
     )
     code_limits: CodeLimitValues = Field(default_factory=CodeLimitValues, description="Limits of code.")
     scratchpad: bool = Field(False, description="Add the tools note_write and note_read.")
-    model_retries: int = Field(0, ge=0, le=10, description="How often a failed model call is repeated.")
+    model_retries: int = Field(2, ge=0, le=10, description="How often a failed model call is repeated.")
     unsafe_to_repeat: Lines = Field((), description="Tools that are not called again after a crash.")
     deadline_s: Seconds | None = Field(None, description="Longest time of a turn. Else the service's own.")
     workspace: WorkspaceOptions | None = Field(None, description="Files of the agent's conversations.")

@@ -18,6 +18,8 @@ from tests.support.waiting import PATIENCE_S
 
 CHAT = {"AGENTS": agents.AGENTS, "DEMO_AGENTS": "0", "DEFAULT_AGENT": "chat", "MODEL_ID": "m"}
 
+FILED = '[agents.filed]\nkind = "tool_calling"\nmodel = {{provider = "openai", id = "m", base = "{url}"}}\n'
+
 
 @pytest.fixture(scope="module")
 def provider() -> Iterator[Endpoint]:
@@ -98,8 +100,11 @@ def test_prompts_after_a_call_without_text_equal_smolagents_own(
 
 @pytest.fixture(scope="module")
 def service(_llm_server: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    settings = CHAT | {"MODEL_API_BASE": _llm_server.base_url, "MODEL_TIMEOUT_S": "1", "MODEL_FIRST_BYTE_S": "1"}
-    with Service(tmp_path_factory.mktemp("repeating"), settings, {"ENDPOINT_URL": _llm_server.base_url}) as running:
+    folder = tmp_path_factory.mktemp("repeating")
+    (folder / "agents.toml").write_text(FILED.format(url=_llm_server.base_url))
+    settings = {"MODEL_API_BASE": _llm_server.base_url, "MODEL_TIMEOUT_S": "1", "MODEL_FIRST_BYTE_S": "1"}
+    settings |= CHAT | {"AGENTS_FILE": str(folder / "agents.toml")}
+    with Service(folder / "service", settings, {"ENDPOINT_URL": _llm_server.base_url}) as running:
         yield running
 
 
@@ -135,12 +140,19 @@ def test_retries_end_with_the_deadline(service: Service, llm: LLM) -> None:
     assert llm.is_idle(within_s=PATIENCE_S)
 
 
-@pytest.mark.parametrize(("agent", "requests"), [("openai", 1), ("retried", 2)])
-def test_other_agents_choose_their_retries(service: Service, llm: LLM, agent: str, requests: int) -> None:
+@pytest.mark.parametrize(
+    ("agent", "requests", "restarts"),
+    [("openai", 3, 2), ("azure", 3, 2), ("inference", 3, 2), ("filed", 3, 2), ("retried", 2, 1), ("twice", 3, 0)],
+)
+def test_the_service_alone_repeats_a_call_twice_unless_the_author_chose(
+    service: Service, llm: LLM, agent: str, requests: int, restarts: int
+) -> None:
     llm.fail(500)
     llm.fail(500)
-    assert service.post("/turn", agent=agent, message="hello").json()["status"] == "failed"
-    assert len(llm.requests) == requests
+    llm.answer("at last")
+    turn = service.post("/turn", agent=agent, message="hello").json()
+    assert (turn["status"], len(llm.requests)) == ("finished" if requests == 3 else "failed", requests), turn
+    assert [frame.event for frame in log_of(service, turn)].count("message.restarted") == restarts
 
 
 @pytest.mark.parametrize(
@@ -159,7 +171,7 @@ def test_an_image_that_the_model_cannot_read_is_named(service: Service, llm: LLM
 
 
 def test_a_client_with_retries_of_its_own_is_named_at_start(hasty: Service) -> None:
-    (hint,) = [line for line in hasty.log().splitlines() if "max_retries" in line]
+    (hint,) = [line for line in hasty.log().splitlines() if "as set by its author" in line]
     assert "'twice' repeats failed calls 2 times" in hint
 
 

@@ -9,15 +9,26 @@ import hmac
 import importlib.util
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
-from smolagents import ChatMessage, MessageRole, Model
+from smolagents import (
+    AmazonBedrockModel,
+    AzureOpenAIModel,
+    ChatMessage,
+    InferenceClientModel,
+    LiteLLMModel,
+    LiteLLMRouterModel,
+    MessageRole,
+    Model,
+    OpenAIModel,
+)
 
 from smolsessions.agents.config.schema import ModelTable
+from smolsessions.agents.models.client_retries import disable_client_retries
 from smolsessions.agents.models.keys import without_secrets
 from smolsessions.agents.models.providers import make_model
 from smolsessions.agents.run.failures import classify_call
@@ -235,6 +246,28 @@ def test_a_provider_that_is_not_there_is_unreachable(name: str, way: str) -> Non
     error = error_of(model_at(name, "http://127.0.0.1:1"), way)
     failure = classify_call(error)
     assert (failure.code, failure.retryable) == UNREACHABLE, repr(error)
+
+
+IN_CODE: dict[str, Callable[[str], Any]] = {
+    "openai": lambda url: OpenAIModel("m", api_base=f"{url}/v1", api_key=KEY),
+    "azure": lambda url: AzureOpenAIModel("m", azure_endpoint=url, api_key=KEY, api_version="2024-10-21"),
+    "huggingface": lambda url: InferenceClientModel(None, base_url=url, token=KEY),  # type: ignore[arg-type]  # it may
+    "bedrock": lambda url: AmazonBedrockModel("m", client_kwargs={"endpoint_url": url, "region_name": "eu-central-1"}),
+    "litellm": lambda url: LiteLLMModel("openai/m", api_base=f"{url}/v1", api_key=KEY),
+    "router of litellm": lambda url: LiteLLMRouterModel(
+        "m", [{"model_name": "m", "litellm_params": {"model": "openai/m", "api_base": f"{url}/v1", "api_key": KEY}}]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in IN_CODE if ("litellm" in name) == HAS_LITELLM])
+def test_a_client_made_in_code_repeats_no_call_once_it_is_adopted(server: Provider, name: str) -> None:
+    model_at(HERE[0], server.url)  # keeps LiteLLM quiet
+    model = IN_CODE[name](server.url)
+    assert disable_client_retries(model) == 0
+    server.play(Answer(status=429, body={"error": {"message": "slow down"}}), Answer())
+    error_of(model, "whole")
+    assert len(server.requests) == 1
 
 
 def assert_signed(path: str, headers: dict[str, str], body: bytes) -> None:

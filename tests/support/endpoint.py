@@ -63,9 +63,8 @@ def lookup(word: str) -> str:
 
 
 def make_openai(*, base: str = "ENDPOINT_URL", **client: Any) -> ToolCallingAgent:
-    """Make an agent whose client repeats no call by itself. `base` names the variable of the address."""
-    options = {"max_retries": 0} | client
-    return _agent(OpenAIModel("m", api_base=os.environ[base], api_key=KEY, retry=False, client_kwargs=options))
+    """Make an agent whose client has these options. `base` names the variable of the address."""
+    return _agent(OpenAIModel("m", api_base=os.environ[base], api_key=KEY, client_kwargs=client))
 
 
 def make_streaming() -> ToolCallingAgent:
@@ -85,7 +84,7 @@ def make_openai_whole() -> ToolCallingAgent:
     class Whole(OpenAIModel):
         generate_stream = property()  # `hasattr` is false
 
-    return _agent(Whole("m", api_base=_url(), api_key=KEY, retry=False, client_kwargs={"max_retries": 0}))
+    return _agent(Whole("m", api_base=_url(), api_key=KEY))
 
 
 def make_delegating() -> ToolCallingAgent:
@@ -105,16 +104,13 @@ def make_delegating() -> ToolCallingAgent:
 
 
 def make_azure() -> ToolCallingAgent:
-    base, options = _url().removesuffix("/v1"), {"max_retries": 0}
-    model = AzureOpenAIModel(
-        "m", azure_endpoint=base, api_key=KEY, api_version="2024-10-21", retry=False, client_kwargs=options
-    )
-    return _agent(model)
+    base = _url().removesuffix("/v1")
+    return _agent(AzureOpenAIModel("m", azure_endpoint=base, api_key=KEY, api_version="2024-10-21"))
 
 
 def make_inference() -> ToolCallingAgent:
     none: Any = None  # an address instead of a name, which its type does not foresee
-    return _agent(InferenceClientModel(model_id=none, base_url=_url(), token=KEY, retry=False, timeout=600))
+    return _agent(InferenceClientModel(model_id=none, base_url=_url(), token=KEY, timeout=600))
 
 
 NAMES = "openai openai_whole delegating openai_httpx azure inference streaming retried twice".split()

@@ -28,7 +28,7 @@ from tests.support.store_server import StoreServer
 from tests.support.streaming import Event
 from tests.support.waiting import PATIENCE_S
 
-NAMES = ("basic", "shop", "coder", "planner", "manager", "short", "patient", "spared")
+NAMES = ("basic", "shop", "coder", "planner", "manager", "short", "spared")
 AGENTS = ",".join(f"{name}=tests.support.pipelines:make_{name}" for name in NAMES)
 MODEL = "m"
 ORDER = "Order A17: two lamps, sent on Monday."
@@ -215,9 +215,7 @@ def find_order(number: str) -> str:
 
 
 def make_basic(kind: type[ToolCallingAgent | CodeAgent] = ToolCallingAgent, **options: Any) -> MultiStepAgent:
-    model = OpenAIModel(
-        MODEL, api_base=os.environ["PIPELINES_MODEL"], api_key="none", retry=False, client_kwargs={"max_retries": 0}
-    )
+    model = OpenAIModel(MODEL, api_base=os.environ["PIPELINES_MODEL"], api_key="none")
     logger = Settled(level=LogLevel.OFF)
     given: dict[str, Any] = {"tools": [], "model": model, "max_steps": 4, "logger": logger} | options
     logger.agent = kind(**given)
@@ -245,12 +243,9 @@ def make_short() -> MultiStepAgent:
     return make_shop(max_steps=1)
 
 
-def make_patient() -> MultiStepAgent:
-    return smolsessions.options(make_shop(), model_retries=1)
-
-
 def make_spared() -> MultiStepAgent:
     first, spare = (
         ModelTable(provider="openai", id=name, base=os.environ["PIPELINES_MODEL"]) for name in (MODEL, "spare")
     )
-    return make_shop(model=add_fallbacks(make_model(first), make_model(spare)))
+    agent = make_shop(model=add_fallbacks(make_model(first), make_model(spare)))
+    return smolsessions.options(agent, model_retries=0)

@@ -40,7 +40,7 @@ class ChatOptions:
     api_key_env: str | None = None
     first_byte_s: float = 300
     timeout_s: float = 60
-    retries: int = 0
+    retries: int = 2
     max_tokens: int | None = None
     temperature: float | None = None
     system_prompt: str | None = None

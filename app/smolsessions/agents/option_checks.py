@@ -12,6 +12,7 @@ from smolagents import MultiStepAgent
 
 from smolsessions.agent_options import ATTRIBUTE, Options, nearest, options_of
 from smolsessions.agents.config.mistakes import mistakes_in
+from smolsessions.agents.models.client_retries import disable_client_retries
 from smolsessions.agents.models.providers import check_model
 from smolsessions.agents.run.approvals import matches
 from smolsessions.agents.run.instrumentation import code_runs_in, with_managed
@@ -70,11 +71,10 @@ def check_options(name: str, agent: MultiStepAgent) -> None:
                 f"the tool {tool.name!r} of agent {name!r} has an input or output_type 'audio', which needs torch in "
                 "smolagents; write 'any' for an input, 'object' for what returns smolsessions.Audio(data, media_type)"
             )
-    hidden = getattr(getattr(agent.model, "client", None), "max_retries", 0)
-    if isinstance(hidden, int) and hidden > 0:
+    if hidden := disable_client_retries(agent.model):
         log.warning(
-            "the model client of agent %r repeats failed calls %d times, unseen by the turn; pass "
-            'client_kwargs={"max_retries": 0} to the model',
+            "the model client of agent %r repeats failed calls %d times, as set by its author and unseen by the turn; "
+            "remove that setting and set the option model_retries",
             name,
             hidden,
             extra={"action": "model.retries"},

@@ -202,8 +202,11 @@ def workspace_views(conversation_id: str, files: Mapping[str, tuple[int, float]]
 
 
 def variable_views(exported: ExportedMemory) -> list[dict[str, Any]]:
-    """Return variables with a preview. Those without a JSON form have the reason instead."""
-    views: list[dict[str, Any]] = [{**lost, "preview": None, "size_bytes": None} for lost in exported.not_exported]
+    """Return variables with a preview: of those without a JSON form, a sentence."""
+    views: list[dict[str, Any]] = [
+        {**other, "preview": f"Kept, but not as JSON: it {other['reason']}.", "size_bytes": None}
+        for other in exported.not_exported
+    ]
     for agent, members in exported.variables.items():
         found = []
         for member, kind in KINDS_OF_VARIABLES.items():

@@ -116,7 +116,7 @@ class Variable(BaseModel):
     agent: str = Field(description="Path of the managed agent that has it. Empty: the conversation's own agent.")
     kind: VariableKind
     name: str = Field(description="Name of the variable, or of the tool.")
-    preview: str | None = Field(description="First 500 characters of its JSON. Null: it has no JSON form.")
+    preview: str = Field(description="First 500 characters of its JSON, or a sentence that says why it has none.")
     size_bytes: int | None = Field(description="Size of its JSON, or of the file. Null: it has no JSON form.")
     reason: str | None = Field(description="Reason why it has no JSON form. Null for others.")
 

@@ -179,7 +179,6 @@ class AgentTable(SharedOptions):
         None, description="Name of the variable that holds the remote executor's key."
     )
     memory_policy: Policy = Field((), description="Rules that bound the memory that the model sees.")
-    model_retries: int = Field(2, ge=0, le=10, description="How often a failed model call is repeated.")
     approve: Annotated[
         Annotated[ImportString, Tag(BY_NAME)] | Annotated[Lines, Tag(IN_PLACE)], Discriminator(_form)
     ] = Field(

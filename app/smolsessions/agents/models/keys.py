@@ -17,6 +17,7 @@ NOT_SET = "names a variable that is not set; set it, or name another (its name, 
 _MASK = "***"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEY = re.compile(r"[!-~]+")
+_EXTRA = re.compile(r"\bsmolagents(?=\[(openai|litellm|bedrock|transformers|docker|e2b|modal|blaxel|mcp)\])")
 _SHORTEST = 6  # a shorter value is a word of common texts
 _known: set[str] = set()
 
@@ -59,8 +60,12 @@ def remember_keys(variables: Iterable[str]) -> None:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return class and text of a foreign exception for a sentence about a start, with keys masked."""
-    return without_secrets(f"{type(error).__name__}: {error}").rstrip(" .\n")
+    """Return class and text of a foreign exception for a sentence about a start, with keys masked.
+
+    An extra of smolagents that the text tells to install becomes that of this package.
+    """
+    text = _EXTRA.sub("smolsessions", f"{type(error).__name__}: {error}")
+    return without_secrets(text).rstrip(" .\n")
 
 
 def keys_of(model: object) -> list[str]:

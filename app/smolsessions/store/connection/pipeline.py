@@ -76,7 +76,7 @@ class Pipeline:
         `replicated`: replies and messages wait until a replica has the writes before them.
         """
         self._servers, self._openings = servers, openings
-        self.partition = partition
+        self.partition, self._part = partition, f"the store under the key prefix {partition}"
         self._keepalive_s, self._reply_timeout_s = keepalive_s, reply_timeout_s
         self._on_reconnect = tuple(on_reconnect)
         self._on_loss = on_loss
@@ -126,11 +126,9 @@ class Pipeline:
                     if why not in self._logged or now - self._logged_at > LOG_AGAIN_S:
                         self._logged_at = now
                         self._logged.add(why)
-                        log.warning("partition %s is away: %s", self.partition, why, extra={"action": "store.lost"})
+                        log.warning("%s is away: %s", self._part, why, extra={"action": "store.lost"})
                 except Exception:
-                    log.exception(
-                        "partition %s: its connection met a defect", self.partition, extra={"action": "store.lost"}
-                    )
+                    log.exception("%s: its connection met a defect", self._part, extra={"action": "store.lost"})
                 self._on_loss("lost")
                 self._fail(StoreUnavailableError())
                 pause_s = FIRST_PAUSE_S if self._is_open else min(2 * pause_s, LONGEST_PAUSE_S)
@@ -250,9 +248,8 @@ class Pipeline:
             if not self._full_at or self._received_at - self._full_at > LOG_AGAIN_S:
                 self._full_at = self._received_at
                 log.error(
-                    "partition %s takes no writes, as the store's memory is full: raise its maxmemory, or delete "
-                    "conversations",
-                    self.partition,
+                    "%s takes no writes, as its memory is full: raise its maxmemory, or delete conversations",
+                    self._part,
                     extra={"action": "store.full"},
                 )
             refuse(reply, StoreFullError())
@@ -290,7 +287,7 @@ class Pipeline:
         if self._logged_at and not ack.exception():
             self._logged_at = 0.0
             self._logged.clear()
-            log.info("partition %s is back", self.partition, extra={"action": "store.back"})
+            log.info("%s is back", self._part, extra={"action": "store.back"})
 
 
 def _address(connection: AbstractConnection) -> tuple[object, object]:

@@ -170,7 +170,7 @@ class _Cluster:
             try:
                 node = self._map.get_node_from_slot(key_slot(partition.strip("{}").encode()))
             except (KeyError, RedisError, RedisClusterException) as error:
-                raise ConnectionError(f"no server of the cluster holds partition {partition}") from error
+                raise ConnectionError(f"no server of the cluster holds the key prefix {partition}") from error
         if node.name not in self._clients:
             self._clients[node.name] = Redis(host=node.host, port=int(node.port), **self._options)
         return self._clients[node.name]
