@@ -103,6 +103,29 @@ def test_a_chat_shows_links_of_images_and_goes_on_after_a_refusal(service: Servi
     assert (found.status_code, found.headers["Content-Type"]) == (200, "image/png"), link
 
 
+def test_a_chat_folds_code_says_the_answer_once_forks_and_rolls_back(service: Service, tmp_path: Path) -> None:
+    with chatting(tmp_path, "demo-code", "--url", str(service.client.base_url)) as terminal:
+        terminal.reply("\n> ", "/fork")
+        terminal.wait_for("/fork needs a conversation; send a message first")
+        terminal.reply("\n> ", "What is 12 * 7?")
+        shown = terminal.wait_for("writing code(?:.|\n)*\n> ")
+        assert (shown.count("= 84"), shown.count("final_answer"), shown.count("▸ result_1 = ")) == (1, 0, 1), shown
+        terminal.type(b"/code\n")
+        terminal.wait_for("print.result_1.(.|\n)*final_answer")
+        terminal.reply("\n> ", "/fork 1")
+        fork = terminal.wait_for(r"goes on in (\w+), a copy up to turn 1")
+        terminal.reply("\n> ", "What is 2 * 4?")
+        terminal.wait_for("= 8")
+        for ends in (1, 0):
+            terminal.reply("\n> ", "/rollback")
+            terminal.wait_for(f"the memory ends with turn {ends}; ")
+        terminal.reply("\n> ", "/help")
+        terminal.wait_for(r"/rollback \[TURN\]")
+    found = service.get(f"/conversations/{fork}")
+    assert (found["turn_count"], found["step_counts"]["task"]) == (2, 0), found
+    assert found["forked_from"]["turn"] == 1
+
+
 def piped(folder: Path, messages: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     ended = subprocess.run(
         [*command("chat", *arguments)],

@@ -90,6 +90,13 @@ def test_a_conversation_and_its_turns_are_shown(service: Service, ask: Callable[
     assert json.loads(ask("turns", "list", name, "--json")[1])["reply"] == "done"
     _, table, _ = ask("turns", "list", service.play(ECHO, max_steps=1)["conversation_id"])
     assert "out of steps" in table.splitlines()[1]
+    _, fork, _ = ask("conversations", "fork", name, "--turn", "1")
+    shown = json.loads(ask("conversations", "rollback", fork.strip(), "0")[1])
+    assert (shown["forked_from"]["conversation_id"], shown["archived_steps"]) == (name, 3)
+    _, table, _ = ask("turns", "list", fork.strip())
+    assert table.splitlines()[1].split()[:4] == ["1", "finished,", "rolled", "back"]
+    _, table, _ = ask("turns", "list", service.play({"raise": "no"})["conversation_id"])
+    assert table.splitlines()[1].split()[:3] == ["1", "failed:", "model_error"]
     events = [json.loads(line) for line in ask("turns", "events", name, "1")[1].splitlines()]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert events[-1]["type"] == "turn.finished"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +16,8 @@ from typing import Annotated, Any
 
 import httpx2
 import typer
+from rich.control import Control
+from rich.segment import ControlType
 
 from smolsessions.cli.flags import Named, add_agent, with_settings
 from smolsessions.cli.questions import ask
@@ -40,8 +44,15 @@ MAX_ERROR_LINES = 100
 INVALID = 422
 IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
 """Suffixes of files that the model sees."""
-STYLES = {"answer": "", "thought": "dim italic", "code": "cyan", "plan": "dim", "arguments": None}
-"""Styles of the parts of a model's message. None: not shown, as the tool call that follows has it."""
+STYLES = {"answer": "", "thought": "dim italic", "plan": "dim", "code": None, "arguments": None}
+"""Styles of the parts of a model's message. None: not shown, as the call that follows has it."""
+CODE = "python_interpreter"
+COMMAND = re.compile(r"/([a-z]+)(?: +(\d{1,9}))?\s*")
+COMMANDS = """/code shows the code of the last turn that ran some.
+/fork [TURN] goes on in a copy of this conversation that ends with that turn, or with the last one.
+/rollback [TURN] keeps the turns up to that one in the memory. Without a number it drops the last turn.
+A space before the line sends it as a message."""
+ERASED = Control((ControlType.CURSOR_MOVE_TO_COLUMN, 0), (ControlType.ERASE_IN_LINE, 2))
 
 
 @with_settings
@@ -75,6 +86,8 @@ def chat(
 ) -> None:
     """Chat with an agent. Ctrl-C stops the turn, or leaves it waiting for an answer. Ctrl-D ends the chat.
 
+    The line /help lists the commands for code, forks and rollbacks.
+
     Without --url it joins the service that uses this folder's data, or starts one. Settings and agents that are named
     here are those of a service that starts.
     """
@@ -99,7 +112,9 @@ def chat(
             except EOFError:
                 break
             else:
-                if message.strip():
+                if (command := COMMAND.fullmatch(message)) and sys.stdin.isatty():
+                    talk.obey(command[1], int(command[2]) if command[2] else None)
+                elif message.strip():
                     talk.play(message)
         talk.leave()
 
@@ -192,7 +207,8 @@ class _Chat:
         self._place["images"] = [file for file in files if file.suffix.lower() in IMAGES]
         self._place["files"] = [file for file in files if file.suffix.lower() not in IMAGES]
         self._channel: str | None = None
-        self._answer = ""
+        self._answer = self._result = ""
+        """Text of the answer in this step, and result of its code."""
         self._linked: set[str] = set()
         """Images and files of this turn whose links were printed. The last step lists those of the answer, too."""
 
@@ -200,7 +216,7 @@ class _Chat:
         """Show the conversation so far, or the agents."""
         if name := self._place.get("conversation_id"):
             for turn in self._client.list_turns(name):
-                out.print(f"\n> {turn.message}", style="bold", markup=False)
+                out.print(f"\n{turn.turn}> {turn.message}", style="bold", markup=False)
                 self._linked.clear()
                 self._show_end(turn)
                 if turn.status != "waiting":
@@ -216,7 +232,8 @@ class _Chat:
         names = ", ".join(
             f"{each.name} (default)" if each.default else each.name for each in self._client.list_agents()
         )
-        out.print(f"agents: {names}. Ctrl-C stops a turn, Ctrl-D ends the chat.", style="dim", markup=False)
+        keys = "Ctrl-C stops a turn, Ctrl-D ends the chat, /help lists commands."
+        out.print(f"agents: {names}. {keys}", style="dim", markup=False)
 
     def leave(self) -> None:
         if name := self._place.get("conversation_id"):
@@ -226,6 +243,33 @@ class _Chat:
         self._linked.clear()
         with self._refusals():
             self._follow(self._client.stream(message, until="waiting", **self._place), None)
+
+    def obey(self, command: str, turn: int | None) -> None:
+        """Run a command of the chat. `turn` is the number in its line."""
+        conversation = self._place.get("conversation_id")
+        if command not in {"code", "fork", "rollback"}:
+            out.print(COMMANDS, style="dim", markup=False)
+            return
+        if not conversation:
+            err.print(f"/{command} needs a conversation; send a message first", style="red")
+            return
+        with self._refusals():
+            if command == "code":
+                steps = (step for step in self._client.list_steps(conversation, order="desc") if step.code)
+                _, last = next(itertools.groupby(steps, lambda step: step.turn), (0, []))
+                code = "\n\n".join(reversed([str(step.code) for step in last]))
+                out.print(code or "no turn ran code yet", style="cyan", markup=False)
+            elif command == "fork":
+                fork = self._client.fork_conversation(conversation, turn=turn)
+                self._place["conversation_id"] = fork.id
+                out.print(f"goes on in {fork.id}, a copy up to turn {fork.turn_count}", style="dim")
+            else:
+                if turn is None:
+                    turns = self._client.list_turns(conversation, order="desc")
+                    kept = (each.turn for each in turns if not each.rolled_back)
+                    turn = next(itertools.islice(kept, 1, None), 0)
+                self._client.roll_back_conversation(conversation, turn)
+                out.print(f"the memory ends with turn {turn}; later turns stay on record", style="dim")
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:
@@ -297,6 +341,14 @@ class _Chat:
                 self._end_line()
                 self._answer = ""
                 out.print("the model is asked again; its text so far is void", style="yellow")
+            case ToolCalled(name=name, arguments=str(code)) if name == CODE:
+                self._end_line()
+                first = code.partition("final_answer(")[0].strip().partition("\n")[0]  # the answer follows as text
+                if first:
+                    more = " … /code shows the rest" if first != code.strip() else ""
+                    out.print(f"▸ {shorten(first, 100)}{more}", style="cyan", markup=False)
+            case ToolReturned(name=name) if name == CODE:
+                self._result = event.result or ""
             case ToolCalled() if not event.internal:
                 self._end_line()
                 given = shorten(event.arguments, 100)
@@ -313,6 +365,9 @@ class _Chat:
                 self._end_line()
                 if event.error:
                     out.print(f"step {event.step}: {shorten(event.error.message, 200)}", style="red", markup=False)
+                elif self._result.strip() and not event.is_final_answer:
+                    out.print(f"  ✓ {shorten(self._result, 100)}", style="dim", markup=False)
+                self._result = ""
                 self._show_media(event.images, event.files)
             case TurnEnded():
                 self._end_line()
@@ -320,18 +375,21 @@ class _Chat:
 
     def _say(self, channel: str, text: str) -> None:
         style = STYLES.get(channel, "dim")
-        if style is None:
-            return
         if channel == "answer":
             self._answer += text
         if channel != self._channel:
             self._end_line()
             self._channel = channel
-        out.print(text, style=style, end="", markup=False)
+            if style is None and out.is_terminal:
+                out.print(f"writing {channel} …", style="dim", end="")
+        if style is not None:
+            out.print(text, style=style, end="", markup=False)
 
     def _end_line(self) -> None:
-        if self._channel is not None:
+        if self._channel is not None and STYLES.get(self._channel, "") is not None:
             out.print()
+        elif self._channel is not None and out.is_terminal:
+            out.control(ERASED)
         self._channel = None
 
     def _show_end(self, turn: Turn, shown: str | None = None) -> None:
@@ -341,6 +399,8 @@ class _Chat:
             out.print("stopped; its finished steps are kept", style="yellow")
         elif turn.reply is not None and turn.reply != shown:
             out.print(turn.reply, markup=False)
+        if turn.outcome == "max_steps_error":
+            out.print("out of steps: the agent answered with what it had", style="yellow")
         self._show_media(turn.output_images, turn.output_files)
 
     def _show_media(self, images: list[Image], files: list[File]) -> None:

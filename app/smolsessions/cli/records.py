@@ -35,6 +35,7 @@ from smolsessions.cli.remote import (
     show,
 )
 from smolsessions.core.errors import StartError
+from smolsessions.wire import turns as wire_turns
 
 T = TypeVar("T")
 TEXTS = {"title", "message", "reply", "tools"}
@@ -45,7 +46,7 @@ Conversations = Annotated[list[str], typer.Argument(metavar="CONVERSATION...", c
 Turn = Annotated[int, typer.Argument(metavar="TURN", min=1, help="Its number.")]
 Limit = Annotated[int, typer.Option(min=1, help="Most items.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-conversations = typer.Typer(no_args_is_help=True, help="List, show, export, import, delete and prune conversations.")
+conversations = typer.Typer(no_args_is_help=True, help="List, show, fork, roll back, export, import, delete and prune.")
 turns = typer.Typer(no_args_is_help=True, help="List, show, watch, answer and cancel turns.")
 
 
@@ -204,6 +205,30 @@ def prune_conversation(  # noqa: PLR0917 - see above
         show(client.prune_conversation(conversation, policy=rules, dry_run=dry_run, destroy=destroy))
 
 
+@conversations.command("fork")
+def fork_conversation(
+    conversation: Conversation,
+    turn: Annotated[int | None, typer.Option(min=0, help="Last turn of the copy. Else the last one.")] = None,
+    url: Url = LOCAL,
+    api_key: ApiKey = None,
+) -> None:
+    """Copy a conversation as it was after a turn, and print the id of the copy."""
+    with service(url, api_key) as client:
+        typer.echo(client.fork_conversation(conversation, turn=turn).id)
+
+
+@conversations.command("rollback")
+def roll_back_conversation(
+    conversation: Conversation,
+    turn: Annotated[int, typer.Argument(metavar="TURN", min=0, help="Last turn to keep. 0: none.")],
+    url: Url = LOCAL,
+    api_key: ApiKey = None,
+) -> None:
+    """Drop the turns after TURN from the memory, and show the conversation. They stay on record."""
+    with service(url, api_key) as client:
+        show(client.roll_back_conversation(conversation, turn))
+
+
 def _confirm(question: str) -> None:
     try:
         typer.confirm(question, abort=True, err=True)
@@ -215,14 +240,20 @@ def _confirm(question: str) -> None:
 def list_turns(
     conversation: Conversation, limit: Limit = 20, as_json: AsJson = False, url: Url = LOCAL, api_key: ApiKey = None
 ) -> None:
-    """List the turns of a conversation."""
+    """List the turns of a conversation, and how each ended: finished, out of steps, failed, cancelled or waiting."""
+
+    def status(turn: wire_turns.Turn) -> str:
+        words = f"failed: {turn.error.code}" if turn.status == "failed" and turn.error else turn.status
+        words = "out of steps" if turn.outcome == "max_steps_error" else words
+        return f"{words}, rolled back" if turn.rolled_back else words
+
     columns = {
         "turn": lambda each: each.turn,
-        "status": lambda each: "out of steps" if each.outcome == "max_steps_error" else each.status,
+        "status": status,
         "steps": lambda each: each.step_count,
         "tools": lambda each: ", ".join(each.tool_call_names),
         "message": lambda each: each.message,
-        "reply": lambda each: each.error.code if each.error else each.reply,
+        "reply": lambda each: each.error.message if each.error else each.reply,
     }
     with service(url, api_key) as client:
         found = client.list_turns(conversation)
