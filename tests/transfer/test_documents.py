@@ -261,7 +261,7 @@ WRONG_STEPS: list[tuple[Any, str]] = [
     ({**ACTION, "action_output": {"a": "\udfff"}}, "/action_output"),
     ({**ACTION, "tool_calls": [{"id": "a", "name": "b", "arguments": nested(5000)}]}, "/tool_calls/0/arguments"),
     ({**ACTION, "observations": "x" * 17_000_000}, ""),
-    ({**EDIT, "gone": [1] * 200_000 + [2]}, "/gone"),
+    ({**EDIT, "removed": [1] * 200_000 + [2]}, "/removed"),
 ]
 
 
@@ -297,7 +297,7 @@ def test_an_answer_that_may_hold_a_swallowed_exception_is_not_imported() -> None
 
 
 def test_many_edits_of_many_steps_are_applied_in_a_moment() -> None:
-    steps = [TASK] * 40_000 + [EDIT | {"gone": [40_000]}] * 40_000
+    steps = [TASK] * 40_000 + [EDIT | {"removed": [40_000]}] * 40_000
     catalog = Catalog([("scripted", agents.make_scripted)])
     imported = catalog.import_document(AgentName("scripted"), document([]) | {"steps": steps}, MAX_PIXELS)
     began = time.process_time()

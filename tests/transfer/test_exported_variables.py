@@ -81,7 +81,7 @@ def test_values_with_exact_json_come_back(_time: int, values: dict[str, Any]) ->
     assert again(portable) == portable
 
 
-NOTHING: dict[str, Any] = {"code": {}, "state": {}, "tools": {}, "files": {}, "gone": [], "told": [], "reset": []}
+NOTHING: dict[str, Any] = {"code": {}, "state": {}, "tools": {}, "files": {}, "lost": [], "reported": [], "reset": []}
 NOT_JSON: dict[str, str] = PROGRAMS["not_json"]
 
 
@@ -92,7 +92,7 @@ def test_a_value_that_json_would_change_is_named_with_the_reason_and_gone(expres
     reasons = missing(portable)
     assert NOT_JSON[expression] in reasons["bad"]
     assert portable.variables[""]["code"] == {"good": 1}
-    assert set(portable.variables[""]["gone"]) == reasons.keys()
+    assert set(portable.variables[""]["lost"]) == reasons.keys()
     imported = taken_in(document_of(portable)).variables
     assert values_in(imported) == {"good": 1}
     assert set(json.loads(imported[":lost"])) == reasons.keys()
@@ -151,7 +151,7 @@ def test_agents_states_and_tools_states_come_back_and_what_is_no_json_is_named()
     assert portable.variables == {
         "": NOTHING
         | {"state": {"count": {"a": [1, 2.5]}}, "tools": {"notes": ["a", {"b": None}]}}
-        | {"gone": ["old"], "told": ["old"], "reset": ["bag", "other"]},
+        | {"lost": ["old"], "reported": ["old"], "reset": ["bag", "other"]},
         "helper": NOTHING | {"state": {"x": 1}},
     }
     assert [(one["kind"], one["name"]) for one in portable.not_exported] == [

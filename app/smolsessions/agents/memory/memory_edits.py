@@ -42,7 +42,7 @@ class Overlay:
             return None
         step, at = entry, place
         if isinstance(entry, EditStep):
-            for distance in entry.gone or ():
+            for distance in entry.removed or ():
                 self.steps.pop(place - distance, None)
             if entry.step is None:
                 return None
@@ -121,8 +121,8 @@ class EditTracker:
             kept.append(order[at])
             at, same = at + 1, same + 1
         still_there = set(kept)
-        if gone := [place for place in order if place not in still_there]:
-            yield EditStep(gone=[self._overlay.count - place for place in gone])
+        if removed := [place for place in order if place not in still_there]:
+            yield EditStep(removed=[self._overlay.count - place for place in removed])
         for step in steps[same:]:
             place = known.get(id(step))
             is_moved = place is not None and place not in self._overlay.steps
@@ -138,12 +138,12 @@ def without_gaps(entries: Sequence[Data | None]) -> list[Data]:
     closed: list[Data] = []
     for place, entry in enumerate(entries):
         if entry is not None and entry["type"] == "edit":
-            of, gone = entry["of"], entry["gone"]
+            of, removed = entry["of"], entry["removed"]
             is_lost = of is not None and place - of not in at
             closed.append(
                 entry
                 | {
-                    "gone": gone and [at[place] - at[place - each] for each in gone if place - each in at],
+                    "removed": removed and [at[place] - at[place - each] for each in removed if place - each in at],
                     "of": None if of is None or is_lost else at[place] - at[place - of],
                     "step": None if is_lost else entry["step"],
                 }

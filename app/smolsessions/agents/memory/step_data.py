@@ -99,7 +99,7 @@ class StepEncoder:
                 for name in ("input_tokens", "output_tokens"):
                     data[name] = self._count(name, getattr(step, name), optional=True)
             case "edit":
-                data |= {"step": step.step and self.encode(step.step), "of": step.of, "gone": step.gone}
+                data |= {"step": step.step and self.encode(step.step), "of": step.of, "removed": step.removed}
         data["labels"] = list(getattr(step, LABELS, ()))
         attributes = {}
         for name in _OWNERS:
@@ -313,7 +313,7 @@ class StepDecoder:
         self._open_image = open_image
 
     def decode(self, data: Data) -> Step:
-        """Return the step. Raises `SealBrokenError` for an attachment that is missing or a value that is unreadable."""
+        """Raises `SealBrokenError` for an attachment that is missing or a value that is unreadable."""
         step: Step
         match data["type"]:
             case "task":
@@ -330,7 +330,7 @@ class StepDecoder:
             case "summary":
                 step = SummaryStep(data["text"], data["recent"], data["input_tokens"], data["output_tokens"])
             case "edit":
-                step = EditStep(data["step"] and self.decode(data["step"]), data["of"], data["gone"])
+                step = EditStep(data["step"] and self.decode(data["step"]), data["of"], data["removed"])
             case kind:
                 raise SealBrokenError(f"a stored step is of no known type: {kind!r:.40}")
         if data["labels"]:
@@ -351,12 +351,10 @@ class StepDecoder:
         return self._with_media(value) if Medium.__qualname__.encode() in data else value
 
     def output(self, data: Data) -> Any:
-        """Return the output of an action."""
         name = data["action_output_image"] or data["action_output_file"]
         return self.medium(name) if name else self.value(data["action_output"])
 
     def medium(self, name: str) -> Any:
-        """Return an attached image or file."""
         if name not in self._attachments:
             raise SealBrokenError("an image or a file of a stored step is missing")
         stored = self._attachments[name]

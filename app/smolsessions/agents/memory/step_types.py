@@ -51,13 +51,13 @@ class SummaryStep(MemoryStep):  # type: ignore[misc, unused-ignore]
 class EditStep(MemoryStep):  # type: ignore[misc, unused-ignore]
     """One change of the memory. It names earlier entries of the record by their distance.
 
-    The entries `gone` leave the memory. `step` replaces the entry `of`. If that one is not in the memory, or without
+    The entries `removed` leave the memory. `step` replaces the entry `of`. If that one is not in the memory, or without
     `of`, the step comes last.
     """
 
     step: Step | None = None
     of: int | None = None
-    gone: list[int] | None = None
+    removed: list[int] | None = None
 
 
 Step = TaskStep | PlanningStep | ActionStep | NoteStep | SummaryStep | EditStep

@@ -115,7 +115,7 @@ class EditIn(StepIn):
 
     step: Any = None
     of: _Number | None = None
-    gone: Annotated[list[_Number], Field(fail_fast=True)] | None = None
+    removed: Annotated[list[_Number], Field(fail_fast=True)] | None = None
 
 
 STEP_MODELS: dict[str, type[StepIn]] = {
@@ -141,7 +141,7 @@ def step_data(step: StepIn, pointer: str, media: DocumentMedia) -> tuple[Data, d
     data = step.model_dump(exclude={"turn", "archived", "hidden"})
     if isinstance(step, EditIn):
         index = int(pointer.rpartition("/")[2])
-        for name, distances in (("of", [step.of or 0]), ("gone", step.gone or [])):
+        for name, distances in (("of", [step.of or 0]), ("removed", step.removed or [])):
             if any(distance > index for distance in distances):
                 raise InvalidRequestError.at(f"{pointer}/{name}", "is no distance to an earlier entry, or holds one")
         if step.step is None:

@@ -66,7 +66,7 @@ def export_variables(
 ) -> tuple[dict[str, Any], tuple[dict[str, str], ...], dict[str, bytes]]:
     """Return the variables by agent, the variables without a JSON form, and the files among the variables by hash.
 
-    An import marks those without a JSON form `gone` or `reset`.
+    An import marks those without a JSON form `lost` or `reset`.
     """
     exports: dict[str, _Export] = {}
     for chunk, data in chunks.items():
@@ -88,7 +88,7 @@ class _Export:
     def __init__(self, path: str) -> None:
         self._path = path
         self._values: dict[str, dict[str, Any]] = {"code": {}, "state": {}, "tools": {}, "files": {}}
-        self._names: dict[str, set[str]] = {"gone": set(), "told": set(), "reset": set()}
+        self._names: dict[str, set[str]] = {"lost": set(), "reported": set(), "reset": set()}
         self.pickled: dict[str, bytes] = {}
         self.missing: list[dict[str, str]] = []
         self.files: dict[str, bytes] = {}
@@ -99,7 +99,7 @@ class _Export:
             for member, value in loads(data).items():
                 self._add_encoded("state", "state", member, value)
         elif rest in {LOST, PROCESS_ONLY, REPORTED}:
-            self._names["told" if rest == REPORTED else "gone"] |= set(filter(_is_name, json.loads(data)))
+            self._names["reported" if rest == REPORTED else "lost"] |= set(filter(_is_name, json.loads(data)))
         elif rest in {LOGS, VARIABLE + RANDOM_CHUNK}:
             return
         elif f"{kind}:" == VARIABLE:
@@ -109,19 +109,19 @@ class _Export:
                 return
             for each in names or [name]:
                 self._miss("variable", each, "shares an object with another variable, or is a function")
-            self._names["gone"].update(names)
+            self._names["lost"].update(names)
         elif f"{kind}:" == RESET or not self._add_encoded("tools", "tool", name, data):
             self._names["reset"].add(name)
 
     def members(self) -> dict[str, Any]:
-        gone = self._names["gone"] - self._values["code"].keys()
+        lost = self._names["lost"] - self._values["code"].keys()
         values = {kind: dict(sorted(found.items())) for kind, found in self._values.items()}
-        return values | {kind: sorted(found) for kind, found in (self._names | {"gone": gone}).items()}
+        return values | {kind: sorted(found) for kind, found in (self._names | {"lost": lost}).items()}
 
     def add_variable(self, name: str, value: Any) -> None:
         if isinstance(value, NotJSON):
             self._miss("variable", name, value.reason)
-            self._names["gone"].add(name)
+            self._names["lost"].add(name)
         else:
             self._values["code"][name] = value
 
@@ -163,8 +163,8 @@ class VariablesIn(Strict):
     state: _Values = Field(default_factory=dict)
     tools: _Values = Field(default_factory=dict)
     files: Annotated[dict[Text, str], Field(max_length=MAX_CHUNKS)] = Field(default_factory=dict)
-    gone: _Names = Field(default_factory=list)
-    told: _Names = Field(default_factory=list)
+    lost: _Names = Field(default_factory=list)
+    reported: _Names = Field(default_factory=list)
     reset: _Names = Field(default_factory=list)
 
 
@@ -179,8 +179,8 @@ def import_variables(data: Any, targets: Mapping[str, ImportTarget], media: Docu
             raise InvalidRequestError.at(pointer, "is the path of no agent here; the first one's is empty")
         found = checked(VariablesIn, members, pointer)
         chunks |= {f"{path}:{name}": chunk for name, chunk in _chunks_of(found, targets[path], pointer, media)}
-        if path and found.told:
-            raise InvalidRequestError.at(f"{pointer}/told", "belongs to the first agent, whose path is empty")
+        if path and found.reported:
+            raise InvalidRequestError.at(f"{pointer}/reported", "belongs to the first agent, whose path is empty")
     return chunks
 
 
@@ -200,11 +200,11 @@ def _chunks_of(
                 f"{pointer}/code", f"is larger than the {target.max_bytes} bytes that it may be"
             )
         yield VARIABLE + chunk.id, chunk.data
-    for index, name in enumerate(found.gone):
+    for index, name in enumerate(found.lost):
         if not _is_name(name):
-            raise InvalidRequestError.at(json_pointer(pointer, "gone", index), "is no name that code could give")
-    if found.gone:
-        yield LOST, json.dumps(sorted(set(found.gone))).encode()
+            raise InvalidRequestError.at(json_pointer(pointer, "lost", index), "is no name that code could give")
+    if found.lost:
+        yield LOST, json.dumps(sorted(set(found.lost))).encode()
     state = {name: _crossed(value, f"{pointer}/state", name) for name, value in found.state.items()}
     for name, of_file in found.files.items():
         state[name] = dumps(media.file(of_file, json_pointer(pointer, "files", name)))
@@ -219,8 +219,8 @@ def _chunks_of(
         yield TOOL + name, _crossed(value, f"{pointer}/tools", name)
     for name in found.reset:
         yield RESET + name, b"1"
-    if found.told:
-        yield REPORTED, json.dumps(sorted(set(found.told))).encode()
+    if found.reported:
+        yield REPORTED, json.dumps(sorted(set(found.reported))).encode()
 
 
 def _crossed(value: Any, pointer: str, name: str) -> bytes:
