@@ -21,7 +21,7 @@ from smolagents.utils import AgentMaxStepsError
 from smolsessions.agents.memory import policies
 from smolsessions.agents.memory.policies import PolicyFunction, RuleContext
 from smolsessions.agents.memory.prompt_builder import PromptBuilder
-from smolsessions.agents.memory.prompt_steps import Parts, PromptMemory, PromptStep, PromptTokens, Scale
+from smolsessions.agents.memory.prompt_steps import FlatMap, PromptMemory, PromptStep, PromptTokens, Scale
 from smolsessions.agents.memory.step_types import ESTIMATE, NoteStep, SummaryStep
 from smolsessions.agents.memory.tokens import estimate_messages
 from smolsessions.agents.smolagents_patches import SilentLogger, patch_agent
@@ -85,7 +85,7 @@ def tools(memory: list[MemoryStep] | None = None) -> Box:
     agent = agents.make_scripted()
     agent.memory.steps = memory or []  # type: ignore[assignment]  # notes and summaries are steps, too
     agent.memory.system_prompt = SYSTEM
-    return Box(OWN, PromptTokens(agent, PromptMemory(agent)), defaultdict(Parts))
+    return Box(OWN, PromptTokens(agent, PromptMemory(agent)), defaultdict(FlatMap))
 
 
 def apply_policy(steps: Sequence[MemoryStep], policy: Policy, box: Box) -> list[MemoryStep]:

@@ -13,7 +13,7 @@ from smolagents.memory import ActionStep, SystemPromptStep, TaskStep, ToolCall
 from smolagents.monitoring import Timing, TokenUsage
 
 from smolsessions.agents.memory.policies import RuleContext, apply_policy
-from smolsessions.agents.memory.prompt_steps import Parts, PromptMemory, PromptStep, PromptTokens
+from smolsessions.agents.memory.prompt_steps import FlatMap, PromptMemory, PromptStep, PromptTokens
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
 from smolsessions.agents.smolagents_patches import patch_agent
 from smolsessions.core.policies import Policy, policy_of
@@ -42,7 +42,7 @@ def agent_of(**more: Any) -> ToolCallingAgent:
 
 def toolbox_of(agent: Any) -> tuple[PromptMemory, RuleContext]:
     memory = PromptMemory(agent)
-    return memory, RuleContext({}, PromptTokens(agent, memory), defaultdict(Parts))
+    return memory, RuleContext({}, PromptTokens(agent, memory), defaultdict(FlatMap))
 
 
 def some_step(number: int, chance: random.Random) -> Any:
@@ -82,7 +82,7 @@ def test_a_growing_memory_yields_the_same_prompt_as_a_fresh_cache(_time: int, na
         agent = agent_of()
         steps: list[Any] = agent.memory.steps
         memory, kept = toolbox_of(agent)
-        joined = Parts()
+        joined = FlatMap()
         while len(steps) < 90:
             steps += [some_step(len(steps) + more, chance) for more in range(chance.randint(1, 9))]
             fresh_memory, afresh = toolbox_of(agent)

@@ -12,7 +12,7 @@ from typing import Any
 
 from smolagents.memory import ActionStep, MemoryStep, TaskStep
 
-from smolsessions.agents.memory.prompt_steps import Parts, PromptStep, PromptTokens
+from smolsessions.agents.memory.prompt_steps import FlatMap, PromptStep, PromptTokens
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
 from smolsessions.core.errors import ConflictError
 from smolsessions.core.policies import (
@@ -46,7 +46,7 @@ class RuleContext:
     own_policies: Mapping[str, PolicyFunction]
     """By import string."""
     tokens: PromptTokens
-    parts: defaultdict[Hashable, Parts]
+    maps: defaultdict[Hashable, FlatMap]
     """Results of rules that treat each step alone, by rule."""
 
 
@@ -73,7 +73,7 @@ def _keep_last_steps(steps: Steps, rule: Any, context: RuleContext) -> Steps:
     while start > first and left:
         start -= 1
         left -= not steps[start].is_always_shown
-    kept = context.parts[rule].of(steps[first:start], lambda one: (one,) if one.is_always_shown else ())
+    kept = context.maps[rule].of(steps[first:start], lambda one: (one,) if one.is_always_shown else ())
     return [*steps[:first], *kept, *steps[start:]]
 
 
@@ -100,7 +100,7 @@ def _cut_observations(steps: Steps, rule: Any, context: RuleContext) -> Steps:
             return [one]
         return [one.copy(rule.max_length, partial(cut, step))]
 
-    return [*context.parts[rule].of(steps[:start], shorten), *steps[start:]]
+    return [*context.maps[rule].of(steps[:start], shorten), *steps[start:]]
 
 
 def _within_budget(steps: Steps, rule: Any, context: RuleContext) -> Steps:
@@ -109,7 +109,7 @@ def _within_budget(steps: Steps, rule: Any, context: RuleContext) -> Steps:
         return steps
     turn = turn_start(steps)
     summary = _leading_summary(steps) if turn else []
-    notes: Steps = context.parts[rule].of(steps[:turn], lambda one: [one] if isinstance(one.step, NoteStep) else [])
+    notes: Steps = context.maps[rule].of(steps[:turn], lambda one: [one] if isinstance(one.step, NoteStep) else [])
     kept = {at for at in range(turn, len(steps)) if isinstance(steps[at].step, NoteStep)} | {turn, len(steps) - 1}
     left = rule.max_tokens / context.tokens.scale().factor - context.tokens.before
     left -= sum(one.estimate for one in (*summary, *notes, *(steps[at] for at in kept)))

@@ -11,7 +11,7 @@ from smolagents.memory import MemoryStep, TaskStep
 from smolagents.models import ChatMessage
 
 from smolsessions.agents.memory.policies import PolicyFunction, RuleContext, Steps, apply_policy
-from smolsessions.agents.memory.prompt_steps import Parts, PromptMemory, PromptTokens
+from smolsessions.agents.memory.prompt_steps import FlatMap, PromptMemory, PromptTokens
 from smolsessions.agents.memory.step_types import ESTIMATE, text_in
 from smolsessions.core.memories import PrunePreview
 from smolsessions.core.policies import OwnRule, Policy, Summarize
@@ -34,14 +34,14 @@ class PromptBuilder:
         self._agent = agent
         self.memory = PromptMemory(agent)
         self._tokens = PromptTokens(agent, self.memory)
-        self._context = RuleContext(own_policies, self._tokens, defaultdict(Parts))
-        self._parts: defaultdict[str, Parts] = defaultdict(Parts)
+        self._context = RuleContext(own_policies, self._tokens, defaultdict(FlatMap))
+        self._maps: defaultdict[str, FlatMap] = defaultdict(FlatMap)
         self._last: tuple[Steps, Steps] = [], []
         """Visible steps at the last prompt, and those that it showed."""
 
     def begin_turn(self, policy: Policy) -> None:
         if policy != self.policy:
-            self._context.parts.clear()
+            self._context.maps.clear()
         self.policy = policy
         self._last = [], []
         self.memory.begin_turn()
@@ -53,7 +53,7 @@ class PromptBuilder:
                     steps = apply_policy(self.memory.visible(), self.policy[: place + 1], self._context)
                     self.summarize(steps, rule.after_tokens)
         name = "summary_messages" if summary_mode else "messages"
-        messages = self._parts[name].of(self._select(self.memory.visible()), attrgetter(name))
+        messages = self._maps[name].of(self._select(self.memory.visible()), attrgetter(name))
         return [*self._system(summary_mode=summary_mode), *messages]
 
     def preview(self, *, summary_mode: bool) -> list[ChatMessage]:
@@ -114,7 +114,7 @@ class PromptBuilder:
         return PromptSize(len(steps), characters, tokens, is_estimate=not scale.is_reported)
 
     def _total(self, steps: Steps, name: str, of: str = "prompt") -> int:
-        return sum(self._parts[f"{of} {name}"].of(steps, lambda one: (getattr(one, name),)))
+        return sum(self._maps[f"{of} {name}"].of(steps, lambda one: (getattr(one, name),)))
 
     def _select(self, visible: Steps) -> Steps:
         shown = apply_policy(visible, self.policy, self._context) if self.policy else visible

@@ -88,7 +88,6 @@ class PromptStep:
         return isinstance(self.step, TaskStep | NoteStep)
 
     def copy(self, name: Hashable, make: Callable[[], MemoryStep]) -> PromptStep:
-        """Return the copy under this name, made at the first call."""
         if name not in self._copies:
             self._copies[name] = PromptStep(make(), self)
         return self._copies[name]
@@ -116,7 +115,7 @@ class PromptMemory:
         self._memory: list[Any] = []
         self._steps: list[PromptStep] = []
         self._newest: list[Any] = []
-        self._call_ids = Parts()
+        self._call_ids = FlatMap()
         self._illustrated: list[MemoryStep] = []
         self._has_notes = False
 
@@ -175,26 +174,26 @@ class PromptMemory:
         return self._call_ids.of(self._steps, attrgetter("call_ids"))
 
 
-class Parts:
-    """Joined results of a function of each step. Behind the unchanged steps they are computed again."""
+class FlatMap:
+    """Incremental flat map: the joined results of a function of each step. Only changed steps are mapped anew."""
 
     def __init__(self) -> None:
         self._steps: list[PromptStep] = []
-        self._parts: list[Any] = []
+        self._results: list[Any] = []
         self._ends = array("I", [0])  # a list would hold an object for each number
 
-    def of(self, steps: list[PromptStep], make: Callable[[PromptStep], Iterable[Any]]) -> list[Any]:
-        """Return the parts. The next call changes the list. The caller must not change `steps` later."""
+    def of(self, steps: list[PromptStep], function: Callable[[PromptStep], Iterable[Any]]) -> list[Any]:
+        """Map the steps. The next call changes the returned list. The caller must not change `steps` later."""
         same = len(self._steps)
         if steps[:same] != self._steps:  # by identity
             same = len([*takewhile(bool, map(is_, self._steps, steps))])
-        del self._ends[same + 1 :], self._parts[self._ends[same] :]
-        self._steps = steps[:same]  # until all parts are made
+        del self._ends[same + 1 :], self._results[self._ends[same] :]
+        self._steps = steps[:same]  # the rest counts once it is mapped: the function may raise
         for one in steps[same:]:
-            self._parts += make(one)
-            self._ends.append(len(self._parts))
+            self._results += function(one)
+            self._ends.append(len(self._results))
         self._steps = steps
-        return self._parts
+        return self._results
 
 
 @dataclass(frozen=True, slots=True)
