@@ -33,7 +33,7 @@ from smolsessions.agents.models.keys import without_secrets
 from smolsessions.agents.models.providers import make_model
 from smolsessions.agents.run.failures import classify_call
 from smolsessions.agents.run.model_connections import ModelCall
-from smolsessions.agents.run.model_retries import retry_after_s
+from smolsessions.agents.run.model_proxy import retry_after_s
 from smolsessions.core.errors import StartError
 from tests.support.environments import LITELLM, environment
 from tests.support.providers import KEY, PIECES, USAGE, Answer, Provider

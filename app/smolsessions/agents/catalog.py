@@ -21,9 +21,9 @@ from smolsessions.agents.memory.step_data import StepDecoder
 from smolsessions.agents.memory.steps import unpack, unpack_data
 from smolsessions.agents.memory.views import PromptPreview, describe_step
 from smolsessions.agents.option_checks import UNCONFINED, argument_problems, refused_tools
-from smolsessions.agents.run.clean_ups import wait_for_clean_ups
 from smolsessions.agents.run.effects import outcome_of, usage_of
 from smolsessions.agents.run.instrumentation import clean_up
+from smolsessions.agents.run.remote_interpreter import wait_for_clean_ups
 from smolsessions.agents.run.session import ANSWER_TTL_S, AgentSession, task_step
 from smolsessions.agents.sandbox.confinement.levels import CONFINED, Level
 from smolsessions.agents.sandbox.fork_client import ForkClient

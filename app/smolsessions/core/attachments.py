@@ -63,7 +63,6 @@ class Audio(File):
 
 
 def name_flaw(name: str) -> str | None:
-    """Return the reason why a text is no name of a file."""
     if not name or len(name) > MAX_NAME_CHARS:
         return f"is empty or longer than {MAX_NAME_CHARS} characters"
     if not name.isprintable() or unicodedata.normalize("NFC", name) != name:
@@ -101,5 +100,4 @@ def decode_file(stored: bytes) -> File | None:
 
 
 def described(file: File, stored: bytes) -> StepFile:
-    """Return the record of a file that is stored as these bytes."""
     return StepFile(image_name(stored), name_of(file), file.media_type, len(file.data))

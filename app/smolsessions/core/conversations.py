@@ -80,7 +80,7 @@ class Conversations:
         return sorted(self._agents.infos.values(), key=lambda info: info.version.name != self._default_agent)
 
     def agent(self, name: AgentName) -> AgentInfo:
-        """Return an agent. Raises `AgentNotFoundError` and `AgentUnavailableError`."""
+        """Raises `AgentNotFoundError` and `AgentUnavailableError`."""
         if sentence := self._agents.unavailable.get(name):
             raise AgentUnavailableError(sentence)
         if name not in self._agents.infos:

@@ -23,7 +23,6 @@ def journal_key(word: Word, *parts: object) -> str:
 
 
 def split_key(key: str) -> tuple[Word, str]:
-    """Return the word of a key, and the rest."""
     word, _, rest = key.partition(":")
     return cast("Word", word), rest
 

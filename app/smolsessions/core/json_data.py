@@ -62,7 +62,7 @@ def _constant(name: str) -> NoReturn:
 
 
 def bounded(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return the metadata. Raises `TooLargeError`, as lists of conversations hold it."""
+    """Raises `TooLargeError`: each item of a list of conversations has its whole metadata."""
     if len(json.dumps(metadata)) > MAX_METADATA_BYTES:
         raise TooLargeError(f"The metadata is larger than {MAX_METADATA_BYTES} bytes.")
     return metadata

@@ -131,7 +131,7 @@ _POLICY: TypeAdapter[Policy] = TypeAdapter(Policy)
 
 
 def policy_of(data: Any) -> Policy:
-    """Return the policy of JSON data. Raises `pydantic.ValidationError`."""
+    """Raises `pydantic.ValidationError`."""
     return _POLICY.validate_python(data)
 
 

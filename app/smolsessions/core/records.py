@@ -56,9 +56,6 @@ class ModelIdentity:
     id: str | None = None
 
 
-_UNKNOWN_MODEL = ModelIdentity()
-
-
 @record
 class AgentVersion:
     """Version of an agent: its configured name, its class, the release of smolagents, its model, its fingerprint.
@@ -70,7 +67,7 @@ class AgentVersion:
     name: AgentName
     kind: str
     smolagents: str
-    model: ModelIdentity = _UNKNOWN_MODEL
+    model: ModelIdentity = field(default_factory=ModelIdentity)
     fingerprint: str = ""
     version: str | None = None
 
@@ -220,7 +217,6 @@ class Conversation:
 
 
 def title_of(message: str) -> str:
-    """Return the title of a conversation that begins with this message."""
     words = " ".join(message[: 4 * MAX_TITLE_CHARS].split())
     return words if len(words) <= MAX_TITLE_CHARS else words[: MAX_TITLE_CHARS - 1].rstrip() + "…"
 
@@ -342,7 +338,6 @@ class Timing:
     waits: Count = 0
 
     def wait_over(self, now: float) -> Timing:
-        """Return these times after the present wait."""
         if self.waits_since is None:
             return self
         waited_s = self.waited_s + max(0.0, now - self.waits_since)
@@ -379,9 +374,8 @@ class Outcome:
     dropped_variables: Items[str] = ()
     left_out: LeftOut | None = None
     images: Items[StepImage] = ()
-    """Images of the answer, stored with the last step."""
     files: Items[StepFile] = ()
-    """Files of the answer, stored likewise."""
+    """Images and files of the answer, stored with the last step."""
 
 
 @record

@@ -98,7 +98,3 @@ class Approval:
     at: float
     by: Answerer | None = None
     reason: str | None = None
-
-
-def answer_key(request_id: str) -> str:
-    return f"answer:{request_id}"

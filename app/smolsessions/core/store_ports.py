@@ -11,14 +11,7 @@ from smolsessions.core.callers import Caller
 from smolsessions.core.effects import JournaledResult, JournalSizes
 from smolsessions.core.events import Event, Logged, ReplayState
 from smolsessions.core.frozen import record
-from smolsessions.core.memories import (
-    ConversationRecord,
-    ImportedConversation,
-    Memory,
-    PackedStep,
-    StoredStep,
-    Version,
-)
+from smolsessions.core.memories import ConversationRecord, ImportedConversation, Memory, PackedStep, StoredStep, Version
 from smolsessions.core.records import (
     AgentName,
     Conversation,
@@ -378,6 +371,9 @@ M_contra = TypeVar("M_contra", bound=Lease, contravariant=True)
 class Intake(Protocol[M_contra]):
     """Worker of this process, which begins the turns that this process submits if a thread is free for them."""
 
+    reserved: int
+    """Number of reserved threads whose turns are being submitted."""
+
     def reserve(self, agent: AgentName, owner: Owner) -> Mapping[AgentName, str] | None:
         """Reserve a thread for a turn of this agent. Return all agents with their fingerprints, or None."""
 
@@ -394,13 +390,7 @@ class Scheduler(Protocol[L]):
     def lease_s(self) -> float: ...
 
     async def claim(
-        self,
-        agents: Mapping[AgentName, str],
-        most: int,
-        *,
-        idle: bool,
-        most_each: int,
-        rooms: Mapping[Owner, int],
+        self, agents: Mapping[AgentName, str], most: int, *, idle: bool, most_each: int, rooms: Mapping[Owner, int]
     ) -> Sequence[L]:
         """Claim up to `most` ready conversations of these agents (with their fingerprints), oldest first.
 

@@ -51,7 +51,6 @@ class Store:
         return bool(found == value.encode())
 
     async def key_count(self) -> int:
-        """Return how many keys the servers hold."""
         clients = {await self.servers.client(partition.name) for partition in self.partitions}
         return sum([int(await client.dbsize()) for client in clients])
 

@@ -1,19 +1,28 @@
-"""Files of a request, decoded and checked before anything is stored, and their headers when they are served."""
+"""Images and files of a request, decoded and checked before anything is stored, and headers of served files."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import re
 import unicodedata
+import warnings
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
+
+import PIL.Image
 
 from smolsessions.core.attachments import Audio, File, described, encode_file, is_text, name_flaw, name_of
 from smolsessions.core.errors import InvalidRequestError, TooLargeError
-from smolsessions.core.media import StepFile
-from smolsessions.web.images import THREAD, decode_base64
+from smolsessions.core.media import StepFile, StepImage, image_name
 from smolsessions.wire.requests import FileIn
 
+_IMAGE_URL = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
+_IMAGE_FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
+# One thread bounds the memory. Requests that wait for it hold no thread that others need.
+_THREAD = ThreadPoolExecutor(1, "images")
 TEXTS = ("text/plain", "text/csv", "text/markdown", "text/tab-separated-values", "application/json")
 _SOUNDS: dict[str, Callable[[bytes], object]] = {
     "audio/wav": lambda data: data[:4] == b"RIFF" and data[8:12] == b"WAVE",
@@ -34,16 +43,66 @@ _EXTENSION = re.compile(r"\.[A-Za-z0-9]{1,10}$")
 _RATE = slice(24, 28)  # in the head of a WAV file
 
 
+async def read_images(images: list[str], max_pixels: int) -> tuple[tuple[bytes, ...], tuple[StepImage, ...]]:
+    """Return the images' bytes, and their names and sizes. The error names an image that is refused.
+
+    Pillow releases the interpreter lock while it decodes.
+    """
+    if not images:
+        return (), ()
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, _read_images, images, max_pixels)
+
+
+def _read_images(images: list[str], max_pixels: int) -> tuple[tuple[bytes, ...], tuple[StepImage, ...]]:
+    found, sizes, left = [], [], max_pixels  # all images of a turn are in memory together, so they share the bound
+    for index, text in enumerate(images):
+        pointer = f"/images/{index}"
+        data = decode_base64(text, pointer, _IMAGE_URL, "image/…")
+        broken = InvalidRequestError.at(pointer, f"is no whole image of {', '.join(_IMAGE_FORMATS)}")
+        large = TooLargeError(f"{pointer}: the images have more than {max_pixels} pixels together; make them smaller.")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of large images; the bound is ours
+            try:
+                image = PIL.Image.open(io.BytesIO(data), formats=_IMAGE_FORMATS)
+            except PIL.Image.DecompressionBombError:
+                raise large from None
+            except Exception:  # noqa: BLE001 - decoders meet hostile bytes and fail in many ways
+                raise broken from None
+            width, height = image.size
+            # Some take twice the memory of their pixels while they are decoded.
+            left -= width * height * (2 if image.format == "WEBP" or "progressive" in image.info else 1)
+            if left < 0:
+                raise large
+            try:
+                with image:
+                    image.draft("RGB", (1, 1))  # a JPEG is read whole and kept small
+                    image.load()
+            except Exception:  # noqa: BLE001 - see above
+                raise broken from None
+        found.append(data)
+        sizes.append(StepImage(image_name(data), width, height))
+    return tuple(found), tuple(sizes)
+
+
+def decode_base64(text: str, pointer: str, url: re.Pattern[str], kind: str) -> bytes:
+    """Return the bytes of base64 or of a data: URL. Raises `InvalidRequestError`."""
+    match = url.match(text)
+    try:
+        return base64.b64decode(text[match.end() :] if match else text, validate=True)
+    except ValueError:
+        raise InvalidRequestError.at(pointer, f"is neither base64 nor a data:{kind};base64, URL") from None
+
+
 async def read_files(
     files: Sequence[FileIn], max_bytes: int, arguments: Collection[str]
 ) -> tuple[tuple[bytes, ...], tuple[StepFile, ...]]:
     """Return the files as they are stored, and their records. `arguments` are the names of other variables."""
     if not files:
         return (), ()
-    return await asyncio.get_running_loop().run_in_executor(THREAD, _read_all, files, max_bytes, arguments)
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, _read_files, files, max_bytes, arguments)
 
 
-def _read_all(
+def _read_files(
     files: Sequence[FileIn], max_bytes: int, arguments: Collection[str]
 ) -> tuple[tuple[bytes, ...], tuple[StepFile, ...]]:
     if sum(len(file.data) for file in files) * 3 // 4 > max_bytes + 1000:  # before anything is decoded

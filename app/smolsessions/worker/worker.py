@@ -66,7 +66,7 @@ class Worker:
         self._on_end = on_end
         self._fingerprints = {name: info.version.fingerprint for name, info in agents.infos.items()}
         self._running: set[_Run] = set()
-        self._reserved = 0
+        self.reserved = 0
         self._turns: asyncio.TaskGroup | None = None
         self._slot_free = asyncio.Event()
         self._draining = asyncio.Event()
@@ -83,7 +83,7 @@ class Worker:
                     self._scheduler.stop_claiming()
                     with suppress(TimeoutError):  # without the store, the leases expire
                         async with asyncio.timeout(LATE_CLAIMS_S):
-                            while self._reserved:  # turns that are being submitted are handed back
+                            while self.reserved:  # turns that are being submitted are handed back
                                 self._slot_free.clear()
                                 await self._slot_free.wait()
                 finally:
@@ -117,14 +117,14 @@ class Worker:
             return None
         if self._draining.is_set() or self._threads.free <= 0 or self._runs_suspect or agent not in self._fingerprints:
             return None
-        if 2 * self._reserved >= self._threads.count:  # the store may be silent: others go on with the other half
+        if 2 * self.reserved >= self._threads.count:  # the store may be silent: others go on with the other half
             return None
         self._threads.take(owner)
-        self._reserved += 1
+        self.reserved += 1
         return self._fingerprints
 
     def start(self, lease: Lease | None, owner: Owner) -> None:
-        self._reserved -= 1
+        self.reserved -= 1
         self._threads.give_back(owner)
         self._slot_free.set()
         if not (lease and self._turns):
@@ -151,7 +151,7 @@ class Worker:
                 continue
             most = min(free, MOST_AT_ONCE)
             # A crash counts against turns without a new effect. A suspect may only run beside turns that have one.
-            idle = not self._reserved and all(run.lease.has_progressed for run in self._running)
+            idle = not self.reserved and all(run.lease.has_progressed for run in self._running)
             most_each, rooms = self._threads.most_each, self._threads.rooms()
             leases = await self._scheduler.claim(self._fingerprints, most, idle=idle, most_each=most_each, rooms=rooms)
             if self._draining.is_set():

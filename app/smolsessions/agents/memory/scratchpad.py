@@ -92,7 +92,6 @@ class Scratchpad:
         return "\n\n".join(notes) or NO_NOTES
 
     def state(self) -> list[Any]:
-        """Return the state that the steps do not hold."""
         with self._lock:
             return [self._last, [[note.number, note.text, note.replaces] for note in self._pending]]
 

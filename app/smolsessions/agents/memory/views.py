@@ -27,7 +27,6 @@ from smolsessions.core.records import LeftOut
 
 
 def describe_step(data: Data, decoder: StepDecoder) -> dict[str, Any]:
-    """Return the members of a step that a client sees."""
     match data["type"]:
         case "task":
             shown, files = (map(decoder.medium, data[name] or ()) for name in ("task_images", "task_files"))
@@ -74,7 +73,6 @@ class PromptPreview:
         agent.memory.system_prompt = SystemPromptStep(system_prompt=agent.initialize_system_prompt())  # as `run` does
 
     def messages(self, *, summary_mode: bool) -> tuple[list[dict[str, Any]], LeftOut | None]:
-        """Return the next prompt without the next task, and the omissions of the policy."""
         if self._builder is None:
             messages, left_out = self._agent.write_memory_to_messages(summary_mode=summary_mode), None
         else:
@@ -96,7 +94,6 @@ class PromptPreview:
         return views, left_out
 
     def weigh(self) -> PrunePreview:
-        """Return the size of the prompt before and after a prune."""
         if self._builder is None:
             raise InvalidRequestError.at("/policy", "this agent's class builds its messages itself, past any policy")
         return self._builder.weigh(self._policy)

@@ -113,7 +113,6 @@ class AgentState:
         return sum(map(len, self._kept.values())) + sum(each.variables_bytes for each in interpreters)
 
     def snapshot_tool(self, tool: Any) -> object:
-        """Return a snapshot of a tool before its call, for `tool_changes`."""
         return None if has_own_state(tool) else _data_marks(tool)
 
     def tool_changes(self, tool: Any, before: object) -> dict[str, bytes]:

@@ -224,7 +224,6 @@ class Approvals:
     def _answer(
         self, agent_run: AgentRun, call: ToolCallInProgress, digest: str, kind: RequestKind
     ) -> tuple[Answer | None, InputRequest]:
-        """Return the answer to the request of this kind for this call, or None, and the request."""
         record, journal = call.record, self._turn_run.journal
         journaled = self._journaled.setdefault(record.call_id, [])
         same = (place for place, each in enumerate(journaled) if (each.digest, each.kind) == (digest, kind))
@@ -306,7 +305,6 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _refused(answer: Answer) -> tuple[Approval, str]:
-    """Return the record of a refusal, and its reason for the model."""
     if answer.by is None and answer.reason == TIMEOUT:
         return Approval("expired", answer.at, reason=TIMEOUT), ""
     why = f" Reason: {answer.reason}" if answer.reason else ""

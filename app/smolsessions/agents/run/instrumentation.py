@@ -14,10 +14,9 @@ from smolagents.memory import ActionStep, MemoryStep, PlanningStep
 from smolsessions.agent_options import options_of
 from smolsessions.agents.memory.steps import is_finished, repair
 from smolsessions.agents.run.agent_state import AgentNode, CodePlace
-from smolsessions.agents.run.clean_ups import in_background
 from smolsessions.agents.run.model_proxy import ModelProxy
 from smolsessions.agents.run.proxy import unproxied
-from smolsessions.agents.run.remote_interpreter import RemoteInterpreter
+from smolsessions.agents.run.remote_interpreter import RemoteInterpreter, in_background
 from smolsessions.agents.run.tool_proxy import AgentProxy, CallbacksProxy, InterpreterProxy, proxy_check, proxy_tools
 from smolsessions.agents.sandbox import guard
 from smolsessions.agents.sandbox.fork_client import ForkClient

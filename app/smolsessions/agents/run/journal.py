@@ -119,7 +119,6 @@ class Journal:
         self._bridge.emit(None, None, self.entry(key, effect))
 
     def entry(self, key: CallKey, effect: Effect) -> tuple[str, bytes]:
-        """Return the stored form of an effect of this attempt."""
         if self._attempt > 1:
             effect.attempt = self._attempt
         return str(key), effect.to_bytes()

@@ -64,7 +64,6 @@ class PartialJson:
 
 
 def _parsed(text: str, partial_mode: Literal[False, "trailing-strings"] = False) -> dict[str, object] | None:
-    """Return an object, or None if the text is none."""
     try:
         found = from_json(utf8_text(text).encode(), partial_mode=partial_mode, catch_duplicate_keys=True)
     except ValueError:

@@ -23,7 +23,6 @@ from smolagents.remote_executors import RemotePythonExecutor
 from smolagents.utils import AgentError, truncate_content
 
 from smolsessions.agents.models.keys import without_secrets
-from smolsessions.agents.run.clean_ups import in_background
 from smolsessions.agents.sandbox.interpreter import valid_names
 from smolsessions.agents.sandbox.limits import CodeLimits
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
@@ -33,6 +32,7 @@ from smolsessions.core.attachments import File
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+_clean_ups: set[threading.Thread] = set()
 
 START_S = 600.0  # an image may have to be built
 POLL_S = 0.1
@@ -304,3 +304,24 @@ def _clean_up(real: Any) -> None:
 
 def _plain(text: str) -> str:
     return truncate_content(utf8_text(_ANSI.sub("", text)), max_length=MAX_TEXT_CHARS)
+
+
+def in_background(clean_up: Callable[[], object]) -> None:
+    """Run a clean-up in a thread of its own."""
+
+    def run() -> None:
+        try:
+            clean_up()
+        finally:
+            _clean_ups.discard(threading.current_thread())
+
+    thread = threading.Thread(target=run, name="cleanup", daemon=True)
+    _clean_ups.add(thread)
+    thread.start()
+
+
+def wait_for_clean_ups(limit_s: float) -> None:
+    """Wait until all clean-ups have ended, within a limit."""
+    end = time.monotonic() + limit_s
+    for thread in list(_clean_ups):
+        thread.join(max(0.0, end - time.monotonic()))

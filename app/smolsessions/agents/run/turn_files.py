@@ -68,7 +68,6 @@ def state_of_files(node: AgentNode, files: Sequence[File], arguments: Collection
 
 
 def fits(state: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
-    """Return whether these values may be added to `agent.state`."""
     held = [each for each in {**state, **values}.values() if isinstance(each, _SIZED)]
     return sum(len(each.data) if isinstance(each, File) else len(each) for each in held) <= MAX_STATE_BYTES
 

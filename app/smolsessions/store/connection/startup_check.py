@@ -164,7 +164,6 @@ async def _inspect(servers: Servers, client: Redis, sealer: Sealer, options: Opt
 
 @cache
 def called_commands() -> list[str]:
-    """Return the commands that the scripts call."""
     return sorted({" ".join(words).strip() for name in NAMES for words in _CALL.findall(script(name).source)})
 
 

@@ -133,7 +133,6 @@ def counted(counts: dict[StepType, int], kind: EntryType, more: int) -> dict[Ste
 
 
 def extend_hash(running: bytes, blobs: Iterable[bytes]) -> bytes:
-    """Return the running hash after more sealed steps."""
     for blob in blobs:
         running = hashlib.sha256(running + tag_of(blob)).digest()[:HASH_BYTES]
     return running

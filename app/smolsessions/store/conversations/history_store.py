@@ -19,14 +19,7 @@ from smolsessions.core.errors import (
     StoreUnavailableError,
     TurnNotFoundError,
 )
-from smolsessions.core.memories import (
-    ConversationRecord,
-    Head,
-    ImportedConversation,
-    Memory,
-    StoredStep,
-    Version,
-)
+from smolsessions.core.memories import ConversationRecord, Head, ImportedConversation, Memory, StoredStep, Version
 from smolsessions.core.records import (
     AgentName,
     Conversation,
@@ -97,8 +90,8 @@ class HistoryStore:
 
         async def read(snapshot: _Snapshot) -> Memory:
             head = await _earlier(snapshot, turn)  # includes a prune or rollback before the turn, and no later one
-            gone = head.out | snapshot.head.destroyed
-            steps = await load_steps(snapshot.scope, snapshot.head, head.shown_from, head.count, without=gone)
+            out = head.out | snapshot.head.destroyed
+            steps = await load_steps(snapshot.scope, snapshot.head, head.shown_from, head.count, without=out)
             own = [place for place, each in enumerate(steps) if each.turn == turn and each.type in _OF_RUN]
             if step > len(own) + 1:
                 sentence = f"is past the {len(own)} steps that this turn has on record"
@@ -238,13 +231,7 @@ class HistoryStore:
         if await is_taken():
             raise ConversationExistsError
         sealed, head = await asyncio.to_thread(seal_import, scope, imported)
-        fields = sealed_fields(
-            scope,
-            agent,
-            draft,
-            turns,
-            ConversationSettings(rollbacks=imported.rollbacks),
-        )
+        settings = ConversationSettings(rollbacks=imported.rollbacks)
         async with staged_keys(partition) as staged:
             for kind, values in sealed.items():
                 for start, piece in pieces(values):
@@ -261,7 +248,7 @@ class HistoryStore:
                 head=head,
                 turns=turns,
                 steps=len(imported.memory.steps),
-                **fields,
+                **sealed_fields(scope, agent, draft, turns, settings),
             )
             if state != b"ok":
                 await take_back()
@@ -366,18 +353,12 @@ class HistoryStore:
 
 async def _memory_of(snapshot: _Snapshot, steps: Sequence[StoredStep]) -> Memory:
     images = await load_images(snapshot.scope, [step.attachments for step in steps])
-    return Memory(
-        snapshot.conversation.agent,
-        snapshot.conversation.metadata,
-        snapshot.settings,
-        snapshot.version,
-        tuple(steps),
-        images,
-    )
+    about = snapshot.conversation
+    return Memory(about.agent, about.metadata, snapshot.settings, snapshot.version, tuple(steps), images)
 
 
 async def _earlier(snapshot: _Snapshot, turn: int) -> Head:
-    """Return the head after a turn. Raises `HistoryGoneError` if it is not kept."""
+    """Raises `HistoryGoneError` if the head after this turn is not kept."""
     earlier = snapshot.earlier if turn else Head(snapshot.head.generation)
     if earlier:
         around = await load_steps(snapshot.scope, snapshot.head, max(0, earlier.count - 1), earlier.count + 1)

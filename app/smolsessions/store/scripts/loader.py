@@ -65,13 +65,12 @@ class Script:
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
     def command(self, partition: str, rest: tuple[Argument, ...], named: Mapping[str, Argument]) -> Command:
-        """Return the EVALSHA of a call. A missing or surplus argument raises."""
+        """Raises for a missing or surplus argument."""
         assert len(named) == len(self.names), f"{self.name} takes {self.names}, got {tuple(named)}"
         return ("EVALSHA", self.sha, 1, partition, *map(named.__getitem__, self.names), *rest)
 
 
 def flattened(pairs: Iterable[tuple[Argument, Argument]]) -> list[Argument]:
-    """Return pairs as arguments."""
     return [part for pair in pairs for part in pair]
 
 
@@ -98,5 +97,4 @@ def script(name: str) -> Script:
 
 
 def load_commands() -> list[Command]:
-    """Return the commands that load all scripts."""
     return [("SCRIPT", "LOAD", script(name).source) for name in NAMES]

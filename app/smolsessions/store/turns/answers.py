@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from smolsessions.core.errors import ConversationNotFoundError, StoreUnavailableError, TurnNotFoundError
 from smolsessions.core.events import InputAnswered, Logged
+from smolsessions.core.journal_keys import journal_key
 from smolsessions.core.records import Turn
-from smolsessions.core.requests import Answer, Answered, answer_key
+from smolsessions.core.requests import Answer, Answered
 from smolsessions.store import codec
 from smolsessions.store.partition import Scope
 from smolsessions.store.scripts.loader import Argument
@@ -50,7 +51,7 @@ async def record_answers(scope: Scope, number: int, accept: Accept) -> Turn:
         event = InputAnswered(turn.attempts, shown)
         effects: list[Argument] = []
         for answer in answers:
-            key = answer_key(answer.request_id)
+            key = journal_key("answer", answer.request_id)
             effects += [key, scope.seal(codec.encode_answer(answer), "effect", number, key)]
         expires = min((int(request.expires_at * 1_000_000) for request in left), default="")
         state, *rest = await scope.call(

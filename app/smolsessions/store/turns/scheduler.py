@@ -61,7 +61,6 @@ class Scheduler:
         self._most_each = MOST_EACH
         self._rooms: defaultdict[Owner, int] = defaultdict(int)
         self._stopped = self._is_claiming = False
-        self._reservations = 0
         self.intake: Intake[HeldLease] | None = None
         """Worker that begins turns as they are submitted. Set by the worker itself."""
         self._claimed: list[HeldLease] = []
@@ -111,12 +110,10 @@ class Scheduler:
         fingerprints = self.intake.reserve(agent, owner)
         if fingerprints is None:
             return None
-        self._reservations += 1
         return Reservation(self._worker, self._lease_us, fingerprints[agent], list(fingerprints))
 
     def use_thread(self, lease: HeldLease | None, owner: Owner) -> None:
         """Begin the turn in the reserved thread. None: the turn was not claimed."""
-        self._reservations -= 1
         if lease:
             self._order.served(owner)
         if self.intake:  # otherwise the worker has ended, and the lease expires
@@ -184,7 +181,7 @@ class Scheduler:
                     self._pause_s = min(self._pause_s, LATE_S)
         finally:
             self._is_claiming = False
-        if not self._reservations:
+        if not (self.intake and self.intake.reserved):
             self._early_stops.clear()
         leases, self._claimed = self._claimed, []
         return leases

@@ -76,7 +76,6 @@ class IdempotencyKeys:
         self._secret = secret
 
     def idem(self, owner: Owner, once: IdempotentRequest) -> str:
-        """Return the name of a key."""
         return self._digest("key", owner, once.key).hex()
 
     def names(self, owner: Owner, once: IdempotentRequest | None) -> dict[str, str]:

@@ -21,8 +21,7 @@ from smolsessions.core.requests import Answer, Answerer
 from smolsessions.core.turns import NewTurn, Turns
 from smolsessions.web.body import HeldBody, in_thread_if_large
 from smolsessions.web.cursors import number_at
-from smolsessions.web.files import read_files
-from smolsessions.web.images import read_images
+from smolsessions.web.files import read_files, read_images
 from smolsessions.web.problems import WRITE, headers, responses
 from smolsessions.web.routes.common import (
     Answered,
