@@ -36,7 +36,6 @@ def position_of(cursor: str | None, form: re.Pattern[str], *of: str) -> str | No
 
 
 def number_at(cursor: str | None, *of: str) -> int | None:
-    """Return the position of a cursor that holds a number."""
     position = position_of(cursor, NUMBER, *of)
     return None if position is None else int(position)
 

@@ -42,7 +42,6 @@ def operation_id(route: APIRoute) -> str:
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """Return the document of an application's routes."""
     document = get_openapi(
         title=app.title,
         version=app.version,

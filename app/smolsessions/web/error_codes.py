@@ -39,7 +39,6 @@ may still be `finished`. `agent_error` and `model_error` are used here, too.
 
 
 def errors_reference() -> str:
-    """Return docs/reference/errors.md."""
     answers = codes_of_answers()
     rows = [f"- `{code}` ({status_of(answers[code]()).value}): {answers[code]().message}" for code in sorted(answers)]
     turns, steps = (

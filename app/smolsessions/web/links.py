@@ -9,5 +9,4 @@ root_path: ContextVar[str] = ContextVar("root_path", default="")
 
 
 def link(path: str) -> str:
-    """Return the address of a path, relative to the host."""
     return root_path.get() + path

@@ -167,7 +167,6 @@ class RequestChecks:
 
 
 def _host_of(value: bytes | None, http_version: str) -> tuple[bytes, int | None]:
-    """Return name and port of a `Host` header."""
     if value is None:
         if http_version != "1.0":
             raise MalformedError("The request has no header Host, which HTTP/1.1 requires; send it.")

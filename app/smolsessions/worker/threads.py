@@ -64,7 +64,6 @@ class Threads:
         return max(1, int(self.count * share))
 
     def room(self, owner: Owner) -> int:
-        """Return how many more threads an owner may take."""
         return (self.count if owner == LOCAL else self.most_each) - self._held[owner]
 
     def rooms(self) -> dict[Owner, int]:

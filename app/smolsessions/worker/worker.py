@@ -350,7 +350,6 @@ def _log_turn(level: int, turn: Turn, action: str, what: str) -> None:
 
 
 def _failed_by(error: Exception, turn: Turn) -> Outcome:
-    """Return the outcome of a turn that an error of this service ended."""
     if isinstance(error, ServiceError):
         return Outcome("failed", error=Failure(error.code, error.message))
     log.error("turn %s#%d met a defect of this service", turn.ref, turn.number, exc_info=error)

@@ -32,11 +32,9 @@ class AccessList:
         return "readonly" if self._readonly.match_file(path) else "unlisted"
 
     def shows(self, path: str) -> bool:
-        """Return whether the agent may read a file of this path."""
         return self.of(path) in {"editable", "readonly"}
 
     def hides_folder(self, path: str) -> bool:
-        """Return whether everything in a folder is hidden."""
         return self._is_hidden(path + "/")
 
     def _is_hidden(self, path: str) -> bool:

@@ -19,7 +19,6 @@ _PACKAGES["transformers"] = ["torch", "transformers"]
 
 
 def add_fallbacks(model: Model, *fallbacks: Model) -> Model:
-    """Return the model, which has these fallbacks from then on."""
     if fallbacks:
         setattr(model, _FALLBACKS, fallbacks)
     return model

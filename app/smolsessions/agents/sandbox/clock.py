@@ -136,8 +136,6 @@ class Clocks:
         return reading
 
     def unrecorded(self, act: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function whose readings are not recorded."""
-
         def acted(*args: Any) -> Any:
             recorded, self._records = self._records, False
             try:

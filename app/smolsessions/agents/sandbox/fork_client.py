@@ -95,7 +95,7 @@ class ForkClient:
         return self._level
 
     def fork(self) -> ChildProcess:
-        """Return a new process, or the oldest spare one. Raises `OSError` if none can be forked."""
+        """Takes the oldest spare process first. Raises `OSError` if none can be forked."""
         with self._lock:
             while self._spares:
                 spare = self._spares.pop(0)

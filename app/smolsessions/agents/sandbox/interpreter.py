@@ -43,7 +43,7 @@ DIED = "The process that ran the code ended: it used too much memory, or was kil
 
 
 def valid_names(value: Any) -> frozenset[str]:
-    """Return the valid names. Others cannot belong to a variable and are ignored."""
+    """Drop names that cannot belong to a variable."""
     names: list[Any] = value[:MAX_DROPPED] if type(value) is list else [None]
     if any(type(name) is not str for name in names):
         raise ValueError("a list of names is needed")

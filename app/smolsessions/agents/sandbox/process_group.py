@@ -19,7 +19,7 @@ class ProcessGroup:
     pidfd: int | None
 
     def is_alive(self) -> bool:
-        """Return whether the group has a process. Closes the descriptor of a group that has ended."""
+        """Closes the descriptor of a group that has ended."""
         try:
             self._signal(0)
         except ProcessLookupError:

@@ -177,7 +177,6 @@ def chunk_names(chunk: str, data: bytes) -> list[str]:
 
 
 def plain_chunk(name: str, value: Any) -> Chunk:
-    """Return the chunk of one variable with plain data."""
     return _chunk((name,), [], pickle.dumps({name: value}, PROTOCOL), is_plain=True)
 
 

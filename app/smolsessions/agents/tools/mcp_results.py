@@ -81,7 +81,6 @@ def _medium(data: str, media_type: str, most_pixels: int, uri: str = "") -> Any:
 
 
 def _image(data: bytes, most_pixels: int) -> PIL.Image.Image | None:
-    """Return an image that is known to decode."""
     try:
         image = image_from_bytes(data)
         if image.width * image.height > most_pixels:

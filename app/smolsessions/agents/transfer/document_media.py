@@ -34,7 +34,6 @@ class _FileIn(Strict):
 
 
 def export_images(stored: Mapping[str, bytes]) -> dict[str, dict[str, str]]:
-    """Return stored images as JSON data, by their names."""
     return {
         name: {"type": image_header(data)[0], "data": base64.b64encode(data).decode()} for name, data in stored.items()
     }
@@ -93,7 +92,6 @@ class DocumentMedia:
         return {name: encode_file(self.file(name, pointer + place)) for place, name in names.items()}
 
     def file(self, name: str, pointer: str) -> File:
-        """Return a file that the document names at `pointer`."""
         if name not in self._files:
             raise InvalidRequestError.at(pointer, "names a file that is not in /files")
         self._unused_files.pop(name, None)

@@ -137,7 +137,6 @@ def read_step(data: Any, pointer: str) -> StepIn:
 
 
 def step_data(step: StepIn, pointer: str, media: DocumentMedia) -> tuple[Data, dict[str, bytes]]:
-    """Return the data of a step, and the images and files that it names."""
     data = step.model_dump(exclude={"turn", "archived", "hidden"})
     if isinstance(step, EditIn):
         index = int(pointer.rpartition("/")[2])

@@ -13,7 +13,6 @@ _BUILTINS = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set,
 
 
 def class_name(kind: type) -> str:
-    """Return a class's full name."""
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 

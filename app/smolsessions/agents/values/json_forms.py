@@ -63,7 +63,6 @@ def shown_form(value: Any) -> ShownForm:
 
 
 def json_key(key: Any) -> str:
-    """Return the text of a key in the JSON form."""
     return _Walk().key(key)
 
 

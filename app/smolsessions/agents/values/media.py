@@ -155,6 +155,5 @@ def attach_files(step: Any, files: Sequence[File]) -> None:
 
 
 def attached_files(step: Any) -> tuple[File, ...]:
-    """Return the files of a task's message."""
     files = getattr(step, _FILES, ())
     return files if isinstance(files, tuple) else ()

@@ -50,7 +50,6 @@ class ReadablePaths:
 
 
 def import_path() -> list[str]:
-    """Return the folders that modules are imported from."""
     return [entry for entry in sys.path if os.path.isabs(entry) and os.path.isdir(entry)]  # noqa: PTH112, PTH117 - no error
 
 

@@ -92,7 +92,6 @@ class _Check:
 
 
 def has_filter() -> bool:
-    """Return whether this machine has a filter."""
     return sys.platform == "linux" and platform.machine() in _ARCHITECTURES
 
 
