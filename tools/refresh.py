@@ -9,7 +9,7 @@ from pathlib import Path
 
 from smolsessions.agents.config import json_schema
 from smolsessions.web.app import schema_yaml
-from smolsessions.web.error_codes import errors_reference
+from smolsessions.web.problems import errors_reference
 from tools import reference
 
 

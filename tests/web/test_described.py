@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from smolsessions.core.errors import FAILURES, codes_of_answers
-from smolsessions.web.error_codes import errors_reference
+from smolsessions.web.problems import errors_reference
 from tests.support.openapi import assert_described, validator
 from tests.support.problems import problem
 from tests.support.service import ROOT, Service

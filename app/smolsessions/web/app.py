@@ -25,10 +25,10 @@ from smolsessions.core.turns import Turns
 from smolsessions.web import problems
 from smolsessions.web.auth import Authenticator
 from smolsessions.web.description import describe, operation_id
-from smolsessions.web.error_codes import serve_error_pages
 from smolsessions.web.links import link, root_path
 from smolsessions.web.metrics import MetricsText
 from smolsessions.web.middleware import RequestChecks
+from smolsessions.web.problems import serve_error_pages
 from smolsessions.web.routes.common import Limits, answer
 from smolsessions.web.routes.conversations import agent_routes, conversation_routes, file_routes, memory_routes
 from smolsessions.web.routes.turns import NewTurns, new_turn_routes, turn_routes

@@ -12,8 +12,8 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
 from smolsessions.web import problems
-from smolsessions.web.event_views import event_schemas
 from smolsessions.web.links import root_path
+from smolsessions.web.views import event_schemas
 
 DESCRIPTION = (
     "Stateful smolagents conversations behind HTTP. Errors are `application/problem+json` with a stable `code`. "

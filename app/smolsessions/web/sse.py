@@ -19,8 +19,8 @@ from smolsessions.core.events import Logged, TurnEnded, TurnWaiting
 from smolsessions.core.records import Turn
 from smolsessions.core.turns import Turns, TurnSubscription
 from smolsessions.web.auth import Authenticator
-from smolsessions.web.event_views import event_view
 from smolsessions.web.routes.common import Delivery, location_of
+from smolsessions.web.views import event_view
 
 log = logging.getLogger(__name__)
 

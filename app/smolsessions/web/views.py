@@ -1,4 +1,4 @@
-"""Records as JSON data of answers."""
+"""Records as JSON data of answers, and events as that of streams, with their schemas."""
 
 from __future__ import annotations
 
@@ -10,10 +10,21 @@ from operator import attrgetter
 from typing import Any, get_args
 from urllib.parse import quote
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic_core import to_json
 
 from smolsessions.core.effects import EffectEntry
+from smolsessions.core.events import (
+    EVENT_TYPES,
+    InputAnswered,
+    Logged,
+    MessageDelta,
+    StepFinished,
+    ToolReturned,
+    TurnEnded,
+    TurnQueued,
+    TurnWaiting,
+)
 from smolsessions.core.media import StepFile, StepImage
 from smolsessions.core.memories import ExportedMemory, PrunePreview
 from smolsessions.core.records import (
@@ -23,6 +34,7 @@ from smolsessions.core.records import (
     Failure,
     Outcome,
     Page,
+    Ref,
     StepType,
     ToolCall,
     Turn,
@@ -33,6 +45,7 @@ from smolsessions.web.links import link
 from smolsessions.wire.conversations import Agent as AgentAnswer
 from smolsessions.wire.conversations import Conversation as ConversationAnswer
 from smolsessions.wire.conversations import PromptSize
+from smolsessions.wire.events import MODELS_OF_TYPES, InputAnswer, KnownEvent, TurnEvent
 from smolsessions.wire.turns import Approval as ApprovalAnswer
 from smolsessions.wire.turns import InputRequest as InputRequestAnswer
 from smolsessions.wire.turns import Timing
@@ -40,6 +53,8 @@ from smolsessions.wire.turns import ToolCall as ToolCallAnswer
 from smolsessions.wire.turns import Turn as TurnAnswer
 from smolsessions.wire.words import Time
 
+_CODE = "python_interpreter"
+_REF = "#/components/schemas/{model}"
 KINDS_OF_VARIABLES = {"code": "variable", "state": "state", "tools": "tool"}
 CODES_OF_EFFECTS = {"model": "model_error", "tool": "tool_error", "code": "execution_error", "check": "agent_error"}
 MAX_PREVIEW_CHARS = 500
@@ -266,3 +281,48 @@ def step_view(conversation_id: str, step: dict[str, Any]) -> dict[str, Any]:
 def page_view(page: Page[Any], view: Callable[[Any], Any], *of: str) -> dict[str, Any]:
     """Return a page of the list that `of` names."""
     return {"items": [view(item) for item in page.items], "next_cursor": cursor_at(page.next_cursor, *of)}
+
+
+def event_schemas() -> dict[str, Any]:
+    """Return the schemas of events for the OpenAPI document. `Event` is the `data` of an SSE frame."""
+    known = TypeAdapter[Any](KnownEvent).json_schema(ref_template=_REF)
+    schemas: dict[str, Any] = known.pop("$defs")
+    other = TurnEvent.model_json_schema(ref_template=_REF)
+    other["properties"]["type"] |= {"not": {"enum": list(EVENT_TYPES)}, "examples": ["tool.progress"]}
+    return {
+        "Event": {
+            "description": "One event of a turn (docs/events.md). A later release may add types: pass them over.",
+            "anyOf": [{"$ref": _REF.format(model=name)} for name in ("KnownEvent", "OtherEvent")],
+        },
+        "KnownEvent": {"description": "An event of a type that this release has.", **known},
+        "OtherEvent": {**other, "description": "An event of a type that a later release adds."},
+        **schemas,
+    }
+
+
+def event_view(ref: Ref, turn: int, logged: Logged, *, internal: bool) -> dict[str, Any]:
+    """Return an event as JSON data. `internal` includes internal tools in the final event's turn."""
+    event = logged.event
+    own: dict[str, Any] = {"type": event.type, "seq": logged.seq, "conversation_id": ref.id, "turn": turn}
+    if isinstance(event, TurnQueued):
+        own["attempt"] = 0
+    elif isinstance(event, TurnEnded):
+        own |= {"attempt": event.result.attempts, "result": turn_view(event.result, internal=internal)}
+    elif isinstance(event, TurnWaiting):
+        own["requests"] = request_views(ref.id, event.requests)
+    elif isinstance(event, InputAnswered):
+        own["answers"] = [view_of(InputAnswer, answer) for answer in event.answers]
+    elif isinstance(event, ToolReturned):
+        code = "execution_error" if event.name == _CODE else "tool_error"
+        own["error"] = None if event.error is None else Failure(code, event.error)
+    elif isinstance(event, StepFinished):
+        own |= {
+            "error": event.error and event.error.failure,
+            "images": media_views(ref.id, event.images),
+            "files": media_views(ref.id, event.files),
+        }
+    where = (event.where,) if hasattr(event, "where") else ()
+    view = view_of(MODELS_OF_TYPES[event.type], *where, event, **own)
+    if isinstance(event, MessageDelta) and event.index is None:  # only pieces of a tool call's arguments have them
+        del view["index"], view["name"]
+    return view
