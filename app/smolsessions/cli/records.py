@@ -146,9 +146,8 @@ def _write(file: Path, text: str) -> None:
                     shutil.copymode(target, part)
                 opened.write(text)
             part.replace(target)
-        except BaseException:
+        finally:
             part.unlink(missing_ok=True)
-            raise
     except (OSError, RuntimeError) as error:  # Python 3.11 raises `RuntimeError` for symlinks in a circle
         cause = error.strerror if isinstance(error, OSError) else error
         raise fail(f"{file} cannot be written ({cause}); mend that, or name another file") from None

@@ -16,7 +16,7 @@ EffectState = Literal["begun", "done"]
 MAX_PAGE_BYTES = 4 * 1024 * 1024  # of the results that a page looks into
 _ORDER: tuple[EffectKind, ...] = ("model", "request", "answer", "tool", "code", "check")  # within one call
 _PARTS = re.compile(r"([a-z]*)(\d+)")
-_PART_RANKS = {"m": 0, "": 1, "c": 2}
+_PART_RANKS = {"m": 0, "": 1, "c": 2}  # a step calls its model, then tools, then the checks of its answer
 
 
 @record

@@ -132,6 +132,7 @@ class Turns:
         try:
             existing = changed(submission, create=None)
             refusal: ServiceError | None = None
+            # Most named conversations exist. The last try is for one that another request has created in between.
             for attempt in (existing, submission, existing) if is_named and new.create else (submission,):
                 try:
                     subscription.turn, is_new = await self.store.submit(attempt)
@@ -146,7 +147,7 @@ class Turns:
         except BaseException:
             subscription.close()
             raise
-        if is_new and subscription.turn.ref == ref:
+        if is_new and subscription.turn.ref == ref:  # an Idempotency-Key may name an earlier turn
             return subscription
         subscription.close()  # it has another conversation, or has missed the first events
         return await self._read(subscription.turn, for_end=for_end)

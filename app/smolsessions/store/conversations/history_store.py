@@ -252,7 +252,7 @@ class HistoryStore:
             )
             if state != b"ok":
                 await take_back()
-        if state == b"expired":
+        if state == b"expired":  # the staged keys: the import took longer than they are kept
             raise StoreUnavailableError
         if state == b"exists":
             raise ConversationExistsError

@@ -181,7 +181,7 @@ class Scheduler:
                     self._pause_s = min(self._pause_s, LATE_S)
         finally:
             self._is_claiming = False
-        if not (self.intake and self.intake.reserved):
+        if not (self.intake and self.intake.reserved):  # no claim is under way: the stops are for other processes
             self._early_stops.clear()
         leases, self._claimed = self._claimed, []
         return leases
