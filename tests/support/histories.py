@@ -137,3 +137,19 @@ def assert_consistent(service: Service, name: str, agent: str = "scripted") -> N
 
 def variable_x(service: Service, name: str, agent: str = "code") -> Any:
     return service.play({"code": "final_answer(x)"}, agent=agent, conversation_id=name)["output"]
+
+
+def memory_of(turns: int) -> dict[str, Any]:
+    """Return a document with a task for each turn."""
+    turn = {
+        "agent": {"name": "scripted", "kind": "ToolCallingAgent", "smolagents": "1.26.0"},
+        "timing": {"submitted_at": 1.0},
+        "status": "finished",
+    }
+    return {
+        "format": "smolsessions/conversation",
+        "version": 1,
+        "agent": "scripted",
+        "turns": [{"turn": number, "message": f"task {number}", **turn} for number in range(1, turns + 1)],
+        "steps": [{"type": "task", "turn": number, "task": f"task {number}"} for number in range(1, turns + 1)],
+    }

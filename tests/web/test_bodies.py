@@ -9,7 +9,7 @@ import select
 import socket
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -18,13 +18,14 @@ import PIL.Image
 import psutil
 import pytest
 
-from tests.support.owners import create_as, owner_line
+from tests.support.histories import memory_of
+from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, request_as
 from tests.support.problems import problem
 from tests.support.raw_http import answer_on, connected
-from tests.support.service import PLAIN, Service
+from tests.support.service import PLAIN, Service, write_private
 from tests.support.stopwatch import Stopwatch
 from tests.support.tiers import mostly_deep
-from tests.support.waiting import PATIENCE_S, Gate
+from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
 LONGEST_PROBE_S = 1.0
 MANY = 300_000
@@ -102,38 +103,63 @@ def takes_little_memory(service: Service) -> Iterator[None]:
     assert peak - before < 200 * 1024 * 1024
 
 
+def keys(count: int) -> dict[str, int]:
+    return {f"k{number}": 1 for number in range(count)}
+
+
+def cpu_s(service: Service) -> float:
+    return sum(psutil.Process(service.process.pid).cpu_times()[:2])
+
+
 WRONG: dict[str, dict[str, object]] = {
     "turns without members": {"turns": [{}] * MANY},
     "turns that are numbers": {"turns": [1] * MANY},
-    "a turn of many members": {"turns": [{f"k{number}": 1 for number in range(MANY)}]},
+    "a turn of many members": {"turns": [keys(90_000)]},
     "names of tools": {"approve": [1] * MANY},
-    "members": {f"k{number}": 1 for number in range(MANY)},
-    "members of a rule": {"policy": {f"k{number}": 1 for number in range(MANY)}},
-    "files": {"workspace": {f"k{number}": 1 for number in range(MANY)}},
+    "members": keys(90_000),
+    "members of a rule": {"policy": keys(90_000)},
+    "files": {"workspace": keys(90_000)},
     "rollbacks": {"rollbacks": [["a", "b"]] * 1000},
+    "members of a variable": {"variables": {"": {"code": {"v": keys(3 * MANY)}}}},
 }
+FAST = {"turns without members", "a turn of many members", "members of a variable"}
 
 
-@pytest.mark.parametrize("case", mostly_deep(WRONG, fast={"turns without members", "a turn of many members"}))
+@pytest.mark.parametrize("case", mostly_deep(WRONG, fast=FAST))
 def test_a_document_with_many_faults_costs_little_and_names_ten_at_most(service: Service, case: str) -> None:
     document = json.dumps({"format": "smolsessions/conversation", "version": 1, **WRONG[case]}).encode()
-    began_at = sum(psutil.Process(service.process.pid).cpu_times()[:2])
+    before = cpu_s(service)
     with probed(service) as took, takes_little_memory(service):
         answer = service.client.post("/imports", content=document, headers=JSON)
-    assert 1 <= len(problem(answer, 422, "invalid_request")["errors"]) <= 10
-    assert sum(psutil.Process(service.process.pid).cpu_times()[:2]) - began_at < 4
+    if case == "members of a variable":
+        problem(answer, 413, "too_large")
+    else:
+        assert 1 <= len(problem(answer, 422, "invalid_request")["errors"]) <= 10
+    assert cpu_s(service) - before < 4
     assert took[-1] < LONGEST_PROBE_S, took[-5:]
 
 
-def test_documents_are_imported_one_after_the_other(service: Service) -> None:
-    document = json.dumps({"format": "smolsessions/conversation", "version": 1, "turns": [1] * 2 * MANY}).encode()
+def test_large_imports_run_one_after_the_other_and_block_no_probe_and_no_small_one(tmp_path: Path) -> None:
+    keys = write_private(tmp_path / "keys", owner_line("ada", ADA) + owner_line("bob", BOB) + owner_line("eve", SECOND))
+    whole = memory_of(1) | {"steps": [{"type": "task", "turn": 1, "task": "x" * 120}] * 90_000}
 
-    def send(_number: int) -> None:
-        answer = service.client.post("/imports", content=document, headers=JSON)
-        problem(answer, 422, "invalid_request")
+    def send(key: str, document: object) -> None:
+        made = request_as(service, key, "POST", "/imports", document)
+        assert made.status_code == 201, made.text
 
-    with takes_little_memory(service), ThreadPoolExecutor(10) as pool:
-        assert len([*pool.map(send, range(10))]) == 10
+    with Service(tmp_path / "imports", PLAIN | {"API_KEYS_FILE": str(keys)}) as service, ThreadPoolExecutor(2) as pool:
+        before = cpu_s(service)
+        with probed(service) as took:
+            large = {pool.submit(send, key, whole) for key in (ADA, BOB)}
+            wait_until(lambda: cpu_s(service) - before > 0.5)
+            send(SECOND, memory_of(1))
+            assert not any(each.done() for each in large)
+            _, rest = wait(large, return_when=FIRST_COMPLETED)
+            with pytest.raises(TimeoutError):
+                next(iter(rest)).result(0.5)
+        for each in large:
+            each.result()
+    assert took[-1] < LONGEST_PROBE_S, took[-5:]
 
 
 def test_a_large_image_passes_beside_a_text_full_of_commas(service: Service) -> None:
@@ -200,13 +226,20 @@ def test_bodies_that_are_held_have_a_budget_for_each_owner_and_one_for_all(tmp_p
 
 
 @pytest.mark.parametrize("query", ["", "?until=waiting&on_disconnect=cancel"])
-def test_a_turn_that_is_waited_for_holds_no_body(tmp_path: Path, query: str) -> None:
+@pytest.mark.parametrize("approve", [[], ["wait_for"]])
+def test_a_turn_that_is_waited_for_holds_no_body(tmp_path: Path, query: str, approve: list[str]) -> None:
     gates = [Gate(tmp_path / f"gate{number}") for number in range(7)]
 
     def ask(gate: Gate) -> None:
-        body = json.dumps({"message": json.dumps([gate.script, {"say": "hi"}]), "agent": "scripted"}).encode()
-        turn = service.client.post(f"/turn{query}", content=body + b" " * 1_000_000, headers=JSON)
-        assert turn.status_code == 200, turn.text
+        message = json.dumps([gate.script, {"say": "hi"}])
+        path, body = "/turn", {"message": message, "agent": "scripted", "approve": approve}
+        if approve:
+            turn = service.post("/turn", **body).json()
+            path = f"/conversations/{turn['conversation_id']}/turns/1/answers"
+            body = {"answers": [{"request_id": turn["requests"][0]["request_id"], "decision": "approve"}]}
+        content = json.dumps(body).encode() + b" " * 1_000_000
+        ended = service.client.post(f"{path}{query}", content=content, headers=JSON)
+        assert ended.status_code == 200, ended.text
 
     settings = PLAIN | {"MAX_BODY_BYTES": "1048576"}  # six of these bodies may be held at once
     with Service(tmp_path / "waiting", settings) as service, ThreadPoolExecutor(len(gates)) as pool:

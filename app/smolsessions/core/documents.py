@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from smolsessions.core.errors import InvalidRequestError
-from smolsessions.core.json_data import derived_from, invalid_request, json_pointer, storable
+from smolsessions.core.json_data import MAX_PROBLEMS, derived_from, invalid_request, json_pointer, storable
 from smolsessions.core.media import StepFile, StepImage
 from smolsessions.core.memories import ConversationRecord, ExportedMemory
 from smolsessions.core.policies import Policy, policy_data
@@ -25,6 +25,8 @@ from smolsessions.core.records import (
     Turn,
     TurnOptions,
 )
+
+Part = TypeVar("Part", bound=BaseModel)
 
 FORMAT, VERSION = "smolsessions/conversation", 1
 MAX_TURNS = 10_000
@@ -144,27 +146,19 @@ def parse_document(document: Any) -> tuple[ConversationDocument, dict[str, Any]]
     if type(document.get("version")) is not int or document["version"] != VERSION:
         raise InvalidRequestError.at("/version", f"is not {VERSION}, the one that this release reads")
     outer = {name: value for name, value in document.items() if name not in _READ_BY_AGENTS}
-    # Pydantic would collect an error of 1 KB for each unknown member. A validator of the model cannot check this: in
-    # its strict mode pydantic makes no tuples of the lists that a validator has seen.
-    objects = [("", outer)]
-    for name in ("turns", "not_exported"):
-        found = outer.get(name)
-        objects += [(f"/{name}/{place}", each) for place, each in enumerate(found if isinstance(found, list) else ())]
-    for pointer, each in objects:
-        if isinstance(each, dict) and len(each) > MAX_MEMBERS:
-            raise InvalidRequestError.at(pointer, "has far too many members")
-    for name, value in outer.items():
-        try:
-            storable(name)
-            storable(value)
-        except ValueError as error:
-            raise InvalidRequestError.at(json_pointer([name]), str(error)) from None
-    try:
-        # As JSON, because pydantic makes no records of dictionaries in its strict mode.
-        parsed = ConversationDocument.model_validate_json(to_json(outer))
-    except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False)
-        raise invalid_request([{**problem, "loc": ("body", *problem["loc"])} for problem in problems]) from None
+    turns = outer.pop("turns", [])
+    if not isinstance(turns, list) or len(turns) > MAX_TURNS:
+        raise InvalidRequestError.at("/turns", f"is no list of at most {MAX_TURNS} turns")
+    listed = outer.get("not_exported")
+    for place, each in enumerate(listed if isinstance(listed, list) else ()):
+        _check_member_count(f"/not_exported/{place}", each)
+    problems: list[Any] = []
+    parsed = _read_part(ConversationDocument, outer, [], problems)
+    # One by one: a call for all would hold the interpreter lock, and so the event loop, for long.
+    found = [_read_part(TurnDocument, turn, ["turns", place], problems) for place, turn in enumerate(turns)]
+    if problems or not parsed:
+        raise invalid_request(problems)
+    parsed.turns = tuple(turn for turn in found if turn)
     for place, turn in enumerate(parsed.turns):
         if turn.turn != place + 1:
             raise InvalidRequestError.at(f"/turns/{place}/turn", f"is not {place + 1}; turns are numbered 1, 2, 3 …")
@@ -177,3 +171,32 @@ def parse_document(document: Any) -> tuple[ConversationDocument, dict[str, Any]]
         last = after
     members = {name: value for name, value in document.items() if name in _READ_BY_AGENTS}
     return parsed, {"steps": [], **members}
+
+
+def _read_part(model: type[Part], data: Any, path: list[str | int], problems: list[Any]) -> Part | None:
+    """Validate a part of a document. Returns None and adds to `problems` if it is invalid."""
+    if len(problems) >= MAX_PROBLEMS:
+        return None
+    if not isinstance(data, dict):
+        raise InvalidRequestError.at(json_pointer(path), "is no object")
+    _check_member_count(json_pointer(path), data)
+    for name, value in data.items():
+        try:
+            storable(name)
+            storable(value)
+        except ValueError as error:
+            raise InvalidRequestError.at(json_pointer([*path, name]), str(error)) from None
+    try:
+        # As JSON, because pydantic makes no records of dictionaries in its strict mode.
+        return model.model_validate_json(to_json(data))
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        problems += [{**problem, "loc": ("body", *path, *problem["loc"])} for problem in found]
+    return None
+
+
+def _check_member_count(pointer: str, data: Any) -> None:
+    # Pydantic would collect an error of 1 KB for each unknown member. A validator of the model cannot check this: in
+    # its strict mode pydantic makes no tuples of the lists that a validator has seen.
+    if isinstance(data, dict) and len(data) > MAX_MEMBERS:
+        raise InvalidRequestError.at(pointer, "has far too many members")

@@ -23,9 +23,11 @@ M = TypeVar("M", bound=BaseModel)
 
 MAX_METADATA_BYTES = 64 * 1024
 MAX_OBJECT_BYTES = 1024 * 1024
+MAX_MEMBERS = 100_000  # of one object: to build a larger one holds the interpreter lock for long
 MAX_PROBLEMS = 10
 MAX_POINTER_CHARS = 200
 _SHOWN_CHARS = 80
+_FAST_BYTES = 64 * 1024
 _AROUND = 8  # levels that records and pages put around what a client sends
 
 
@@ -33,11 +35,12 @@ def read_json(body: bytes) -> Any:
     """Decode a document strictly. Raises `MalformedError` if it is no JSON.
 
     Raises `InvalidRequestError` for JSON that readers disagree on: a repeated member, NaN, a number of thousands of
-    digits, thousands of levels.
+    digits, thousands of levels. Raises `TooLargeError` for an object of more than `MAX_MEMBERS`.
     """
-    with suppress(ValueError):  # the reason is found below
-        return jiter.from_json(body, allow_inf_nan=False, cache_mode="keys", catch_duplicate_keys=True)
-    try:
+    if len(body) <= _FAST_BYTES:
+        with suppress(ValueError):  # the reason is found below
+            return jiter.from_json(body, allow_inf_nan=False, cache_mode="keys", catch_duplicate_keys=True)
+    try:  # in the other parser, other threads run after each object
         return json.loads(body.decode(), object_pairs_hook=_members, parse_constant=_constant)
     except UnicodeDecodeError:
         raise MalformedError from None
@@ -49,7 +52,13 @@ def read_json(body: bytes) -> Any:
         raise InvalidRequestError.at("", "has too many levels") from None
 
 
+def too_many_members() -> TooLargeError:
+    return TooLargeError(f"An object of the body has more than {MAX_MEMBERS} members; send fewer.")
+
+
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MAX_MEMBERS:
+        raise too_many_members()
     members = dict(pairs)
     if len(members) < len(pairs):
         twice = max(Counter(name for name, _ in pairs).items(), key=lambda found: found[1])[0]

@@ -92,7 +92,7 @@ def create_app(
     app.state.streams = streams = EventStreams(turns, limits.send_timeout_s)
     new_turns = NewTurns(turns, limits, streams)
     app.include_router(new_turn_routes(new_turns))
-    app.include_router(turn_routes(turns, limits, streams))
+    app.include_router(turn_routes(new_turns, turns, limits, streams))
     app.include_router(conversation_routes(conversations))
     app.include_router(file_routes(conversations))
     app.include_router(memory_routes(conversations))

@@ -10,12 +10,13 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
 from smolsessions.core.errors import OverloadedError, TooLargeError
+from smolsessions.core.json_data import MAX_MEMBERS, read_json, too_many_members
 from smolsessions.core.records import Owner
 
 T = TypeVar("T")
@@ -26,7 +27,9 @@ MAX_VALUES = 10_000
 MAX_QUOTES = 200_000
 MAX_BARE_BYTES = 256 * 1024
 MAX_DOCUMENT_VALUES = 2_000_000
+SMALL_DOCUMENT_BYTES = 1024 * 1024
 MAX_DOCUMENT_QUOTES = 2 * MAX_DOCUMENT_VALUES
+_CUT_BYTES = 1024 * 1024  # of one call, which holds the interpreter lock
 _MIN_BASE64_BYTES = 4 * 1024  # a shorter string counts as text
 _DATA_URL = re.compile(rb"data:[a-z0-9.+-]{1,40}\\?/[a-z0-9.+-]{1,80}(;charset=utf-8)?;base64,", re.IGNORECASE)
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/="
@@ -130,13 +133,17 @@ def check_structure(body: bytes, max_text_bytes: int) -> None:
         raise TooLargeError(f"The body has more than {MAX_BARE_BYTES} bytes outside strings; send shorter numbers.")
 
 
-def check_document(body: bytes) -> None:
-    """Raise `TooLargeError` for a document for import of so many values that parsing blocks the event loop for long."""
-    if _separators(body) <= MAX_DOCUMENT_VALUES:
-        return
-    is_sound = body.count(b'"') - body.count(b'\\"') <= MAX_DOCUMENT_QUOTES
-    if not is_sound or _separators(_outside_strings(body)) > MAX_DOCUMENT_VALUES:
-        raise TooLargeError(f"The document has more than {MAX_DOCUMENT_VALUES} values; send fewer.")
+def read_document(body: bytes) -> Any:
+    """Decode a document for import. Raises as `read_json` does, and `TooLargeError` for too many values or members."""
+    if body.count(b":") > MAX_MEMBERS or _separators(body) > MAX_DOCUMENT_VALUES:
+        is_sound = body.count(b'"') - body.count(b'\\"') <= MAX_DOCUMENT_QUOTES
+        bare = _outside_strings(body) if is_sound else b""
+        if not is_sound or _separators(bare) > MAX_DOCUMENT_VALUES:
+            raise TooLargeError(f"The document has more than {MAX_DOCUMENT_VALUES} values; send fewer.")
+        # The parser lets the event loop run at the end of each object.
+        if any(part.count(b":") > MAX_MEMBERS for part in bare.replace(b"{", b"}").split(b"}")):
+            raise too_many_members()
+    return read_json(body)
 
 
 def _separators(text: bytes) -> int:
@@ -144,5 +151,10 @@ def _separators(text: bytes) -> int:
 
 
 def _outside_strings(text: bytes) -> bytes:
-    # Without escapes, each quotation mark begins or ends a string.
-    return b"".join(text.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+    text = text.replace(b"\\\\", b"").replace(b'\\"', b"")  # so each quotation mark begins or ends a string
+    found, inside = [], 0
+    for start in range(0, len(text), _CUT_BYTES):
+        parts = text[start : start + _CUT_BYTES].split(b'"')
+        found += parts[inside::2]
+        inside = (inside + len(parts) - 1) % 2
+    return b"".join(found)

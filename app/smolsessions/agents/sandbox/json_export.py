@@ -16,7 +16,7 @@ from smolsessions.agents.sandbox.channel import Channel, ClosedError, Misbehaved
 from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.limits import MB, CodeLimits
 from smolsessions.agents.values.json_forms import json_flaw, utf8_text
-from smolsessions.core.errors import OverloadedError, ServiceError
+from smolsessions.core.errors import OverloadedError, ServiceError, TooLargeError
 from smolsessions.core.json_data import read_json
 
 MAX_JSON_BYTES = 64 * MB
@@ -86,6 +86,8 @@ def _checked(answer: Any) -> Any:
         return NotJSON(utf8_text(answer[:_MAX_REASON_CHARS]))
     try:
         value = read_json(answer)
+    except TooLargeError:
+        return NotJSON(_TOO_LARGE)
     except (ServiceError, TypeError, AttributeError):
         return NotJSON("cannot be read")
     flaw = json_flaw(value)

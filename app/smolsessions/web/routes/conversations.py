@@ -15,7 +15,6 @@ from pydantic_core import to_json
 
 from smolsessions.core.conversations import Conversations
 from smolsessions.core.errors import PreconditionFailedError
-from smolsessions.core.json_data import read_json
 from smolsessions.core.records import (
     AgentName,
     Conversation,
@@ -28,7 +27,7 @@ from smolsessions.core.records import (
     Sort,
     StepType,
 )
-from smolsessions.web.body import check_document, in_thread_if_large
+from smolsessions.web.body import SMALL_DOCUMENT_BYTES, read_document
 from smolsessions.web.cursors import PLACE, number_at, position_of
 from smolsessions.web.files import download_headers, served
 from smolsessions.web.links import link
@@ -236,7 +235,7 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
     ) -> Response:
         """List the steps of the agent's memory, including those that a reset hides.
 
-        A page of one type may hold fewer than `limit` steps. `next_cursor` shows whether more follow.
+        A page of one type, or of large steps, may hold fewer than `limit`. `next_cursor` shows whether more follow.
         """
         ref = Ref(owner, conversation_id)
         of = ("steps", owner, conversation_id, order, str(kind), str(archived))
@@ -292,7 +291,8 @@ def file_routes(conversations: Conversations) -> APIRouter:
 
 def memory_routes(conversations: Conversations) -> APIRouter:
     router = APIRouter(tags=["memory"], route_class=StrictRoute)
-    importing = asyncio.Semaphore(1)  # a document of 5 MB takes 300 MB of memory while it is imported
+    # One large document is imported at a time: 5 MB take 300 MB of memory meanwhile. Small ones do not wait for it.
+    large, small = asyncio.Lock(), asyncio.Lock()
     of_owner: WeakValueDictionary[Owner, asyncio.Lock] = WeakValueDictionary()  # of each owner, one waits for the turn
 
     @router.post(
@@ -305,10 +305,9 @@ def memory_routes(conversations: Conversations) -> APIRouter:
         owner: CallerOwner, request: Request, new_id: NewId = None, agent: Agent = None
     ) -> Response:
         """Create a conversation from an exported one."""
-        async with of_owner.setdefault(owner, asyncio.Lock()), importing:
-            body = await request.body()
-            await in_thread_if_large(check_document, body)
-            document = await in_thread_if_large(read_json, body)
+        body = await request.body()  # the middleware has read it, and holds it
+        async with of_owner.setdefault(owner, asyncio.Lock()), large if len(body) > SMALL_DOCUMENT_BYTES else small:
+            document = await asyncio.to_thread(read_document, body)
             return _created(await conversations.import_document(owner, document, new_id, agent))
 
     @router.get(f"{AT}/prompt", responses=responses(Prompt, 404, 409, 422))

@@ -79,7 +79,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     },
     **responses(None, *WRITE, 429),
 }
-_PATH = re.compile(r"/(?:turn|conversations/([A-Za-z0-9_-]{1,64})/turns)")
+_PATH = re.compile(r"/(?:turn|conversations/([A-Za-z0-9_-]{1,64})/turns(?:/([1-9][0-9]{0,8})/answers)?)")
 _READ = frozenset({b"accept", b"prefer", b"idempotency-key"})
 _QUERY = {"on_disconnect": ("cancel",), "until": ("waiting",), "include_internal_tools": ("true", "false")}
 _WAIT = re.compile(r"\s*wait\s*=\s*\"?(\d{1,9})\"?\s*", re.IGNORECASE)
@@ -87,7 +87,10 @@ _QUALITY = re.compile(r"[01](\.\d{0,3})?")
 
 
 class NewTurns:
-    """Accepts new turns. A valid request is answered before FastAPI, which would cost 16 % of a turn's instructions."""
+    """Accepts new turns, and answers to waiting ones.
+
+    A valid request is answered before FastAPI, which would cost 16 % of a turn's instructions, and hold the body.
+    """
 
     def __init__(self, turns: Turns, limits: Limits, streams: EventStreams) -> None:
         self._turns = turns
@@ -109,14 +112,17 @@ class NewTurns:
         if key is not None and not _KEY.fullmatch(key):
             return None
         try:
-            request = await in_thread_if_large(TurnRequest.model_validate_json, body.data)
+            model = AnswersRequest if path[2] else TurnRequest
+            request = await in_thread_if_large(model.model_validate_json, body.data)
         except ValidationError:
             return None
         body.free()  # the turn may take long, and FastAPI would hold the body until its end
-        if path[1]:
-            set_conversation(request, path[1])
         internal = query.pop("include_internal_tools", "false") == "true"
         delivery = Delivery(text.get(b"prefer"), **query, include_internal_tools=internal)  # type: ignore[arg-type]  # checked above
+        if isinstance(request, AnswersRequest):
+            return await self.go_on(scope, path[1], int(path[2]), request, text.get(b"accept"), delivery)
+        if path[1]:
+            set_conversation(request, path[1])
         return await self.answer(scope, request, text.get(b"accept"), delivery, key)
 
     async def answer(
@@ -163,6 +169,36 @@ class NewTurns:
         wait_s, applied = wait_of(delivery.prefer, limits.wait_s)
         return turn_answer(await self._turns.submit_and_wait(owner, new, wait_s), applied, internal=internal)
 
+    async def go_on(  # noqa: PLR0917 - as the route has them
+        self,
+        scope: Scope,
+        conversation_id: str,
+        number: int,
+        body: AnswersRequest,
+        accept: str | None,
+        delivery: Delivery,
+    ) -> Response:
+        """Answer requests of a waiting turn, and return the turn at its end or stream its events."""
+        if scope["app"].state.draining:
+            raise ShuttingDownError
+        owner = Owner(scope["owner"])
+        by, now, internal = Answerer(owner, scope["key"]), time.time(), delivery.include_internal_tools
+        answers = [
+            await _answer_of(sent, f"/answers/{place}", self._limits, by, now)
+            for place, sent in enumerate(body.answers)
+        ]
+        turn, cursor, new = await self._turns.answer(Ref(owner, conversation_id), number, answers)
+        for each in new:
+            extra = {"action": "input.answered", "conversation": str(turn.ref), "turn": turn.number}
+            log.info("%s: %s by %s (key %s)", each.request_id, each.decision, by.owner, by.key or "none", extra=extra)
+        if wants_stream(accept):
+            subscription = await self._turns.subscribe(turn.ref, number, cursor)
+            if subscription is None:
+                return Response(status_code=204)
+            return TurnStream(self._streams, subscription, delivery, cursor, internal=internal)
+        wait_s, applied = wait_of(delivery.prefer, self._limits.wait_s)
+        return turn_answer(await self._turns.wait(turn, wait_s), applied, internal=internal)
+
 
 def new_turn_routes(new_turns: NewTurns) -> APIRouter:
     """Return the described routes of new turns. They answer the requests that `NewTurns` leaves to FastAPI."""
@@ -195,7 +231,7 @@ def new_turn_routes(new_turns: NewTurns) -> APIRouter:
     return router
 
 
-def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRouter:
+def turn_routes(new_turns: NewTurns, turns: Turns, limits: Limits, streams: EventStreams) -> APIRouter:
     router = APIRouter(tags=["turns"], route_class=StrictRoute)
     at = "/conversations/{conversation_id}/turns"
 
@@ -281,9 +317,9 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
         f"{at}/{{turn}}/answers",
         responses={**_RESPONSES, **responses(None, *WRITE, 404, 409)},
     )
-    async def answer_turn(  # noqa: PLR0917 - FastAPI passes them by name
+    async def answer_turn(
         request: Request,
-        owner: CallerOwner,
+        _owner: CallerOwner,
         conversation_id: PathId,
         number: TurnNumber,
         body: AnswersRequest,
@@ -293,24 +329,8 @@ def turn_routes(turns: Turns, limits: Limits, streams: EventStreams) -> APIRoute
 
         The stream begins with the event of these answers.
         """
-        if request.app.state.draining:
-            raise ShuttingDownError
-        by, now = Answerer(owner, request.scope["key"]), time.time()
-        internal = delivery.include_internal_tools
-        answers = [
-            await _answer_of(sent, f"/answers/{place}", limits, by, now) for place, sent in enumerate(body.answers)
-        ]
-        turn, cursor, new = await turns.answer(Ref(owner, conversation_id), number, answers)
-        for each in new:
-            extra = {"action": "input.answered", "conversation": str(turn.ref), "turn": turn.number}
-            log.info("%s: %s by %s (key %s)", each.request_id, each.decision, by.owner, by.key or "none", extra=extra)
-        if wants_stream(request.headers.get("accept")):
-            subscription = await turns.subscribe(turn.ref, number, cursor)
-            if subscription is None:
-                return Response(status_code=204)
-            return TurnStream(streams, subscription, delivery, cursor, internal=internal)
-        wait_s, applied = wait_of(delivery.prefer, limits.wait_s)
-        return turn_answer(await turns.wait(turn, wait_s), applied, internal=internal)
+        accept = request.headers.get("accept")
+        return await new_turns.go_on(request.scope, conversation_id, number, body, accept, delivery)
 
     @router.get(f"{at}/{{turn}}/effects", responses=responses(EffectPage, 404, 422))
     async def list_turn_effects(
