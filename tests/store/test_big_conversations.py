@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.support.histories import memory_of
 from tests.support.problems import problem
 from tests.support.service import PLAIN, Service
 from tests.support.store_server import PARTITION, Raw, StoreServer
@@ -20,29 +21,6 @@ MOST_TURNS = 10_000
 STAGED_S = 600
 MOST_ARGUMENTS = 1_020  # 1,000 values of a piece
 CUT = re.compile(rb"\.\.\. \((\d+) more arguments\)")
-
-
-def memory_of(turns: int) -> dict[str, Any]:
-    """Return a document with a task for each turn."""
-    turn = {
-        "agent": {"name": "scripted", "kind": "ToolCallingAgent", "smolagents": "1.26.0"},
-        "timing": {"submitted_at": 1.0},
-        "status": "finished",
-    }
-    return {
-        "format": "smolsessions/conversation",
-        "version": 1,
-        "agent": "scripted",
-        "turns": [{"turn": number, "message": f"task {number}", **turn} for number in range(1, turns + 1)],
-        "steps": [{"type": "task", "turn": number, "task": f"task {number}"} for number in range(1, turns + 1)],
-    }
-
-
-def test_an_import_has_a_limit_of_turns(service: Service) -> None:
-    body = memory_of(MOST_TURNS + 1)
-    shown = problem(service.client.post("/imports", json=body), 422, "invalid_request")
-    assert shown["errors"][0]["pointer"] == "/turns"
-    assert "10000" in shown["errors"][0]["message"]
 
 
 @pytest.fixture
@@ -87,36 +65,58 @@ def test_the_store_works_on_big_conversations_in_pieces(watched: tuple[Service, 
     assert list(raw.scan_iter("*:staged:*")) == []
 
 
-def test_many_variables_are_forked_in_pieces(watched: tuple[Service, Raw]) -> None:
+PRUNE = {"policy": [{"name": "token_budget", "max_tokens": 1}], "destroy": True}
+
+
+def with_steps(count: int) -> dict[str, Any]:
+    """Return a document with one turn of many steps, and as many variables."""
+    steps = [{"type": "task", "turn": 1, "task": f"task {number}"} for number in range(count)]
+    return memory_of(1) | {"steps": steps, "variables": {"": {"reset": [f"tool{number}" for number in range(count)]}}}
+
+
+def test_many_steps_and_variables_are_forked_rolled_back_and_destroyed_in_pieces(watched: tuple[Service, Raw]) -> None:
     service, raw = watched
-    names = [f"tool{number}" for number in range(5_000)]
-    document = memory_of(1) | {"variables": {"": {"reset": names}}}
-    made = service.post("/imports", **document)
-    assert made.status_code == 201, made.text
+    document = with_steps(5_000)
+    made = service.post("/imports", **document).json()["id"]
     raw.slowlog_reset()
-    fork = service.post(f"/conversations/{made.json()['id']}/fork").json()
-    assert longest_call(raw) <= MOST_ARGUMENTS
-    exported = service.get(f"/conversations/{fork['id']}/export")
-    assert exported["variables"][""]["reset"] == sorted(names)
-    assert list(raw.scan_iter("*:staged:*")) == []
-
-
-def test_many_steps_are_destroyed_at_once(watched: tuple[Service, Raw]) -> None:
-    service, raw = watched
-    made = service.post("/imports", **memory_of(300)).json()["id"]
+    fork = service.post(f"/conversations/{made}/fork").json()["id"]
+    for turn in (1, 0, 1):
+        assert service.post(f"/conversations/{fork}/rollback", turn=turn).status_code == 200
+        variables = service.get(f"/conversations/{fork}/export")["variables"]
+        assert variables.get("", {}).get("reset") == (sorted(document["variables"][""]["reset"]) if turn else None)
     steps = f"{PARTITION}:steps:local/{made}:0"
     before = raw.lrange(steps, 0, -1)
     raw.config_resetstat()
-    pruned = service.post(
-        f"/conversations/{made}/prune", policy=[{"name": "token_budget", "max_tokens": 1}], destroy=True
-    ).json()
+    gone = service.post(f"/conversations/{made}/prune", **PRUNE).json()["destroyed"]
+    assert longest_call(raw) <= MOST_ARGUMENTS
     after = raw.lrange(steps, 0, -1)
-    gone = pruned["destroyed"]
-    assert 250 < gone < len(before)
+    assert 4_500 < gone < len(before)
     assert "cmdstat_lset" not in raw.info("commandstats"), "one by one takes five times as long"
     assert after == [*(blob[-16:] for blob in before[:gone]), *before[gone:]]
     assert service.client.get(f"/conversations/{made}/export").status_code == 200
     assert service.play(DONE, conversation_id=made)["status"] == "finished"
+    assert list(raw.scan_iter("*:staged:*")) == []
+
+
+@pytest.mark.parametrize(("action", "body"), [("prune", PRUNE), ("rollback", {"turn": 1})])
+def test_a_change_that_was_killed_leaves_all_as_it_was(
+    server: StoreServer, tmp_path: Path, action: str, body: dict[str, Any]
+) -> None:
+    with Service(tmp_path / "service", PLAIN | server.settings) as service, server.client() as raw:
+        made = service.post("/imports", **with_steps(20_000)).json()["id"]
+        service.play(DONE, conversation_id=made)  # which forgets the variables
+        at, before = f"/conversations/{made}/{action}", service.get(f"/conversations/{made}/export")
+        client = threading.Thread(target=lambda: suppressed(service.client, at, body))
+        client.start()
+        wait_until(lambda: next(raw.scan_iter("*:staged:*"), None))
+        raw.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
+        service.kill()
+        client.join()
+        raw.execute_command("CLIENT", "UNPAUSE")
+        service.start()
+        assert service.get(f"/conversations/{made}/export") == before
+        assert service.client.post(at, json=body).status_code == 200
+        assert service.get(f"/conversations/{made}/export") != before
 
 
 def test_an_import_that_was_killed_leaves_nothing_visible(server: StoreServer, tmp_path: Path) -> None:

@@ -257,6 +257,7 @@ def submit_raw(
         "input": "sealed",
         "event": "sealed",
         "own_channel": "none",
+        "follows": 0,
         "wake": "",
         "on_busy": on_busy,
         "most_behind": 2,

@@ -1,15 +1,30 @@
 """Reads of a conversation: prompts of past turns, rebuilt from the steps on record, variables, and its status."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import PIL.Image
+import pytest
+
 from smolsessions import Client
 from tests.support.code_turns import code_script
+from tests.support.histories import memory_of
 from tests.support.openapi import assert_described
 from tests.support.service import PLAIN, Service
 from tests.support.streaming import Event
-from tests.support.turns import DONE, SHOWN, error_code, held_turn, submit_next, submit_turn, wait_for_end
+from tests.support.turns import (
+    DONE,
+    SHOWN,
+    encoded,
+    error_code,
+    held_turn,
+    pages,
+    submit_next,
+    submit_turn,
+    wait_for_end,
+)
 from tests.support.waiting import Gate
 
 ECHO: Event = {"call": [["echo", {"text": "first"}]]}
@@ -113,3 +128,20 @@ def test_a_conversation_is_queued_while_its_turn_waits_for_a_thread(tmp_path: Pa
             assert wait_for_end(service, turn)["status"] == "finished"
         assert {each.status for each in client.list_conversations()} == {"idle"}
         assert list(client.list_conversations(status="queued")) == []
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_a_page_of_large_steps_or_images_is_bounded_and_the_next_ones_bring_the_rest(
+    service: Service, order: str
+) -> None:
+    steps = [{"type": "task", "turn": 1, "task": os.urandom(500_000).hex()} for _ in range(10)]
+    texts = service.post("/imports", **memory_of(1) | {"steps": steps}).json()["id"]
+    large = [encoded(PIL.Image.frombytes("RGB", (1100, 1100), os.urandom(1100 * 1100 * 3))) for _ in range(10)]
+    images = service.play(DONE, images=large[:1])["conversation_id"]
+    for image in large[1:]:
+        service.play(DONE, images=[image], conversation_id=images)
+    for conversation, count, most in ((texts, 10, 6), (images, 20, 18)):
+        found = pages(service, f"/conversations/{conversation}/steps", order=order, limit=100)
+        indexes = [step["index"] for page in found for step in page]
+        assert indexes == sorted(range(count), reverse=order == "desc")
+        assert all(0 < len(page) <= most for page in found)

@@ -6,7 +6,11 @@ import threading
 import pytest
 
 from smolsessions.core.events import MessageDelta, MessageRestarted, StepPlace
+from smolsessions.core.memories import PackedStep
+from smolsessions.store import seal
+from smolsessions.store.seal import compress
 from smolsessions.store.store import Store
+from smolsessions.store.turns import turn_memory
 from smolsessions.store.turns.lease import HeldLease
 from smolsessions.worker import event_bridge
 from smolsessions.worker.event_bridge import MAX_QUEUED, LoopEventBridge
@@ -94,6 +98,25 @@ async def test_a_run_that_ends_before_the_loop_wakes_writes_the_start_with_its_k
     await lease.commit(DONE)
     events = await read_events(one, "c", 1)
     assert [name for _, name in events] == ["turn.queued", "turn.started", "message.restarted", "turn.finished"]
+
+
+async def test_large_parts_are_compressed_in_the_agents_thread(one: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    large, threads = [b"x" * 2**21 + b"%d" % number for number in range(4)], list[int]()
+
+    def noted(data: bytes) -> bytes:
+        if len(data) >= 2**21:
+            threads.append(threading.get_ident())
+        return compress(data)
+
+    for module in (seal, turn_memory):
+        monkeypatch.setattr(module, "compress", noted)
+    lease, bridge = await begun(one)
+    step = PackedStep("action", 1, large[0], {"0" * 32: large[1]}, {"v": large[2]})
+    await asyncio.to_thread(bridge.emit, RESTARTED, step, ("tool:1", large[3]))
+    await lease.flush()
+    bridge.close()
+    assert len(threads) == 4
+    assert threading.get_ident() not in threads
 
 
 async def test_events_keep_their_order_and_only_deltas_of_one_message_become_one(one: Store) -> None:

@@ -21,6 +21,7 @@ from smolsessions.core.errors import (
     NotFoundError,
     ServiceError,
     StoreUnavailableError,
+    TooLargeError,
     UnknownAgentError,
 )
 from smolsessions.core.json_data import bounded, json_pointer, merge
@@ -125,8 +126,13 @@ class Conversations:
                 await asyncio.to_thread(self._folders.delete, *ref)
 
     async def fork(self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None) -> Conversation:
-        """Create a conversation from the state of this one after a turn, with the files as they are now."""
-        files = await asyncio.to_thread(self._folders.files, *ref) if self._folders else {}
+        """Create a conversation from the state of this one after a turn, with the files as they are now.
+
+        Raises `TooLargeError` if it has more files than can be copied.
+        """
+        files, left_out = await asyncio.to_thread(self._folders.files, *ref) if self._folders else ({}, {})
+        if "" in left_out:
+            raise TooLargeError(f"The workspace {left_out['']}; delete files first.")
         return await self.history.fork(ref, turn, metadata and bounded(metadata), self._writer_of(files))
 
     async def steps(
@@ -218,9 +224,16 @@ class Conversations:
         agent = record.conversation.agent
 
         def document() -> bytes:
-            files = self._folders.files(*ref) if self._folders else {}
+            files, left_out = self._folders.files(*ref) if self._folders else ({}, {})
             shown = {path: data for path, data in files.items() if self._agents.shows_file(agent, path)}
-            return encode_document(record, self._agents.export(agent, steps, record.attachments, record.pieces), shown)
+            missing = [
+                {"agent": "", "kind": "workspace", "name": path, "reason": reason}
+                for path, reason in left_out.items()
+                if not path or self._agents.shows_file(agent, path)
+            ]
+            exported = self._agents.export(agent, steps, record.attachments, record.pieces)
+            exported = replace(exported, not_exported=(*exported.not_exported, *missing))
+            return encode_document(record, exported, shown)
 
         return await asyncio.to_thread(document)
 

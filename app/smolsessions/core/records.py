@@ -447,7 +447,7 @@ class Submission:
     """Turn for the store, which sets its number and agent.
 
     `create` is the metadata of a new conversation, or None if it must exist. `asked`: the caller named the agent, so
-    another one is an error. `is_named`: the caller named the conversation.
+    another one is an error. `is_named`: the caller named the conversation. `follows`: it reads all events.
     """
 
     turn: Turn
@@ -458,6 +458,7 @@ class Submission:
     """Returns the version of the conversation's agent."""
     once: IdempotentRequest | None = None
     is_named: bool = False
+    follows: bool = False
 
 
 @record

@@ -179,7 +179,7 @@ class ConversationStore(Protocol):
 
         Raises `SealBrokenError`.
 
-        With `kind`, a page may hold fewer steps than the limit although more follow.
+        With `kind`, or if steps are large, a page may hold fewer than the limit although more follow.
         """
 
     async def attachment(self, ref: Ref, name: str) -> bytes:
@@ -236,8 +236,8 @@ class HistoryStore(Protocol):
 class WorkspaceFolders(Protocol):
     """Files of conversations, by owner and id. They are no part of the store. The methods block."""
 
-    def files(self, owner: str, conversation_id: str) -> dict[str, bytes]:
-        """Return the files of a conversation by path."""
+    def files(self, owner: str, conversation_id: str) -> tuple[dict[str, bytes], dict[str, str]]:
+        """Return the files, and why others are left out, by path. A bound of all files has an empty path."""
 
     def listed(self, owner: str, conversation_id: str) -> tuple[dict[str, tuple[int, float]], bool]:
         """Return size in bytes and Unix time of the last change of each file, by path, and whether it is all files."""
@@ -327,6 +327,9 @@ class Lease(Protocol):
 
     async def load_replay_state(self, *, effects: bool = True) -> ReplayState:
         """Load the steps of earlier attempts, and with `effects` their journal and events, too."""
+
+    def compress(self, step: PackedStep | None, result: bytes) -> None:
+        """Compress the large parts of the next emit. For the agent's thread, as the loop would wait for it."""
 
     def emit(
         self, key: str, *, result: bytes = b"", step: PackedStep | None = None, events: Sequence[Event] = ()

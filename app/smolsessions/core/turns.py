@@ -127,7 +127,9 @@ class Turns:
         )
         create = None if is_named and not new.create else bounded(new.metadata)
         version_of = partial(self._version_of, options=new.options)
-        submission = Submission(turn, new.turn_input, create, new.agent is not None, version_of, once, is_named)
+        submission = Submission(
+            turn, new.turn_input, create, new.agent is not None, version_of, once, is_named, follows=not for_end
+        )
         subscription = self._subscribe(turn, is_new=True, for_end=for_end)  # before the first event
         try:
             existing = changed(submission, create=None)

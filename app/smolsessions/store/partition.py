@@ -146,8 +146,8 @@ class Scope:
         """Run a script on the conversation."""
         return self.partition.call(script, *rest, ref=self.name, **named)
 
-    def seal(self, data: bytes, *place: str | int) -> bytes:
-        return self.partition.sealer.seal(data, self.name, *place)
+    def seal(self, data: bytes, *place: str | int, packed: bytes | None = None) -> bytes:
+        return self.partition.sealer.seal(data, self.name, *place, packed=packed)
 
     def settings(self, blob: bytes | None) -> ConversationSettings:
         """Open the conversation's settings, if it has any, and remember its origins."""

@@ -61,10 +61,13 @@ class Sealer:
 
         self._cipher = cipher
 
-    def seal(self, plaintext: bytes, scope: str, *place: str | int) -> bytes:
-        """Seal `plaintext` for `place` in `scope` (a conversation's name). Opening it needs both."""
+    def seal(self, plaintext: bytes, scope: str, *place: str | int, packed: bytes | None = None) -> bytes:
+        """Seal `plaintext` for `place` in `scope` (a conversation's name). Opening it needs both.
+
+        `packed` is its compressed form, if that was made before.
+        """
         nonce = os.urandom(NONCE_BYTES)
-        packed = (_zstd.small if len(plaintext) <= SMALL_BYTES else _zstd.large).compress(plaintext)
+        packed = packed or compress(plaintext)
         bound = b"".join(map(_bound, place))
         return self._prefix + nonce + self._cipher(self._writing_id, scope).encrypt(nonce, packed, bound)
 
@@ -131,6 +134,10 @@ class Sealer:
             if size > MAX_PLAINTEXT_BYTES:
                 raise SealBrokenError("a stored record is larger than this release reads")
             yield packed, size
+
+
+def compress(plaintext: bytes) -> bytes:
+    return (_zstd.small if len(plaintext) <= SMALL_BYTES else _zstd.large).compress(plaintext)
 
 
 def tag_of(blob: bytes) -> bytes:

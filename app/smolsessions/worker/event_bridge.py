@@ -81,6 +81,8 @@ class LoopEventBridge:
     ) -> None:
         if not self._open:
             return
+        if step or effect:
+            self._lease.compress(step, effect[1] if effect else b"")
         self._queue.append((event, step, effect))
         if step and step.type == "task":  # written with the next event or the commit, to save a write
             return

@@ -21,6 +21,7 @@ MARK = ".identity"
 _MARK = re.compile("[0-9a-f]{32}")
 _DELETED, _NEW = ".smolsessions-deleted-", ".smolsessions-new-"
 _READ_S = 30.0
+MOST_TIMES = 2  # the bytes that a workspace may hold: several writes at once may pass that bound
 _MARK_S = 2.0
 _PENDING_S = 600  # the files of a new conversation are there a moment before the conversation
 
@@ -57,14 +58,26 @@ class ConversationFolders:
         """Return whether the directory holds files. Those of a file system do not count. Raises `OSError`."""
         return any(path.name[0] != "." and path.name != "lost+found" for path in self.base.iterdir())
 
-    def files(self, owner: str, conversation_id: str) -> dict[str, bytes]:
-        found = {}
-        for file in Walk(self.of(owner, conversation_id), self._bounds.searched_entries, _READ_S).files():
+    def files(self, owner: str, conversation_id: str) -> tuple[dict[str, bytes], dict[str, str]]:
+        """Return the files, and why others are left out, by path. A bound of all files has an empty path."""
+        found: dict[str, bytes] = {}
+        left_out: dict[str, str] = {}
+        bounds, size = self._bounds, 0
+        walk = Walk(self.of(owner, conversation_id), bounds.searched_entries, _READ_S)
+        for file in walk.files():
             with suppress(OSError):
-                data = read_file(file.name, file.folder, self._bounds.file_bytes)
-                if data is not None:
-                    found[file.path] = data
-        return found
+                data = read_file(file.name, file.folder, bounds.file_bytes)
+                if data is None:
+                    left_out[file.path] = f"is larger than {bounds.file_bytes} bytes"
+                    continue
+                size += len(data)
+                if size > MOST_TIMES * bounds.total_bytes:
+                    left_out[""] = f"holds more than {MOST_TIMES * bounds.total_bytes} bytes"
+                    break
+                found[file.path] = data
+        if not walk.is_whole:
+            left_out[""] = f"holds more than {bounds.searched_entries} files and folders, or is read too slowly"
+        return found, left_out
 
     def listed(self, owner: str, conversation_id: str) -> tuple[dict[str, tuple[int, float]], bool]:
         """Return size in bytes and Unix time of the last change of each file that `file` returns, by path.

@@ -39,7 +39,14 @@ from smolsessions.core.records import (
     Turn,
 )
 from smolsessions.store import codec
-from smolsessions.store.conversations.head import check_count, image_blobs, load_images, open_head, open_step
+from smolsessions.store.conversations.head import (
+    PAGE_BYTES,
+    check_count,
+    image_blobs,
+    load_images,
+    open_head,
+    open_step,
+)
 from smolsessions.store.conversations.message_search import MessageSearch
 from smolsessions.store.partition import Partition, Partitions, Scope
 from smolsessions.store.scripts.loader import flattened
@@ -49,6 +56,7 @@ log = logging.getLogger(__name__)
 
 MOST_TRIES = 20
 SCANNED_AT_ONCE = 100  # steps of one kind, or conversations that match a filter
+IMAGE_BYTES = 32 * 1024 * 1024  # of the images and files of one page of steps
 MOST_SCANNED = 2000  # for one page, which may then hold fewer than its limit
 
 
@@ -194,11 +202,13 @@ class ConversationStore:
             first = 0 if order == "asc" else (await self._row(ref))[5]
         is_falling = order == "desc"
         items: list[StoredStep] = []
-        place, has_more, agent, head_blob = first, True, AgentName(""), b""
-        while has_more and len(items) < limit and abs(place - first) < MOST_SCANNED:
+        place, has_more, agent, head_blob, size = first, True, AgentName(""), b"", 0
+        read = 0  # bytes, of sealed steps
+        while has_more and len(items) < limit and max(size, read) <= PAGE_BYTES and abs(place - first) < MOST_SCANNED:
             most = max(limit - len(items), SCANNED_AT_ONCE if kind or place != first else 0)
             start, end = (max(0, place - most), place) if is_falling else (place, place + most)
-            found = await scope.call("steps", first=start, last=end)  # and the step behind them
+            asked = (end, start) if is_falling else (start, end)  # and the step behind them
+            found = await scope.call("steps", first=asked[0], last=asked[1], max_bytes=PAGE_BYTES)
             if not found:
                 raise ConversationNotFoundError
             unsealed, generation, head_blob, blobs, settings, stored, queued, record = found
@@ -206,9 +216,15 @@ class ConversationStore:
             head = open_head(scope, generation, head_blob)
             check_count(head, stored, may_be_more=bool(queued))
             agent = codec.decode_conversation(scope.open(record, "conversation"), unsealed).agent
+            read += sum(map(len, blobs))
+            if is_falling:
+                blobs.reverse()
+                start = min(end, stored - 1) + 1 - len(blobs)
+            elif start + len(blobs) < min(end + 1, stored):  # the last one is known as a step behind others alone
+                end = start + len(blobs) - 1
             places = range(start, min(end, start + len(blobs)))
             for index in reversed(places) if is_falling else places:
-                if len(items) == limit:
+                if len(items) == limit or size > PAGE_BYTES:
                     break
                 place = index if is_falling else index + 1
                 if (head.destroyed if archived else head.out) >> index & 1:
@@ -216,7 +232,17 @@ class ConversationStore:
                 step = open_step(scope, head, index, blobs[index - start])
                 if step.type != "edit" and kind in {None, step.type}:
                     items.append(_with_unanswered(scope, head, step, blobs[index - start + 1 :]))
+                    size += len(step.data)
             has_more = bool(places) and (place > 0 if is_falling else place < start + len(blobs))
+        names = sorted(set().union(*(step.attachments for step in items)))
+        left = dict(zip(names, await scope.call("has_images", *names), strict=True)) if names else {}
+        size = 0
+        for count, step in enumerate(items):  # a page loads its images
+            size += sum(left.pop(name, 0) for name in step.attachments)
+            if size > IMAGE_BYTES and count:
+                place, has_more = (items[count - 1].index + (not is_falling)), True
+                del items[count:]
+                break
         try:
             attachments = await load_images(scope, [step.attachments for step in items])
         except SealBrokenError:

@@ -22,6 +22,7 @@ T = TypeVar("T", "Turn", "Outcome")
 HASH_BYTES = 16
 STEPS_AT_ONCE = 500
 IMAGES_AT_ONCE = 4
+PAGE_BYTES = 4 * 1024 * 1024  # of the steps in one reply, and in one page
 COUNT_SENTENCE = "The stored steps of this conversation are not those that its head was sealed over."
 VARIABLES_SENTENCE = "The stored variables of this conversation are not those that its head was sealed over."
 
@@ -59,17 +60,19 @@ async def load_steps(
     # A read from elsewhere has no hash to begin with.
     running = {0: b"", head.shown_from: head.shown_hash}.get(first) if end == head.count else None
     steps: list[StoredStep] = []
-    for start in range(first, end, STEPS_AT_ONCE):
+    start = first
+    while start < end:
         last = min(end, start + STEPS_AT_ONCE) - 1
-        found = await scope.call("steps", first=start, last=last)
+        found = await scope.call("steps", first=start, last=last, max_bytes=PAGE_BYTES)
         if not found:
             raise ConversationNotFoundError
-        if len(found[3]) != last + 1 - start:
+        if not found[3]:
             raise SealBrokenError(COUNT_SENTENCE)
         running = None if running is None else extend_hash(running, found[3])
         kept = [(index, blob) for index, blob in enumerate(found[3], start) if not without >> index & 1]
         opened = scope.open_all(kept, "step", head.generation)
         steps += [codec.decode_step(data, index, head) for (index, _), data in zip(kept, opened, strict=True)]
+        start += len(found[3])
     if running not in {None, head.hash}:
         raise SealBrokenError(COUNT_SENTENCE)
     return steps

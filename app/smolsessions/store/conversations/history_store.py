@@ -43,9 +43,9 @@ from smolsessions.store.conversations.head import (
     open_head,
 )
 from smolsessions.store.conversations.imports import seal_import
-from smolsessions.store.conversations.staging import pieces, stage_copy, staged_keys
+from smolsessions.store.conversations.staging import keep_chunks, pieces, stage_chunks, stage_copy, staged_keys
 from smolsessions.store.partition import Partitions, Scope
-from smolsessions.store.scripts.loader import Argument, flattened
+from smolsessions.store.scripts.loader import Argument
 from smolsessions.store.turns.turn_store import TurnStore
 
 T = TypeVar("T")
@@ -118,7 +118,12 @@ class HistoryStore:
         gone = [step for step in steps if bits >> step.index & 1]
         kept = {name for step in steps if not bits >> step.index & 1 for name in step.attachments}
         head = replace(head, destroyed=head.destroyed | bits, archived=0, rolled_back=0)
-        amended = await self._amend(ref, version, head, gone=gone, kept=sorted(kept))
+        scope, wanted = self._partitions.scope(ref), (len(kept), *kept, *sorted({step.turn for step in gone}))
+        async with staged_keys(scope.partition) as staged:
+            if gone:
+                places = [step.index for step in gone]
+                await stage_copy(scope, head.generation, staged, "steps", head.count, gone=places)
+            amended = await self._amend(ref, version, head, *wanted, staged=staged, steps=head.count if gone else "")
         return (amended, sum(step.type != "edit" for step in gone)) if amended else None
 
     async def roll_back(self, ref: Ref, turn: int) -> Conversation:
@@ -128,14 +133,17 @@ class HistoryStore:
             back = replace(earlier, count=head.count, hash=head.hash, rolled_back=earlier.rolled_back | later)
             # Of two rollbacks without a turn between them only the second counts.
             before = tuple(rollback for rollback in snapshot.settings.rollbacks if rollback.after < turns)
-            return await self._amend(
-                ref,
-                snapshot.version,
-                await _as_destroyed(snapshot, back),
-                settings=replace(snapshot.settings, rollbacks=(*before, Rollback(turns, turn))),
-                restore=await _chunk_tags(snapshot, earlier),
-                turns=turns,
-            )
+            wanted, present = await _chunk_tags(snapshot, earlier), await _chunk_tags(snapshot, head)
+            replaced = [name for name, tag in present.items() if wanted.get(name) != tag]
+            settings = replace(snapshot.settings, rollbacks=(*before, Rollback(turns, turn)))
+            back = await _as_destroyed(snapshot, back)
+            parts: dict[str, Argument] = {"turns": turns}
+            async with staged_keys(snapshot.scope.partition) as staged:
+                if wanted != present:
+                    await stage_chunks(snapshot.scope, head.generation, staged, wanted)
+                    await keep_chunks(snapshot.scope, head.generation, replaced)
+                    parts |= {"staged": staged, "chunks": len(wanted)}
+                return await self._amend(ref, snapshot.version, back, settings=settings, **parts)
 
         return await self._with_snapshot(ref, go, turn)
 
@@ -165,13 +173,7 @@ class HistoryStore:
                 for kind in (*last, "images", "old", "oldest"):  # one by one, so that other calls come between
                     await stage_copy(snapshot.scope, snapshot.head.generation, staged, kind, last.get(kind, ""))
                 chunks = await _chunk_tags(snapshot, head)
-                for _, piece in pieces(flattened(chunks.items())):
-                    generation = snapshot.head.generation
-                    found = await snapshot.scope.call("stage_chunks", *piece, generation=generation, staged=staged)
-                    if found == b"gone":
-                        if await self._is_unchanged(ref, snapshot.version):
-                            raise HistoryGoneError
-                        return None
+                await stage_chunks(snapshot.scope, snapshot.head.generation, staged, chunks)
                 take_back = await write_files(codec.ref_of(new.name))
                 state, *rest = await snapshot.scope.call(
                     "fork",
@@ -270,10 +272,10 @@ class HistoryStore:
         raise StoreUnavailableError("Others keep changing this conversation; try again.")
 
     async def _unless_changed(self, ref: Ref, version: Version, reading: Awaitable[T]) -> T | None:
-        """Return None instead of raising `SealBrokenError` if the data was destroyed since `version`."""
+        """Return None instead of raising for data that was destroyed or replaced since `version`."""
         try:
             return await reading
-        except SealBrokenError:
+        except (SealBrokenError, HistoryGoneError):
             if await self._is_unchanged(ref, version):
                 raise
         return None
@@ -318,28 +320,21 @@ class HistoryStore:
         ref: Ref,
         version: Version,
         head: Head,
-        *,
+        *wanted: Argument,
         settings: ConversationSettings | None = None,
-        restore: dict[str, bytes] | None = None,
-        turns: int | str = "",
-        gone: Sequence[StoredStep] = (),
-        kept: Sequence[str] = (),
+        **more: Argument,
     ) -> Conversation | None:
         """Write a new head. Returns None if the conversation has changed since `version`."""
-        scope, chunks = self._partitions.scope(ref), restore or {}
-        indexes, numbers = [step.index for step in gone], sorted({step.turn for step in gone})
-        counted_groups: list[Argument] = [len(gone), *indexes, len(kept), *kept, len(numbers), *numbers]
+        scope = self._partitions.scope(ref)
+        named: dict[str, Argument] = {"staged": "", "chunks": "", "steps": "", "turns": "", **more}
         state, *rest = await scope.call(
             "amend",
-            len(chunks),
-            *flattened(chunks.items()),
-            *counted_groups,
+            *wanted,
             read_head=version.head,
             read_settings=version.settings,
-            turns=turns,
             head=scope.seal(codec.encode_head(head), "head"),
             settings=scope.seal_settings(settings) if settings else b"",
-            restores=int(restore is not None),
+            **named,
         )
         return self._changed(state, rest, {b"moved"})
 

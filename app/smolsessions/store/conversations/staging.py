@@ -1,4 +1,4 @@
-"""Staged keys: large values of an import or a fork, written in pieces, which its last script puts in place.
+"""Staged keys: values of an import, fork, prune or rollback, written in pieces, which its last script puts in place.
 
 Keys of a killed process stay invisible and expire.
 """
@@ -6,13 +6,13 @@ Keys of a killed process stay invisible and expire.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 
-from smolsessions.core.errors import StoreUnavailableError
+from smolsessions.core.errors import HistoryGoneError, StoreUnavailableError
 from smolsessions.store.partition import Partition, Scope
-from smolsessions.store.scripts.loader import Argument
+from smolsessions.store.scripts.loader import Argument, flattened
 
 PIECE_VALUES, PIECE_BYTES = 1000, 1024 * 1024  # of one script: more would delay others
 STAGED = ("turns", "heads", "logs", "steps", "images", "old", "oldest", "variables")
@@ -41,9 +41,31 @@ async def staged_keys(partition: Partition) -> AsyncIterator[str]:
             await partition.ask("UNLINK", *(f"{partition.name}:staged:{staged}:{kind}" for kind in STAGED))
 
 
-async def stage_copy(scope: Scope, generation: int, staged: str, kind: str, last: int | str) -> None:
-    """Copy one kind of a conversation's values, up to the turn or step `last`."""
-    part, cursor = generation if kind == "steps" else "", b"0"
-    call = partial(scope.call, "stage_copy", staged=staged, kind=kind, part=part, last=last)
-    while (cursor := await call(cursor=cursor)) != b"0":
-        pass
+async def stage_copy(
+    scope: Scope, generation: int, staged: str, kind: str, last: int | str, *, gone: Sequence[int] = ()
+) -> None:
+    """Copy one kind of a conversation's values, up to the turn or step `last`. Of steps `gone` copy the tags."""
+    part, cursor = generation if kind == "steps" else "", 0
+    while True:
+        near = gone[bisect_left(gone, cursor) : bisect_left(gone, cursor + PIECE_VALUES)]
+        cursor = int(
+            await scope.call("stage_copy", *near, staged=staged, kind=kind, part=part, last=last, cursor=cursor)
+        )
+        if not cursor:
+            return
+
+
+async def stage_chunks(scope: Scope, generation: int, staged: str, chunks: Mapping[str, bytes]) -> None:
+    """Copy chunks of a conversation's variables. Raises `HistoryGoneError` if one is not kept."""
+    left = flattened(chunks.items())
+    while left:
+        taken = await scope.call("stage_chunks", *left[:PIECE_VALUES], generation=generation, staged=staged)
+        if taken == b"gone":
+            raise HistoryGoneError
+        del left[:taken]
+
+
+async def keep_chunks(scope: Scope, generation: int, names: list[str]) -> None:
+    """Keep present chunks of a conversation's variables for rollbacks, before others replace them."""
+    while names:
+        del names[: await scope.call("keep_chunks", *names[:PIECE_VALUES], generation=generation)]

@@ -1,5 +1,5 @@
--- Return 1 or 0 for each name: whether the conversation has this image.
+-- Return for each name the size of the sealed image, 0 if the conversation does not have it.
 -- ARGV: ref ...names
 local found = {}
-for i, name in ipairs(names) do found[i] = redis.call('HEXISTS', key('images', ref), name) end
+for i, name in ipairs(names) do found[i] = redis.call('HSTRLEN', key('images', ref), name) end
 return found

@@ -8,7 +8,6 @@ end
 
 local leases = partition .. ':leases'
 local MAX_QUEUED = 10000  -- entries of one queue that a script reads
-local MAX_CHUNKS = 20000  -- of the variables of one conversation
 local MAX_WATCHERS = 1000  -- processes that get the events of one turn
 local MAX_LONG_LOGS = 100000  -- of one conversation
 local MAX_COUNTED = 100  -- more attempts than this cannot count against one turn
@@ -112,6 +111,13 @@ local function create(owner, ref, agent, record)
   touch(ref, at)
   redis.call('HSET', key('conversation', ref), 'agent', agent, 'record', record, 'created', at, 'updated', at,
     'turns', 0, 'generation', 0)
+end
+
+-- Let a process get the events of a turn. `+` and its channel note that it has a reader who follows them: the turn's worker then
+-- writes each at once.
+local function add_watcher(ref, turn, channel, follows)
+  redis.call('SADD', key('watch', ref, turn), channel)
+  if follows then redis.call('SADD', key('watch', ref, turn), '+' .. channel) end
 end
 
 -- Publish an event to all processes with readers, except the writer, which has the reply. The payload of a final event is
@@ -249,12 +255,6 @@ local function long_logs(ref)
   return redis.call('SRANDMEMBER', key('longlogs', ref), MAX_LONG_LOGS)
 end
 
-local function delete_log(ref, turn)
-  redis.call('HDEL', key('logs', ref), turn)
-  redis.call('SREM', key('longlogs', ref), turn)
-  redis.call('UNLINK', key('log', ref, turn))
-end
-
 -- Delete the working keys of a finished turn, and `more` keys. Its log stays for `log_ttl_s`.
 local function delete_working_keys(ref, turn, ...)
   redis.call('UNLINK', key('run', ref, turn), key('journal', ref, turn), key('watch', ref, turn), ...)
@@ -313,18 +313,13 @@ local function keep_head(ref, turn)
   redis.call('HSET', key('heads', ref), turn, redis.call('HGET', key('conversation', ref), 'head') or '')
 end
 
--- Write a chunk of the variables, or delete it (empty). The chunk with an empty name is the sealed list. Replaced chunks are
--- kept by tag for rollbacks: the newest 64 MiB of a conversation.
-local function put_chunk(ref, generation, name, blob)
-  local variables = key('variables', ref, generation)
-  local before = redis.call('HGET', variables, name)
-  if blob == '' then redis.call('HDEL', variables, name) else redis.call('HSET', variables, name, blob) end
-  if not before or before == blob then return end
+-- Keep a chunk of the variables by its tag for rollbacks: the newest 64 MiB of a conversation.
+local function keep_chunk(ref, blob)
   local old, order, conversation = key('old', ref), key('oldest', ref), key('conversation', ref)
-  local tag = string.sub(before, -16)
-  if redis.call('HSETNX', old, tag, before) == 0 then return end
+  local tag = string.sub(blob, -16)
+  if redis.call('HSETNX', old, tag, blob) == 0 then return end
   redis.call('RPUSH', order, tag)
-  local size = (parse_int(redis.call('HGET', conversation, 'old_bytes')) or 0) + #before
+  local size = (parse_int(redis.call('HGET', conversation, 'old_bytes')) or 0) + #blob
   while size > 67108864 do
     local oldest = redis.call('LPOP', order)
     if not oldest then break end
@@ -334,9 +329,18 @@ local function put_chunk(ref, generation, name, blob)
   redis.call('HSET', conversation, 'old_bytes', string.format('%.0f', math.max(0, size)))
 end
 
--- Keys of a conversation that is copied or imported are written in pieces, so that no script takes long. Until the last script
--- names them they are staged, and expire if it never comes.
+-- Write a chunk of the variables, or delete it (empty). The chunk with an empty name is the sealed list.
+local function put_chunk(ref, generation, name, blob)
+  local variables = key('variables', ref, generation)
+  local before = redis.call('HGET', variables, name)
+  if blob == '' then redis.call('HDEL', variables, name) else redis.call('HSET', variables, name, blob) end
+  if before and before ~= blob then keep_chunk(ref, before) end
+end
+
+-- Large keys are copied, imported or replaced in pieces, so that no script takes long. Until the last script names them they are
+-- staged, and expire if it never comes.
 local STAGED_S = 600
+local PIECE_BYTES = 1048576
 
 -- Give staged keys the names of a conversation. `kinds` holds the last part of each name, or ''.
 local function unstage(staged, kinds, ref)

@@ -10,8 +10,9 @@ local log, run = key('log', ref, turn), key('run', ref, turn)
 local open = redis.call('EXISTS', run) == 1 and (redis.call('HEXISTS', run, 'waits') == 1 and 'waiting' or 'open')
 local settings, length = about[2] or '', redis.call('LLEN', log)
 if open and own_channel ~= '' then
-  redis.call('SADD', key('watch', ref, turn), own_channel)
-  if tonumber(after) <= length then notify_worker(ref, turn, 'reader') end
+  local follows = tonumber(after) <= length  -- else it waits for the end
+  add_watcher(ref, turn, own_channel, follows)
+  if follows then notify_worker(ref, turn, 'reader') end
 end
 local packed = not open and redis.call('HGET', key('logs', ref), turn)
 if packed then return {'packed', record, {packed}, settings, length} end

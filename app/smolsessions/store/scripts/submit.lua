@@ -9,7 +9,7 @@
 -- - A `worker` (or empty) with a free thread, who plays `agents`, gets the lease at once if no other conversation waits for it and
 --   no other worker has this one in memory. The claim follows `ok`. A retry gets it anew if only the lost reply named it: the caller
 --   names no `worker` if it holds the turn already.
--- ARGV: owner ref agent conversation title turn record input event own_channel wake on_busy most_behind most_queued idem digest worker lease_us fingerprint ...agents
+-- ARGV: owner ref agent conversation title turn record input event own_channel follows wake on_busy most_behind most_queued idem digest worker lease_us fingerprint ...agents
 local conversation_key, run, journal = key('conversation', ref), key('run', ref, turn), key('journal', ref, turn)
 local at, first = now(), nil
 local known_agent, created, turns, ttl, committed, fence, fences, generation, head, settings, stored_record = unpack(redis.call('HMGET',
@@ -71,7 +71,7 @@ if title ~= '' then redis.call('HSET', conversation_key, 'title', title) end
 if ttl then refresh_ttl(ref) end
 redis.call('RPUSH', key('turns', ref), record)
 redis.call('RPUSH', key('queue', ref), turn)
-redis.call('SADD', key('watch', ref, turn), own_channel)
+add_watcher(ref, turn, own_channel, follows == '1')
 local seq = redis.call('RPUSH', key('log', ref, turn), 'turn.queued\n' .. event)
 if is_claimed then  -- the caller's worker begins at once
 elseif not first then

@@ -79,7 +79,8 @@ class HeldLease:
         self._defect = claim.defect
         self._has_flaw = bool(reply.flaw)
         self._readers = scope.partition.readers_of(claim.turn.ref)
-        self._others_watch = reply.watchers not in ([], [scope.partition.channel.encode()])
+        own = b"+" + scope.partition.channel.encode()
+        self._others_watch = any(each.startswith(b"+") and each != own for each in reply.watchers)
         self._stop_request = StopRequest()
         self._target: dict[str, Argument] = {
             "ref": scope.name,
@@ -161,6 +162,9 @@ class HeldLease:
     def buffer_events(self, events: Sequence[Event]) -> bool:
         return self._defect is None and self._log.hold(events)
 
+    def compress(self, step: PackedStep | None, result: bytes) -> None:
+        self._memory.compress(step, result)
+
     def emit(
         self,
         key: str,
@@ -172,7 +176,7 @@ class HeldLease:
     ) -> None:
         if self.is_over:
             return
-        number, seal = self.turn.number, self.scope.seal
+        number, seal = self.turn.number, self._memory.seal
         parts = "l" if events else ""
         arguments: list[Argument] = [self._log.stored, ""] if events else []
         if step:

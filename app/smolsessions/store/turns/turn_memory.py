@@ -15,12 +15,13 @@ from smolsessions.store import codec
 from smolsessions.store.conversations.head import VARIABLES_SENTENCE, extended, load_images, load_steps, open_step
 from smolsessions.store.partition import Scope
 from smolsessions.store.scripts.loader import Argument
-from smolsessions.store.seal import tag_of
+from smolsessions.store.seal import compress, tag_of
 from smolsessions.store.turns.claim import Claim
 from smolsessions.store.turns.turn_log import open_event
 
 JOURNAL_SENTENCE = "The journal of this turn does not hold the effects that were written to it."
 EVENTS_AT_ONCE = 200
+LARGE_BYTES = 1024 * 1024  # to compress 16 MB of text takes 150 ms
 
 
 class TurnMemory:
@@ -39,6 +40,8 @@ class TurnMemory:
         self._knows_tail = claim.turn.attempts <= 1
         self._chunks_before = claim.chunks
         self._chunks = dict(claim.chunks)
+        self._compressed: dict[bytes, bytes] = {}
+        """Compressed forms of large parts that are sealed next."""
         self.generation = head.generation
         self.count_before = head.count
 
@@ -118,9 +121,23 @@ class TurnMemory:
             attachments=await load_images(self._scope, [step.attachments for step in steps]) if effects else {},
         )
 
+    def compress(self, step: PackedStep | None, result: bytes) -> None:
+        """Compress the large parts of a step, and a large result, before they are sealed. For any thread."""
+        parts = [result]
+        if step:
+            large = codec.encode_step(step) if len(step.data) > LARGE_BYTES else b""
+            parts += [large, *step.attachments.values(), *filter(None, step.variables.values())]
+        for part in parts:
+            if len(part) > LARGE_BYTES:
+                self._compressed[part] = compress(part)
+
+    def seal(self, data: bytes, *place: str | int) -> bytes:
+        packed = self._compressed.pop(data, None) if len(data) > LARGE_BYTES else None
+        return self._scope.seal(data, *place, packed=packed)
+
     def seal_step(self, step: PackedStep) -> list[Argument]:
         """Append a step to the head, and return the arguments of its parts: step, images, chunks of variables."""
-        seal, index = self._scope.seal, self.count
+        seal, index = self.seal, self.count
         blob = seal(codec.encode_step(step), "step", self.generation, index)
         self._added.append((step.type, tag_of(blob)))
         sealed: list[Argument] = [index, blob]

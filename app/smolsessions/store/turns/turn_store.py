@@ -338,6 +338,7 @@ class TurnStore:
             "input": sealed_input,
             "event": scope.seal(codec.encode_event(TurnQueued()), "event", turn.number, TurnQueued.type),
             "own_channel": scope.partition.channel,
+            "follows": int(new.follows),
             "wake": "" if self._scheduler.waiting else scope.partition.wake,
             "on_busy": turn.options.on_busy,
             **self._limits,
