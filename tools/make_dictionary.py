@@ -41,9 +41,9 @@ async def samples(folder: Path) -> list[bytes]:
     found: list[bytes] = []
     seal = Sealer.seal
 
-    def recorded(self: Sealer, plaintext: bytes, scope: str, *place: str | int) -> bytes:
+    def recorded(self: Sealer, plaintext: bytes, scope: str, *place: str | int, packed: bytes | None = None) -> bytes:
         found.append(plaintext)
-        return seal(self, plaintext, scope, *place)
+        return seal(self, plaintext, scope, *place, packed=packed)
 
     Sealer.seal = recorded  # type: ignore[method-assign]
     settings = Settings(data_dir=folder, demo_agents=True)

@@ -155,6 +155,14 @@ def test_nothing_is_given_after_what_is_malformed(wrong: str) -> None:
     assert read(f'{{"a": "1", {wrong} "b": "2"}}', "a", "b") == {"a": "1"}
 
 
+@pytest.mark.parametrize("last", ['"12"', '"x"', "[2]"])
+def test_a_repeated_key_gives_nothing_more_wherever_the_text_is_cut(last: str) -> None:
+    text = f'{{"a": "1", "b": "2", "a": {last}}}'
+    for place in range(len(text)):
+        found = pieces(PartialJson("a", "b"), fragments(text, [place]))
+        assert "".join(piece for key, piece in found if key == "a") in {"", "1"}, place
+
+
 def seconds(action: Callable[[], object]) -> float:
     began = time.process_time()
     action()

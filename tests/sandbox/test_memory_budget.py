@@ -14,8 +14,8 @@ from smolagents.local_python_executor import InterpreterError, LocalPythonExecut
 
 from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.interpreter import ChildInterpreter
-from smolsessions.agents.sandbox.limits import CodeLimits
-from smolsessions.agents.sandbox.memory_budget import MemoryBudget
+from smolsessions.agents.sandbox.limits import MB, CodeLimits
+from smolsessions.agents.sandbox.memory_budget import MemoryBudget, memory_mb
 from smolsessions.caller import CALLER, Caller
 from smolsessions.core.records import LOCAL, Owner
 from tests.support.owners import ADA, BOB, owner_line, request_as
@@ -80,6 +80,35 @@ def test_an_owner_waits_for_its_own_blocks_alone() -> None:
     budget.give_back(ADAS, 150)
     waiting.join(PATIENCE_S)
     assert order[3:] == ["ada again"]
+
+
+def test_the_limits_of_a_control_group_and_of_those_above_it_count(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    for line, limit in (("0::/pods/one", "pods/memory.max"), ("4:memory:/one", "memory/one/memory.limit_in_bytes")):
+        (tmp_path / "proc/self/cgroup").write_text(f"8:pids:/\n{line}\n")
+        path = tmp_path / "sys/fs/cgroup" / limit
+        path.parent.mkdir(parents=True)
+        path.write_text(f"{64 * MB}\n")
+        assert memory_mb(tmp_path) == 64
+
+
+def test_an_idle_process_ends_only_if_that_suffices() -> None:
+    budget, looked, ended = MemoryBudget(100), threading.Event(), threading.Event()
+
+    def end() -> None:
+        ended.set()
+        budget.give_back(BOBS, 30)
+
+    budget.take(ADAS, 60, looked.set)
+    budget.take(BOBS, 30, looked.set)
+    budget.set_idle(BOBS, 30, end)
+    with ThreadPoolExecutor(1) as threads:
+        taken = threads.submit(budget.take, Owner("cleo"), 100, looked.set)
+        assert looked.wait(PATIENCE_S)
+        assert not ended.is_set()
+        budget.give_back(ADAS, 60)
+        taken.result(PATIENCE_S)
+    assert ended.is_set()
 
 
 def test_a_block_that_waits_ends_with_its_turn() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import PIL.Image
@@ -103,7 +104,7 @@ def takes_little_memory(service: Service) -> Iterator[None]:
     assert peak - before < 200 * 1024 * 1024
 
 
-def keys(count: int) -> dict[str, int]:
+def keys(count: int) -> dict[str, object]:
     return {f"k{number}": 1 for number in range(count)}
 
 
@@ -232,7 +233,7 @@ def test_a_turn_that_is_waited_for_holds_no_body(tmp_path: Path, query: str, app
 
     def ask(gate: Gate) -> None:
         message = json.dumps([gate.script, {"say": "hi"}])
-        path, body = "/turn", {"message": message, "agent": "scripted", "approve": approve}
+        path, body = "/turn", dict[str, Any](message=message, agent="scripted", approve=approve)
         if approve:
             turn = service.post("/turn", **body).json()
             path = f"/conversations/{turn['conversation_id']}/turns/1/answers"

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import httpx2
 import psutil
 import pytest
 
+from smolsessions.web.auth import MOST_BYTES
 from tests.support.fixtures import shared_service
 from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, request_as, say_as
 from tests.support.problems import OF_A_CONVERSATION, nothing_stored, problem, send
@@ -179,6 +180,11 @@ def test_the_keys_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
         wait_until(lambda: "it is no regular file" in service.log())
         assert _let_in(service, ADA, BOB, SECOND) == [False, True, True]
         wait_until(lambda: service.get("/readyz") == {"status": "stale_keys"})
+        keys.unlink()
+        write_private(keys, owner_line("ada", ADA) + "#" * MOST_BYTES)
+        wait_until(lambda: f"more than {MOST_BYTES} bytes" in service.log())
+        assert _let_in(service, ADA, BOB, SECOND) == [False, True, True]
+        assert service.get("/readyz") == {"status": "stale_keys"}
         assert psutil.Process(service.process.pid).num_fds() <= opened + 3, "a failure leaves nothing open"
         keys.unlink()
         write_private(keys, owner_line("bob", BOB))
@@ -235,7 +241,9 @@ def endings(folder: Path) -> Iterator[dict[str, Future[Ending]]]:
         keys.write_text(text, errors="surrogateescape")
         table[what] = Refused({"API_KEYS_FILE": str(keys)}, ())
     os.mkfifo(folder / "pipe")
-    table["a pipe"] = Refused({"API_KEYS_FILE": str(folder / "pipe")}, ())
+    write_private(folder / "large", owner_line("ada", ADA) + "#" * MOST_BYTES)
+    for what, name in (("a pipe", "pipe"), ("a large one", "large")):
+        table[what] = Refused({"API_KEYS_FILE": str(folder / name)}, ())
     with started(table, folder / "logs") as found:
         yield found
 
@@ -248,6 +256,7 @@ def test_a_wrong_keys_file_is_refused_at_the_start(endings: dict[str, Future[End
         assert ADA not in sentence
     assert "chmod o-rwx" in sentence_of(endings["open to all"].result())
     assert "it is no regular file" in sentence_of(endings["a pipe"].result())
+    assert f"more than {MOST_BYTES} bytes" in sentence_of(endings["a large one"].result())
 
 
 def _serving(folder: Path, keys: Path, text: str) -> Service:
@@ -272,17 +281,3 @@ def _let_in(service: Service, *keys: str) -> list[bool]:
 def _without_date(response: httpx2.Response) -> tuple[int, dict[str, str], bytes]:
     headers = {name: value for name, value in response.headers.items() if name != "date"}
     return response.status_code, headers, response.content
-
-
-def test_imports_of_one_owner_delay_another_owner_by_one_import(tmp_path: Path) -> None:
-    keys = write_private(tmp_path / "keys", owner_line("ada", ADA) + owner_line("bob", BOB))
-    with Service(tmp_path, PLAIN | {"API_KEYS_FILE": str(keys)}) as service:
-        made = request_as(service, ADA, "POST", "/turn", TURN).json()["conversation_id"]
-        document = request_as(service, ADA, "GET", f"/conversations/{made}/export").json()
-        large = document | {"steps": document["steps"] * 2000}
-        with ThreadPoolExecutor(6) as pool:
-            asked = [pool.submit(request_as, service, ADA, "POST", "/imports", large) for _ in range(6)]
-            wait(asked, return_when=FIRST_COMPLETED)
-            assert request_as(service, BOB, "POST", "/imports", document).status_code == 201
-            assert sum(each.done() for each in asked) < len(asked) - 1
-            assert {each.result().status_code for each in asked} == {201}

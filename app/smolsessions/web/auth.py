@@ -24,6 +24,7 @@ from smolsessions.core.records import LOCAL, Owner
 log = logging.getLogger(__name__)
 
 KEY_DIGITS = 12
+MOST_BYTES = 16 * 1024 * 1024  # of the keys file: some 200,000 keys
 CHECK_INTERVAL_S = 2.0
 READ_INTERVAL_S = 0.4
 STALE_S = 5.0
@@ -175,11 +176,13 @@ class Authenticator:
             found = os.fstat(file.fileno())
             if not S_ISREG(found.st_mode):
                 raise OSError(errno.EINVAL, "it is no regular file")
+            if found.st_size > MOST_BYTES:
+                raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES} bytes")
             changed_at = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
             is_at_rest, self._seen_at = changed_at == self._seen_at, changed_at
             # One that is being written may lack keys, so it is read once it rests.
             if changed_at != self._read_at and (is_at_rest or is_start):
-                self._identities = _identities(file.read(), path, is_start=is_start)
+                self._identities = _identities(file.read(MOST_BYTES), path, is_start=is_start)
                 if not is_start:
                     log.info("the API keys are read again: %s", len(self._identities), extra={"action": "keys.read"})
                     if open_to_all(found):

@@ -28,6 +28,7 @@ class PartialJson:
         self._chars = self._read_at = 0
         self._returned: dict[str, str] = {}
         self._others: dict[str, object] = {}  # values of no text, before `_text`
+        self._names: set[str] = set()  # those before `_text`, and the one that it begins with
 
     def feed(self, fragment: str) -> list[tuple[str, str]]:
         """Return pairs of a key and the text that this fragment adds to its value, in order."""
@@ -37,7 +38,7 @@ class PartialJson:
 
     def end(self) -> list[tuple[str, str]]:
         """Return the rest of the texts, and the values that are no texts, of an object that is whole."""
-        pieces, whole = self._read(), _parsed(self._text)
+        pieces, whole = self._read(), self._parsed(self._text)
         values = {} if whole is None else self._others | whole
         self._text = ""
         others = {key: value for key, value in values.items() if key in self._keys and not isinstance(value, str)}
@@ -46,8 +47,8 @@ class PartialJson:
     def _read(self) -> list[tuple[str, str]]:
         self._text += "".join(self._unread)
         self._unread.clear()
-        open_text = _parsed(self._text + '"}')
-        found = open_text or _parsed(self._text, "trailing-strings") or {}
+        open_text = self._parsed(self._text + '"}')
+        found = open_text or self._parsed(self._text, "trailing-strings") or {}
         pieces = []
         for key, value in found.items():
             known = self._returned.get(key, "")
@@ -58,17 +59,19 @@ class PartialJson:
             key = next(reversed(open_text))
             self._others |= {name: value for name, value in found.items() if not isinstance(value, str)}
             self._text, self._returned[key] = f'{{{json_text(key)}: "', ""
+            self._names |= found.keys()
         self._chars = len(self._text)
         self._read_at = self._chars * 9 // 8 if self._chars > SMALL_CHARS else 0
         return pieces
 
-
-def _parsed(text: str, partial_mode: Literal[False, "trailing-strings"] = False) -> dict[str, object] | None:
-    try:
-        found = from_json(utf8_text(text).encode(), partial_mode=partial_mode, catch_duplicate_keys=True)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
+    def _parsed(self, text: str, partial_mode: Literal[False, "trailing-strings"] = False) -> dict[str, object] | None:
+        """Return an object, or None if the text is none, or repeats a key."""
+        try:
+            found = from_json(utf8_text(text).encode(), partial_mode=partial_mode, catch_duplicate_keys=True)
+        except ValueError:
+            return None
+        is_object = isinstance(found, dict) and self._names.isdisjoint(list(found)[1:])
+        return found if is_object else None
 
 
 class CodeSplitter:

@@ -188,7 +188,7 @@ class ChildInterpreter(PythonExecutor):
         finally:
             self._keep_memory(self._child.grown_mb() if self._child else 0)
             if self._child:
-                memory.set_idle(self._owner, self.stop)
+                memory.set_idle(self._owner, self._taken_mb, self.stop)
 
     def replay(self, effect: bytes) -> CodeOutput:
         """Apply a recorded block without running it. Its tools are called again and replay their own effects."""

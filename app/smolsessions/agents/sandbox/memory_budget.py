@@ -18,8 +18,7 @@ from smolsessions.core.records import LOCAL, Owner
 MOST_WAIT_S = 60.0
 SHARE_OF_CODE = 0.75  # of the memory that the process may use
 _CHECK_S = 0.1
-_CGROUPS = Path("/sys/fs/cgroup")
-_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
+_LIMITS = {"": "memory.max", "memory": "memory.limit_in_bytes"}  # by the controllers of a hierarchy: version 2 and 1
 
 
 class NoMemoryLeftError(InterpreterError):
@@ -44,8 +43,8 @@ class MemoryBudget:
         self._queue: list[tuple[Owner, int]] = []
         self._served: list[Owner] = []
         """Owners that hold memory or wait, in the order in which they last got some."""
-        self._idle: dict[Callable[[], None], Owner] = {}
-        """Functions that end an idle process and give its memory back, the longest idle first."""
+        self._idle: dict[Callable[[], None], tuple[Owner, int]] = {}
+        """Functions that end an idle process and give its memory (in MB) back, the longest idle first."""
         self._inside: set[int] = set()
         """Threads in which a block runs. Another one in it belongs to an agent that the block calls."""
         self._changed = threading.Condition()
@@ -97,10 +96,10 @@ class MemoryBudget:
             if self._queue:
                 self._changed.notify_all()
 
-    def set_idle(self, owner: Owner, end: Callable[[], None]) -> None:
+    def set_idle(self, owner: Owner, mb: int, end: Callable[[], None]) -> None:
         """Let other blocks call `end` for the memory of an idle process, until `set_busy`."""
         with self._changed:
-            self._idle[end] = owner
+            self._idle[end] = owner, mb
             self._changed.notify_all()
 
     def set_busy(self, end: Callable[[], None]) -> None:
@@ -132,17 +131,23 @@ class MemoryBudget:
         served = {owner: place for place, owner in enumerate(self._served, 1)}
         for each in sorted(self._queue, key=lambda each: served.get(each[0], 0)):
             owner, mb = each
+            if not self._fits_owner(owner, self._held[owner] - self._idle_mb({owner}), mb):
+                continue
+            if self._held.total() - self._idle_mb(self._held) + mb > self.total_mb:
+                return False  # idle processes would end in vain
             while not self._fits_owner(owner, self._held[owner], mb) and self._end_idle({owner}):
                 pass
-            if self._fits_owner(owner, self._held[owner], mb):
-                while self._held.total() + mb > self.total_mb and self._end_idle(self._held):
-                    pass
-                return each is wanted and self._held.total() + mb <= self.total_mb
+            while self._held.total() + mb > self.total_mb and self._end_idle(self._held):
+                pass
+            return each is wanted and self._held.total() + mb <= self.total_mb
         return False
 
+    def _idle_mb(self, owners: Collection[Owner]) -> int:
+        return sum(mb for owner, mb in self._idle.values() if owner in owners)
+
     def _end_idle(self, owners: Collection[Owner]) -> bool:
-        """End the process that has been idle for longest, of these owners. Returns False if none is idle."""
-        end = next((end for end, owner in self._idle.items() if owner in owners), None)
+        """End the process of these owners that has been idle for longest. Returns False if none is idle."""
+        end = next((end for end, (owner, _) in self._idle.items() if owner in owners), None)
         if end:
             self.end_if_idle(end)
         return end is not None
@@ -159,13 +164,15 @@ class MemoryBudget:
         return owner == LOCAL or held_mb + mb <= max(self._owner_mb, mb)
 
 
-def memory_mb() -> float:
+def memory_mb(root: Path = Path("/")) -> float:
     """Return the memory that this process may use: that of its control groups, else of the machine."""
     bounds = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     with contextlib.suppress(OSError):
-        own = Path("/proc/self/cgroup").read_text().rpartition("::/")[2].strip()
-        for folder in (_CGROUPS / own, *(_CGROUPS / own).parents):
-            for name in _LIMITS:
-                with contextlib.suppress(OSError, ValueError):
-                    bounds.append(int((folder / name).read_text()))
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, own = line.split(":", 2)
+            if controllers in _LIMITS:
+                folder = root / "sys/fs/cgroup" / controllers / own[1:]  # absent where a container sees its own as root
+                for each in (folder, *folder.parents):
+                    with contextlib.suppress(OSError, ValueError):
+                        bounds.append(int((each / _LIMITS[controllers]).read_text()))
     return min(bounds) / MB

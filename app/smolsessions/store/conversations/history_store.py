@@ -118,7 +118,8 @@ class HistoryStore:
         gone = [step for step in steps if bits >> step.index & 1]
         kept = {name for step in steps if not bits >> step.index & 1 for name in step.attachments}
         head = replace(head, destroyed=head.destroyed | bits, archived=0, rolled_back=0)
-        scope, wanted = self._partitions.scope(ref), (len(kept), *kept, *sorted({step.turn for step in gone}))
+        scope = self._partitions.scope(ref)
+        wanted: list[Argument] = [len(kept), *kept, *sorted({step.turn for step in gone})]
         async with staged_keys(scope.partition) as staged:
             if gone:
                 places = [step.index for step in gone]

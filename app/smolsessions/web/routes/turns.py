@@ -112,15 +112,16 @@ class NewTurns:
         if key is not None and not _KEY.fullmatch(key):
             return None
         try:
-            model = AnswersRequest if path[2] else TurnRequest
-            request = await in_thread_if_large(model.model_validate_json, body.data)
+            answers = await in_thread_if_large(AnswersRequest.model_validate_json, body.data) if path[2] else None
+            request = None if path[2] else await in_thread_if_large(TurnRequest.model_validate_json, body.data)
         except ValidationError:
             return None
         body.free()  # the turn may take long, and FastAPI would hold the body until its end
         internal = query.pop("include_internal_tools", "false") == "true"
         delivery = Delivery(text.get(b"prefer"), **query, include_internal_tools=internal)  # type: ignore[arg-type]  # checked above
-        if isinstance(request, AnswersRequest):
-            return await self.go_on(scope, path[1], int(path[2]), request, text.get(b"accept"), delivery)
+        if answers:
+            return await self.go_on(scope, path[1], int(path[2]), answers, text.get(b"accept"), delivery)
+        assert request
         if path[1]:
             set_conversation(request, path[1])
         return await self.answer(scope, request, text.get(b"accept"), delivery, key)
