@@ -35,13 +35,13 @@ from smolsessions.agents.tools.tool_servers import ToolServers
 from smolsessions.agents.transfer import documents
 from smolsessions.agents.values.images import image_from_bytes, image_header
 from smolsessions.caller import CALLER
-from smolsessions.core.agent_ports import Session, ToolServer
+from smolsessions.core.agent_ports import AgentInfo, Session, ToolServer
 from smolsessions.core.callers import DUMMY, Caller
 from smolsessions.core.errors import AgentFailedError, AgentUnavailableError, InvalidRequestError, StartError
 from smolsessions.core.events import ReplayState
 from smolsessions.core.memories import ExportedMemory, ImportedMemory, Memory, PrunePreview, with_gaps
 from smolsessions.core.policies import Policy
-from smolsessions.core.records import AgentInfo, AgentName, ClientTool, LeftOut, Usage
+from smolsessions.core.records import AgentName, ClientTool, LeftOut, Usage
 from smolsessions.workspace.folders import ConversationFolders
 
 log = logging.getLogger(__name__)

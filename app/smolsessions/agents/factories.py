@@ -49,9 +49,10 @@ from smolsessions.agents.tools.sources import check_tool
 from smolsessions.agents.tools.workspace_tools import BoundWorkspace, add_workspaces, workspaces_of
 from smolsessions.agents.transfer.variables import ImportTarget, import_targets
 from smolsessions.agents.values.json_forms import json_form
+from smolsessions.core.agent_ports import AgentInfo, ToolInfo
 from smolsessions.core.callers import DUMMY, Caller
 from smolsessions.core.errors import AgentUnavailableError, StartError
-from smolsessions.core.records import AgentInfo, AgentName, AgentVersion, ToolInfo
+from smolsessions.core.records import AgentName, AgentVersion
 from smolsessions.workspace.folders import ConversationFolders
 
 Factory = Callable[..., MultiStepAgent]

@@ -9,11 +9,11 @@ from typing import Any, Literal, Protocol
 from smolsessions.core.callers import Caller
 from smolsessions.core.effects import EffectOutcome
 from smolsessions.core.events import ReplayState, StepEvent
+from smolsessions.core.frozen import record
 from smolsessions.core.memories import ExportedMemory, ImportedMemory, Memory, PackedStep, PrunePreview
 from smolsessions.core.policies import Policy
 from smolsessions.core.records import (
     NO_SETTINGS,
-    AgentInfo,
     AgentName,
     AgentVersion,
     ClientTool,
@@ -25,6 +25,41 @@ from smolsessions.core.records import (
     TurnInput,
     Usage,
 )
+
+
+@record
+class ToolInfo:
+    """Tool or managed agent, as the model sees it. `parameters` is a JSON Schema."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+@record
+class AgentInfo:
+    """Description of an agent, as `GET /agents` returns it."""
+
+    version: AgentVersion
+    description: str
+    tools: tuple[ToolInfo, ...]
+    max_steps: int
+    code_runs_in: str | None = None
+    """`child`, `thread`, or the name of its remote executor."""
+    policy: Policy = ()
+    """Its memory policy, used if the conversation has none."""
+    examples: tuple[str, ...] = ()
+    """Questions that a page may offer."""
+    deadline_s: float | None = None
+    """Longest time of a turn that sets none. None: the service's."""
+    limitations: tuple[str, ...] = ()
+    """Sentences on what the service cannot do for it."""
+    approve: tuple[str, ...] | None = ()
+    """Tools whose calls need an approval, also of agents below it. None: a function decides."""
+    ask_user: bool = False
+    """True if it or an agent below it may ask a question."""
+    client_tools: bool = True
+    """False if it takes no tools of clients."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from smolsessions.core.agent_ports import AgentCatalog
+from smolsessions.core.agent_ports import AgentCatalog, AgentInfo
 from smolsessions.core.attachments import File, decode_file
 from smolsessions.core.callers import Caller
 from smolsessions.core.documents import encode_document, parse_document
@@ -28,7 +28,6 @@ from smolsessions.core.json_data import bounded, json_pointer, merge
 from smolsessions.core.memories import ExportedMemory, ImportedConversation, Memory, PrunePreview, StoredStep, with_gaps
 from smolsessions.core.policies import Policy
 from smolsessions.core.records import (
-    AgentInfo,
     AgentName,
     Conversation,
     ConversationFields,

@@ -26,13 +26,10 @@ SearchIn = Literal["title", "messages"]
 Order = Literal["asc", "desc"]
 RunState = Literal["success", "max_steps_error"]
 StepType = Literal["task", "planning", "action", "note", "summary"]
-EntryType = StepType | Literal["edit"]
-"""Type of a stored entry. An edit is a change of the memory by a callback of the agent's author."""
-
+EntryType = StepType | Literal["edit"]  # of a stored entry; an edit is a change by a callback of the agent's author
 Seconds = Annotated[float, Field(ge=0, le=2e10)]  # pydantic reads larger numbers as milliseconds
 Count = Annotated[int, Field(ge=0)]
-Items = Annotated[tuple[T, ...], Field(fail_fast=True)]
-"""Tuple of which pydantic reports the first wrong item. It would collect an error of 1 KB for each."""
+Items = Annotated[tuple[T, ...], Field(fail_fast=True)]  # pydantic would collect an error of 1 KB for each wrong item
 
 MAX_TITLE_CHARS = 80  # of a title from a message
 MAX_CRASHES = 3  # of a turn's attempts without a new effect; then the turn fails
@@ -70,41 +67,6 @@ class AgentVersion:
     model: ModelIdentity = field(default_factory=ModelIdentity)
     fingerprint: str = ""
     version: str | None = None
-
-
-@record
-class ToolInfo:
-    """Tool or managed agent, as the model sees it. `parameters` is a JSON Schema."""
-
-    name: str
-    description: str
-    parameters: dict[str, Any]
-
-
-@record
-class AgentInfo:
-    """Description of an agent, as `GET /agents` returns it."""
-
-    version: AgentVersion
-    description: str
-    tools: tuple[ToolInfo, ...]
-    max_steps: int
-    code_runs_in: str | None = None
-    """`child`, `thread`, or the name of its remote executor."""
-    policy: Policy = ()
-    """Its memory policy, used if the conversation has none."""
-    examples: tuple[str, ...] = ()
-    """Questions that a page may offer."""
-    deadline_s: float | None = None
-    """Longest time of a turn that sets none. None: the service's."""
-    limitations: tuple[str, ...] = ()
-    """Sentences on what the service cannot do for it."""
-    approve: tuple[str, ...] | None = ()
-    """Tools whose calls need an approval, also of agents below it. None: a function decides."""
-    ask_user: bool = False
-    """True if it or an agent below it may ask a question."""
-    client_tools: bool = True
-    """False if it takes no tools of clients."""
 
 
 @record
@@ -454,8 +416,7 @@ class Submission:
     turn_input: TurnInput
     create: dict[str, Any] | None
     asked: bool
-    version_of: Callable[[AgentName], AgentVersion]
-    """Returns the version of the conversation's agent."""
+    version_of: Callable[[AgentName], AgentVersion]  # of the conversation's agent
     once: IdempotentRequest | None = None
     is_named: bool = False
     follows: bool = False

@@ -13,6 +13,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, TypeAdapter
 from pydantic_core import to_json
 
+from smolsessions.core.agent_ports import AgentInfo
 from smolsessions.core.effects import EffectEntry
 from smolsessions.core.events import (
     EVENT_TYPES,
@@ -28,7 +29,6 @@ from smolsessions.core.events import (
 from smolsessions.core.media import StepFile, StepImage
 from smolsessions.core.memories import ExportedMemory, PrunePreview
 from smolsessions.core.records import (
-    AgentInfo,
     AgentName,
     Conversation,
     Failure,
