@@ -76,7 +76,6 @@ class LoadedAgents:
 
 
 def make_catalog(settings: Settings, slot: ProcessSlot | None = None) -> tuple[Catalog, AgentName]:
-    """Return the catalog and its default agent."""
     agents = load_agents(settings)
     names = [name for name, _ in agents.factories]
     default = settings.default_agent or names[0]

@@ -93,7 +93,6 @@ class Conversations:
     async def create(
         self, owner: Owner, conversation_id: str | None, agent: AgentName | None, draft: ConversationFields
     ) -> Conversation:
-        """Create an empty conversation."""
         agent = self._known(agent)
         self._check(agent, draft)
         ref = Ref(owner, conversation_id or secrets.token_hex(12))

@@ -196,7 +196,6 @@ def started(turn: Turn, at: float, attempts: int, *, waits: bool = False) -> Tur
 
 
 def ref_of(scope: str) -> Ref:
-    """Parse the name of a conversation."""
     owner, _, conversation_id = scope.partition("/")
     return Ref(Owner(owner), conversation_id)
 

@@ -104,7 +104,6 @@ class Partition:
         return self.readers.setdefault(ref, Readers())
 
     def deliver(self, ref: Ref, turn: int, logged: Logged) -> None:
-        """Deliver an event to the readers of a conversation."""
         if readers := self.readers.get(ref):
             readers.deliver(turn, logged)
 

@@ -124,7 +124,6 @@ def open_responses(model: type[BaseModel] | None, *codes: int, status: int = 200
 
 
 def headers(*names: str) -> dict[str, Any]:
-    """Describe headers of an answer."""
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
 
 

@@ -34,7 +34,6 @@ class Walk:
 
     @property
     def is_late(self) -> bool:
-        """True once the time is over."""
         late = time.monotonic() > self._end
         self.is_whole &= not late
         return late

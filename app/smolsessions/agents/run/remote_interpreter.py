@@ -307,8 +307,6 @@ def _plain(text: str) -> str:
 
 
 def in_background(clean_up: Callable[[], object]) -> None:
-    """Run a clean-up in a thread of its own."""
-
     def run() -> None:
         try:
             clean_up()

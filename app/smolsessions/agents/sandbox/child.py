@@ -146,7 +146,6 @@ class _CodeRunner:
         self._variables.exclude(values)
 
     def run(self, request: dict[str, Any]) -> None:
-        """Run a code block and send its result."""
         if "inputs" in request:
             self._set_inputs(request["inputs"])
         self._generators.begin_block(request["seed"])

@@ -99,8 +99,6 @@ async def stdio(
 
 @contextlib.asynccontextmanager
 async def streamable_http(url: str, headers: Mapping[str, str], timeout_s: float) -> AsyncIterator[tuple[Any, Any]]:
-    """Connect to a server at an address."""
-
     async def bound_end(request: httpx2.Request) -> None:
         if request.method == "DELETE":  # the end of a session, which a frozen server does not answer
             request.extensions["timeout"] = httpx2.Timeout(END_S).as_dict()

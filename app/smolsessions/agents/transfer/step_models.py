@@ -129,7 +129,6 @@ STEP_MODELS: dict[str, type[StepIn]] = {
 
 
 def read_step(data: Any, pointer: str) -> StepIn:
-    """Validate a step's members."""
     kind = data.get("type") if isinstance(data, dict) else None
     if not isinstance(kind, str) or kind not in STEP_MODELS:
         raise InvalidRequestError.at(f"{pointer}/type", f"is none of {', '.join(STEP_MODELS)}")

@@ -59,7 +59,6 @@ def split(value: Any) -> Composite | None:
 
 
 def join(kind: str, parts: tuple[Any, ...]) -> Any:
-    """Join the parts of a value."""
     known = kind_of(kind)
     if len(parts) != len(known.parts):
         raise ValueError(f"{kind} of {len(parts)} parts")

@@ -75,7 +75,6 @@ def flattened(pairs: Iterable[tuple[Argument, Argument]]) -> list[Argument]:
 
 
 async def reply_of(name: str, reply: Reply) -> Any:
-    """Await the reply of a script."""
     try:
         return await reply
     except ResponseError as error:

@@ -130,7 +130,6 @@ class HeldLease:
         self._held_until = max(self._held_until, at + HELD_SHARE * self.scope.partition.options.lease_s)
 
     def cancel(self, flag: bytes = b"1") -> None:
-        """Ask the turn to stop."""
         request = StopRequest.from_flag(flag)
         if request.outranks(self._stop_request):
             self._stop_request = request

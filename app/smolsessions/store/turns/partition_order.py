@@ -39,7 +39,6 @@ class PartitionOrder:
 
     @property
     def is_empty(self) -> bool:
-        """True if no partition is due."""
         return not self._due
 
     def all_due(self) -> None:
@@ -57,12 +56,10 @@ class PartitionOrder:
             self._due[partition] = (owner, since)
 
     def served(self, owner: str) -> None:
-        """Note that a turn of `owner` was claimed."""
         self._served[owner] = time.monotonic()
         self._served.move_to_end(owner)
         if len(self._served) > MOST_SERVED:
             self._served.popitem(last=False)
 
     def asked(self, partition: Partition) -> None:
-        """Note that a partition is being asked."""
         self._due.pop(partition, None)

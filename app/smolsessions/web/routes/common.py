@@ -129,7 +129,6 @@ def location_of(turn: Turn) -> str:
 
 
 def tools_of(sent: Iterable[ClientTool]) -> tuple[records.ClientTool, ...]:
-    """Return tools of a client as records."""
     return tuple(records.ClientTool(**dict(tool)) for tool in sent)
 
 
