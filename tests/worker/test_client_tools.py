@@ -83,14 +83,16 @@ def test_a_wrong_result_is_refused(service: Service, given: Event, pointer: str)
 
 
 def test_a_tool_with_an_approval_asks_for_it_first(service: Service) -> None:
-    turn = ask(service, {"call": [where("key")]}, DONE, client_tools=[WHERE], approve=["where"])
-    assert turn["requests"][0]["kind"] == "approval"
-    turn = answer(service, turn, APPROVE | {"arguments": {"thing": "cup"}}, status=202)
-    (request,) = turn["requests"]
-    assert [request[name] for name in ("kind", "arguments", "replaces")] == ["result", {"thing": "cup"}, None]
-    ended = answer(service, turn, in_room("sink"))
-    assert ended["tool_calls"][0]["approval"]["decision"] == "edited"
-    assert observed(service, turn)[0].startswith("{'room': 'sink'}")
+    calls = [where("key"), where("pen")]
+    turn = ask(service, {"call": calls}, DONE, client_tools=[WHERE], approve=["where"])
+    assert [request["kind"] for request in turn["requests"]] == ["approval"] * 2
+    turn = answer(service, turn, APPROVE | {"arguments": {"thing": "cup"}}, APPROVE, status=202)
+    assert [[request[name] for name in ("kind", "arguments", "replaces")] for request in turn["requests"]] == [
+        *(["result", {"thing": "cup"}, None], ["result", {"thing": "pen"}, None])
+    ]
+    ended = answer(service, turn, in_room("sink"), in_room("desk"))
+    assert [call["approval"]["decision"] for call in ended["tool_calls"]] == ["edited", "approved"]
+    assert observed(service, turn)[0].startswith("{'room': 'sink'}\n{'room': 'desk'}")
 
 
 def test_media_of_a_result_reach_the_agent(service: Service) -> None:
