@@ -18,6 +18,7 @@ from tests.support.answering import (
     asking_service,
     decisions,
     mail,
+    observed,
     read,
     sent,
 )
@@ -73,6 +74,22 @@ def test_a_wait_outlives_drains_kills_and_days_and_another_process_plays_on(
     assert (ended["status"], receivers(service)) == ("finished", ["a", "b", "c"])
     assert ended["attempts"] == 4  # neither the drain nor the kill began one
     check_numbers(log_of(other, turn))
+
+
+def test_results_of_a_clients_tool_are_asked_for_once_over_kills(pair: tuple[Service, Service]) -> None:
+    playing, other = pair
+    square = {"name": "square", "description": "Square it.", "parameters": {"properties": {"n": {"type": "integer"}}}}
+    block = {"code": "for n in range(5):\n    print(n, square(n=n))"}
+    turn = ask(playing, block, DONE, agent="code-mailer", client_tools=[square])
+    for n in range(5):
+        playing.kill()
+        playing, other = other, playing
+        playing.start()
+        assert [request["arguments"] for request in turn["requests"]] == [{"n": n}]
+        turn = answer(playing, turn, {"result": n * n}, status=200 if n == 4 else 202)
+    assert "0 0\n1 1\n2 4\n3 9\n4 16" in observed(playing, turn)[0]
+    assert [(call["where"], call["repeated"]) for call in turn["tool_calls"]] == [("client", False)] * 5
+    check_numbers(log_of(playing, turn))
 
 
 def test_an_approved_call_that_meets_the_end_of_its_process_is_approved_again_by_nobody(
