@@ -1,11 +1,15 @@
 """The example page, served from another origin than the service."""
 
+import json
+import socket
 import threading
+from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from playwright.sync_api import Browser, expect
+import pytest
+from playwright.sync_api import Browser, Route, expect
 
 from tests.support.service import PLAIN, ROOT, Service
 
@@ -15,14 +19,54 @@ class Files(SimpleHTTPRequestHandler):
         """Log nothing."""
 
 
-def test_the_page_of_events_follows_a_turn(browser: Browser, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def origin() -> Iterator[str]:
+    """Serve the examples, and yield the origin of their pages."""
     files = ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=str(ROOT / "examples")))
     threading.Thread(target=files.serve_forever, daemon=True).start()
-    origin = f"http://127.0.0.1:{files.server_address[1]}"
+    yield f"http://127.0.0.1:{files.server_address[1]}"
+    files.shutdown()
+    files.server_close()
+
+
+def test_the_page_of_events_follows_a_turn(browser: Browser, tmp_path: Path, origin: str) -> None:
     with Service(tmp_path, PLAIN | {"CORS_ORIGINS": origin}) as service, browser.new_page() as page:
         page.goto(f"{origin}/events.html?service={str(service.client.base_url).rstrip('/')}")
         page.get_by_role("button", name="Send").click()
         expect(page.locator("pre")).to_contain_text("calls calculator")
         expect(page.locator("pre")).to_contain_text("turn.finished: 12 * 7 = 84.")
-    files.shutdown()
-    files.server_close()
+
+
+@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.deep)])
+def test_a_page_runs_a_tool_for_code_also_for_a_process_after_a_kill(
+    browser: Browser, tmp_path: Path, origin: str, is_killed: bool
+) -> None:
+    settings = {"AGENTS": "coder=tests.support.coders:make_coder", "DEMO_AGENTS": "0", "CORS_ORIGINS": origin}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        settings["PORT"] = str(free.getsockname()[1])
+    block = {"code": "for n in range(5):\n    print(n, read_address(part='pathname'))"}
+    with Service(tmp_path, settings) as service, browser.new_page() as page:
+        address = str(service.client.base_url).rstrip("/")
+
+        kills: list[None] = []
+
+        def kill(route: Route) -> None:
+            if route.request.method == "POST":
+                kills.append(service.kill())
+                service.start()
+            route.continue_()
+
+        if is_killed:
+            page.route("**/answers", kill)
+        page.goto(f"{origin}/browser_tool/?service={address}&agent=coder")
+        page.get_by_role("textbox").fill(json.dumps([block, {"shown": True}]))
+        page.get_by_role("button", name="Send").click()
+        expect(page.locator("pre")).to_contain_text("turn.finished")
+        said = str(page.locator("pre").text_content())
+        assert said.count("runs read_address") == 5
+        assert "".join(f"{n} /browser_tool/\\n" for n in range(5)) in said
+        (conversation,) = service.get("/conversations")["items"]
+        turn = service.get(f"/conversations/{conversation['id']}/turns/1")
+        assert [(call["where"], call["repeated"]) for call in turn["tool_calls"]] == [("client", False)] * 5
+        assert len(kills) == 5 * is_killed
