@@ -49,11 +49,12 @@ def test_a_page_runs_a_tool_for_code_also_for_a_process_after_a_kill(
     with Service(tmp_path, settings) as service, browser.new_page() as page:
         address = str(service.client.base_url).rstrip("/")
 
-        kills: list[None] = []
+        kills: list[str] = []
 
         def kill(route: Route) -> None:
             if route.request.method == "POST":
-                kills.append(service.kill())
+                service.kill()
+                kills.append(route.request.url)
                 service.start()
             route.continue_()
 
