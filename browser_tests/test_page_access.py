@@ -200,7 +200,9 @@ def test_the_inspector_shows_and_changes_the_memory(page: Page, service: Service
     expect(turn(page)).to_have_count(1)
 
 
-def test_files_of_the_workspace_are_previewed_downloaded_and_refreshed(page: Page, service: Service) -> None:
+def test_files_of_the_workspace_are_previewed_downloaded_and_refreshed(
+    page: Page, service: Service, gate: Path
+) -> None:
     choose(page, "keeper")
     evil = "<script>alert(1)</script>"
     names = ("notes/plan.md", "page.html", "mark.svg")
@@ -227,10 +229,12 @@ def test_files_of_the_workspace_are_previewed_downloaded_and_refreshed(page: Pag
         page.get_by_role("button", name="Download notes/plan.md").click()
     assert found.value.path().read_text() == evil
     plan = {"path": "notes/plan.md", "content": "Buy milk."}
-    say(page, [{"call": [["write_file", plan]]}, {"say": ["Changed."]}])
-    ended(page)
+    say(page, [{"call": [["write_file", plan]]}, {"say": [wait(gate), "Changed."]}])
+    rows.nth(3).locator("summary").focus()
+    gate.touch()
     expect(rows.nth(4).locator(".figures")).to_contain_text("9 B")
     expect(rows.nth(3).locator("pre")).to_be_visible()  # the others stay as they were
+    expect(rows.nth(3).locator("summary")).to_be_focused()
     rows.nth(4).locator("summary").click()
     expect(rows.nth(4).locator("pre")).to_have_text("Buy milk.")
 

@@ -439,11 +439,13 @@ def test_a_search_of_messages_reads_a_bounded_part_and_goes_on(service: Service)
     replies = ["x" * 150_000 + " A Needle in\nhay", *["x" * 150_000] * 29]
     export["turns"] = [one | {"turn": number, "reply": reply} for number, reply in enumerate(replies, 1)]
     export["steps"] = [step | {"turn": number} for number in range(1, 31) for step in steps]
-    for name in ("large-1", "large-2"):  # together beyond the bound of one page
+    for name in ("large-1", "large-2", "large-3"):  # two of them are beyond the bound of one page
         made = service.client.post("/imports", params={"id": name}, json=export)
         assert made.status_code == 201, made.text
     found = pages(service, "/conversations", q="needle IN", search_in="messages")
-    assert [[item["id"] for item in page] for page in found if page] == [["large-2"], ["large-1"]]
+    assert [[item["id"] for item in page] for page in found] == [["large-3"], ["large-2", "large-1"]]
+    none = pages(service, "/conversations", q="no such text", search_in="messages")
+    assert none == [[], []]  # each turn is read once
     match = found[0][0]["match"]
     assert match == {"turn": 1, "excerpt": f"{'x' * 37} A Needle in hay"}
 
