@@ -16,7 +16,6 @@ import httpx2
 import psutil
 import pytest
 
-from smolsessions.store.scripts.loader import script
 from tests.support.code_turns import lives, wait_gone
 from tests.support.killed_turns import WITHOUT_CODE, KilledTurn, check_log, make_killed_turn, submit_killed_turn
 from tests.support.launch import ON_LOOPBACK
@@ -123,18 +122,6 @@ def test_web_and_work_play_a_turn_that_is_seen_live(web: Service, work: Service,
     assert (samples(web)["threads_free", ""], samples(work)["threads_free", ""]) == (0, 64)
     assert psutil.Process(web.process.pid).children() == []
     assert len(psutil.Process(work.process.pid).children()) == 1, "the server of processes for code"
-
-
-@pytest.mark.usefixtures("work")
-def test_a_turn_that_no_one_follows_writes_its_events_with_the_commit(outside: StoreServer, web: Service) -> None:
-    with outside.client() as raw:
-        raw.config_set("slowlog-max-len", 10_000)
-        raw.config_set("slowlog-log-slower-than", 0)
-        raw.slowlog_reset()
-        web.play({"say": "done"}, agent="scripted")
-        commands = [command[3][:2] for command in raw.execute_command("SLOWLOG", "GET", "-1")]
-        raw.config_set("slowlog-log-slower-than", -1)
-    assert commands.count([b"EVALSHA", script("emit").sha.encode()]) <= 1
 
 
 def test_an_idle_connection_is_kept_for_as_long_as_is_said(web: Service) -> None:

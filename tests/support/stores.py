@@ -141,10 +141,11 @@ async def submit(
     new: bool = True,
     on_busy: OnBusy = "reject",
     once: IdempotentRequest | None = None,
+    follows: bool = False,
 ) -> int:
     turn = Turn(ref_of(conversation), 0, version_of(agent), "hello", TurnOptions(on_busy=on_busy), Timing(time.time()))
     submission = Submission(
-        turn, TurnInput(), create={} if new else None, asked=asked, version_of=version_of, once=once
+        turn, TurnInput(), create={} if new else None, asked=asked, version_of=version_of, once=once, follows=follows
     )
     accepted, _ = await store.turns.submit(submission)
     return accepted.number

@@ -14,7 +14,7 @@ from smolsessions.store.turns import turn_memory
 from smolsessions.store.turns.lease import HeldLease
 from smolsessions.worker import event_bridge
 from smolsessions.worker.event_bridge import MAX_QUEUED, LoopEventBridge
-from tests.support.stores import DONE, Raw, begin, claim_one, event_names_of, key_of, read_events, ref_of
+from tests.support.stores import DONE, Raw, begin, claim_one, event_names_of, key_of, read_events, ref_of, submit
 from tests.support.waiting import PATIENCE_S
 
 HERE = StepPlace("1", 1, "agent", None, 1)
@@ -68,6 +68,16 @@ async def test_a_reader_that_comes_gets_the_events_that_wait_and_later_ones_at_o
             found.append(await anext(events))
     assert [logged and logged.event.type for logged in found] == ["turn.queued", "turn.started", "message.restarted"]
     bridge.close()
+
+
+@pytest.mark.parametrize("follows", [False, True])
+async def test_a_turn_of_another_process_is_watched_if_its_request_follows_it(
+    one: Store, other: Store, *, follows: bool
+) -> None:
+    await submit(one, "c", follows=follows)
+    lease = await claim_one(other)
+    assert lease.watched == follows
+    await lease.commit(DONE)
 
 
 async def test_events_without_a_reader_wait_for_the_commit_except_the_start(one: Store, raw: Raw) -> None:
