@@ -16,12 +16,11 @@ export function framed(fragment) {
   return fragment;
 }
 
-/** Copy a text, and say so in a label. */
+/** Copy a text, and say so in the label "Copy". */
 export async function copied(text, label) {
-  const before = label.textContent;
   const done = await navigator.clipboard?.writeText(text).then(() => true, () => false);
   label.textContent = done ? "Copied" : "Not allowed here";
-  setTimeout(() => (label.textContent = before), SAID_MS);
+  setTimeout(() => (label.textContent = "Copy"), SAID_MS);
 }
 
 // One listener for all: blocks that are still being written are drawn again and again.

@@ -1,5 +1,6 @@
 // One turn: the message, its steps as their events arrive, and the answer.
 
+import { copied } from "./code.js";
 import { make, show } from "./dom.js";
 import { about, count, duration, joined, tokens } from "./figures.js";
 import { approvalOf } from "./decisions.js";
@@ -323,12 +324,7 @@ export class TurnCard {
   }
 
   #copy(reply) {
-    return action("Copy", "copy", "Copies the answer", async (button) => {
-      const label = button.lastChild;
-      const done = await navigator.clipboard?.writeText(reply).then(() => true, () => false);
-      label.textContent = done ? "Copied" : "Not allowed here";
-      setTimeout(() => (label.textContent = "Copy"), 1500);
-    });
+    return action("Copy", "copy", "Copies the answer", (button) => copied(reply, button.lastChild));
   }
 
   /** A model reads its prompt until its first piece. The first prompt of a turn has a size that only the service knows. */
