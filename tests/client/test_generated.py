@@ -1,4 +1,4 @@
-"""Clients that generators make of openapi.yaml: they compile, and run a turn on a real service.
+"""Clients that generators make of openapi.yaml: they compile, and play the calls of an application on a real service.
 
 The shape that they need is checked by tests/web/test_openapi.py in the fast tier.
 """
@@ -20,11 +20,20 @@ from tests.support.turns import DONE, ECHO
 from tests.support.waiting import PATIENCE_S
 from tools.node_programs import FOLDER, NoNodeError, programs
 
-pytestmark = deep
 MESSAGE = json.dumps([ECHO, DONE])
 OVERRIDES = {f"image/{kind}": "application/octet-stream" for kind in ("png", "jpeg", "gif", "webp")}
+EVENTS = (
+    "turn.queued,turn.started,step.started,message.delta,tool.call,turn.waiting,input.answered,tool.result,"
+    "step.finished,turn.finished"
+)
 PYTHON = data("generated_client.txt")
-TARGET = {"target": "es2022", "lib": ["es2022", "dom"], "module": "nodenext", "types": [], "outDir": "out"}
+TARGET = {
+    "target": "es2022",
+    "lib": ["es2022", "dom", "dom.asynciterable"],
+    "module": "nodenext",
+    "types": [],
+    "outDir": "out",
+}
 SETTINGS = {
     "compilerOptions": TARGET | {"strict": True, "noUncheckedIndexedAccess": False},
     "files": ["turn.ts", "node.d.ts"],
@@ -39,7 +48,20 @@ def run(command: list[str], folder: Path, **variables: str) -> str:
     return result.stdout
 
 
-def test_a_client_of_openapi_python_client_runs_a_turn(service: Service, tmp_path: Path) -> None:
+def assert_played(command: list[str], service: Service, folder: Path, *said: str) -> None:
+    """Let a client create, patch, ask, answer, stream, list and fork, also where the service has words of later."""
+    variables = {"MESSAGE": MESSAGE, "TEAM": folder.name}
+    line = " ".join((said[0], EVENTS, said[1]))
+    assert run(command, folder, SERVICE=str(service.client.base_url), **variables) == f"{line}\n"
+    with proxy(str(service.client.base_url), words=LATER_WORDS) as address:
+        later = run(command, folder, SERVICE=address, **variables | {"TEAM": f"{folder.name} later"})
+    for now, then in (("finished d", "adjourned d"), ("tool.result", "tool.rejected"), ("not_found", "moved")):
+        line = line.replace(now, then)
+    assert later == f"{line}\n"
+
+
+@deep
+def test_a_client_of_openapi_python_client_plays_an_application(service: Service, tmp_path: Path) -> None:
     python = environment(tmp_path / "environment", GENERATOR)
     (tmp_path / "generator.json").write_text(json.dumps({"content_type_overrides": OVERRIDES, "post_hooks": []}))
     generator = [python, "-m", "openapi_python_client", "generate", "--meta", "none", "--fail-on-warning"]
@@ -49,15 +71,10 @@ def test_a_client_of_openapi_python_client_runs_a_turn(service: Service, tmp_pat
     mypy = [sys.executable, "-m", "mypy", "--python-executable", python, "--config-file", os.devnull]
     run([*mypy, "--ignore-missing-imports", "--follow-imports=silent", "turn.py"], tmp_path)
 
-    said = run([python, "turn.py"], tmp_path, SERVICE=str(service.client.base_url), MESSAGE=MESSAGE)
-
-    assert said == "finished done ['echo'] 1 conversation_not_found\n"
-    with proxy(str(service.client.base_url), words=LATER_WORDS) as address:
-        said = run([python, "turn.py"], tmp_path, SERVICE=address, MESSAGE=MESSAGE)
-    assert said == "adjourned done ['echo'] 1 conversation_moved\n"
+    assert_played([python, "turn.py"], service, tmp_path, "finished done ['echo'] ['Blue'] 1", "conversation_not_found")
 
 
-def test_a_client_of_openapi_typescript_runs_a_turn(service: Service, tmp_path: Path) -> None:
+def test_a_client_of_openapi_typescript_plays_an_application(service: Service, tmp_path: Path) -> None:
     try:
         bin_folder = programs()
     except NoNodeError as error:
@@ -75,11 +92,5 @@ def test_a_client_of_openapi_typescript_runs_a_turn(service: Service, tmp_path: 
     run([*generator, "--default-non-nullable=false"], tmp_path)  # a body may leave out fields with a default
     run([str(bin_folder / "tsc")], tmp_path)
 
-    node = str(shutil.which("node"))
-    said = run([node, "out/turn.js"], tmp_path, SERVICE=str(service.client.base_url), MESSAGE=MESSAGE)
-
-    types = "turn.queued,turn.started,step.started,message.delta,tool.call,tool.result,step.finished,turn.finished"
-    assert said == f"finished done echo {types} conversation_not_found\n"
-    with proxy(str(service.client.base_url), words=LATER_WORDS) as address:
-        said = run([node, "out/turn.js"], tmp_path, SERVICE=address, MESSAGE=MESSAGE)
-    assert said == f"adjourned done echo {types.replace('tool.result', 'tool.rejected')} conversation_moved\n"
+    node = [str(shutil.which("node")), "out/turn.js"]
+    assert_played(node, service, tmp_path, "finished done echo Blue 1", "conversation_not_found")

@@ -410,10 +410,10 @@ LISTS: list[tuple[dict[str, str], str]] = [
     ({"agent": "demo", "sort": "created"}, "531"),
     ({"status": "idle", "sort": "created"}, "6543210"),
     ({"status": "running"}, ""),
-    ({"metadata.team": "Red", "sort": "created"}, "210"),
-    ({"metadata.n": "4"}, "4"),
-    ({"metadata.even": "true", "metadata.team": "blue", "sort": "created"}, "64"),
-    ({"metadata.none": "null"}, ""),
+    ({"metadata[team]": "Red", "sort": "created"}, "210"),
+    ({"metadata[n]": "4"}, "4"),
+    ({"metadata[even]": "true", "metadata[team]": "blue", "sort": "created"}, "64"),
+    ({"metadata[none]": "null"}, ""),
     ({"q": "STRASSE"}, "4"),
     ({"q": "12 *"}, "1"),
     ({"q": "84"}, ""),
@@ -428,7 +428,8 @@ def test_a_list_is_sorted_and_filtered(shelf: Service) -> None:
         for limit in (1, 2, 7, 100):
             found = pages(shelf, "/conversations", limit=limit, **query)
             assert "".join(item["id"][1] for page in found for item in page) == ids, query
-    for wrong in ({"sort": "title"}, {"order": "up"}, {"status": "new"}, {"metadata": "x"}, {"q": ""}):
+    unknown: list[dict[str, str]] = [{"metadata": "x"}, {"metadata.team": "blue"}, {"metadata[team": "blue"}]
+    for wrong in ({"sort": "title"}, {"order": "up"}, {"status": "new"}, {"q": ""}, *unknown):
         problem(shelf.client.get("/conversations", params=wrong), 422, "invalid_request")
 
 
@@ -454,7 +455,7 @@ def test_a_cursor_belongs_to_one_list(shelf: Service, planned: dict[str, Any], s
     cursors: dict[str, Any] = {}
     other = service.follow_up(service.play(DONE), DONE)
     here, there = (f"/conversations/{turn['conversation_id']}" for turn in (planned, other))
-    for query in ({}, {"sort": "created"}, {"order": "asc"}, {"agent": "demo"}, {"metadata.team": "blue"}, {"q": "a"}):
+    for query in ({}, {"sort": "created"}, {"order": "asc"}, {"agent": "demo"}, {"metadata[team]": "blue"}, {"q": "a"}):
         cursors[str(query)] = shelf.get("/conversations", limit=1, **query)["next_cursor"] or "none"
     for query in ({}, {"order": "desc"}, {"type": "task"}, {"archived": "true"}):
         cursors[f"steps {query}"] = service.get(f"{here}/steps", limit=1, **query)["next_cursor"]

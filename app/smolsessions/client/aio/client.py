@@ -258,7 +258,7 @@ class AsyncClient:
     ) -> AsyncIterator[ListedConversation]:
         """Yield conversations, those that were used last first. `q` is searched for in titles, or also in messages."""
         params = named(sort=sort, order=order, agent=agent, status=status, q=q, search_in=search_in)
-        params |= {f"metadata.{key}": value for key, value in (metadata or {}).items()}
+        params |= {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
         return self._connection.items(ConversationPage, "/conversations", params)
 
     async def get_conversation(self, conversation_id: str) -> ReadConversation:

@@ -173,7 +173,7 @@ export class List {
     try {
       let cursor = null;
       do {
-        const query = new URLSearchParams({ "metadata.pinned": "true", limit: MOST_PINNED, ...(cursor && { cursor }) });
+        const query = new URLSearchParams({ "metadata[pinned]": "true", limit: MOST_PINNED, ...(cursor && { cursor }) });
         const page = await this.#api.json(`/conversations?${query}`, { quiet: true, signal });
         for (const view of page.items) this.#put(view);
         if (page.items.length) this.#told();

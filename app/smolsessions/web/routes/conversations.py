@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping
 from functools import partial
 from hashlib import sha256
-from itertools import compress
 from typing import Annotated
 from weakref import WeakValueDictionary
 
@@ -107,13 +106,13 @@ SearchPlace = Annotated[
         "short, or empty, if it took many records. Its `next_cursor` continues the search."
     ),
 ]
-METADATA = "metadata."
+METADATA = "metadata["
 OF_METADATA = {
     "name": "metadata",
     "in": "query",
-    "style": "form",
+    "style": "deepObject",
     "explode": True,
-    "description": "`metadata.KEY=VALUE`: only conversations with this member in their metadata. A value that is no "
+    "description": "`metadata[KEY]=VALUE`: only conversations with this member in their metadata. A value that is no "
     "text is compared as JSON.",
     "schema": {"type": "object", "additionalProperties": {"type": "string"}},
 }
@@ -182,10 +181,9 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
 
         A filtered page may hold fewer than `limit` conversations. `next_cursor` shows whether more follow.
         """
-        pairs = [(name[len(METADATA) :], value) for name, value in request.query_params.multi_items()]
-        named = [name.startswith(METADATA) for name, _ in request.query_params.multi_items()]
-        metadata = tuple(sorted(compress(pairs, named)))
-        query = ConversationQuery(sort, order, agent, status, metadata, q, search_in)
+        given = request.query_params.multi_items()
+        metadata = sorted((name[len(METADATA) : -1], value) for name, value in given if name.startswith(METADATA))
+        query = ConversationQuery(sort, order, agent, status, tuple(metadata), q, search_in)
         of = ("conversations", owner, repr(query))
         page = await conversations.store.conversations(owner, query, position_of(cursor, PLACE, *of), limit)
         return answer(page_view(page, partial(conversation_view, model=ListedConversation), *of))
