@@ -123,7 +123,7 @@ def test_a_stop_ends_the_wait_for_a_repeat_at_once(service: Service, server: Pro
     wait_until(lambda: len(server.requests) == 1)
     cancel(service, turn)
     assert wait_for_end(service, turn)["status"] == "cancelled"
-    assert "does not heed a stop" not in service.log()
+    assert "ignores a request to stop" not in service.log()
 
 
 @pytest.mark.skipif(HAS_LITELLM, reason="boto3 makes these calls")

@@ -16,7 +16,7 @@ from tests.support.stopwatch import Stopwatch
 from tests.support.streaming import Event, Stream, check_numbers, log_of, place
 from tests.support.turns import DONE, cancel
 
-UNHEEDED = "a thread does not heed a stop"
+UNHEEDED = "a thread ignores a request to stop"
 
 
 def cancel_and_check(

@@ -147,7 +147,7 @@ def hurried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service,
     began = time.monotonic()
     with asked_to_end(service, [*turns.values()], [turns["block"]]):
         assert time.monotonic() - began >= 0.5 + HURRIED_S
-        assert service.log().count("does not heed") == 2
+        assert service.log().count("ignores a request") == 2
         yield service, turns
 
 

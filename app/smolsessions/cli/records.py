@@ -46,7 +46,9 @@ Conversations = Annotated[list[str], typer.Argument(metavar="CONVERSATION...", c
 Turn = Annotated[int, typer.Argument(metavar="TURN", min=1, help="Its number.")]
 Limit = Annotated[int, typer.Option(min=1, help="Most items.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-conversations = typer.Typer(no_args_is_help=True, help="List, show, fork, roll back, export, import, delete and prune.")
+conversations = typer.Typer(
+    no_args_is_help=True, help="List, show, fork, roll back, prune, export, import and delete conversations."
+)
 turns = typer.Typer(no_args_is_help=True, help="List, show, watch, answer and cancel turns.")
 
 

@@ -41,7 +41,7 @@ def run_process(
     slot: ProcessSlot | None,
     on_ready: Callable[[], object] | None = None,
 ) -> int:
-    """Serve as the role says until told to end, and return the exit status. `on_ready` is called in a thread."""
+    """Serve as the role says until asked to end, and return the exit status. `on_ready` is called in a thread."""
     gc.disable()  # until the service is up: it saves 0.1 s of 1.1 s of imports
     # The format names no thread, process or caller, and a search for the caller costs as much as the rest of a line.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
@@ -124,7 +124,7 @@ async def _run(
 
 
 async def _serve(settings: Settings, service: Any, listening: socket.socket, shutdown: Shutdown) -> int:
-    """Serve a `wiring.Service` until told to end. Then drain the worker, end the streams, close the connections."""
+    """Serve a `wiring.Service` until asked to end. Then drain the worker, end the streams, close the connections."""
     server = _Server(
         uvicorn.Config(
             service.app,

@@ -51,7 +51,7 @@ async def supervise(
     on_ready: Callable[[], object] | None = None,
     changes: Callable[[], AsyncIterator[object]] | None = None,
 ) -> int:
-    """Run `count` processes of this program until told to end, and return the exit status.
+    """Run `count` processes of this program until asked to end, and return the exit status.
 
     `open_store` starts the store that they share. None if the store is elsewhere. `on_ready` is called in a thread when
     all processes are up. With each of `changes` of the code, new processes take over.

@@ -322,7 +322,7 @@ class Worker:
             await asyncio.wait((job,), timeout=GRACE_S)
         if job.done():
             return job.result()
-        log.warning("a thread does not heed a stop", extra={"action": "thread.stuck"})
+        log.warning("a thread ignores a request to stop", extra={"action": "thread.stuck"})
         bridge.close()
         self._threads.give_up(job, afterwards)
         return None

@@ -64,7 +64,7 @@ class RemoteCodeError(RuntimeError):
 
 
 class _KernelLostError(Exception):
-    """The executor does not answer any more. The argument is the name of the exception that told so."""
+    """The executor does not answer any more. The argument is the name of the exception that showed it."""
 
 
 class RemoteInterpreter(PythonExecutor):

@@ -5,11 +5,11 @@ local conversation, run = key('conversation', ref), key('run', ref, turn)
 if redis.call('EXISTS', run) == 0 then
   if first_turn(ref) ~= turn then return {'over'} end
   end_wait(ref, turn, wake)  -- damaged: the next claim finds out
-  return {'told'}
+  return {'requested'}
 end
 if redis.call('HEXISTS', run, 'started') == 1 then
   request_stop(ref, turn, '1', wake)
-  return {'told'}
+  return {'requested'}
 end
 local agent = redis.call('HGET', conversation, 'agent') or damaged('conversation')
 check_logs(ref)

@@ -237,7 +237,7 @@ local function waits_until(ref, turn)
   return turn and parse_int(redis.call('HGET', key('run', ref, turn), 'waits'))
 end
 
--- Make a conversation ready whose open turn nobody plays: it waits, or its wait was lost.
+-- Make a conversation ready whose open turn no worker plays: it waits, or its wait was lost.
 local function end_wait(ref, turn, wake)
   redis.call('HDEL', key('run', ref, turn), 'waits', 'waits_since')
   redis.pcall('ZREM', waiting, ref)
