@@ -172,6 +172,18 @@ def rolled_back(desk: Desk) -> None:
     desk.open(conversation)
 
 
+def editing(desk: Desk) -> None:
+    desk.open(desk.play(ORDER, STOCK)).get_by_role("button", name="Edit").last.click()
+
+
+def versions(desk: Desk) -> None:
+    editing(desk)
+    desk.page.get_by_role("textbox", name="Edit the message").fill("Please check the samovar too.")
+    desk.page.keyboard.press("Enter")
+    expect(desk.page.get_by_role("img", name="Version 2 of 2")).to_be_visible()
+    desk.keep(desk.page.url.rpartition("/")[2])
+
+
 def fork(desk: Desk) -> None:
     conversation = desk.play(ORDER, STOCK)
     made = desk.keep(desk.service.post(f"/conversations/{conversation}/fork", turn=1).json()["id"])
@@ -293,8 +305,8 @@ STATES: dict[str, Callable[[Desk], None]] = {
     **{
         each.__name__.replace("_", "-"): each
         for each in (
-            images, viewer, files, running, approval, edited, refused, question, stopped, rolled_back, fork, undo,
-            compose, details, keys, locked, lost, missing, rebuilt,
+            images, viewer, files, running, approval, edited, refused, question, stopped, rolled_back, editing,
+            versions, fork, undo, compose, details, keys, locked, lost, missing, rebuilt,
         )
     },
     "list": found,

@@ -104,9 +104,9 @@ def test_a_key_is_asked_for_refused_taken_and_forgotten(opened: Open, tmp_path: 
         page.locator("#file").set_input_files(png("a.png", 50))
         say(page, [{"say": ["For you."]}])
         expect(answer(page)).to_have_text("For you.")
-        expect(page.locator(".step > .pictures img")).to_have_js_property("naturalWidth", 50)  # fetched with the key
         page.reload()
         expect(answer(page)).to_have_text("For you.")
+        expect(page.locator(".said img")).to_have_js_property("naturalWidth", 50)  # fetched with the key
         other = page.context.new_page()  # tabs do not share a key
         other.goto(page.url)
         expect(other.get_by_role("dialog")).to_be_visible()

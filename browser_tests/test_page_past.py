@@ -195,9 +195,19 @@ def test_a_rolled_back_turn_and_a_shortened_prompt_have_a_note(opened: Open, ser
     expect(page.locator(".turn .answer").last).to_have_text("Three.")
     feet = page.locator(".turn-foot .figures")
     expect(feet).to_have_count(3)
-    expect(turn(page).nth(0)).not_to_contain_text(re.compile("Rolled back|left out"))
-    expect(turn(page).nth(1).get_by_text("Rolled back")).to_have_count(1)
+    expect(turn(page).nth(0)).not_to_contain_text(re.compile(r"Rolled back\.|left out"))
     expect(feet.nth(2)).to_contain_text("1 step left out")
+    turn(page).nth(0).get_by_role("button", name="Roll back to here").click()
+    fold = page.get_by_role("button", name="2 turns were rolled back")
+    expect(fold).to_have_attribute("aria-expanded", "false")
+    expect(turn(page).filter(visible=True)).to_have_count(1)
+    fold.click()
+    expect(turn(page).nth(1).get_by_text("Rolled back.")).to_be_visible()
+    turn(page).nth(2).get_by_role("button", name="Roll back to here").click()  # and forward again
+    expect(page.get_by_role("button", name="1 turn was rolled back")).to_be_visible()
+    page.get_by_role("button", name="Fork from here").first.click()
+    expect(page.locator("#origin")).to_contain_text("after turn 1")
+    expect(answer(page)).to_have_text(["One."])
 
 
 def test_a_past_turn_without_its_events_shows_the_steps_on_record(opened: Open, service: Service) -> None:

@@ -293,8 +293,12 @@ def test_the_list_marks_and_finds_waiting_conversations_and_a_stop_ends_the_wait
     expect(row).to_contain_text("mailer · waits for a person")
     expect(page.locator(".work > summary")).to_contain_text("Waiting for a person")
     expect(page.locator("#waits")).to_contain_text("This turn waits for your answer.")
+    expect(page.locator("#waits")).to_be_hidden()  # the card is on the screen
+    page.set_viewport_size({"width": 1280, "height": 300})
     message(page).click()
+    page.locator("#scroll").evaluate("(at) => at.scrollTop = 0")
     page.get_by_role("button", name="Go to it").click()
+    page.set_viewport_size({"width": 1280, "height": 860})  # the next test has the same tab
     expect(cards(page)).to_be_focused()
     service.play(DONE, agent="mailer")
     page.locator("#filter > summary").click()

@@ -9,6 +9,7 @@ from playwright.sync_api import FilePayload, Page, expect
 
 from browser_tests.reader import (
     Open,
+    act,
     answer,
     conversation_of,
     ended,
@@ -22,6 +23,7 @@ from browser_tests.reader import (
     wait,
 )
 from tests.support.service import Service
+from tests.support.waiting import wait_until
 
 
 def test_a_message_that_is_refused_stays_in_its_field(
@@ -83,10 +85,7 @@ def test_images_are_attached_sent_shown_and_opened(page: Page) -> None:
     expect(drawn).to_have_js_property("naturalWidth", 220)
     expect(page.locator("#attached")).to_be_hidden()
     expect(page.locator(".said .picture img")).to_have_count(2)
-    shown = page.locator(".step > .pictures img")
-    expect(shown.nth(1)).to_be_visible()
-    page.wait_for_function("() => [...document.querySelectorAll('.step > .pictures img')].every((i) => i.naturalWidth)")
-    assert {60, 80} <= set(shown.evaluate_all("(images) => images.map((image) => image.naturalWidth)"))
+    expect(page.locator(".step > .pictures img")).to_have_count(0)  # the message and the answer show them
     page.locator(".answer-pictures button").click()
     expect(page.locator("#viewer img")).to_be_visible()
     page.keyboard.press("Escape")
@@ -151,21 +150,92 @@ def test_a_failed_turn_says_what_is_kept_and_a_retry_leaves_it_out(page: Page, s
     assert messages(service, page).count("Try ") == 1
 
 
-def test_an_edited_message_goes_to_a_fork(page: Page) -> None:
+def test_an_edited_message_is_a_version_that_is_made_once_it_is_sent(
+    page: Page, service: Service, sins: list[str]
+) -> None:
     say(page, [{"say": ["One."]}])
-    expect(answer(page)).to_have_text("One.")
+    ended(page)
+    page.locator("#file").set_input_files(png("one.png", 40))
     say(page, [{"say": ["Two."]}])
-    expect(answer(page).last).to_have_text("Two.")
-    first = page.url
+    ended(page)
+    first, root = page.url, conversation_of(page)
+    made: list[str] = []
+    page.on("request", lambda request: made.append(request.url) if request.url.endswith("/fork") else None)
     page.get_by_role("button", name="Edit").last.click()
-    expect(page).not_to_have_url(first)
-    expect(message(page)).to_have_value('[{"say": ["Two."]}]')
-    expect(page.locator("#origin")).to_contain_text("after turn 1")
-    expect(answer(page)).to_have_text("One.")
-    say(page, [{"say": ["Three."]}])
+    editor = page.get_by_role("textbox", name="Edit the message")
+    expect(editor).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Edit").last).to_be_focused()
+    page.keyboard.press("Enter")
+    editor.fill('[{"say": ["Three."]}]')
+    assert not made
+    problem = json.dumps({"status": 422, "code": "invalid_request", "detail": "Not so."})
+    page.route(
+        "**/turns", lambda route: route.fulfill(status=422, content_type="application/problem+json", body=problem)
+    )
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_have_text("Not so.")
+    expect(editor).to_have_value('[{"say": ["Three."]}]')
+    assert service.get(root)["metadata"] == {"page_branches": {}}  # the fork is deleted
+    page.unroute("**/turns")
+    page.keyboard.press("Enter")
     expect(answer(page)).to_have_text(["One.", "Three."])
-    page.locator("#origin a").click()
+    expect(turn(page).last.locator(".said .picture img")).to_have_count(1)
+    expect(page.get_by_role("img", name="Version 2 of 2")).to_be_visible()
+    page.get_by_role("button", name="Previous version").click()
     expect(answer(page)).to_have_text(["One.", "Two."])
+    assert page.url == first
+    forgive(sins, "422")
+
+
+def test_an_answer_is_regenerated_and_its_versions_are_listed_on_request_and_deleted_together(
+    opened: Open, service: Service, sins: list[str]
+) -> None:
+    body = {"agent": "talker", "message": 'Versions [{"say": ["One."]}]'}
+    said = service.post("/turn", **body).json()
+    root = f"/conversations/{said['conversation_id']}"
+    service.follow_up(said, {"say": ["Two."]})
+    page = opened(service, f"/#/c/{said['conversation_id']}")
+    shown = page.locator(".versions:visible")
+    for number in (2, 3):
+        page.get_by_role("button", name="Regenerate").last.click()
+        expect(shown).to_contain_text(f"{number}/{number}")
+        ended(page)
+    say(page, [{"say": ["Four."]}])
+    ended(page)
+    page.get_by_role("button", name="Regenerate").first.click()
+    expect(answer(page)).to_have_text(["One."])
+    page.reload()
+    expect(shown).to_contain_text("2/2")
+    page.get_by_role("button", name="Previous version").click()
+    expect(shown.last).to_contain_text("1/3")
+    page.get_by_role("button", name="Next version").last.press("Enter")
+    expect(shown.last).to_contain_text("2/3")
+    expect(page.get_by_role("button", name="Next version").last).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(answer(page)).to_have_text(["One.", "Two.", "Four."])
+    rows = page.locator("#list .row", has_text="Versions")
+    expect(rows.locator("[aria-current]")).to_have_count(1)
+    expect(rows).to_have_count(1)
+    page.locator("#filter > summary").click()
+    page.get_by_label("Show branches").check()
+    expect(rows).to_have_count(4)
+    page.get_by_label("Show branches").uncheck()
+    expect(rows).to_have_count(1)
+    service.client.delete(conversation_of(page))
+    page.goto(f"{service.client.base_url}#{root.replace('conversations', 'c')}")
+    page.get_by_role("button", name="Next version").last.click()
+    expect(shown.last).to_contain_text("2/3")
+    page.get_by_role("button", name="Next version").last.click()
+    expect(page.get_by_role("alert")).to_have_text("This version was deleted.")
+    expect(shown.last).to_contain_text("2/2")
+    branches = service.get(root)["metadata"]["page_branches"]
+    act(rows, "Delete")
+    expect(page.locator("#welcome")).to_be_visible()
+    page.reload()  # it is deleted when the page is left, with its branches
+    for path in (root, *(f"/conversations/{each}" for each in branches)):
+        wait_until(lambda path=path: service.client.get(path).status_code == HTTPStatus.NOT_FOUND)  # type: ignore[misc]
+    forgive(sins, "404")
 
 
 def test_a_message_that_is_too_long_is_forgotten(page: Page, service: Service) -> None:
@@ -188,12 +258,13 @@ def test_a_message_is_sent_again_with_its_approvals_and_options(opened: Open, se
     expect(turn(page)).to_have_count(2)
     ended(page, "failed")
     page.get_by_role("button", name="Edit").last.click()
-    expect(page.locator("#origin")).to_be_visible()
-    expect(message(page)).to_have_value(str(body["message"]))
-    say(page, [{"call": [["echo", {"text": "asked"}]]}])
+    editor = page.get_by_role("textbox", name="Edit the message")
+    expect(editor).to_have_value(str(body["message"]))
+    editor.fill(json.dumps([{"call": [["echo", {"text": "asked"}]]}]))
+    page.get_by_role("button", name="Send", exact=True).first.click()
     expect(page.locator(".request")).to_have_count(1)
-    for path in (f"/conversations/{sent['conversation_id']}", conversation_of(page)):
-        again = service.get(f"{path}/turns/2")
+    for path in (f"/conversations/{sent['conversation_id']}/turns/2", f"{conversation_of(page)}/turns/1"):
+        again = service.get(path)
         assert {**again["options"], "additional_args": again["additional_args"]}.items() >= options.items()
 
 

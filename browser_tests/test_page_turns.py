@@ -22,6 +22,9 @@ def test_an_answer_appears_piece_by_piece_before_the_turn_ends(page: Page, gate:
     expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
     announcement = page.locator("#announcement[role=status][aria-live=polite]")
     expect(announcement).to_contain_text("Answer: Hello")
+    expect(page.locator(".work")).to_be_hidden()  # an answer of one step
+    page.get_by_role("button", name="Step", exact=True).click()
+    expect(page.locator(".step-title")).to_have_text("Answer")
 
 
 def test_a_long_silence_says_what_happens(page: Page, gate: Path) -> None:
@@ -67,7 +70,7 @@ def test_code_its_output_and_its_error_are_shown(page: Page) -> None:
     last = "Thought: I end.\n<code>\nfinal_answer('over')\n</code>"
     say(page, [{"write": [*first]}, {"write": [broken]}, {"write": [last]}])
     expect(answer(page)).to_have_text("over")
-    one, two, _three = page.locator(".step").all()
+    one, two, last_one = page.locator(".step").all()
     one.locator("summary").first.click()
     expect(one.locator(".part-thought .text")).to_have_text("I print.")
     expect(one.locator(".part-code pre")).to_have_text("print(echo(text='from code'))\n41 + 1")
@@ -76,6 +79,7 @@ def test_code_its_output_and_its_error_are_shown(page: Page) -> None:
     expect(one.locator(".part-output pre").last).to_have_text("42")
     expect(two).to_have_attribute("data-state", "wrong")
     expect(two.locator(".preview").first).to_contain_text("missing")
+    expect(last_one.locator("summary")).to_contain_text("Code and answerfinal_answer('over')")
 
 
 def test_a_stop_ends_the_turn_and_the_conversation_goes_on(page: Page, gate: Path) -> None:
@@ -112,7 +116,9 @@ def test_a_forced_answer_has_a_note(page: Page) -> None:
     say(page, [{"call": [["echo", {"text": "again"}]]}] * 6 + [{"write": ["That is ", "all."]}])
     ended(page)
     expect(answer(page)).to_have_text("That is all.")
-    expect(page.locator(".outcome")).to_contain_text("ran out of steps")
+    expect(page.locator(".outcome")).to_have_text("The agent used all its steps, so it had to answer with what it had.")
+    expect(page.locator(".step summary").last).to_contain_text("The steps were used up")
+    expect(page.locator(".step .wrong, .step .part-wrong")).to_have_count(0)
     expect(page.locator(".step")).to_have_count(7)
     expect(page.locator(".part-retired")).to_have_count(0)
 

@@ -2,6 +2,7 @@
 
 import { BASE } from "./base.js";
 
+const LOCATION = /\/conversations\/([A-Za-z0-9_-]{1,64})\/turns\/(\d+)$/;
 const PASSING = new Set([0, 429, 502, 503, 504]); // 0: no answer
 
 export class Problem extends Error {
@@ -58,6 +59,19 @@ export class Api {
     const sent = { "Content-Type": "application/json", ...headers };
     return this.request(path, { ...options, method: "POST", headers: sent, body: JSON.stringify(body) });
   }
+
+  /** Return the changed resource. */
+  patch(path, changes) {
+    const headers = { "Content-Type": "application/merge-patch+json" };
+    return this.json(path, { method: "PATCH", headers, body: JSON.stringify(changes) });
+  }
+}
+
+/** Return the turn that an answer belongs to. */
+export function turnOf(response) {
+  const found = LOCATION.exec(response.headers.get("Location") ?? "");
+  if (!found) throw new Problem("The service did not say which turn this is; look at the list.");
+  return { id: found[1], number: Number(found[2]) };
 }
 
 function signed(headers, key) {

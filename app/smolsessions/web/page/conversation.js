@@ -1,17 +1,19 @@
 // One conversation on the page: its past turns, its running turn, and the next message.
 
-import { Problem } from "./api.js";
+import { Problem, turnOf } from "./api.js";
+import { Branches } from "./branches.js";
 import { byId, show } from "./dom.js";
 import { members } from "./files.js";
+import { fold } from "./fold.js";
+import { titleFrom } from "./heading.js";
+import { optionsOf } from "./options.js";
 import { Past } from "./past.js";
 import { Record } from "./record.js";
 import { eventsOf } from "./stream.js";
 import { TurnCard } from "./turn.js";
 
-const TITLE_CHARS = 80;
 const SAID_CHARS = 1500; // of an answer for screen readers
 const OPEN = new Set(["queued", "running", "waiting"]);
-const LOCATION = /\/conversations\/([A-Za-z0-9_-]{1,64})\/turns\/(\d+)$/;
 
 export class Conversation {
   id = null;
@@ -25,11 +27,17 @@ export class Conversation {
   #past = null;
   #record = null;
   #view = null;
+  #branches = null;
 
   /** `parts`: api, connection, pictures, composer, heading, place, chosenAgent(), began(id), changed(id), shown(view), inspect(number). */
   constructor(parts) {
     this.#parts = parts;
     byId("missing-again").addEventListener("click", () => this.open(this.id));
+  }
+
+  /** The conversation of the list to which this one belongs. */
+  get root() {
+    return this.#branches?.root;
   }
 
   /** Show the start of a new conversation. */
@@ -46,7 +54,7 @@ export class Conversation {
     this.#looking = true;
     const { signal } = this.#stop;
     try {
-      this.shown(await this.#ask(`/conversations/${id}`, signal));
+      await this.shown(await this.#ask(`/conversations/${id}`, signal));
       await this.#load(signal);
       show(byId("nothing"), !this.#cards.size);
     } catch (problem) {
@@ -119,34 +127,33 @@ export class Conversation {
 
   /** Send the message of a failed turn again, without that turn in the memory. */
   async retry(turn) {
-    const isLast = turn.turn === this.#last && !this.#running.size;
-    await this.#attempted(async () => {
+    if (turn.turn !== this.#last || this.#running.size) await this.#resend(turn);
+    else {
       const files = await this.#parts.pictures.filesOf(turn);
-      if (isLast) await this.rollBack(turn.turn - 1);
-      else await this.#fork(turn.turn - 1);
+      await this.rollBack(await this.#before(turn));
       await this.send(turn.message, files, optionsOf(turn));
-    });
+    }
   }
 
-  /** Put the message of a turn into the message field of a fork that begins before that turn. */
-  async edit(turn) {
-    await this.#attempted(async () => {
-      const files = await this.#parts.pictures.filesOf(turn);
-      await this.#fork(turn.turn - 1, () => this.#parts.composer.put(turn.message, files, optionsOf(turn)));
-    });
-  }
-
+  /** Rename the conversation, and the one whose branch it is: that one is in the list. */
   async rename(title) {
     await this.#attempted(async () => {
-      const headers = { "Content-Type": "application/merge-patch+json" };
-      const body = JSON.stringify({ title });
-      this.shown(await this.#parts.api.json(`/conversations/${this.id}`, { method: "PATCH", headers, body }));
-      this.#parts.changed(this.id);
+      for (const id of new Set([this.root, this.id])) {
+        const view = await this.#parts.api.patch(`/conversations/${id}`, { title });
+        if (id === this.id) this.shown(view);
+        this.#parts.changed(id);
+      }
     });
   }
 
-  async fork(number) {
-    await this.#attempted(() => this.#fork(number));
+  /** Open a new conversation that goes on after a turn of this one. */
+  async fork(turn) {
+    await this.#attempted(async () => {
+      const { page_branches: _, page_branch_of: __, pinned: ___, ...metadata } = this.#view.metadata;
+      const made = await (await this.#parts.api.post(`/conversations/${this.id}/fork`, { turn, metadata })).json();
+      this.#parts.changed(made.id);
+      await this.#open(made.id);
+    });
   }
 
   /** Return the memory to the end of a turn. Throws a `Problem`. */
@@ -155,19 +162,51 @@ export class Conversation {
     const { signal } = this.#stop;
     await api.post(`/conversations/${this.id}/rollback`, { turn: number });
     changed(this.id);
-    const later = [...this.#cards.values()].filter((card) => card.number > number && !card.running);
+    const later = [...this.#cards.values()].filter((card) => !card.running && (card.number > number || card.turn?.rolled_back));
     for (const card of later) card.finish(await this.#ask(`/conversations/${this.id}/turns/${card.number}`, signal));
+    fold();
   }
 
-  /** Open a fork. `begun` is called before its turns are loaded: the user may type from then on. */
-  async #fork(turn, begun = () => {}) {
-    const { api, began, changed } = this.#parts;
-    const made = await (await api.post(`/conversations/${this.id}/fork`, { turn })).json();
-    changed(made.id);
-    const opened = this.open(made.id);
-    began(made.id);
-    begun();
+  /** Play a message, changed or not, as another version of a turn. Throws a `Problem`. */
+  async #resend(turn, message = turn.message) {
+    const { api, pictures } = this.#parts;
+    const { signal } = this.#stop;
+    const body = { message, ...await members(await pictures.filesOf(turn)), ...optionsOf(turn) };
+    const begin = (id, headers) => api.post(`/conversations/${id}/turns`, body, { headers: { ...headers, Prefer: "respond-async" } });
+    const id = await this.#branches.make(this.#view, turn.turn, await this.#before(turn), begin);
+    this.#parts.changed(this.root);
+    if (!signal.aborted) await this.#open(id);
+  }
+
+  /** Show a version of a turn where this one stands. */
+  async #go({ id, turn }, by, card) {
+    const top = card.element.getBoundingClientRect().top;
+    const { status } = await this.#ask(`/conversations/${id}`, this.#stop.signal).catch((problem) => problem);
+    if (status === 404) {
+      await this.#branches.forget(id);
+      card.offer(this.#branches.versionsOf(card.number));
+      throw new Problem("This version was deleted.");
+    }
+    await this.#open(id);
+    if (this.id === id) await this.#past?.reach(() => this.#cards.has(turn));
+    const shown = this.#cards.get(turn);
+    if (shown) this.#parts.place.keep(shown.element, top);
+    shown?.focus(by);
+  }
+
+  async #open(id) {
+    const opened = this.open(id);
+    this.#parts.began(id);
     await opened;
+    if (this.id === id) this.#parts.composer.focus();
+  }
+
+  /** The last turn in the memory of a turn: those that were rolled back before it are left out. */
+  async #before(turn) {
+    let at = turn.turn - 1;
+    const isGone = async () => (this.#cards.get(at)?.turn ?? await this.#ask(`/conversations/${this.id}/turns/${at}`, this.#stop.signal)).rolled_back;
+    while (at > 0 && !turn.rolled_back && await isGone()) at -= 1;
+    return at;
   }
 
   async #attempted(work) {
@@ -238,8 +277,11 @@ export class Conversation {
     const card = this.#card(turn.turn, turn.message, []);
     byId("turns")[where](card.element);
     card.attach(turn);
+    card.offer(this.#branches.versionsOf(turn.turn));
     if (!OPEN.has(turn.status)) card.finish(turn);
-    else if (where === "append") this.#follow(card);
+    if (turn.rolled_back) fold();
+    if (!OPEN.has(turn.status)) return;
+    if (where === "append") this.#follow(card);
     else card.run();
   }
 
@@ -256,9 +298,14 @@ export class Conversation {
     const { id } = this;
     const { api, changed, composer } = this.#parts;
     const ways = {
-      retry: (turn) => this.retry(turn),
-      edit: (turn) => this.edit(turn),
-      forget: (turn) => this.#attempted(() => this.rollBack(turn.turn - 1)),
+      retry: (turn) => this.#attempted(() => this.retry(turn)),
+      again: (turn) => this.#attempted(() => this.#resend(turn)),
+      resend: (turn, text) => this.#resend(turn, text),
+      go: (version, by) => this.#attempted(() => this.#go(version, by, card)),
+      fork: (turn) => this.fork(turn.turn),
+      rollBack: (turn) => this.#attempted(() => this.rollBack(turn.turn)),
+      forget: (turn) => this.#attempted(async () => this.rollBack(await this.#before(turn))),
+      view: () => this.#ask(`/conversations/${id}/turns/${number}`, signal),
       cancel: (queued) => this.#cancel(queued),
       promptTokens: async () => {
         const { messages } = await api.json(`/conversations/${id}/prompt`, { signal, quiet: true });
@@ -304,6 +351,7 @@ export class Conversation {
       end();
       changed(id);
       this.#running.delete(card);
+      fold();
       if (!signal.aborted) {
         this.#told();
         this.look();
@@ -344,6 +392,7 @@ export class Conversation {
     this.#turn = Promise.resolve();
     this.#past?.leave();
     this.#past = this.#record = this.#view = null;
+    this.#branches = new Branches(this.#parts.api, this.#parts.connection);
     for (const card of this.#cards.values()) card.leave();
     this.#cards.clear();
     this.#parts.pictures.forget();
@@ -356,12 +405,13 @@ export class Conversation {
     this.#parts.shown(null);
   }
 
-  /** Show a newer state of the conversation. */
-  shown(view) {
+  /** Show a newer state of the conversation. The first one is awaited: it names the branches around it. */
+  async shown(view) {
     const before = this.#view;
     this.#view = view;
     this.#parts.heading.show(view);
     if (before?.updated_at !== view.updated_at) this.#parts.shown(view);
+    if (!before) await this.#branches.load(view, this.#stop.signal);
   }
 
   #miss(problem) {
@@ -372,29 +422,6 @@ export class Conversation {
     byId("missing-text").textContent = problem.status === 404 ? "It was deleted, or it is not yours." : problem.message;
     show(byId("missing"), true);
   }
-}
-
-/** Return the turn that an answer belongs to. */
-function turnOf(response) {
-  const found = LOCATION.exec(response.headers.get("Location") ?? "");
-  if (!found) throw new Problem("The service did not say which turn this is; look at the list.");
-  return { id: found[1], number: Number(found[2]) };
-}
-
-function titleFrom(message) {
-  const characters = [...message.trim().replace(/\s+/g, " ")];
-  return characters.length > TITLE_CHARS ? `${characters.slice(0, TITLE_CHARS - 1).join("")}…` : characters.join("");
-}
-
-/** The members of a request by which a turn was sent. */
-function optionsOf({ additional_args: given, options: { max_steps: steps, reset, deadline_s: deadline, approve } }) {
-  return {
-    ...(Object.keys(given).length && { additional_args: given }),
-    ...(steps && { max_steps: steps }),
-    ...(reset && { reset }),
-    ...(deadline && { deadline_s: deadline }),
-    ...(approve.length && { approve }),
-  };
 }
 
 /** Announce the end of a turn to screen readers, once and not for each piece. */

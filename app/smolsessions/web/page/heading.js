@@ -1,7 +1,10 @@
 // The head of the open conversation: its title, which can be changed, its agent and its origin.
 
+import { isBranch } from "./branches.js";
 import { byId, make, say, show } from "./dom.js";
 import { titleOf } from "./row.js";
+
+const TITLE_CHARS = 80;
 
 export class Heading {
   #rename;
@@ -34,7 +37,7 @@ export class Heading {
     const origin = view.forked_from;
     if (byId("rename-form").hidden) this.text(titleOf(view), view.agent);
     show(byId("rename"), byId("rename-form").hidden);
-    if (!origin) return;
+    if (!origin || isBranch(view)) return;
     const link = make("a", { href: `#/c/${origin.conversation_id}` }, "another");
     byId("origin").replaceChildren("Fork of ", link, ` after turn ${origin.turn}`);
     show(byId("origin"), true);
@@ -59,4 +62,10 @@ export class Heading {
     this.#edit(false);
     if (title && title !== before) this.#rename(title);
   }
+}
+
+/** The title of a conversation that a message begins. */
+export function titleFrom(message) {
+  const characters = [...message.trim().replace(/\s+/g, " ")];
+  return characters.length > TITLE_CHARS ? `${characters.slice(0, TITLE_CHARS - 1).join("")}…` : characters.join("");
 }

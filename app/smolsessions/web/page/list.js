@@ -1,5 +1,6 @@
 // The list of conversations by date, pinned ones first: searched and filtered by the service, and kept up to date.
 
+import { branchesOf, isBranch, rootOf } from "./branches.js";
 import { byId, make, say, show } from "./dom.js";
 import { fillRow, groupOf, isPinned, makeRow, renameRow, titleOf } from "./row.js";
 import { RowMenu } from "./row_menu.js";
@@ -7,6 +8,8 @@ import { Undo } from "./undo.js";
 
 const TYPING_MS = 250;
 const PAGE_ITEMS = 20;
+const FEW = 10; // of a page that holds branches
+const MOST_PAGES = 5;
 const MOST_PINNED = 100;
 
 export class List {
@@ -18,7 +21,7 @@ export class List {
   #failed = false;
   #searching = false;
   #arranged = "";
-  #current = null;
+  #current = []; // ids of the open conversation and of its root
   #loading = new AbortController();
   #more = byId("list-more");
   #menu = new RowMenu();
@@ -40,7 +43,11 @@ export class List {
         this.#put(view);
         this.#told();
       },
-      delete: (view, keepalive) => api.request(`/conversations/${view.id}`, { method: "DELETE", keepalive }),
+      delete: (view, keepalive) => {
+        const drop = (id) => api.request(`/conversations/${id}`, { method: "DELETE", keepalive });
+        for (const branch of branchesOf(view)) drop(branch).catch(() => {}); // it may be gone
+        return drop(view.id);
+      },
       failed: (problem) => say(byId("list-note"), problem.message),
     });
     this.#more.addEventListener("click", () => this.load());
@@ -49,10 +56,11 @@ export class List {
       clearTimeout(typing);
       typing = setTimeout(() => this.#again(), TYPING_MS);
     });
-    for (const id of ["filter-agent", "filter-status"]) byId(id).addEventListener("change", () => this.#again());
+    for (const id of ["filter-agent", "filter-status", "filter-branches"]) byId(id).addEventListener("change", () => this.#again());
     byId("filter").addEventListener("toggle", () => this.#agents());
     byId("filter-clear").addEventListener("click", () => {
       byId("filter-agent").value = byId("filter-status").value = "";
+      byId("filter-branches").checked = false;
       this.#again();
       byId("filter-summary").focus();
     });
@@ -73,15 +81,18 @@ export class List {
     this.#searching = goesOn;
     if (goesOn) this.#told();
     try {
+      let pages = 0;
       do {
         const page = await this.#page(this.#cursor, signal);
+        const items = page.items.filter((view) => !this.#hides(view, page.items));
         this.#cursor = page.next_cursor;
         this.#failed = false;
-        const last = document.activeElement === this.#more ? page.items[0]?.id : null;
-        for (const view of page.items) this.#put(view);
+        const last = document.activeElement === this.#more ? items[0]?.id : null;
+        for (const view of items) this.#put(view);
         this.#told();
         if (last) this.#rows.get(last)?.querySelector("a").focus();
-      } while (goesOn && this.#cursor && this.#rows.size < most);
+        pages += 1;
+      } while (this.#cursor && (goesOn ? this.#rows.size < most : this.#rows.size < most - FEW && pages < MOST_PAGES));
       this.#searching = false;
       this.#more.textContent = "More";
       show(this.#more, this.#cursor !== null);
@@ -127,11 +138,12 @@ export class List {
     this.#told();
   }
 
-  mark(id) {
-    this.#current = id;
+  /** Mark the row of the open conversation, or that of its root. */
+  mark(id, root = id) {
+    this.#current = [id, root];
     for (const [other, row] of this.#rows) {
       const link = row.querySelector("a");
-      if (other === id) link.setAttribute("aria-current", "page");
+      if (other === (this.#rows.has(id) ? id : root)) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     }
   }
@@ -155,7 +167,7 @@ export class List {
   }
 
   #again() {
-    const filters = [byId("filter-agent").value, byId("filter-status").value].filter(Boolean);
+    const filters = [byId("filter-agent").value, byId("filter-status").value, byId("filter-branches").checked && "branches"].filter(Boolean);
     byId("filter-summary").textContent = ["Filter", ...filters].join(" · ");
     byId("filter").classList.toggle("filtered", filters.length > 0);
     show(byId("filter-clear"), filters.length > 0);
@@ -192,7 +204,7 @@ export class List {
   }
 
   #put(view) {
-    if (this.#undo.holds(view.id)) return;
+    if (this.#undo.holds(view.id) || this.#hides(view)) return;
     const status = byId("filter-status").value;
     if (status && view.status !== status) {
       this.#remove(view.id); // an answered turn waits no longer
@@ -202,7 +214,14 @@ export class List {
     if (!this.#rows.has(id)) this.#rows.set(id, makeRow(id, (button) => this.#menu.open(button, this.#acts(id))));
     this.#views.set(id, { match: this.#views.get(id)?.match, ...view });
     fillRow(this.#rows.get(id), this.#views.get(id), byId("search").value.trim());
-    if (id === this.#current) this.mark(id);
+    if (this.#current.includes(id)) this.mark(...this.#current);
+  }
+
+  /** True for a branch, except if branches or a state are asked for, or a search found it without its root. */
+  #hides(view, others = []) {
+    if (!isBranch(view) || byId("filter-branches").checked || byId("filter-status").value) return false;
+    const root = rootOf(view);
+    return !byId("search").value.trim() || this.#rows.has(root) || others.some(({ id }) => id === root);
   }
 
   /** The items of a row's menu. */
@@ -218,8 +237,7 @@ export class List {
 
   async #patch(id, changes) {
     try {
-      const headers = { "Content-Type": "application/merge-patch+json" };
-      const view = await this.#api.json(`/conversations/${id}`, { method: "PATCH", headers, body: JSON.stringify(changes) });
+      const view = await this.#api.patch(`/conversations/${id}`, changes);
       this.show(view);
       this.#changed(view);
     } catch (problem) {

@@ -39,6 +39,17 @@ export class Options {
   }
 }
 
+/** The members of a request by which a turn was sent. */
+export function optionsOf({ additional_args: given, options: { max_steps: steps, reset, deadline_s: deadline, approve } }) {
+  return {
+    ...(Object.keys(given).length && { additional_args: given }),
+    ...(steps && { max_steps: steps }),
+    ...(reset && { reset }),
+    ...(deadline && { deadline_s: deadline }),
+    ...(approve.length && { approve }),
+  };
+}
+
 function objectIn(text) {
   try {
     const found = JSON.parse(text);

@@ -15,7 +15,7 @@ export function outcomeOf(turn, isBroken) {
   }
   if (turn.rolled_back) note(make("strong", {}, "Rolled back. "), "Not in the memory: the agent does not know this turn. Its steps stay on record.");
   else if (turn.status !== "finished") note(memoryOf(turn, isBroken));
-  if (turn.outcome === "max_steps_error") note("The agent ran out of steps; this answer was asked of it without more.");
+  if (turn.outcome === "max_steps_error") note("The agent used all its steps, so it had to answer with what it had.");
   if (turn.dropped_variables?.length) note(`Variables that could not be kept: ${turn.dropped_variables.join(", ")}.`);
   return lines;
 }
@@ -25,15 +25,13 @@ function memoryOf({ step_count: steps }, isBroken) {
   return `In the memory: ${kept}. Not in it: ${isBroken ? "the text above and " : ""}the step that was not finished.`;
 }
 
-/** Buttons of a turn that is over. `retry(turn)` and `edit(turn)` begin again before it. `forget(turn)` takes it out of the memory. `inspect(number)` shows its prompt. */
-export function waysOn(turn, { retry, edit, forget, inspect }) {
-  const failed = turn.status === "failed" || turn.status === "cancelled";
-  const again = failed && action("Retry", "retry", "Sends the message again, without this turn in the memory", () => retry(turn));
-  if (again && turn.error?.retryable !== false) again.classList.add("near");
+/** Buttons of a turn that failed or was stopped. `retry(turn)` begins again before it. `forget(turn)` takes it out of the memory. */
+export function waysOn(turn, { retry, forget }) {
+  if (turn.status === "finished") return [];
+  const again = action("Retry", "retry", "Sends the message again, without this turn in the memory", () => retry(turn));
+  if (turn.error?.retryable !== false) again.classList.add("near");
   const isTooLong = turn.error?.code === "context_overflow" && !turn.rolled_back;
-  return [again || null, isTooLong ? action("Forget", "delete", "Takes this turn out of the memory, so that the next message fits", () => forget(turn)) : null,
-    action("Edit", "edit", "Changes the message in a fork that begins before this turn", () => edit(turn)),
-    action("Prompt", "inspect", "Shows the prompt of this turn in the inspector", () => inspect(turn.turn))];
+  return isTooLong ? [again, action("Forget", "delete", "Takes this turn out of the memory, so that the next message fits", () => forget(turn))] : [again];
 }
 
 export function action(label, name, title, act) {

@@ -3,6 +3,7 @@
 import { showAgent } from "./agent_details.js";
 import { Agents } from "./agents.js";
 import { Api } from "./api.js";
+import { rootOf } from "./branches.js";
 import { Composer } from "./composer.js";
 import { Connection } from "./connection.js";
 import { Conversation } from "./conversation.js";
@@ -38,7 +39,7 @@ const agents = new Agents(api, connection, { about, example: (text) => {
 const list = new List(api, connection, {
   deleted: (id) => {
     tabs.postMessage(id);
-    if (id === conversation.id) location.hash = "#/";
+    if (id === conversation.id || id === conversation.root) location.hash = "#/";
   },
   changed: (view) => {
     tabs.postMessage(view.id);
@@ -66,7 +67,10 @@ const conversation = new Conversation({
   pictures,
   place: new Place(byId("scroll"), byId("content"), byId("latest")),
   shown: (view) => {
-    if (view) list.show(view);
+    if (view) {
+      list.show(view);
+      list.mark(view.id, rootOf(view));
+    }
     inspector.show(view);
   },
   inspect: (number) => inspector.prompt(number),

@@ -10,7 +10,7 @@ export class Past {
   #ask;
   #add;
   #cursor = null;
-  #loading = false;
+  #loading = null; // promise of the page that is asked for
   #near = new IntersectionObserver((entries) => entries.some((entry) => entry.isIntersecting) && this.#older(), {
     root: byId("scroll"),
     rootMargin: NEAR,
@@ -25,6 +25,11 @@ export class Past {
   async load() {
     await this.#page("");
     this.#watch();
+  }
+
+  /** Load earlier turns until one is there. */
+  async reach(isThere) {
+    while (this.#cursor && !isThere()) await this.#older();
   }
 
   leave() {
@@ -52,13 +57,9 @@ export class Past {
   }
 
   async #older() {
-    if (this.#loading || !this.#cursor) return;
-    this.#loading = true;
-    try {
-      await this.#page(`&cursor=${encodeURIComponent(this.#cursor)}`);
-    } finally {
-      this.#loading = false;
-    }
+    if (!this.#cursor) return;
+    this.#loading ??= this.#page(`&cursor=${encodeURIComponent(this.#cursor)}`).finally(() => (this.#loading = null));
+    await this.#loading;
     this.#watch();
   }
 

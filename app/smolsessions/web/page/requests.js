@@ -19,6 +19,11 @@ export class Requests {
   #timer = null;
   #ticks = null;
   #lost = false; // the focus was in a card that is gone
+  #visible = new Set(); // elements of cards that are on the screen
+  #watch = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) this.#visible[isIntersecting ? "add" : "delete"](target);
+    if (byId("waits-text").textContent) show(byId("waits"), !this.#visible.size);
+  }, { root: byId("scroll"), rootMargin: "-48px 0px" });
 
   /**
    * `ways` are `answer(answer)`, which sends an answer and throws a `Problem`, `changed()` after each change, and
@@ -48,9 +53,11 @@ export class Requests {
   leave() {
     clearTimeout(this.#timer);
     clearInterval(this.#ticks);
+    this.#watch.disconnect();
+    this.#visible.clear();
     this.#cards.clear();
     this.element.replaceChildren();
-    notice(null);
+    this.#notice();
   }
 
   #open(requests, isLive) {
@@ -63,6 +70,7 @@ export class Requests {
       const card = new RequestCard(request, (answer) => this.#send(answer), this.#pictures);
       this.#cards.set(request.request_id, card);
       this.element.append(card.element);
+      this.#watch.observe(card.element);
     }
     this.#settle();
   }
@@ -72,6 +80,8 @@ export class Requests {
     if (!card) return;
     this.#lost ||= card.element.contains(document.activeElement);
     card.element.remove();
+    this.#watch.unobserve(card.element);
+    this.#visible.delete(card.element);
     this.#cards.delete(id);
     this.#settle();
   }
@@ -111,12 +121,19 @@ export class Requests {
 
   #settled() {
     const [first] = this.#cards.values();
-    notice(first ? this.#cards.size : null);
+    this.#notice();
     if (first) byId("announcement").textContent = this.#sentence(first);
     if (first && isFree()) first.focus();
     else if (!first && this.#lost && document.activeElement === document.body && !matchMedia("(pointer: coarse)").matches) byId("message").focus({ preventScroll: true });
     this.#lost = false;
     this.#ways.changed();
+  }
+
+  /** Say above the message field that the turn waits, while no card is on the screen. */
+  #notice() {
+    const { size } = this.#cards;
+    say(byId("waits-text"), size && (size === 1 ? "This turn waits for your answer." : `This turn waits for ${size} answers.`));
+    show(byId("waits"), size > 0 && !this.#visible.size);
   }
 
   #sentence(first) {
@@ -130,12 +147,6 @@ function isFree() {
   const at = document.activeElement;
   if (document.querySelector("dialog[open]") || document.body.classList.contains("menu")) return false;
   return !at || at === document.body || (Boolean(at.closest("#composer")) && !byId("message").value);
-}
-
-/** Say above the message field that the turn waits, or hide it. */
-function notice(count) {
-  say(byId("waits-text"), count && (count === 1 ? "This turn waits for your answer." : `This turn waits for ${count} answers.`));
-  show(byId("waits"), Boolean(count));
 }
 
 byId("waits-show").addEventListener("click", () => document.querySelector(".request")?.focus());

@@ -1,5 +1,6 @@
 // A row of the list of conversations: its title, its state, the place of a searched text, and its menu button.
 
+import { isBranch } from "./branches.js";
 import { icon, make, show } from "./dom.js";
 import { ago } from "./figures.js";
 
@@ -24,8 +25,9 @@ export function fillRow(row, view, searched) {
   row.querySelector(".row-match").replaceChildren(...(view.match ? marked(view.match.excerpt, searched) : []));
   show(row.querySelector(".row-match"), Boolean(view.match));
   const state = works ? "working" : view.status === "waiting" ? "waits for a person" : ago(view.updated_at);
+  const origin = isBranch(view) ? "branch · " : view.forked_from ? "fork · " : "";
   const place = view.match ? `turn ${view.match.turn} · ` : "";
-  row.querySelector(".row-about").textContent = `${view.forked_from ? "fork · " : ""}${place}${view.agent} · ${state}`;
+  row.querySelector(".row-about").textContent = `${origin}${place}${view.agent} · ${state}`;
   row.querySelector("button").setAttribute("aria-label", `Actions for ${title}`);
 }
 

@@ -32,6 +32,13 @@ export class Place {
     this.#follow();
   }
 
+  /** Put an element where another one stood: `top` pixels below the window's top. */
+  keep(element, top) {
+    this.#atEnd = false;
+    this.#view.scrollTop += element.getBoundingClientRect().top - top;
+    this.#look();
+  }
+
   /** A transcript that is read from its beginning does not follow new text. */
   toStart() {
     this.#follows = false;

@@ -93,17 +93,22 @@ export class Step {
     if (event.name === "python_interpreter") this.#last = event.result;
   }
 
-  finish(event, pictures) {
+  finish(event) {
     for (const { part } of this.#parts.values()) part.finish();
     for (const draft of this.#drafts.values()) draft.element.remove();
-    const code = [...this.#parts.keys()].some((key) => key.endsWith(":code"));
+    const [, code] = [...this.#parts].findLast(([key]) => key.endsWith(":code")) ?? [];
+    const isOut = event.error?.code === "max_steps_error";
     if (code) this.#seen(event.observations ?? this.#last);
     else if (!this.#calls.length && !this.#answers) this.#seen(event.observations);
     const known = event.error && !code && this.#calls.find(({ error }) => error && event.error.message.includes(error));
-    if (event.error && !known) this.#section("Error", "wrong", (target) => write(target, event.error.message), "pre");
+    if (event.error && !known && !isOut) this.#section("Error", "wrong", (target) => write(target, event.error.message), "pre");
+    this.#sumUp(event, code?.element.querySelector("pre").textContent, known ? known.error : undefined);
+    this.#state(event.error && !isOut ? "wrong" : "done");
+  }
+
+  /** Show images and files beneath the step. */
+  show(pictures) {
     this.#pictures.append(...pictures);
-    this.#sumUp(event, code, known ? known.error : undefined);
-    this.#state(event.error ? "wrong" : "done");
   }
 
   /** The turn ended before this step was finished, so the step is not saved. */
@@ -125,15 +130,16 @@ export class Step {
   #sumUp(event, code, error = event.error?.message) {
     const names = this.#names();
     if (this.#kind === "planning") this.#title.textContent = "Plan";
-    else if (event.error?.code === "max_steps_error") this.#title.textContent = "Last answer";
+    else if (event.error?.code === "max_steps_error") this.#title.textContent = "The steps were used up";
     else if (event.is_final_answer) this.#title.textContent = names || (code ? "Code and answer" : "Answer");
     else this.#title.textContent = names || (code ? "Code" : "Thought");
     const [first] = this.#calls;
-    if (event.error) this.#preview.textContent = `Error: ${brief(error)}`;
+    if (event.error?.code === "max_steps_error") this.#preview.textContent = "";
+    else if (event.error) this.#preview.textContent = `Error: ${brief(error)}`;
     else if (this.#calls.length === 1) this.#preview.textContent = first.preview;
-    else if (code && event.observations && !event.is_final_answer) {
-      const { printed, value } = seenIn(event.observations);
-      this.#preview.textContent = brief(printed || value);
+    else if (code) {
+      const { printed, value } = seenIn(event.is_final_answer ? "" : event.observations ?? "");
+      this.#preview.textContent = joined(firstLine(code), printed || value ? `→ ${brief(printed || value)}` : "").replace(" · →", " →");
     } else this.#preview.textContent = "";
     this.#figures.textContent = joined(tokens(event.usage), duration(event.duration_ms));
     if (!this.#body.childElementCount) this.#body.append(make("p", { className: "note" }, "No further output."));
@@ -190,6 +196,11 @@ export class Step {
     this.element.dataset.state = state;
     if (!this.#touched) this.#details.open = state === "running";
   }
+}
+
+/** The first line of code that says something. */
+function firstLine(code) {
+  return brief(code.split("\n").map((line) => line.replace(/^[#\s]+/, "")).find(Boolean) ?? "");
 }
 
 /** Separate a code block's printed text from the value of its last line, and drop a value of None. */

@@ -1,11 +1,12 @@
 // One turn: the message, its steps as their events arrive, and the answer.
 
 import { copied } from "./code.js";
-import { make, show } from "./dom.js";
+import { icon, make, show } from "./dom.js";
 import { about, count, duration, joined, tokens } from "./figures.js";
 import { approvalOf } from "./decisions.js";
 import { action, outcomeOf, waysOn } from "./outcome.js";
 import { Requests } from "./requests.js";
+import { Said } from "./said.js";
 import { Step } from "./step.js";
 import { FINAL } from "./stream.js";
 import { Text } from "./text.js";
@@ -22,13 +23,12 @@ export class TurnCard {
   running = false;
   #number;
   #pictures;
-  #said = make("div", { className: "said-text" });
+  #said;
   #steps = make("ol", { className: "steps" });
   #summary = make("span", { className: "work-text" });
   #work;
   #answer = make("div", { className: "answer" });
   #text = new Text(this.#answer);
-  #given = make("div", { className: "pictures" });
   #drawn = make("div", { className: "pictures answer-pictures", hidden: true });
   #note = make("div", { className: "outcome" });
   #requests;
@@ -41,16 +41,18 @@ export class TurnCard {
   #byId = new Map(); // step_id → Step
   #calls = new Map(); // call_id → Call
   #answering = null; // {callId, step} of the text in the answer's place
-  #seen = new Set(); // shown images: a step repeats its input
+  #seen = new Set(); // shown images: a step repeats those before it
+  #own = null; // promise of the message's images on the service, which steps repeat
   #replay = null;
   #record;
   #ways;
   #turn = null; // its last known view
+  #isAsked = false; // the reader asked for the one step of the answer
 
   /**
    * `replay()` returns all events of a turn that is over, and `record(turn)` its steps on record as events. Both throw a
-   * `Problem`. `ways` are `retry(turn)`, `edit(turn)`, `forget(turn)`, `cancel(number)`,
-   * `promptTokens()` and those of its requests.
+   * `Problem`. `ways` are `retry(turn)`, `again(turn)`, `forget(turn)`, `cancel(number)`, `inspect(number)`, `view()`,
+   * `promptTokens()`, and those of its message and its requests.
    */
   constructor({ number, message, files = [], pictures, replay, record, ways }) {
     this.#number = number;
@@ -59,15 +61,14 @@ export class TurnCard {
     this.#record = record;
     this.#pictures = pictures;
     this.#replay = replay;
-    this.#said.textContent = message;
-    this.#given.append(...files.map((file) => pictures.ofFile(file)));
+    this.#said = new Said(message, ways);
+    this.#said.attach(files.map((file) => pictures.ofFile(file)));
     const summary = make("summary", {}, make("span", { className: "mark", "aria-hidden": "true" }), this.#summary);
     this.#work = make("details", { className: "work" }, summary, this.#steps);
     this.#work.addEventListener("toggle", () => this.#opened());
     this.element = make("article", { className: "turn", "aria-label": `Turn ${number}` },
-      make("div", { className: "said" }, make("span", { className: "unseen" }, "You said: "), this.#given, this.#said),
+      this.#said.element,
       make("div", { className: "played" }, this.#work, this.#answer, this.#drawn, this.#note, this.#foot, this.#requests.element));
-    show(this.#given, files.length > 0);
     show(this.#answer, false);
   }
 
@@ -76,14 +77,28 @@ export class TurnCard {
   }
 
   get message() {
-    return this.#said.textContent;
+    return this.#said.message;
+  }
+
+  /** Its last known view, or null. */
+  get turn() {
+    return this.#turn;
   }
 
   /** Show the images and files of the message, except if this browser sent them. */
   attach({ images, files }) {
-    if (this.#given.childElementCount) return;
-    this.#given.append(...this.#all(images, files, "the message"));
-    show(this.#given, images.length + files.length > 0);
+    this.#own = Promise.resolve(images);
+    if (!this.#said.isAttached) this.#said.attach(this.#all(images, files, "the message"));
+  }
+
+  /** Offer the versions of its message. */
+  offer(versions) {
+    this.#said.offer(versions);
+  }
+
+  /** Focus the versions of its message. */
+  focus(by) {
+    this.#said.focus(by);
   }
 
   /** Its end in words, for screen readers. */
@@ -138,13 +153,15 @@ export class TurnCard {
     if (this.#isDrawn) show(this.#answer, false);
     this.#note.replaceChildren(...outcomeOf(turn, Boolean(this.#answering) && turn.reply === null));
     this.#turn = turn;
+    this.#said.settle(turn);
     const names = [...new Set(turn.tool_call_names)].join(", ");
     this.#summary.textContent = joined(turn.step_count ? count(turn.step_count, "step") : "No step was finished", names);
     const refused = turn.tool_calls.filter(isRefused).length;
     if (refused) this.#summary.append(` · ${refused} rejected`);
     const failed = turn.tool_calls.filter((call) => !call.ok && !call.internal && !isRefused(call)).length;
     if (failed) this.#summary.append(" · ", make("span", { className: "wrong" }, count(failed, "error")));
-    show(this.#work, turn.step_count > 0 || this.#byId.size > 0);
+    const isShort = turn.status === "finished" && turn.outcome !== "max_steps_error" && turn.step_count === 1 && !turn.tool_calls.length;
+    show(this.#work, isShort ? this.#isAsked : turn.step_count > 0 || this.#byId.size > 0);
     this.element.classList.toggle("rolled-back", Boolean(turn.rolled_back));
     const figures = joined(
       duration(turn.timing.duration_ms),
@@ -153,9 +170,13 @@ export class TurnCard {
       turn.attempts > 1 && !turn.timing.waited_ms && `${turn.attempts} attempts`,
       turn.left_out?.steps > 0 && `${count(turn.left_out.steps, "step")} left out`,
     );
-    this.#foot.replaceChildren(make("span", { className: "figures", title: "Time, tokens read → written" }, figures));
-    if (turn.reply && !this.#isDrawn) this.#foot.append(this.#copy(turn.reply));
-    this.#foot.append(...waysOn(turn, this.#ways).filter(Boolean));
+    const more = make("div", { className: "extra" });
+    if (turn.reply && !this.#isDrawn) more.append(this.#copy(turn.reply));
+    if (turn.status === "finished") more.append(action("Regenerate", "retry", "Plays the message again. This answer is kept", () => this.#ways.again(turn)));
+    if (isShort) more.append(action("Step", "steps", "Shows or hides the step of this answer", () => this.#showStep()));
+    more.append(action("Prompt", "inspect", "Shows the prompt of this turn in the inspector", () => this.#ways.inspect(turn.turn)),
+      make("span", { className: "figures", title: "Time, tokens read → written" }, figures));
+    this.#foot.replaceChildren(...waysOn(turn, this.#ways), this.#switch(), more);
     show(this.#foot, true);
   }
 
@@ -220,7 +241,8 @@ export class TurnCard {
     "input.answered": (event) => event.answers.forEach((answer) => this.#answeredBy(answer)),
     "step.finished": (event) => {
       const step = this.#step(event);
-      step.finish({ ...UNKNOWN, ...event }, this.#shown(event));
+      step.finish({ ...UNKNOWN, ...event });
+      this.#picture(step, event);
       const { agent, usage, observations } = event;
       if (usage) this.#sizes.set(agent, usage.input_tokens + usage.output_tokens + (observations?.length ?? 0) / CHARS_PER_TOKEN);
       this.#say("Working");
@@ -283,9 +305,13 @@ export class TurnCard {
     show(this.#answer, true);
   }
 
-  #shown({ images = [], files = [], step }) {
+  /** Show the images and files that a step added. The message and the answer show their own. */
+  async #picture(step, { images = [], files = [], step: number, is_final_answer: isFinal, parent_call_id: parent }) {
+    if (isFinal && !parent) return;
+    if (images.length && this.#said.isAttached) this.#own ??= this.#ways.view().then((turn) => turn.images, () => []);
+    for (const { url } of await this.#own ?? []) this.#seen.add(url);
     const isFresh = ({ url }) => !this.#seen.has(url) && this.#seen.add(url);
-    return this.#all(images.filter(isFresh), files.filter(isFresh), `step ${step}`);
+    step.show(this.#all(images.filter(isFresh), files.filter(isFresh), `step ${number}`));
   }
 
   #all(images, files, place) {
@@ -321,6 +347,19 @@ export class TurnCard {
     this.#clear();
     events.forEach((event) => this.apply(event));
     this.finish(turn);
+  }
+
+  #showStep() {
+    this.#isAsked = this.#work.open = this.#work.hidden;
+    show(this.#work, this.#isAsked);
+    if (this.#isAsked) this.#work.querySelector("summary").focus();
+  }
+
+  /** A switch for what the pointer or the focus shows, as a finger does not hover. */
+  #switch() {
+    const more = make("button", { type: "button", className: "quiet round small more", "aria-label": "More about this turn", "aria-expanded": String(this.element.classList.contains("opened")) }, icon("more"));
+    more.addEventListener("click", () => (more.ariaExpanded = String(this.element.classList.toggle("opened"))));
+    return more;
   }
 
   #copy(reply) {
