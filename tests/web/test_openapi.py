@@ -3,12 +3,15 @@
 import json
 import subprocess
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import yaml
 from jsonschema import Draft202012Validator
 
+from smolsessions.core.errors import codes_of_answers
+from smolsessions.web.problems import status_of
 from tests.support.debian import skip
 from tests.support.examples import FILE, record
 from tests.support.openapi import description
@@ -118,6 +121,14 @@ def test_a_word_that_may_get_company_is_a_text_with_its_known_values() -> None:
 
 def test_each_example_is_an_answer_of_a_service(tmp_path: Path) -> None:
     assert record(tmp_path) == json.loads(FILE.read_text()), "`make refresh` records the examples again"
+
+
+def test_each_described_error_has_an_example_of_its_own() -> None:
+    statuses = {code: status_of(error()).value for code, error in codes_of_answers().items()}
+    for name, response in DOCUMENT["components"]["responses"].items():
+        example = response["content"]["application/problem+json"]["example"]
+        assert HTTPStatus(example["status"]).phrase.title().replace(" ", "") == name
+        assert statuses[example["code"]] == example["status"]
 
 
 def test_a_stream_has_a_json_twin_only_where_a_turn_goes_on() -> None:

@@ -28,6 +28,7 @@ TAGS = {
     "health": "Health and metrics of one process. No API key is needed.",
 }
 HEADERS = {
+    "Allow": ("Methods that the path takes.", "string", "GET, POST"),
     "ETag": ("Version of the conversation, for `If-Match`.", "string", '"9b2f0c41d6a85e7391c4f0b28d67ae53"'),
     "Location": ("Address of the turn or conversation.", "string", "/conversations/f3a1/turns/1"),
     "Preference-Applied": ("Preferences of `Prefer` that were applied.", "string", "respond-async, wait=10"),
@@ -70,6 +71,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
             operation["responses"][status] = {"$ref": f"#/components/responses/{problems.name_of(status)}"}
         for parameter in operation.get("parameters", ()):
             parameter["schema"].pop("description", None)
+    components["parameters"] = _take_path_parameters(document["paths"])
     _drop_titles([document["paths"], components["schemas"]])
     # `tests/support/examples.py` recorded these requests and answers.
     recorded = json.loads(files("smolsessions.web").joinpath("examples.json").read_text("utf-8"))
@@ -85,6 +87,22 @@ def describe(app: FastAPI) -> dict[str, Any]:
         response = components["responses"][problems.name_of(status)]
         response["content"]["application/problem+json"]["example"] = example
     return document
+
+
+def _take_path_parameters(paths: dict[str, Any]) -> dict[str, Any]:
+    """Move the parameters of paths to one place, by their names: `conversation_id`, `turn`, `image_name`."""
+    found: dict[str, Any] = {}
+    for path, operations in paths.items():
+        for parameters in (operation.get("parameters", []) for operation in operations.values()):
+            for place, parameter in enumerate(parameters):
+                if parameter["in"] != "path":
+                    continue
+                name = parameter["name"]
+                if name in {"name", "path"}:  # of an agent, an image, a file
+                    name = f"{path.split('/')[-2].rstrip('s')}_{name}"
+                found[name] = parameter
+                parameters[place] = {"$ref": f"#/components/parameters/{name}"}
+    return found
 
 
 def _drop_titles(node: Any) -> None:

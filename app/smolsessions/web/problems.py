@@ -90,18 +90,21 @@ _MEANINGS = {
     401: "An API key is needed.",
     403: "The Host is not a name of this machine, or the request comes from a page of another site.",
     404: "No such object exists, or it belongs to another owner.",
+    405: "The path does not take this method. `Allow` lists those that it takes.",
+    408: "The request did not come in time.",
     409: "It conflicts with the state: a turn is running (see `on_busy`), the id is taken, or the agent differs.",
     412: "The conversation has changed: its ETag is not in `If-Match`.",
     413: "The request is too large.",
     415: "The body is not `application/json`.",
     422: "A field is invalid. `errors` names it.",
     429: "Too many turns wait in this conversation. Retry after `Retry-After`.",
+    431: "The request's head is too large.",
     500: "The service failed.",
     503: "The store does not answer, too many turns wait, or this process is shutting down. Retry after `Retry-After`.",
 }
 
 
-_HEADERS = {401: ("WWW-Authenticate",), 429: ("Retry-After",), 503: ("Retry-After",)}
+_HEADERS = {401: ("WWW-Authenticate",), 405: ("Allow",), 429: ("Retry-After",), 503: ("Retry-After",)}
 WRITE = (404, 409, 413, 415, 422)
 
 
@@ -142,9 +145,13 @@ def is_error(status: int | str) -> bool:
 
 def described() -> dict[str, Any]:
     """Return the answers of errors for the OpenAPI document."""
-    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    schema = {"$ref": "#/components/schemas/Problem"}
     return {
-        name_of(code): {"description": text, "headers": headers(*_HEADERS.get(code, ())), "content": content}
+        name_of(code): {
+            "description": text,
+            "headers": headers(*_HEADERS.get(code, ())),
+            "content": {"application/problem+json": {"schema": schema}},
+        }
         for code, text in _MEANINGS.items()
     }
 

@@ -183,8 +183,16 @@ class NewConversation(Body):
     client_tools: ClientTools = Field([], description=CLIENT_TOOLS)
 
 
+def _without_defaults(schema: dict[str, Any]) -> None:
+    for member in schema["properties"].values():
+        member.pop("default", None)
+
+
 class ConversationPatch(Body):
     """A JSON merge patch (RFC 7396). Fields that it does not name stay as they are."""
+
+    # A generated client would send a default that is described, and so empty what the caller did not name.
+    model_config = ConfigDict(json_schema_extra=_without_defaults)
 
     metadata: JsonObject = Field({}, description="Null removes a member, objects merge, other values replace.")
     policy: Policy | None = Field(None, description=POLICY)
