@@ -102,9 +102,7 @@ def stable(value: Any, name: str = "") -> Any:
 
 def _stable_word(value: float | str, name: str) -> float | str:
     if name.endswith("_ms") or name in {"start_time", "end_time", "duration"}:
-        return round(
-            len(name) * 17.3 + sum(map(ord, name)) % 90, 1
-        )  # the same each time
+        return round(len(name) * 17.3 + sum(map(ord, name)) % 90, 1)  # the same each time
     if isinstance(value, str):
         if value == ENDLESS:
             return "Write a long story about tea."

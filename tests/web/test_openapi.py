@@ -56,8 +56,12 @@ def test_each_operation_is_described_with_its_keys_headers_and_examples() -> Non
         assert name not in {"import", "delete", "export"}
         assert operation["summary"]
         assert operation["description"].startswith(operation["summary"])
-        assert all(parameter["description"] for parameter in operation.get("parameters", ()))
-        assert not any(parameter["name"].lower() == "accept" for parameter in operation.get("parameters", ()))
+        parameters = [
+            DOCUMENT["components"]["parameters"].get(each.get("$ref", "").split("/")[-1], each)
+            for each in operation.get("parameters", ())
+        ]
+        assert all(parameter["description"] for parameter in parameters)
+        assert not any(parameter["name"].lower() == "accept" for parameter in parameters)
         assert {tag["name"] for tag in DOCUMENT["tags"] if tag["description"]} >= set(operation["tags"])
         responses = dict(responses_of(operation))
         assert all(response["description"] for response in responses.values())
