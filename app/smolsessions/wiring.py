@@ -167,6 +167,7 @@ async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None 
         conversations = Conversations(
             store.conversations,
             store.history,
+            store.turns,
             catalog,
             default,
             on_end=metrics.turn_ended,

@@ -236,7 +236,9 @@ class Machine(RuleBasedStateMachine):
         life = self.life(number)
         if life.turns and len(self.lives) < 5:
             turn = data.draw(st.none() | st.integers(0, life.turns))
-            made = self.loop.run(self.store.history.fork(life.ref, turn, None, no_files))
+            made = self.loop.run(
+                self.store.history.fork(life.ref, self.store.history.name_beside(life.ref), turn, None, no_files)
+            )
             self.lives.append(life.fork(made.ref, turn))
 
     @invariant()

@@ -294,3 +294,41 @@ def test_a_process_that_does_not_play_the_agent_attaches_all_the_same(
     first = turn_of(post_with_key(replicas[0], key, DONE))
     assert turn_of(post_with_key(replicas[1], key, DONE)) == first
     problem(post_with_key(replicas[1], key + "2", DONE), 422, "unknown_agent")
+
+
+def test_a_repeated_creation_fork_or_import_returns_the_first_ones_conversation(pair: tuple[Service, Service]) -> None:
+    client, other_client = (service.client for service in pair)
+    origin = pair[0].play({"say": "hi"})["conversation_id"]
+    document = pair[0].get(f"/conversations/{origin}/export")
+    for path, body, other in (
+        ("/conversations", {"agent": "scripted"}, {"agent": "scripted", "metadata": {"a": 1}}),
+        (f"/conversations/{origin}/fork", {"turn": 1}, {"turn": 0}),
+        ("/imports", document, document | {"metadata": {"a": 1}}),
+    ):
+        key = {"Idempotency-Key": path}
+        first, again = (each.post(path, json=body, headers=key) for each in (client, other_client))
+        assert (first.status_code, again.status_code) == (201, 201), (first.text, again.text)
+        assert first.json() == again.json()
+        assert first.headers["location"] == again.headers["location"]
+        assert client.post(path, json=body).json()["id"] != first.json()["id"]
+        problem(client.post(path, json=other, headers=key), 422, "idempotency_key_reused")
+        problem(client.post("/turn", json={"message": "hi"}, headers=key), 422, "idempotency_key_reused")
+
+
+def test_creations_with_one_key_at_once_make_one_conversation(pair: tuple[Service, Service], key: str) -> None:
+    before = conversations(pair[0])
+    with ThreadPoolExecutor(8) as pool:
+        asked = [
+            pool.submit(service.client.post, "/conversations", json={}, headers={"Idempotency-Key": key})
+            for service in pair * 4
+        ]
+        assert len({each.result().json()["id"] for each in asked}) == 1
+    assert conversations(pair[0]) == before + 1
+
+
+def test_a_refused_creation_does_not_take_the_key(pair: tuple[Service, Service], key: str) -> None:
+    client, headers = pair[0].client, {"Idempotency-Key": key}
+    taken = client.post("/conversations", json={"agent": "scripted"}).json()["id"]
+    for _ in range(2):
+        problem(client.post("/conversations", json={"id": taken}, headers=headers), 409, "conversation_exists")
+    assert client.post("/conversations", json={}, headers=headers).status_code == 201

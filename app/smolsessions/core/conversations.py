@@ -17,6 +17,8 @@ from smolsessions.core.documents import encode_document, parse_document
 from smolsessions.core.errors import (
     AgentNotFoundError,
     AgentUnavailableError,
+    ConversationExistsError,
+    ConversationNotFoundError,
     InvalidRequestError,
     NotFoundError,
     ServiceError,
@@ -31,6 +33,7 @@ from smolsessions.core.records import (
     AgentName,
     Conversation,
     ConversationFields,
+    IdempotentRequest,
     LeftOut,
     Order,
     Owner,
@@ -41,7 +44,7 @@ from smolsessions.core.records import (
     Turn,
     title_of,
 )
-from smolsessions.core.store_ports import ConversationStore, HistoryStore, WorkspaceFolders, WriteFiles
+from smolsessions.core.store_ports import ConversationStore, HistoryStore, TurnStore, WorkspaceFolders, WriteFiles
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +62,7 @@ class Conversations:
         self,
         store: ConversationStore,
         history: HistoryStore,
+        turns: TurnStore,
         agents: AgentCatalog,
         default_agent: AgentName,
         *,
@@ -66,9 +70,13 @@ class Conversations:
         max_pixels: int,
         folders: WorkspaceFolders | None = None,
     ) -> None:
-        """`max_pixels` bounds the images of an imported step. `folders` hold the files of workspaces."""
+        """`turns` knows Idempotency-Keys. `max_pixels` bounds the images of an imported step.
+
+        `folders` hold the files of workspaces.
+        """
         self.store = store
         self.history = history
+        self._turns = turns
         self._agents = agents
         self._default_agent = default_agent
         self._on_end = on_end
@@ -91,12 +99,40 @@ class Conversations:
         return await asyncio.to_thread(self._agents.confinement)
 
     async def create(
-        self, owner: Owner, conversation_id: str | None, agent: AgentName | None, draft: ConversationFields
+        self,
+        owner: Owner,
+        conversation_id: str | None,
+        agent: AgentName | None,
+        draft: ConversationFields,
+        once: IdempotentRequest | None = None,
     ) -> Conversation:
         agent = self._known(agent)
         self._check(agent, draft)
         ref = Ref(owner, conversation_id or secrets.token_hex(12))
-        return await self.store.create(ref, agent, draft)
+        return await self._make_once(ref, once, lambda ref: self.store.create(ref, agent, draft))
+
+    async def _make_once(
+        self, ref: Ref, once: IdempotentRequest | None, make: Callable[[Ref], Awaitable[Conversation]]
+    ) -> Conversation:
+        """Make a conversation. A request with a known key gets the one that the first made, as it is now."""
+        if once is None:
+            return await make(ref)
+        ref, is_new = await self._turns.reserve(ref, once)
+        if not is_new:
+            with suppress(ConversationNotFoundError):  # the process of the first request ended before it was made
+                return await self.store.conversation(ref)
+        try:
+            return await make(ref)
+        except ConversationExistsError:
+            if not is_new:  # another request with the key was faster
+                return await self.store.conversation(ref)
+            await self._turns.release(ref.owner, once)
+            raise
+        except (StoreUnavailableError, asyncio.CancelledError):
+            raise  # it may have been made
+        except BaseException:
+            await self._turns.release(ref.owner, once)
+            raise
 
     async def patch(self, ref: Ref, changes: dict[str, Any], check: Callable[[Conversation], None]) -> Conversation:
         """Replace fields that a caller may change. Metadata is changed by a JSON merge patch (RFC 7396).
@@ -123,7 +159,9 @@ class Conversations:
             with suppress(OSError):  # the workers' sweep deletes them later
                 await asyncio.to_thread(self._folders.delete, *ref)
 
-    async def fork(self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None) -> Conversation:
+    async def fork(
+        self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None, once: IdempotentRequest | None = None
+    ) -> Conversation:
         """Create a conversation from the state of this one after a turn, with the files as they are now.
 
         Raises `TooLargeError` if it has more files than can be copied.
@@ -131,7 +169,10 @@ class Conversations:
         files, left_out = await asyncio.to_thread(self._folders.files, *ref) if self._folders else ({}, {})
         if "" in left_out:
             raise TooLargeError(f"The workspace {left_out['']}; delete files first.")
-        return await self.history.fork(ref, turn, metadata and bounded(metadata), self._writer_of(files))
+        write, about = self._writer_of(files), metadata and bounded(metadata)
+        return await self._make_once(
+            self.history.name_beside(ref), once, lambda new: self.history.fork(ref, new, turn, about, write)
+        )
 
     async def steps(
         self, ref: Ref, first: int | None, limit: int, kind: StepType | None, *, archived: bool, order: Order
@@ -241,7 +282,12 @@ class Conversations:
         return await asyncio.to_thread(self._agents.export, agent, (), {}, pieces)
 
     async def import_document(
-        self, owner: Owner, data: Any, conversation_id: str | None, agent: AgentName | None
+        self,
+        owner: Owner,
+        data: Any,
+        conversation_id: str | None,
+        agent: AgentName | None,
+        once: IdempotentRequest | None = None,
     ) -> Conversation:
         """Create a conversation from a document. `agent` replaces the document's.
 
@@ -276,7 +322,10 @@ class Conversations:
         draft = replace(draft, title=title)
         rollbacks = tuple(Rollback(after, to) for after, to in document.rollbacks)
         imported = ImportedConversation(tuple(turns), rollbacks, memory)
-        return await self.history.store_import(ref, name, draft, imported, self._writer_of(files))
+        write = self._writer_of(files)
+        return await self._make_once(
+            ref, once, lambda ref: self.history.store_import(ref, name, draft, imported, write)
+        )
 
     def _writer_of(self, files: dict[str, bytes]) -> WriteFiles:
         async def write(ref: Ref) -> Callable[[], Awaitable[None]]:

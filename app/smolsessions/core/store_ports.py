@@ -100,6 +100,15 @@ class TurnStore(Protocol):
         `TooManyTurnsError`, `OverloadedError` and the errors of `recall`. Then nothing was written.
         """
 
+    async def reserve(self, ref: Ref, once: IdempotentRequest) -> tuple[Ref, bool]:
+        """Reserve the name of a new conversation for a key. Returns the reserved name, and whether it is new.
+
+        Raises `IdempotencyKeyReusedError` if another request had the key.
+        """
+
+    async def release(self, owner: Owner, once: IdempotentRequest) -> None:
+        """Forget a key whose request was refused."""
+
     async def recall(self, owner: Owner, once: IdempotentRequest) -> Turn | None:
         """Return the turn that this request made before, or None.
 
@@ -211,10 +220,16 @@ class HistoryStore(Protocol):
         Raises `TurnNotFoundError`, and `HistoryGoneError` if the variables of that turn are not kept any more.
         """
 
+    def name_beside(self, ref: Ref) -> Ref:
+        """Return an unused name for a fork, in the partition of its origin."""
+
     async def fork(
-        self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None, write_files: WriteFiles
+        self, ref: Ref, new_ref: Ref, turn: int | None, metadata: dict[str, Any] | None, write_files: WriteFiles
     ) -> Conversation:
-        """Copy the conversation as it was after a turn (None: the last). Raises the errors of `roll_back`."""
+        """Copy the conversation as it was after a turn (None: the last). Raises the errors of `roll_back`.
+
+        `new_ref` is from `name_beside`. Raises `ConversationExistsError` if it is taken.
+        """
 
     async def record(self, ref: Ref) -> ConversationRecord:
         """Return everything on record except events."""

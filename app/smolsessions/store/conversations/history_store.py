@@ -148,11 +148,19 @@ class HistoryStore:
 
         return await self._with_snapshot(ref, go, turn)
 
+    def name_beside(self, ref: Ref) -> Ref:
+        while True:  # one script can copy only within a partition
+            new = Ref(ref.owner, secrets.token_hex(12))
+            if self._partitions.of(new) is self._partitions.of(ref):
+                return new
+
     async def fork(
-        self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None, write_files: WriteFiles
+        self, ref: Ref, new_ref: Ref, turn: int | None, metadata: dict[str, Any] | None, write_files: WriteFiles
     ) -> Conversation:
+        new = self._partitions.scope(new_ref)
+
         async def copy(snapshot: _Snapshot) -> Conversation | None:
-            """Copy steps and turns. Returns None if the conversation has changed, or the new id is taken."""
+            """Copy steps and turns. Returns None if the conversation has changed."""
             origin, now = snapshot.conversation, snapshot.settings
             at = origin.turn_count if turn is None else turn
             head = await _as_destroyed(snapshot, snapshot.head if turn is None else await _earlier(snapshot, turn))
@@ -160,10 +168,6 @@ class HistoryStore:
             lineage = (Origin(snapshot.scope.name, at), *now.lineage)
             if len(lineage) > MOST_FORKS:
                 raise BusyError(f"This conversation was forked {MOST_FORKS} times in a row; export it and import it.")
-            while True:  # an unused id in the same partition, so that one script can copy
-                new = self._partitions.scope(Ref(ref.owner, secrets.token_hex(12)))
-                if new.partition is snapshot.scope.partition:
-                    break
             about = origin.metadata if metadata is None else metadata
             draft = ConversationFields(
                 about, now.policy, title=origin.title, approve=now.approve, client_tools=now.client_tools
@@ -175,7 +179,7 @@ class HistoryStore:
                     await stage_copy(snapshot.scope, snapshot.head.generation, staged, kind, last.get(kind, ""))
                 chunks = await _chunk_tags(snapshot, head)
                 await stage_chunks(snapshot.scope, snapshot.head.generation, staged, chunks)
-                take_back = await write_files(codec.ref_of(new.name))
+                take_back = await write_files(new_ref)
                 state, *rest = await snapshot.scope.call(
                     "fork",
                     owner=origin.ref.owner,
@@ -192,7 +196,9 @@ class HistoryStore:
                 )
                 if state != b"ok":
                     await take_back()
-            return self._changed(state, rest, {b"moved", b"exists", b"expired"})
+            if state == b"exists":
+                raise ConversationExistsError
+            return self._changed(state, rest, {b"moved", b"expired"})
 
         return await self._with_snapshot(ref, copy, turn or 0)
 

@@ -138,6 +138,22 @@ class TurnStore:
             raise _refusal(state, rest)
         return None
 
+    async def reserve(self, ref: Ref, once: IdempotentRequest) -> tuple[Ref, bool]:
+        """Reserve the name of a new conversation for a key. Returns the reserved name, and whether it is new."""
+        home, names = self._home(ref.owner, once), self._keys.names(ref.owner, once)
+        state, *rest = await home.call("reserve", wanted=str(ref), **names)
+        if state == b"reused":
+            raise _refusal(state, rest)
+        found = codec.ref_of(codec.text(rest[0]))
+        if found.owner != ref.owner:
+            raise SealBrokenError
+        return found, state == b"new"
+
+    async def release(self, owner: Owner, once: IdempotentRequest) -> None:
+        """Forget a key whose request was refused."""
+        home = self._home(owner, once)
+        await home.ask("DEL", f"{home.name}:idem:{self._keys.idem(owner, once)}")
+
     def _home(self, owner: Owner, once: IdempotentRequest) -> Partition:
         """Return the partition that knows a key, whichever conversation it was sent for."""
         return self._partitions.named(self._keys.idem(owner, once))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -26,8 +27,16 @@ TurnNumber = Annotated[int, Path(alias="turn", ge=1, le=MAX_INT, description="Th
 Limit = Annotated[int, Query(ge=1, le=100, description="Most items of the page.")]
 Cursor = Annotated[str | None, Query(min_length=1, max_length=200, description="`next_cursor` of the previous page.")]
 Ascending = Annotated[Order, Query(description="`asc`: the oldest first. `desc`: the newest first.")]
-
-
+KEY = re.compile(r"[!-~]{1,255}")
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        pattern=f"^{KEY.pattern}$",
+        description="A unique name for this request. A request with the same name and content returns the first "
+        "request's turn or conversation, for 24 hours.",
+    ),
+]
 Prefer = Annotated[
     str | None,
     Header(

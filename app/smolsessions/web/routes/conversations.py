@@ -20,6 +20,7 @@ from smolsessions.core.records import (
     ConversationFields,
     ConversationQuery,
     ConversationStatus,
+    IdempotentRequest,
     Owner,
     Ref,
     SearchIn,
@@ -36,6 +37,7 @@ from smolsessions.web.routes.common import (
     CallerClaims,
     CallerOwner,
     Cursor,
+    IdempotencyKey,
     Limit,
     Limits,
     PathId,
@@ -152,13 +154,16 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
     @router.post(
         "/conversations", status_code=201, responses=responses(ConversationAnswer, 409, 413, 415, 422, status=201)
     )
-    async def create_conversation(owner: CallerOwner, body: NewConversation) -> Response:
+    async def create_conversation(
+        owner: CallerOwner, request: Request, body: NewConversation, idempotency_key: IdempotencyKey = None
+    ) -> Response:
         """Create an empty conversation. POST /turn also creates one."""
         tools = tools_of(body.client_tools)
         fields = ConversationFields(
             body.metadata, body.policy, body.ttl_s, approve=tuple(body.approve), client_tools=tools
         )
-        made = await conversations.create(owner, body.id, body.agent, fields)
+        once = await _once(request, idempotency_key)
+        made = await conversations.create(owner, body.id, body.agent, fields, once)
         return _created(made)
 
     @router.get(
@@ -300,13 +305,18 @@ def memory_routes(conversations: Conversations) -> APIRouter:
         openapi_extra={"requestBody": {"required": True, "content": DOCUMENT}},
     )
     async def import_conversation(
-        owner: CallerOwner, request: Request, new_id: NewId = None, agent: Agent = None
+        owner: CallerOwner,
+        request: Request,
+        new_id: NewId = None,
+        agent: Agent = None,
+        idempotency_key: IdempotencyKey = None,
     ) -> Response:
         """Create a conversation from an exported one."""
         body = await request.body()  # the middleware has read it, and holds it
         async with of_owner.setdefault(owner, asyncio.Lock()), large if len(body) > SMALL_DOCUMENT_BYTES else small:
             document = await asyncio.to_thread(read_document, body)
-            return _created(await conversations.import_document(owner, document, new_id, agent))
+            once = await _once(request, idempotency_key)
+            return _created(await conversations.import_document(owner, document, new_id, agent, once))
 
     @router.get(f"{AT}/prompt", responses=responses(Prompt, 404, 409, 422))
     async def get_prompt(
@@ -356,11 +366,15 @@ def memory_routes(conversations: Conversations) -> APIRouter:
 
     @router.post(f"{AT}/fork", status_code=201, responses=responses(ConversationAnswer, *WRITE, status=201))
     async def fork_conversation(
-        owner: CallerOwner, conversation_id: PathId, body: Annotated[ForkRequest | None, Body()] = None
+        owner: CallerOwner,
+        request: Request,
+        conversation_id: PathId,
+        body: Annotated[ForkRequest | None, Body()] = None,
+        idempotency_key: IdempotencyKey = None,
     ) -> Response:
         """Create a conversation from the state of this one after a turn."""
-        request = body or ForkRequest()
-        made = await conversations.fork(Ref(owner, conversation_id), request.turn, request.metadata)
+        asked, once = body or ForkRequest(), await _once(request, idempotency_key)
+        made = await conversations.fork(Ref(owner, conversation_id), asked.turn, asked.metadata, once)
         return _created(made)
 
     @router.get(
@@ -408,3 +422,11 @@ def agent_routes(conversations: Conversations, limits: Limits) -> APIRouter:
         return answer({**view, "limits": own})
 
     return router
+
+
+async def _once(request: Request, key: str | None) -> IdempotentRequest | None:
+    """Return the request of a key: its path, its query and its body as they were sent."""
+    if key is None:
+        return None
+    place = f"{request.url.path}?{request.url.query}\n"
+    return IdempotentRequest(key, place.encode() + await request.body())

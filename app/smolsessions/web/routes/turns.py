@@ -24,11 +24,13 @@ from smolsessions.web.cursors import number_at
 from smolsessions.web.files import read_files, read_images
 from smolsessions.web.problems import WRITE, headers, responses
 from smolsessions.web.routes.common import (
+    KEY,
     Answered,
     Ascending,
     CallerOwner,
     Cursor,
     Delivery,
+    IdempotencyKey,
     Internal,
     Limit,
     Limits,
@@ -50,16 +52,6 @@ from smolsessions.wire.turns import Turn as TurnAnswer
 
 log = logging.getLogger(__name__)
 
-_KEY = re.compile(r"[!-~]{1,255}")
-IdempotencyKey = Annotated[
-    str | None,
-    Header(
-        alias="Idempotency-Key",
-        pattern=f"^{_KEY.pattern}$",
-        description="A unique name for this request. A request with the same name and content returns the first "
-        "request's turn, for 24 hours.",
-    ),
-]
 LastEventId = Annotated[
     str | None, Header(alias="Last-Event-ID", description="The last event that the client has; wins over `after`.")
 ]
@@ -109,7 +101,7 @@ class NewTurns:
             return None
         text = {name: headers[name].decode("latin-1") for name in _READ & headers.keys()}
         key = text.get(b"idempotency-key")
-        if key is not None and not _KEY.fullmatch(key):
+        if key is not None and not KEY.fullmatch(key):
             return None
         try:
             answers = await in_thread_if_large(AnswersRequest.model_validate_json, body.data) if path[2] else None
