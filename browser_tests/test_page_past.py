@@ -297,6 +297,8 @@ def test_the_end_stays_in_view_turn_after_turn(page: Page) -> None:
         expect(page.get_by_role("button", name="Latest")).to_be_hidden()
         page.locator(".work > summary").nth(number).click()
         expect(page.locator(".work").nth(number)).not_to_have_attribute("open", "")
+    page.locator(".said .unseen").last.evaluate("(label) => label.scrollIntoView()")
+    assert top(page.locator("#title")) > 0  # the head stays
 
 
 def test_new_text_does_not_move_a_reader_that_scrolled_up(page: Page, gate: Path) -> None:
