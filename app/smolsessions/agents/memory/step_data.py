@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import floor, isfinite
-from typing import Any, cast
+from typing import Any
 
 import PIL.Image
 from smolagents.agent_types import AgentAudio, AgentText
@@ -104,8 +104,8 @@ class StepEncoder:
         attributes = {}
         for name in _OWNERS:
             owner = getattr(step, name, None) if name else step
-            fields = getattr(type(owner), "__dataclass_fields__", None)
-            if fields is not None and len(vars(owner)) > len(fields):
+            fields = owner is not None and getattr(type(owner), "__dataclass_fields__", None)
+            if fields and len(vars(owner)) > len(fields):
                 added = sorted(vars(owner).keys() - fields.keys() - {ESTIMATE})
                 if kept := [each for each in added if not each.startswith(_OWN_PREFIX)]:
                     attributes[name] = {each: self.value(vars(owner)[each]) for each in kept}
@@ -147,10 +147,10 @@ class StepEncoder:
         self._nodes_left -= _FORM_NODES
         return label_of(value) if kind is AgentAudio else json_form(value)
 
-    def _action(self, step: ActionStep) -> Data:
+    def _action(self, step: Any) -> Data:
         text, optional, name = self._text, self._optional_text, "tool_calls"
         calls = self._members(name, step.tool_calls, ToolCall)
-        output, error, is_final = step.action_output, cast("Any", step.error), cast("Any", step.is_final_answer)
+        output, error, is_final = step.action_output, step.error, step.is_final_answer
         medium, is_file = self._medium(output), issubclass(type(output), File)
         if medium or is_swallowed_failure(output):
             output = None  # an exception's text may hold a key

@@ -250,6 +250,8 @@ class AgentState:
     def _pieces(self) -> Iterator[tuple[str, bytes]]:
         """Yield the pieces as they are now, without the variables of child processes."""
         for node in self._nodes:
+            if not (node.agent.state or node.code_runs_in or node.lost or node.unkept):
+                continue  # most agents that write no code have none, and to look for each kind takes 1 % of a turn
             start, state = f"{node.path}:", _encoded_state(node)
             node.unkept = {name for name, data in state.items() if not data}
             if kept := {name: data for name, data in state.items() if data}:

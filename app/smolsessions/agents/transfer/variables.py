@@ -32,7 +32,7 @@ from smolsessions.agents.sandbox.variables import INTERNAL_NAMES
 from smolsessions.agents.transfer.document_media import DocumentMedia
 from smolsessions.agents.transfer.document_models import Json, Strict, Text, checked
 from smolsessions.agents.values import CodecError, dumps, loads
-from smolsessions.agents.values.json_forms import is_utf8, json_flaw, json_pointer, utf8_text
+from smolsessions.agents.values.json_forms import json_flaw, json_pointer, utf8_text
 from smolsessions.core.attachments import File, encode_file
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.media import image_name
@@ -126,7 +126,7 @@ class _Export:
             self._values["code"][name] = value
 
     def _add_encoded(self, member: str, kind: str, name: str, data: bytes) -> bool:
-        if type(name) is not str or not is_utf8(name):
+        if type(name) is not str or utf8_text(name) is not name:
             self._miss(kind, utf8_text(str(name)), "has a name that is no text of JSON")
             return False
         try:

@@ -77,10 +77,6 @@ def utf8_text(text: str) -> str:
     return text
 
 
-def is_utf8(text: str) -> bool:
-    return text.isascii() or utf8_text(text) is text
-
-
 def label_of(value: Any) -> str:
     """Return a text that names a value's class and shows its text, in place of a value without a JSON form."""
     kind, name = type(value), "object"
@@ -157,7 +153,7 @@ def json_flaw(value: Any, *, max_chars: int | None = None, is_tree: bool = False
         for part, inner in parts:
             if is_dict and type(part) is not str:
                 return Flaw(pointer, "has a key that is no text")
-            if is_dict and not is_utf8(part):
+            if is_dict and utf8_text(part) is not part:
                 return Flaw(pointer, "has a key with half a character")
             kind = type(inner)
             if kind is dict or kind is list:
@@ -178,7 +174,7 @@ def json_pointer(pointer: str, *parts: object) -> str:
 def _flaw_of_scalar(value: Any) -> str | None:
     kind = type(value)
     if kind is str:
-        return None if is_utf8(value) else "is a text with half a character"
+        return None if value.isascii() or utf8_text(value) is value else "is a text with half a character"
     if kind is int:
         return None if value.bit_length() <= MAX_BITS else "is a number of too many digits"
     if kind is float:
