@@ -97,15 +97,20 @@ def test_a_request_is_repeated_only_if_it_did_nothing(service: Service) -> None:
     """A gateway's 503 may come after the request has arrived. The service's own `overloaded` says that it did not."""
     refusal = b'{"type":"x","title":"x","status":503,"code":"overloaded","detail":"x"}'
     head = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\nConnection: close\r\n\r\n"
+    gateway = html("503 Service Unavailable")
+    for answer in ([head + refusal], gateway):  # a creation has an Idempotency-Key
+        with Relay(url_of(service), [answer]) as relay, Client(relay.address) as client:
+            made = client.create_conversation(agent="scripted")
+            assert (made.agent, relay.connections) == ("scripted", 2)
     with Relay(url_of(service), [[head + refusal]]) as relay, Client(relay.address) as client:
-        assert client.create_conversation(agent="scripted").agent == "scripted"
+        assert client.roll_back_conversation(made.id, 0).id == made.id
         assert relay.connections == 2
     with (
-        Relay(url_of(service), [html("503 Service Unavailable")]) as relay,
+        Relay(url_of(service), [gateway]) as relay,
         Client(relay.address) as client,
         pytest.raises(ApiError) as refused,
     ):
-        client.create_conversation(agent="scripted")
+        client.roll_back_conversation(made.id, 0)
     assert (refused.value.code, refused.value.status, relay.connections) == ("foreign_answer", 503, 1)
 
 

@@ -2,6 +2,7 @@
 
 import atexit
 import json
+import re
 import tomllib
 from collections.abc import Sequence
 from functools import cache
@@ -124,3 +125,8 @@ def _parts(content: Any) -> list[Any]:
 
 def _seen(image: Any) -> tuple[Any, ...]:
     return image.mode, image.size, image.tobytes(), image.getpalette()
+
+
+def without_ms(text: str) -> str:
+    """Return JSON without durations. A document has times to the microsecond."""
+    return re.sub(r'("\w+_ms"): [^,}]+', r"\1: 0", text)

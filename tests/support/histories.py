@@ -143,7 +143,7 @@ def memory_of(turns: int) -> dict[str, Any]:
     """Return a document with a task for each turn."""
     turn = {
         "agent": {"name": "scripted", "kind": "ToolCallingAgent", "smolagents": "1.26.0"},
-        "timing": {"submitted_at": 1.0},
+        "timing": {"submitted_at": "2026-11-28T09:30:00Z"},
         "status": "finished",
     }
     return {

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from smolsessions.store.seal import new_key
-from tests.support.documents import REFUSED
+from tests.support.documents import REFUSED, without_ms
 from tests.support.fixtures import shared_service
 from tests.support.histories import (
     KINDS,
@@ -79,7 +79,7 @@ def test_what_is_taken_out_and_brought_in_elsewhere_is_the_same_and_goes_on_the_
         path = f"/conversations/{conversation}"
         turns = where.get(f"{path}/turns", limit=100)["items"]
         steps = where.get(f"{path}/steps", limit=100, archived="true")["items"]
-        plain = json.dumps([turns, where.get(f"{path}/prompt")]).replace(conversation, "")
+        plain = without_ms(json.dumps([turns, where.get(f"{path}/prompt")])).replace(conversation, "")
         kinds = [
             (step["type"], step["turn"], step["archived"] or step["rolled_back"], step["hidden"]) for step in steps
         ]

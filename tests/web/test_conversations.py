@@ -428,8 +428,9 @@ def test_a_list_is_sorted_and_filtered(shelf: Service) -> None:
         for limit in (1, 2, 7, 100):
             found = pages(shelf, "/conversations", limit=limit, **query)
             assert "".join(item["id"][1] for page in found for item in page) == ids, query
+    many = {f"metadata[{number}]": "x" for number in range(11)}
     unknown: list[dict[str, str]] = [{"metadata": "x"}, {"metadata.team": "blue"}, {"metadata[team": "blue"}]
-    for wrong in ({"sort": "title"}, {"order": "up"}, {"status": "new"}, {"q": ""}, *unknown):
+    for wrong in ({"sort": "title"}, {"order": "up"}, {"status": "new"}, {"q": ""}, many, *unknown):
         problem(shelf.client.get("/conversations", params=wrong), 422, "invalid_request")
 
 

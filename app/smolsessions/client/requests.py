@@ -59,13 +59,18 @@ class TurnOptions(TypedDict, total=False):
 def turn_request(message: str, options: TurnOptions) -> tuple[dict[str, Any], dict[str, str], bool]:
     """Return body and headers of POST /turn, and its parameter `include_internal_tools`."""
     fields: dict[str, Any] = {"message": message, **options}
-    key = fields.pop("idempotency_key", None) or uuid.uuid4().hex
+    key = fields.pop("idempotency_key", None)
     internal = fields.pop("include_internal_tools", False)
     if images := fields.get("images"):
         fields["images"] = [_image(image) for image in images]
     if files := fields.get("files"):
         fields["files"] = [_file(file) for file in files]
-    return fields, {"Idempotency-Key": key}, internal
+    return fields, {"Idempotency-Key": key} if key else new_key(), internal
+
+
+def new_key() -> dict[str, str]:
+    """Return the header of a new Idempotency-Key, with which a request may be repeated."""
+    return {"Idempotency-Key": uuid.uuid4().hex}
 
 
 class Answer(TypedDict, total=False):

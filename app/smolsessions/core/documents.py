@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -25,6 +25,7 @@ from smolsessions.core.records import (
     Turn,
     TurnOptions,
 )
+from smolsessions.core.times import seconds_of, time_text
 
 Part = TypeVar("Part", bound=BaseModel)
 
@@ -36,12 +37,13 @@ MAX_ROLLBACKS = 1000
 _READ_BY_AGENTS = frozenset({"steps", "images", "files", "variables"})
 _TURN, _OUTCOME = TypeAdapter(Turn), TypeAdapter(Outcome)
 _OF_TURN = {"message", "agent", "timing", "options", "attempts", "images", "files", "additional_args"}
+_TIMES = ("submitted_at", "started_at", "finished_at", "waits_since", "at")
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
 
-@derived_from(Outcome)
+@derived_from(Outcome, state="outcome", steps="step_count")
 class TurnDocument(BaseModel):
-    """A turn that is over. Times are Unix seconds."""
+    """A turn that is over, with its times as Unix seconds."""
 
     model_config = _STRICT
 
@@ -97,6 +99,7 @@ class ConversationDocument(BaseModel):
             members = vars(document).copy()
             of_turn = {name: members.pop(name) for name in _OF_TURN}
             number, images, files = (members.pop(name) for name in ("turn", "output_images", "output_files"))
+            members |= {"state": members.pop("outcome"), "steps": members.pop("step_count")}
             turns.append(Turn(ref, number, outcome=Outcome(**members, images=images, files=files), **of_turn))
         return turns
 
@@ -111,7 +114,11 @@ def encode_document(record: ConversationRecord, portable: ExportedMemory, files:
             outcome = _OUTCOME.serializer.to_python(turn.outcome or Outcome("cancelled"))
             media = {kind: of_turn.pop(kind) for kind in ("images", "files")}
             media |= {f"output_{kind}": outcome.pop(kind) for kind in ("images", "files")}
-            yield {"turn": turn.number, **outcome, **of_turn, **{name: found for name, found in media.items() if found}}
+            outcome |= {"outcome": outcome.pop("state"), "step_count": outcome.pop("steps")}
+            media = {name: found for name, found in media.items() if found}
+            shown = {"turn": turn.number, **outcome, **of_turn, **media}
+            _convert_times(shown, turn.number, time_text)
+            yield shown
 
     document = {
         "format": FORMAT,
@@ -155,7 +162,10 @@ def parse_document(document: Any) -> tuple[ConversationDocument, dict[str, Any]]
     problems: list[Any] = []
     parsed = _read_part(ConversationDocument, outer, [], problems)
     # One by one: a call for all would hold the interpreter lock, and so the event loop, for long.
-    found = [_read_part(TurnDocument, turn, ["turns", place], problems) for place, turn in enumerate(turns)]
+    found = []
+    for place, turn in enumerate(turns):
+        _convert_times(turn, place, seconds_of)
+        found.append(_read_part(TurnDocument, turn, ["turns", place], problems))
     if problems or not parsed:
         raise invalid_request(problems)
     parsed.turns = tuple(turn for turn in found if turn)
@@ -200,3 +210,19 @@ def _check_member_count(pointer: str, data: Any) -> None:
     # its strict mode pydantic makes no tuples of the lists that a validator has seen.
     if isinstance(data, dict) and len(data) > MAX_MEMBERS:
         raise InvalidRequestError.at(pointer, "has far too many members")
+
+
+def _convert_times(turn: Any, place: int, convert: Callable[[Any], Any]) -> None:
+    """Convert the times of a turn. Raises `InvalidRequestError` for one that cannot be converted."""
+    members = turn if isinstance(turn, dict) else {}
+    calls = members.get("tool_calls")
+    holders: list[tuple[list[object], Any]] = [(["timing"], members.get("timing"))]
+    for number, call in enumerate(calls if isinstance(calls, list | tuple) else ()):
+        holders.append((["tool_calls", number, "approval"], call.get("approval") if isinstance(call, dict) else None))
+    for path, holder in holders:
+        for name in _TIMES if isinstance(holder, dict) else ():
+            if holder.get(name) is not None:
+                try:
+                    holder[name] = convert(holder[name])
+                except ValueError as error:
+                    raise InvalidRequestError.at(json_pointer(["turns", place, *path, name]), str(error)) from None

@@ -123,10 +123,11 @@ class StepError:
     @property
     def failure(self) -> Failure:
         """The error as callers see it."""
-        return Failure(_CODES_OF_STEPS.get(self.type, "agent_error"), self.message)
+        return Failure(CODES_OF_STEPS.get(self.type, "agent_error"), self.message)
 
 
-_CODES_OF_STEPS = {
+CODES_OF_STEPS = {
+    "AgentError": "agent_error",
     "AgentExecutionError": "execution_error",
     "AgentGenerationError": "model_error",
     "AgentMaxStepsError": "max_steps_error",

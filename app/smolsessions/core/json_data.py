@@ -131,8 +131,8 @@ def json_pointer(path: Iterable[object]) -> str:
     return pointer.encode(errors="replace").decode()
 
 
-def derived_from(record: type) -> Callable[[type[M]], type[M]]:
-    """Decorate a model to have the fields of a record. The model's own fields replace them."""
+def derived_from(record: type, **renamed: str) -> Callable[[type[M]], type[M]]:
+    """Decorate a model to have the fields of a record, some renamed. The model's own fields replace them."""
     types = get_type_hints(record, include_extras=True)
 
     def derive(model: type[M]) -> type[M]:
@@ -141,7 +141,7 @@ def derived_from(record: type) -> Callable[[type[M]], type[M]]:
             default = ... if field.default is MISSING else field.default
             if field.default_factory is not MISSING:
                 default = ModelField(default_factory=field.default_factory)
-            found[field.name] = types[field.name], default
+            found[renamed.get(field.name, field.name)] = types[field.name], default
         own = {name: (field.annotation, field) for name, field in model.model_fields.items()}
         derived = create_model(
             model.__name__, __config__=model.model_config, __module__=model.__module__, **found | own

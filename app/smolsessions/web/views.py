@@ -40,6 +40,7 @@ from smolsessions.core.records import (
     Turn,
 )
 from smolsessions.core.requests import InputRequest
+from smolsessions.core.times import time_text
 from smolsessions.web.cursors import cursor_at
 from smolsessions.web.links import link
 from smolsessions.wire.conversations import Agent as AgentAnswer
@@ -95,7 +96,7 @@ def _shared(model: type[BaseModel], record: Any) -> tuple[list[str], Callable[[A
 
 def time_view(seconds: float) -> str:
     """Return a time as JSON, to the millisecond."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return time_text(seconds, "milliseconds")
 
 
 def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:

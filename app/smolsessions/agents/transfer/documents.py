@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from pydantic_core import to_json
@@ -15,7 +16,9 @@ from smolsessions.agents.transfer.step_models import IMAGE_FIELDS, OUTPUT_MEDIA,
 from smolsessions.agents.transfer.variables import ImportTarget, ReadCode, export_variables, import_variables
 from smolsessions.agents.values.json_forms import json_flaw, json_form, utf8_text
 from smolsessions.core.errors import InvalidRequestError
+from smolsessions.core.events import StepError
 from smolsessions.core.memories import ExportedMemory, ImportedMemory, PackedStep
+from smolsessions.core.times import time_text
 
 MAX_STEPS = 100_000
 _NOT_EXPORTED = frozenset({"labels", "attributes", "step"})
@@ -68,6 +71,10 @@ def _document_of(data: Data, decoder: StepDecoder) -> dict[str, Any]:
         return member
 
     document = {name: data[name] for name in data if name not in _NOT_EXPORTED}
+    if timing := document.get("timing"):
+        document["timing"] = {name: None if seconds is None else time_text(seconds) for name, seconds in timing.items()}
+    if error := document.get("error"):
+        document["error"] = asdict(StepError(**error).failure)
     try:  # most steps are JSON: to copy them all would take a fifth of an export
         is_json = to_json(document) == to_json(document, bytes_mode="hex")
     except ValueError:  # half a character

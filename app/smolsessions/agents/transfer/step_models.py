@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from smolsessions.agents.memory.step_data import ROLES, Data
-from smolsessions.agents.memory.step_types import ERRORS
 from smolsessions.agents.run.failures import is_swallowed_failure
 from smolsessions.agents.transfer.document_media import DocumentMedia
 from smolsessions.agents.transfer.document_models import Count, Json, Output, Strict, Text, checked
 from smolsessions.core.errors import InvalidRequestError
+from smolsessions.core.events import CODES_OF_STEPS
+from smolsessions.core.times import seconds_of
 
 MAX_TURNS = 1_000_000_000
 IMAGE_FIELDS = ("task_images", "observations_images")
@@ -23,9 +24,12 @@ _Label = Annotated[str, Field(pattern=r"^/", max_length=200)]
 _Number = Annotated[int, Field(ge=1, le=MAX_TURNS)]
 
 
+_Time = Annotated[float, BeforeValidator(seconds_of)]
+
+
 class TimingIn(Strict):
-    start_time: float
-    end_time: float | None = None
+    start_time: _Time
+    end_time: _Time | None = None
 
 
 class UsageIn(Strict):
@@ -34,8 +38,9 @@ class UsageIn(Strict):
 
 
 class ErrorIn(Strict):
-    type: Annotated[str, Field(pattern=f"^({'|'.join(sorted(ERRORS))})$")]
+    code: Annotated[str, Field(pattern=f"^({'|'.join(sorted(CODES_OF_STEPS.values()))})$")]
     message: Text
+    retryable: bool = False
 
 
 class CallIn(Strict):
@@ -152,6 +157,9 @@ def step_data(step: StepIn, pointer: str, media: DocumentMedia) -> tuple[Data, d
     images = {f"/{name}/{at}": image for name in IMAGE_FIELDS for at, image in enumerate(data.get(name) or ())}
     files = {f"/task_files/{at}": file for at, file in enumerate(data.get("task_files") or ())}
     if isinstance(step, ActionIn):
+        if step.error:
+            kind = next(name for name, code in CODES_OF_STEPS.items() if code == step.error.code)
+            data["error"] = {"type": kind, "message": step.error.message}
         outputs = [name for name in ("action_output", *OUTPUT_MEDIA) if data[name] is not None]
         if len(outputs) > 1:
             raise InvalidRequestError.at(f"{pointer}/action_output", "is there beside action_output_image or …_file")

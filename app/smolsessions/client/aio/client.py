@@ -18,6 +18,7 @@ from smolsessions.client.requests import (
     check_address,
     check_key,
     named,
+    new_key,
     path_of,
     turn_request,
 )
@@ -243,7 +244,7 @@ class AsyncClient:
         """Create an empty conversation. `approve`: tools whose calls wait for a person's approval."""
         body = named(id=id, agent=agent, metadata=metadata, policy=policy, ttl_s=ttl_s, approve=approve)
         body |= named(client_tools=client_tools)
-        return await self._conversation("POST", "/conversations", body)
+        return await self._conversation("POST", "/conversations", body, new_key())
 
     def list_conversations(
         self,
@@ -273,7 +274,8 @@ class AsyncClient:
         `if_match` is the `etag` of the conversation as you read it. If it has changed since, an `ApiError` with the
         code `precondition_failed` is raised, and nothing is changed.
         """
-        return await self._conversation("PATCH", path_of("conversations", conversation_id), changes, if_match)
+        headers = None if if_match is None else {"If-Match": if_match}
+        return await self._conversation("PATCH", path_of("conversations", conversation_id), changes, headers)
 
     async def delete_conversation(self, conversation_id: str) -> None:
         """Delete a conversation permanently."""
@@ -342,7 +344,8 @@ class AsyncClient:
     ) -> ReadConversation:
         """Create a conversation from the state after a turn."""
         body = named(turn=turn, metadata=metadata)
-        return await self._conversation("POST", path_of("conversations", conversation_id, "fork"), body)
+        path = path_of("conversations", conversation_id, "fork")
+        return await self._conversation("POST", path, body, new_key())
 
     async def export_conversation(self, conversation_id: str) -> dict[str, Any]:
         """Return the conversation as a document (docs/export.md)."""
@@ -358,7 +361,9 @@ class AsyncClient:
     ) -> ReadConversation:
         """Create a conversation from a document."""
         params = named(id=id, agent=agent)
-        return read_conversation(await self._connection.send("POST", "/imports", json=document, params=params))
+        return read_conversation(
+            await self._connection.send("POST", "/imports", json=document, params=params, headers=new_key())
+        )
 
     async def list_agents(self) -> list[Agent]:
         """Return all agents, the default agent first."""
@@ -381,7 +386,6 @@ class AsyncClient:
         return (await self._connection.send("GET", "/metrics")).text
 
     async def _conversation(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, if_match: str | None = None
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
     ) -> ReadConversation:
-        headers = {} if if_match is None else {"If-Match": if_match}
         return read_conversation(await self._connection.send(method, path, json=body, headers=headers))

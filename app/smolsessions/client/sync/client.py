@@ -17,6 +17,7 @@ from smolsessions.client.requests import (
     check_address,
     check_key,
     named,
+    new_key,
     path_of,
     turn_request,
 )
@@ -241,7 +242,7 @@ class Client:
         """Create an empty conversation. `approve`: tools whose calls wait for a person's approval."""
         body = named(id=id, agent=agent, metadata=metadata, policy=policy, ttl_s=ttl_s, approve=approve)
         body |= named(client_tools=client_tools)
-        return self._conversation("POST", "/conversations", body)
+        return self._conversation("POST", "/conversations", body, new_key())
 
     def list_conversations(
         self,
@@ -271,7 +272,8 @@ class Client:
         `if_match` is the `etag` of the conversation as you read it. If it has changed since, an `ApiError` with the
         code `precondition_failed` is raised, and nothing is changed.
         """
-        return self._conversation("PATCH", path_of("conversations", conversation_id), changes, if_match)
+        headers = None if if_match is None else {"If-Match": if_match}
+        return self._conversation("PATCH", path_of("conversations", conversation_id), changes, headers)
 
     def delete_conversation(self, conversation_id: str) -> None:
         """Delete a conversation permanently."""
@@ -338,7 +340,8 @@ class Client:
     ) -> ReadConversation:
         """Create a conversation from the state after a turn."""
         body = named(turn=turn, metadata=metadata)
-        return self._conversation("POST", path_of("conversations", conversation_id, "fork"), body)
+        path = path_of("conversations", conversation_id, "fork")
+        return self._conversation("POST", path, body, new_key())
 
     def export_conversation(self, conversation_id: str) -> dict[str, Any]:
         """Return the conversation as a document (docs/export.md)."""
@@ -354,7 +357,9 @@ class Client:
     ) -> ReadConversation:
         """Create a conversation from a document."""
         params = named(id=id, agent=agent)
-        return read_conversation(self._connection.send("POST", "/imports", json=document, params=params))
+        return read_conversation(
+            self._connection.send("POST", "/imports", json=document, params=params, headers=new_key())
+        )
 
     def list_agents(self) -> list[Agent]:
         """Return all agents, the default agent first."""
@@ -377,7 +382,6 @@ class Client:
         return (self._connection.send("GET", "/metrics")).text
 
     def _conversation(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, if_match: str | None = None
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
     ) -> ReadConversation:
-        headers = {} if if_match is None else {"If-Match": if_match}
         return read_conversation(self._connection.send(method, path, json=body, headers=headers))

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 from pydantic_core import to_json
 
 from smolsessions.core.conversations import Conversations
-from smolsessions.core.errors import PreconditionFailedError
+from smolsessions.core.errors import InvalidRequestError, PreconditionFailedError
 from smolsessions.core.records import (
     AgentName,
     Conversation,
@@ -109,6 +109,7 @@ SearchPlace = Annotated[
     ),
 ]
 METADATA = "metadata["
+MOST_FILTERS = 10
 OF_METADATA = {
     "name": "metadata",
     "in": "query",
@@ -116,7 +117,7 @@ OF_METADATA = {
     "explode": True,
     "description": "`metadata[KEY]=VALUE`: only conversations with this member in their metadata. A value that is no "
     "text is compared as JSON.",
-    "schema": {"type": "object", "additionalProperties": {"type": "string"}},
+    "schema": {"type": "object", "additionalProperties": {"type": "string"}, "maxProperties": MOST_FILTERS},
 }
 IfMatch = Annotated[
     str | None,
@@ -188,6 +189,8 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
         """
         given = request.query_params.multi_items()
         metadata = sorted((name[len(METADATA) : -1], value) for name, value in given if name.startswith(METADATA))
+        if len(metadata) > MOST_FILTERS:
+            raise InvalidRequestError.in_parameter("query", "metadata", f"names more than {MOST_FILTERS} members")
         query = ConversationQuery(sort, order, agent, status, tuple(metadata), q, search_in)
         of = ("conversations", owner, repr(query))
         page = await conversations.store.conversations(owner, query, position_of(cursor, PLACE, *of), limit)
