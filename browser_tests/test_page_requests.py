@@ -45,9 +45,11 @@ def cards(page: Page) -> Locator:
     return page.locator(".request")
 
 
-def wait_for_cards(opened: Open, service: Service, *calls: Any, agent: Any = "mailer", **options: Any) -> Page:
+def wait_for_cards(
+    opened: Open, service: Service, *calls: Any, agent: Any = "mailer", client_tools: Any = (), **options: Any
+) -> Page:
     """Open the page of a turn that calls tools and waits for a person."""
-    body = {"agent": agent, "message": json.dumps([{"call": calls}, DONE])}
+    body = {"agent": agent, "message": json.dumps([{"call": calls}, DONE]), "client_tools": client_tools}
     response = service.client.post("/turn", json=body)
     assert response.status_code == HTTPStatus.ACCEPTED, response.text
     page = opened(service, f"/#/c/{response.json()['conversation_id']}", **options)
@@ -201,6 +203,22 @@ def test_a_question_is_declined(opened: Open, service: Service) -> None:
     page.locator(".step > details > summary").first.click()
     expect(page.locator(".call > summary .decision")).to_contain_text("declined by local")
     expect(page.locator(".call .result")).to_contain_text("Reason: ask another")
+
+
+def test_a_person_sends_the_result_of_a_tool_that_the_client_runs(opened: Open, service: Service) -> None:
+    tool = {"name": "where", "description": "Find it.", "parameters": {"properties": {"thing": {"type": "string"}}}}
+    calls = [["where", {"thing": "key"}], ["where", {"thing": "cup"}]]
+    page = wait_for_cards(opened, service, *calls, agent="mailer", client_tools=[tool])
+    expect(page.locator(".call > summary .preview").first).to_have_text("waits for its result below")
+    first = page.get_by_role("form", name="Run where and send its result").first
+    first.get_by_label("Result, as JSON or as a text").fill('{"room": "hall"}')
+    first.get_by_role("button", name="Send the result").click()
+    expect(cards(page)).to_have_count(1)
+    page.get_by_role("button", name="No result").click()
+    page.get_by_role("button", name="Send no result").click()
+    expect(answer(page)).to_have_text("Done.")
+    _, turn = turn_of(page, service)
+    assert [call["ok"] for call in turn["tool_calls"]] == [True, False]
 
 
 def test_code_is_approved_as_a_person_changed_it(page: Page) -> None:

@@ -63,7 +63,8 @@ export class Call {
   wait(kind) {
     this.element.dataset.state = "waiting";
     this.element.open = false;
-    this.#short.textContent = kind === "question" ? "waits for an answer below" : "waits for approval below";
+    const what = { question: "an answer", result: "its result" }[kind] ?? "approval";
+    this.#short.textContent = `waits for ${what} below`;
   }
 
   #resume() {
