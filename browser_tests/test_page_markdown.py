@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from browser_tests.reader import Open, answer, computed, ended, say, wait
 from tests.support.data import data
 from tests.support.service import Service
-from tests.support.tiers import deep, mostly_deep
+from tests.support.tiers import mostly_deep
 from tools.vendor import changed
 
 MOST_S = 5
@@ -106,23 +106,6 @@ def test_a_block_that_is_complete_is_not_rendered_again(page: Page, gate: Path) 
     ended(page)
     kept = "[...document.querySelectorAll('.answer p, .answer li')].map((each) => Boolean(each.isKept))"
     assert page.evaluate(kept) == [True, True, True, False, False]
-
-
-@deep
-def test_a_long_text_costs_no_more_with_its_length(opened_once: Page) -> None:
-    _, spent_s = computed(
-        opened_once,
-        """async () => {
-          const { Text } = await import("/page/text.js");
-          const drawing = new Text(document.createElement("div"));
-          for (let number = 0; number < 20_000; number += 1) {
-            drawing.push(number % 40 ? "a *word*, " : "ends.\\n\\n");
-            if (number % 1000 === 0) await new Promise(requestAnimationFrame);
-          }
-          drawing.finish();
-        }""",
-    )
-    assert 0 < spent_s < MOST_S
 
 
 def test_markup_stays_text_wherever_it_comes_from(page: Page) -> None:

@@ -7,7 +7,6 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import pytest
 from playwright.sync_api import Page, Route, expect
 
 from browser_tests.reader import (
@@ -25,7 +24,6 @@ from browser_tests.reader import (
     wait,
 )
 from tests.support.service import Service
-from tests.support.tiers import mostly_deep
 from tests.support.waiting import wait_until
 
 TWO_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
@@ -272,13 +270,8 @@ def test_a_long_conversation_is_shown_from_its_end_and_loads_earlier_turns_as_ne
     assert numbers == list(range(1, 51))
 
 
-@pytest.mark.parametrize("window", mostly_deep([(1280, 860, 60), (3840, 2160, 100)], fast=[(1280, 860, 60)]))
-def test_of_500_turns_only_those_near_the_window_are_loaded_and_laid_out(
-    opened: Open, service: Service, window: tuple[int, int, int]
-) -> None:
-    width, height, most_loaded = window
-    size = {"width": width, "height": height}
-    page = opened(service, f"/#/c/{long_conversation(service, 500)}", viewport=size)
+def test_of_500_turns_only_those_near_the_window_are_loaded_and_laid_out(opened: Open, service: Service) -> None:
+    page, most_loaded = opened(service, f"/#/c/{long_conversation(service, 500)}"), 60
     expect(answer(page).last).to_contain_text("Answer 500.")
     expect(page.locator(".turn-foot").last).to_be_in_viewport()
     expect(page.locator("#older")).to_be_attached()

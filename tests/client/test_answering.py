@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from smolsessions import AsyncClient, Client
+from smolsessions import Client
 from smolsessions.evaluation import ServiceAdapter, TurnFailedError
 from smolsessions.wire.events import InputAnswered, TurnEnded, TurnWaiting
 from tests.support.answering import asking_service, mail, sent
@@ -117,17 +117,6 @@ def test_approvals_of_a_conversation_are_set_and_changed(client: Client) -> None
     assert (client.fork_conversation(made.id).approve, copy.approve) == (["send_*"], ["send_*"])
     assert client.update_conversation(made.id, {"approve": []}).approve == []
     assert client.turn(said(emails("other"), DONE), conversation_id=made.id).status == "finished"
-
-
-async def test_the_asynchronous_client_answers(asking: Service) -> None:
-    async with AsyncClient(str(asking.client.base_url)) as client:
-        turn = await client.turn(said(QUESTION, DONE), agent="mailer")
-        turn = await client.answer(turn, turn.requests[0].request_id, "reject")
-        assert turn.reply == "done"
-        events = [event async for event in client.stream(said(QUESTION), agent="mailer", until="waiting")]
-        waits = events[-1]
-        assert isinstance(waits, TurnWaiting)
-        await client.cancel_turn(waits.conversation_id, 1, wait_s=20)
 
 
 async def test_an_evaluation_names_a_turn_that_waits(asking: Service) -> None:

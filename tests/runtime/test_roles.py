@@ -12,7 +12,6 @@ from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 
-import httpx2
 import psutil
 import pytest
 
@@ -28,7 +27,6 @@ from tests.support.tiers import deep, mostly_deep
 from tests.support.turns import wait_for_end
 from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
-HELD = "7**10_000_000"  # holds the interpreter for seconds
 FEW_FILES = 256
 KEEP_ALIVE_S = 6  # longer than uvicorn's own
 OTHERS = ("unplayed", "doomed")  # agents that only works of a test's own know
@@ -221,34 +219,6 @@ def test_a_web_that_ends_leaves_its_streams_to_another_one_and_the_turn_alone(
     it.ledger.go()
     ended = wait_for_end(web, it.turn)
     assert (ended["reply"], ended["attempts"]) == ("done", 1)
-
-
-@pytest.mark.alone
-@deep
-def test_an_agent_that_computes_in_a_work_delays_no_answer_of_a_web(server: StoreServer, tmp_path: Path) -> None:
-    agents = "threaded=tests.support.coders:make_threaded"
-    with started(server, tmp_path, "web", "work", AGENTS=agents, LEASE_S="30") as (web, work):
-        code = f"compute(seconds=2)\nx = {HELD}\ncompute(seconds=2)"
-        with posting(web, {"code": code}, {"say": "done"}, agent="threaded") as stream:
-            turn = stream.until("tool.call", name="compute")
-            wait_until(lambda: is_stuck(work))
-            took = []
-            for _ in range(200):
-                since = time.monotonic()
-                assert web.client.get("/livez").status_code == 200
-                took.append(time.monotonic() - since)
-            assert is_stuck(work), "it was all the while"
-            assert sorted(took)[198] < 0.05
-            assert web.get(place(turn))["status"] == "running"
-            assert stream.rest()[-1].data["result"]["reply"] == "done"
-
-
-def is_stuck(service: Service) -> bool:
-    try:
-        service.client.get("/livez", timeout=0.1)
-    except httpx2.TimeoutException:
-        return True
-    return False
 
 
 @contextmanager

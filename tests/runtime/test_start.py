@@ -121,17 +121,14 @@ def outside_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"{server.socket_path}"
 
 
-@pytest.mark.parametrize("processes", mostly_deep([(), ("serve", "--processes", "2")], fast=[()]))
 @pytest.mark.parametrize(("name", "mode"), [("", 0o704), ("seal.key", 0o604)])
-def test_data_that_all_users_may_read_is_refused(
-    tmp_path: Path, name: str, mode: int, processes: tuple[str, ...]
-) -> None:
+def test_data_that_all_users_may_read_is_refused(tmp_path: Path, name: str, mode: int) -> None:
     data = tmp_path / "data"
     data.mkdir(mode=0o700)
     (data / "seal.key").write_text(KEY_A)
     (data / "seal.key").chmod(0o600)
     (data / name).chmod(mode)
-    sentence = sentence_of(run(tmp_path, {}, *processes))
+    sentence = sentence_of(run(tmp_path, {}))
     assert f"chmod o-rwx {data / name}" in sentence
     assert KEY_A not in sentence
 

@@ -2,16 +2,14 @@
 
 import json
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from tests.support.fixtures import raw_store, shared_service
 from tests.support.histories import fork
 from tests.support.service import Service
-from tests.support.store_server import PARTITION, Raw, StoreServer, conversation_keys
+from tests.support.store_server import PARTITION, Raw, conversation_keys
 from tests.support.streaming import Event, log_of
 from tests.support.turns import DONE, ECHO
-from tests.support.waiting import wait_until
 
 HELPED = json.dumps([{"call": [["helper", {"task": json.dumps([ECHO, DONE])}]]}, DONE])
 LED = {"call": [["lead", {"task": HELPED}]]}
@@ -105,11 +103,3 @@ def test_a_log_of_another_turn_or_conversation_is_broken_for_that_turn_alone(ser
     assert [event["type"] for event in events_of(service, turn, 1)] == ["turn.finished"]
     assert len(events_of(service, turn)) > 1
     assert len(events_of(service, other)) > 1
-
-
-def test_logs_that_expire_go_alone(outside: StoreServer, raw: Raw, tmp_path: Path) -> None:
-    with Service(tmp_path, outside.settings | {"LOG_TTL_S": "1"}) as service:
-        turn = service.play(ECHO, DONE)
-        wait_until(lambda: len(events_of(service, turn)) == 1)
-        assert service.client.delete(f"/conversations/{turn['conversation_id']}").status_code == 204
-    assert 3590 < raw.ttl(f"{PARTITION}:conversation:local/{turn['conversation_id']}") <= 3600

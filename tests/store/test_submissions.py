@@ -15,7 +15,7 @@ from smolsessions.core.errors import (
     StoreUnavailableError,
 )
 from smolsessions.core.memories import ImportedConversation, ImportedMemory
-from smolsessions.core.records import AgentName, ConversationFields, IdempotentRequest, OnBusy, Owner, Ref
+from smolsessions.core.records import ConversationFields, IdempotentRequest, OnBusy, Owner, Ref
 from smolsessions.store.store import Store
 from smolsessions.store.turns.lease import HeldLease
 from tests.support import stores
@@ -105,15 +105,6 @@ async def test_an_import_whose_id_is_taken_meanwhile_gives_its_files_back(one: S
     assert taken_back.is_set()
     with pytest.raises(ConversationExistsError):  # now its files are not touched at all
         await one.history.store_import(ref, stores.AGENT, ConversationFields({}), imported, write_files)
-
-
-async def test_an_id_that_is_free_again_can_have_another_agent(one: Store, raw: Raw) -> None:
-    await stores.submit(one, "c")
-    await one.conversations.delete(stores.ref_of("c"))
-    raw.delete(*raw.keys("*local/c*"))  # as their times to live would
-    other_agent = AgentName("other")
-    await one.conversations.create(stores.ref_of("c"), other_agent, ConversationFields({}))
-    assert await stores.submit(one, "c", other_agent, new=False) == 1
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])

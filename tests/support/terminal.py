@@ -16,7 +16,7 @@ from tests.support.preloaded import PYTHONPATH
 from tests.support.waiting import PATIENCE_S
 
 AGAIN_S = 5
-CTRL_C, CTRL_D, CTRL_U = b"\x03", b"\x04", b"\x15"
+CTRL_C, CTRL_D = b"\x03", b"\x04"
 
 INTERRUPTIBLE = """import fcntl, os, signal, sys, termios
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # a job in the background inherits another

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
@@ -34,7 +33,6 @@ from tests.support.streaming import (
     log_of,
     place,
     posting,
-    watching,
 )
 from tests.support.turns import DONE, cancel, error_code, wait_for_end
 from tests.support.waiting import Gate
@@ -143,17 +141,6 @@ def test_the_same_answer_twice_is_none_and_another_one_is_refused(service: Servi
     assert sorted(line for line in sent(service) if line.startswith("twice")) == ["twice1: hi", "twice2: hi"]
 
 
-def test_of_many_answers_at_once_one_is_recorded(service: Service) -> None:
-    turn = ask(service, {"call": [mail("race")]}, DONE)
-    each = [APPROVE | {"reason": str(number)} for number in range(8)]
-    with ThreadPoolExecutor(8) as pool:
-        responses = [*pool.map(lambda one: answering(service, turn, one), each)]
-    assert sorted(response.status_code for response in responses) == [200, *[409] * 7]
-    reason = next(response for response in responses if response.status_code == 200).json()["tool_calls"][0]["approval"]
-    assert reason["reason"] in set("01234567")
-    assert sent(service).count("race: hi") == 1
-
-
 def test_another_owner_gets_the_same_404_as_for_nothing(owned: Service) -> None:
     body = {"agent": "mailer", "message": json.dumps([{"call": [mail("mine")]}, DONE])}
     turn = request_as(owned, ADA, "POST", "/turn", body).json()
@@ -190,29 +177,6 @@ def test_a_stream_stays_open_while_its_turn_waits_and_sees_the_answer(service: S
     assert [frame.event for frame in stream.seen].count("tool.call") == 2  # the call that waited, and the answer's
 
 
-def test_a_stream_until_waiting_ends_at_the_open_wait_and_at_the_end(service: Service) -> None:
-    script = ({"call": [mail("until")]}, {"call": [mail("again")]}, DONE)
-    with posting(service, *script, agent="mailer", query={"until": "waiting"}) as stream:
-        frames = stream.rest()
-    assert frames[-1].event == "turn.waiting"
-    turn = frames[-1].data
-    with watching(service, turn, until="waiting") as stream:
-        assert [frame.raw for frame in stream.rest()] == [frame.raw for frame in frames]
-    turn = answer(service, turn, APPROVE, status=202)
-    later = log_of(service, turn, frames[-1].id + 1, until="waiting")  # from the answer on
-    assert (later[0].event, later[-1].event) == ("turn.started", "turn.waiting")
-    with watching(service, turn, until="waiting") as stream:  # from the start: the first wait is over
-        frames = stream.rest()
-    assert [frame.event for frame in frames].count("turn.waiting") == 2
-    assert frames[-1].event == "turn.waiting"
-    nothing = service.client.get(place(turn, "/events"), params={"until": "waiting", "after": frames[-1].id})
-    assert (nothing.status_code, nothing.content) == (204, b"")
-    answer(service, turn, APPROVE)
-    for after in (frames[-1].id, 0):
-        with watching(service, turn, after, until="waiting") as stream:
-            assert stream.rest()[-1].event == "turn.finished"
-
-
 def stream_answers(service: Service, turn: Event, number: int = 0, until: str | None = None) -> list[Frame]:
     """Approve a request of a turn, and return the events of the answer."""
     body = {"answers": [{"request_id": turn["requests"][number]["request_id"], "decision": "approve"}]}
@@ -241,16 +205,6 @@ def test_a_stream_of_a_part_of_the_answers_ends_at_the_rest_of_the_wait(service:
     found = [[frame.raw for frame in stream_answers(service, rest)] for _ in range(2)]
     assert found[0] == found[1]
     assert b"turn.finished" in found[0][-1]
-
-
-def test_a_wait_may_be_short(service: Service, gate: Gate) -> None:
-    turn = ask(service, {"call": [mail("short")]}, gate.script, DONE)
-    response = answering(service, turn, APPROVE, Prefer="wait=1")
-    assert (response.status_code, response.headers["preference-applied"]) == (202, "wait=1")
-    assert response.json()["status"] == "running"
-    assert response.headers["location"] == place(turn)
-    gate.open()
-    assert wait_for_end(service, turn)["status"] == "finished"
 
 
 def test_a_waiting_turn_lists_requests_and_answers_in_its_effects(service: Service, gate: Gate) -> None:

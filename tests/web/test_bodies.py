@@ -36,9 +36,7 @@ LISTS = b'{"message":"x","additional_args":{"a":[' + b",".join([b"[1,2,3]"] * 30
 KEYS = b"{" + b",".join(b'"k%d":1' % number for number in range(200_000)) + b"}"
 BODIES = {
     "lists in additional_args": ("POST", "/turn", LISTS),
-    "lists in a conversation's turn": ("POST", "/conversations/c/turns", LISTS),
     "keys": ("POST", "/turn", KEYS),
-    "keys of a conversation": ("POST", "/conversations", KEYS),
     "keys in metadata": ("PATCH", "/conversations/c", b'{"metadata":' + KEYS + b"}"),
     "rules": ("POST", "/conversations", b'{"policy":[' + b",".join([b'{"a":1}'] * 300_000) + b"]}"),
     "long numbers": ("POST", "/turn", b'{"additional_args":{"a":[' + b",".join([b"7" * 4300] * 4000) + b"]}}"),

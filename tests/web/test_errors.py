@@ -18,7 +18,7 @@ from tests.support.problems import OF_A_CONVERSATION, nothing_stored, problem, s
 from tests.support.raw_http import connected, problem_on
 from tests.support.service import PLAIN, Service, listed
 from tests.support.turns import pixel, png
-from tests.support.waiting import PATIENCE_S, Gate, wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 SECRET = "hunter2"
 LONE = "\ud800"  # half of a surrogate pair: JSON can escape it, UTF-8 cannot hold it
@@ -512,16 +512,3 @@ def test_answers_and_arguments_of_any_shape_are_a_turn_like_others(
     assert service.get(f"{where}/turns")["items"] == [turn]
     service.get(f"{where}/steps")
     assert service.follow_up(turn, {"say": "goes on"})["reply"] == "goes on"
-
-
-@pytest.mark.parametrize("prefer", ["respond-async, wait=1", 'wait="1", Respond-Async'])
-def test_a_client_may_wait_and_then_go_on(service: Service, gate: Gate, prefer: str) -> None:
-    body = {"agent": "scripted", "message": json.dumps([gate.script, {"say": "ok"}])}
-    slow = service.client.post("/turn", json=body, headers={"Prefer": prefer})
-    gate.open()
-    quick = service.client.post("/turn", json={"agent": "scripted", "message": "[]"}, headers={"Prefer": prefer})
-
-    assert (slow.status_code, slow.headers["preference-applied"]) == (202, "respond-async, wait=1")
-    assert slow.json()["status"] == "running"
-    assert slow.elapsed.total_seconds() >= 1
-    assert quick.status_code == 200

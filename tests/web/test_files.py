@@ -207,20 +207,6 @@ def test_an_import_with_a_wrong_file_is_refused_with_the_place(files: Service, d
             assert place in error["pointer"], kind
 
 
-def test_no_link_is_left_to_destroyed_and_deleted_files(files: Service) -> None:
-    turn = files.play(*SPOKEN, agent="teller", files=FILES)
-    third = files.follow_up(turn, {"say": "third"}, files=FILES[:1])
-    at = f"/conversations/{turn['conversation_id']}"
-    body = {"policy": {"name": "keep_last_n_steps", "n": 1}, "destroy": True}
-    assert files.client.post(f"{at}/prune", json=body).status_code == 200
-    left = files.get(f"{at}/turns/1")
-    assert (left["files"], left["output_files"]) == (turn["files"], [])
-    gone = turn["output_files"][0]["url"]
-    assert files.client.get(gone).status_code == 404
-    assert files.client.delete(at).status_code == 204
-    assert files.client.get(third["files"][0]["url"]).status_code == 404
-
-
 def test_files_and_images_are_not_served_as_each_other(files: Service) -> None:
     turn = files.play(*SPOKEN, agent="teller", files=FILES)
     url = turn["files"][0]["url"]

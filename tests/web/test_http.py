@@ -5,8 +5,6 @@ import json
 import re
 import select
 import socket
-import statistics
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -22,9 +20,8 @@ from tests.support.fixtures import shared_service
 from tests.support.metrics import samples
 from tests.support.raw_http import answer_on, connected, problem_on
 from tests.support.service import PLAIN, Service
-from tests.support.stopwatch import Stopwatch
 from tests.support.store_server import running_store
-from tests.support.tiers import deep, mostly_deep
+from tests.support.tiers import mostly_deep
 from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
 TIMEOUT_S = 1.0
@@ -119,31 +116,6 @@ def test_it_is_refused_before_it_ends_for_an_endless(service: Service, what: str
         assert sent < 32 * 1024 * 1024
         with suppress(ConnectionResetError):  # the answer may be lost if more was sent than was read
             problem_on(connection, 431, "head_too_large")
-
-
-@deep
-def test_others_are_served_meanwhile_for_an_endless_trailer(service: Service) -> None:
-    over = threading.Event()
-    first, piece = ENDLESS["trailer"]
-
-    def attack() -> None:
-        while not over.is_set():
-            with connected(service, first) as connection:
-                pour(connection, piece, 64 * 1024 * 1024)
-
-    attacker = threading.Thread(target=attack)
-    attacker.start()
-    try:
-        times = []
-        with Stopwatch() as watch:
-            for _ in range(50):
-                watch.restart()
-                assert service.client.get("/livez").status_code == 200
-                times.append(watch.s)
-    finally:
-        over.set()
-        attacker.join()
-    assert statistics.median(times) < 0.05
 
 
 def test_a_large_head_is_refused_and_one_below_the_bound_is_not(service: Service) -> None:

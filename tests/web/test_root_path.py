@@ -59,17 +59,6 @@ def test_each_link_of_an_answer_leads_to_its_object(address: str) -> None:
         assert {client.get(urljoin(address, link)).status_code for link in found} == {200}
 
 
-def test_page_and_docs_load_all_their_files(address: str) -> None:
-    with httpx2.Client(timeout=PATIENCE_S) as client:
-        for page in (address, f"{address}/", f"{address}/docs"):
-            html = client.get(page)
-            assert html.status_code == 200
-            files = re.findall(r'(?:href|src)="(/[^"]+)"|url: \'([^\']+)\'', html.text)
-            assert len(files) >= 3
-            assert {client.get(urljoin(address, "".join(file))).status_code for file in files} == {200}
-        assert client.get(f"{address}/page/base.js").headers["content-type"].startswith("text/javascript")
-
-
 def test_the_description_names_the_prefix_as_its_server(address: str) -> None:
     document = httpx2.get(f"{address}/openapi.json").json()
     written = description()

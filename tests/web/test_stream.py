@@ -16,7 +16,6 @@ from redis import Redis
 from tests.support.owners import ADA, BOB, owner_line
 from tests.support.problems import problem
 from tests.support.service import PLAIN, Service, write_private
-from tests.support.stopwatch import Stopwatch
 from tests.support.streaming import EVENTS, FINAL, Event, Frame, check_numbers, gone, log_of, place, posting, watching
 from tests.support.turns import DONE, ECHO, held_turn, submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
@@ -126,20 +125,6 @@ def test_internal_tools_are_named_for_those_who_ask(service: Service, gate: Gate
     (listed,) = service.get(place(turn).rpartition("/")[0], **asked)["items"]
     assert listed == service.get(place(turn), **asked) == finals[1]
     assert service.client.post(place(turn, "/cancel"), params=asked).json() == finals[1]
-
-
-@pytest.mark.alone
-def test_past_events_arrive_at_once(service: Service, ended: Event, gate: Gate) -> None:
-    with Stopwatch() as watch:
-        assert log_of(service, ended)
-    assert watch.s < 1
-    turn = submit_turn(service, gate.script, DONE)
-    gate.reached()
-    with Stopwatch() as watch, watching(service, turn) as stream:
-        stream.until("tool.call")
-        assert watch.s < 1
-        gate.open()
-        assert stream.rest()
 
 
 def test_a_reader_gets_what_follows_its_cursor(service: Service, ended: Event) -> None:

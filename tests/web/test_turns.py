@@ -39,14 +39,6 @@ def test_the_answer_is_the_turn_as_designed(service: Service) -> None:
     assert service.get(response.headers["location"]) == turn
 
 
-def test_tool_calls_are_those_of_this_turn_alone(service: Service) -> None:
-    first = service.play({"call": [["echo", {"text": "a"}], ["echo", {"text": "b"}]]}, {"say": "done"})
-    second = service.follow_up(first, {"call": [["echo", {"text": "c"}]]}, {"say": "done"})
-    assert first["tool_call_names"] == ["echo", "echo"]
-    assert [call["arguments"] for call in second["tool_calls"]] == [{"text": "c"}]
-    assert second["usage"] == {"input_tokens": 20, "output_tokens": 10}
-
-
 def test_users_write_in_any_language(service: Service) -> None:
     for text in ("你好,世界", "مرحبا بالعالم", "здравствуйте", "नमस्ते", "👩‍👩‍👧‍👦 emoji \u202e rtl \x00 nul"):
         turn = service.play({"say": text})

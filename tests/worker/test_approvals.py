@@ -68,18 +68,6 @@ def test_parallel_calls_without_a_rule_run_and_then_all_others_are_asked_at_once
     assert [call["repeated"] for call in ended["tool_calls"]] == [False] * 4
 
 
-def test_a_partial_answer_keeps_the_turn_waiting_for_the_rest(service: Service) -> None:
-    turn = ask(service, {"call": [mail("q1"), mail("q2")]}, DONE)
-    rest = answer(service, turn, APPROVE, status=202)
-    assert (rest["status"], rest["attempts"]) == ("waiting", 1)
-    assert rest["requests"] == turn["requests"][1:]
-    assert not {"q1: hi", "q2: hi"} & {*sent(service)}
-    ended = answer(service, rest, REJECT)
-    assert decisions(ended) == [("send_email", "approved"), ("send_email", "rejected")]
-    assert ended["attempts"] == 2
-    assert [mail for mail in sent(service) if mail.startswith("q")] == ["q1: hi"]
-
-
 def test_parallel_calls_open_a_hundred_requests_at_most(service: Service) -> None:
     turn = ask(service, {"call": [mail(f"many{number}") for number in range(110)]}, DONE)
     assert len(turn["requests"]) == 100
@@ -213,13 +201,6 @@ def test_a_rule_of_the_manager_holds_for_agents_at_any_depth(service: Service) -
     assert [each for each in decisions(ended) if each[1]] == [("lead", "approved"), ("send_email", "approved")]
 
 
-def test_a_rejected_agent_is_not_run(service: Service) -> None:
-    turn = ask(service, {"call": [delegate("lead", {"call": [mail("unled")]}, DONE)]}, DONE, agent="office")
-    ended = answer(service, turn, REJECT)
-    assert [call["name"] for call in ended["tool_calls"]] == ["lead"]
-    assert observed(service, turn)[0] == "[rejected] A person rejected this call of lead. It was not made."
-
-
 def test_code_of_a_managed_agent_waits_in_the_middle_of_its_block(service: Service) -> None:
     script = [loop("c1", "c2"), {"say": "sent"}]
     turn = ask(service, {"call": [delegate("clerk", *script), mail("beside")]}, DONE, agent="office")
@@ -277,40 +258,12 @@ def test_a_question_with_choices_takes_one_of_them(service: Service) -> None:
     assert "green!" in observed(service, turn)[0]
 
 
-def test_a_question_may_be_declined(service: Service) -> None:
-    turn = ask(service, {"call": [["ask_user", {"question": "Really?"}], mail("asked")]}, DONE)
-    ended = answer(service, turn, REJECT | {"reason": "no time"}, APPROVE)
-    declined = "[declined] The user declined to answer this question. Reason: no time"
-    assert observed(service, turn)[0] == f"{declined}\nsent to asked"
-    assert decisions(ended) == [("ask_user", "rejected"), ("send_email", "approved")]
-
-
 @pytest.mark.parametrize("question", [{"question": " "}, {"question": "?", "choices": ["one"]}, {"question": 7}])
 def test_a_question_that_is_none_is_an_error_for_the_model(service: Service, question: Event) -> None:
     response = service.post("/turn", agent="mailer", message=json.dumps([{"call": [["ask_user", question]]}, DONE]))
     turn = response.json()
     assert (response.status_code, turn["status"]) == (200, "finished")
     assert turn["tool_calls"][0]["ok"] is False if turn["tool_calls"] else True
-
-
-def test_a_conversation_names_more_tools(service: Service) -> None:
-    made = service.post("/conversations", agent="plain", approve=["echo"]).json()
-    at = f"/conversations/{made['id']}"
-    assert made["approve"] == ["echo"]
-    turn = ask(service, {"call": [["echo", {"text": "a"}]]}, DONE, agent="plain", conversation_id=made["id"])
-    changed = service.client.patch(at, json={"approve": ["del*"]})
-    assert (changed.status_code, changed.json()["approve"]) == (200, ["del*"])
-    answer(service, turn, APPROVE)
-    turn = ask(
-        *(service, {"call": [["echo", {"text": "a"}], ["delete_file", {"path": "x"}]]}, DONE),
-        agent="plain",
-        conversation_id=made["id"],
-    )
-    assert [request["tool"] for request in turn["requests"]] == ["delete_file"]
-    answer(service, turn, APPROVE)
-    refused = service.client.patch(at, json={"approve": ["echo", "nothing_*"]})
-    assert refused.status_code == 422
-    assert refused.json()["errors"][0]["pointer"] == "/approve/1"
 
 
 def test_a_turn_names_more_tools_and_takes_none_away(service: Service) -> None:

@@ -17,7 +17,6 @@ from tests.support.problems import nothing_stored, problem
 from tests.support.service import CODELESS, Service
 from tests.support.store_server import running_store
 from tests.support.streaming import Event, Stream, log_of, place, posting, watching
-from tests.support.tiers import mostly_deep
 from tests.support.turns import (
     DONE,
     ECHO,
@@ -197,60 +196,6 @@ def test_a_turn_that_nobody_has_begun_is_stopped_when_its_time_comes(narrow: Ser
     assert ended_by(narrow, first, how, 2)["tool_call_names"] == []
     assert wait_for_end(narrow, second)["reply"] == "done"
     assert [step["turn"] for step in narrow.steps(first) if step["type"] != "task"] == [2]
-
-
-@pytest.mark.parametrize("how", mostly_deep(CODES, fast=["rollback"]))
-def test_who_stops_the_turn_that_runs_goes_behind_those_that_wait(service: Service, how: str) -> None:
-    with posting(service, ECHO, ENDLESS) as stream:
-        first = stream.until("message.delta", step=2) | {"agent": {"name": "streamed"}}
-        waiting = [submit_next(service, first, {"say": text}) for text in ("2", "3")]
-        last = submit_next(service, first, {"say": "4"}, on_busy=how)
-    ended = [wait_for_end(service, turn) for turn in (first, *waiting, last)]
-    assert [(turn["turn"], turn["reply"]) for turn in ended] == [(1, None), (2, "2"), (3, "3"), (4, "4")]
-    ended_by(service, first, how, 4)
-    assert in_order(ended)
-
-
-@pytest.mark.parametrize(
-    ("asked", "code", "by"),
-    [
-        (["cancel", "interrupt"], "interrupted", 2),
-        (["interrupt", "cancel"], "interrupted", 2),
-        (["interrupt", "interrupt"], "interrupted", 2),
-        (["interrupt", "rollback"], "rolled_back", 3),
-        (["rollback", "interrupt", "cancel"], "rolled_back", 2),
-        (["cancel", "enqueue"], None, None),
-    ],
-)
-def test_of_several_that_stop_a_turn_the_one_that_leaves_least_counts(
-    trio: list[Service], tmp_path: Path, asked: list[str], code: str | None, by: int | None
-) -> None:
-    with held_turn(trio[0], tmp_path / "gate") as first:
-        for replica, how in zip(trio, asked, strict=False):
-            if how == "cancel":
-                cancel(replica, first)
-            else:
-                submit_next(replica, first, DONE, on_busy=how)
-    ended = wait_for_end(trio[0], first)
-    assert ended["status"] == "cancelled"
-    assert (ended["error"] and ended["error"]["code"]) == code
-    if by:
-        assert f"Turn {by} " in ended["error"]["message"]
-    assert (ended["step_count"] == 0) == (code == "rolled_back")
-
-
-def test_a_turn_that_waits_is_cancelled_at_once_and_the_others_go_on(service: Service, tmp_path: Path) -> None:
-    with held_turn(service, tmp_path / "gate") as first:
-        second, third, fourth = (submit_next(service, first, {"say": text}) for text in "234")
-        answer = cancel(service, third)
-        assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
-        assert [frame.event for frame in log_of(service, third)] == ["turn.queued", "turn.cancelled"]
-        assert turn_counts(service, first) == (4, 1, 2)
-        assert cancel(service, third).json() == answer.json()
-        fifth = submit_next(service, first, {"say": "5"})
-    ended = [wait_for_end(service, turn) for turn in (first, second, fourth, fifth)]
-    assert [(turn["turn"], turn["reply"]) for turn in ended] == [(1, "done"), (2, "2"), (4, "4"), (5, "5")]
-    assert in_order(ended)
 
 
 def test_a_delete_ends_the_turn_that_runs_and_all_that_wait(service: Service, tmp_path: Path) -> None:

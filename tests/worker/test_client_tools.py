@@ -23,7 +23,6 @@ WHERE: dict[str, Any] = {
     "parameters": {"type": "object", "properties": {"thing": {"type": "string"}}, "required": ["thing"]},
     "output_schema": {"type": "object", "required": ["room"], "properties": {"room": {"type": "string"}}},
 }
-LOOP = {"code": "for each in ['key', 'cup', 'pen']:\n    print(each, where(each)['room'])"}
 
 
 @pytest.fixture(scope="module")
@@ -170,12 +169,3 @@ def test_a_wrong_tool_is_refused(service: Service, tools: list[Event], code: str
         refused = service.client.post(path, json={"agent": "mailer", "client_tools": tools, **body})
         problem = refused.json()
         assert (refused.status_code, problem["code"], problem["errors"][0]["pointer"]) == (422, code, pointer)
-
-
-def test_code_calls_a_clients_tool_in_a_loop(service: Service) -> None:
-    turn = ask(service, LOOP, DONE, agent="code-mailer", client_tools=[WHERE])
-    for room in ("hall", "sink"):
-        turn = answer(service, turn, in_room(room), status=202)
-    ended = answer(service, turn, in_room("desk"))
-    assert "key hall\ncup sink\npen desk" in observed(service, ended)[0]
-    assert [call["repeated"] for call in ended["tool_calls"]] == [False] * 3

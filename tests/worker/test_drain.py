@@ -26,7 +26,7 @@ from tests.support.killed_turns import (
 )
 from tests.support.service import Service
 from tests.support.streaming import FINAL, Event, Frame, log_of
-from tests.support.turns import DONE, cancel, wait_for_end
+from tests.support.turns import DONE, wait_for_end
 from tests.support.waiting import PATIENCE_S, wait_until
 
 LEASE = {"LEASE_S": "30"}  # long: a turn that continues at once was handed back, its lease did not expire
@@ -197,19 +197,3 @@ def test_a_second_signal_hands_back_at_once_what_the_first_one_waits_for(tmp_pat
     with service:
         ended(service, it)
         assert called(it) == ["model", "note a", "note a", "model", "note b", "model"]
-
-
-def test_a_turn_that_was_handed_back_many_times_is_not_given_up(tmp_path: Path) -> None:
-    it = make_killed_turn(tmp_path)
-    it.script = [{"endless": "on and on ", "pace_s": 0.01, "of": str(it.ledger.path)}]
-    service = Service(tmp_path / "service", WITHOUT_CODE | LEASE | {"DRAIN_S": "0"})
-    for number in range(1, 6):
-        with service:
-            if number == 1:
-                submit_killed_turn(service, it)
-            wait_until(lambda number=number: len(it.ledger.calls) == number)  # type: ignore[misc]
-            if number == 5:
-                cancel(service, it.turn)
-                turn = wait_for_end(service, it.turn)
-            assert service.stop() == 0
-    assert (turn["status"], turn["attempts"]) == ("cancelled", 5)

@@ -9,26 +9,10 @@ from tests.support.cancellation import UNHEEDED, assert_goes_on, assert_steps_st
 from tests.support.metrics import totals
 from tests.support.problems import nothing_stored, problem
 from tests.support.service import CODELESS, Service
-from tests.support.stopwatch import Stopwatch
 from tests.support.streaming import Event, Stream, log_of, place, posting, watching
-from tests.support.tiers import deep, mostly_deep
 from tests.support.turns import DONE, ECHO, ENDLESS, cancel, delegate, held_turn, submit_turn, wait_for_end
 from tests.support.waiting import Gate, wait_until
 
-CATCHES = {
-    "except": "while True:\n    try:\n        {}\n    except:\n        pass",
-    "nothing": "[{} for _ in range(100_000)]",
-}
-SWALLOWS = {
-    "finally with continue": "while True:\n    try:\n        {}\n    finally:\n        continue",
-    "finally with return": (
-        "def f():\n    try:\n        return {}\n    finally:\n        return 0\nwhile True:\n    f()"
-    ),
-    "finally with raise": (
-        "while True:\n    try:\n        try:\n            {}\n        finally:\n            raise ValueError('mine')\n"
-        "    except ValueError:\n        pass"
-    ),
-}
 CALL = "compute(seconds=0.002)"
 
 
@@ -124,9 +108,8 @@ def test_a_stop_lands_inside_parallel_agents(service: Service) -> None:
     assert_goes_on(service, turn)
 
 
-@pytest.mark.parametrize("way", mostly_deep(CATCHES, fast=["except"]))
-def test_a_stop_lands_inside_code_that_catches_by(service: Service, way: str) -> None:
-    code = CATCHES[way].format(CALL)
+def test_a_stop_lands_inside_code_that_catches_all(service: Service) -> None:
+    code = f"while True:\n    try:\n        {CALL}\n    except:\n        pass"
     with posting(service, {"code": "x = 1"}, {"code": code}, ENDLESS, agent="streamed-code") as stream:
         stream.until("tool.result", name="compute")
         turn = cancel_and_check(service, stream)
@@ -144,10 +127,10 @@ def test_a_stop_that_code_swallows_a_few_times_lands_at_the_next_call(service: S
     assert_goes_on(service, turn)
 
 
-@pytest.mark.parametrize("way", mostly_deep(SWALLOWS, fast=["finally with continue"]))
-def test_a_stop_lands_though_code_swallows_it_for_ever_by(narrow: Service, way: str) -> None:
+def test_a_stop_lands_though_code_swallows_it_for_ever(narrow: Service) -> None:
     stuck = threads(narrow)["stuck"]
-    with posting(narrow, {"code": "x = 1"}, {"code": SWALLOWS[way].format(CALL)}, agent="streamed-code") as stream:
+    code = f"while True:\n    try:\n        {CALL}\n    finally:\n        continue"
+    with posting(narrow, {"code": "x = 1"}, {"code": code}, agent="streamed-code") as stream:
         stream.until("tool.result", name="compute")
         turn = cancel_and_check(narrow, stream)
     assert turn["step_count"] == 1
@@ -165,22 +148,6 @@ def test_a_stop_lands_though_a_tool_swallows_it_for_ever(narrow: Service) -> Non
     assert_goes_on(narrow, turn)
 
 
-@deep
-@pytest.mark.alone
-def test_code_that_calls_a_tool_thousands_of_times_holds_up_no_other_conversation(service: Service, gate: Gate) -> None:
-    code = f"for n in range(4_000):\n    echo(text='x')\nwait_for(path={str(gate.path)!r})\nfinal_answer('counted')"
-    with posting(service, {"code": code}, agent="streamed-code") as stream:
-        stream.until("tool.call", name="echo")
-        delays = []
-        while not gate.path.with_name("gate.started").exists():
-            with Stopwatch() as watch:
-                assert service.play(DONE)["reply"] == "done"
-            delays.append(watch.s)
-        gate.open()
-        assert stream.rest()[-1].data["result"]["reply"] == "counted"
-    assert max(delays) < 1
-
-
 def test_a_stop_from_another_process_lands(replicas: tuple[Service, Service]) -> None:
     here, there = replicas
     with posting(here, ECHO, ENDLESS) as stream, watching(there, stream.until("message.delta", step=2)) as remote:
@@ -190,16 +157,6 @@ def test_a_stop_from_another_process_lands(replicas: tuple[Service, Service]) ->
     assert there.get(place(turn)) == turn
     assert cancel(there, turn).status_code == 200
     assert_goes_on(here, turn)
-
-
-def test_a_stop_may_be_waited_for(service: Service) -> None:
-    with posting(service, ENDLESS) as stream:
-        turn = stream.until("message.delta")
-        answer = cancel(service, turn, "wait=10")
-        assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
-        assert answer.headers["preference-applied"] == "wait=10"
-        assert answer.headers["location"] == place(turn)
-        assert stream.rest()[-1].data["result"] == answer.json()
 
 
 def test_a_stop_may_be_asked_for_again_and_of_a_turn_that_is_over(service: Service, tmp_path: Path) -> None:
@@ -216,13 +173,6 @@ def test_a_stop_may_be_asked_for_again_and_of_a_turn_that_is_over(service: Servi
             answer = cancel(service, each)
         assert (answer.status_code, answer.json()) == (200, each)
         assert log_of(service, each) == before
-
-
-def test_what_is_not_there_cannot_be_stopped(service: Service) -> None:
-    turn = service.play(DONE)
-    problem(cancel(service, turn | {"turn": 2}), 404, "turn_not_found")
-    problem(cancel(service, turn | {"conversation_id": "nobody"}), 404, "conversation_not_found")
-    problem(cancel(service, turn | {"turn": 0}), 422, "invalid_request")
 
 
 def test_a_deadline_ends_the_turn_as_failed_and_keeps_what_was_finished(service: Service) -> None:

@@ -1,6 +1,5 @@
 """Turns that wait: cancelled, interrupted, queued behind, refused to others, counted, and over in time."""
 
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -116,20 +115,6 @@ def test_turns_behind_a_waiting_one_wait_for_its_end(service: Service) -> None:
     behind = wait_for_requests(service, behind)
     assert behind["requests"][0]["request_id"].endswith(":2:1.1")
     assert answer(service, behind, REJECT)["reply"] == "behind"
-
-
-def test_edits_of_the_memory_are_refused_as_while_it_runs(service: Service) -> None:
-    before = service.play({"say": "first"}, agent="mailer")
-    turn = ask(service, {"call": [mail("kept")]}, DONE, conversation_id=before["conversation_id"])
-    at = f"/conversations/{turn['conversation_id']}"
-    policy = [{"name": "keep_last_n_steps", "n": 1}]
-    for path, body in (("/prune", {"policy": policy}), ("/rollback", {"turn": 1}), ("/fork", {})):
-        response = service.post(at + path, **body)
-        assert (response.status_code, error_code(response)) == (409, "busy"), path
-    assert service.client.patch(at, json={"title": "meanwhile"}).status_code == 200
-    assert service.get(at)["status"] == "waiting"
-    assert answer(service, turn, APPROVE)["status"] == "finished"
-    assert service.post(at + "/rollback", turn=1).status_code == 200
 
 
 def test_a_deleted_conversation_waits_no_more(service: Service) -> None:
@@ -266,14 +251,3 @@ def test_an_answer_and_the_end_of_the_wait_at_once_have_one_effect(impatient: Se
             assert decision == ("approved" if is_taken else "expired"), response.text
             assert sent(impatient).count(f"r{number}: hi") == int(is_taken)
             assert is_taken or error_code(response) == "not_waiting"
-
-
-def test_an_idempotent_request_returns_its_waiting_turn(service: Service) -> None:
-    body = {"agent": "mailer", "message": json.dumps([{"call": [mail("idem")]}, DONE])}
-    turns = [service.client.post("/turn", json=body, headers={"Idempotency-Key": "waits"}) for _ in range(2)]
-    assert [turn.status_code for turn in turns] == [202, 202]
-    assert turns[0].json()["requests"] == turns[1].json()["requests"]
-    answer(service, turns[0].json(), APPROVE)
-    again = service.client.post("/turn", json=body, headers={"Idempotency-Key": "waits"})
-    assert (again.status_code, again.json()["status"]) == (200, "finished")
-    assert sent(service).count("idem: hi") == 1
