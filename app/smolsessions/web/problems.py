@@ -106,6 +106,7 @@ _MEANINGS = {
 
 _HEADERS = {401: ("WWW-Authenticate",), 405: ("Allow",), 429: ("Retry-After",), 503: ("Retry-After",)}
 WRITE = (404, 409, 413, 415, 422)
+_OF_ANY = (400, 403, 405, 408, 431, 500)
 
 
 def responses(model: type[BaseModel] | None, *codes: int, status: int = 200) -> dict[int | str, Any]:
@@ -123,7 +124,7 @@ def open_responses(model: type[BaseModel] | None, *codes: int, status: int = 200
         names.append("ETag")
     if names:
         described[status]["headers"] = headers(*names)
-    return {**described, **{code: {"description": _MEANINGS[code]} for code in sorted({*codes, 400, 403, 500})}}
+    return {**described, **{code: {"description": _MEANINGS[code]} for code in sorted({*codes, *_OF_ANY})}}
 
 
 def headers(*names: str) -> dict[str, Any]:
