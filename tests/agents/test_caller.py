@@ -278,9 +278,7 @@ def test_the_example_of_the_docs_serves_each_tenant(tmp_path: Path) -> None:
 
 BAD = {
     "a list": ("[1]", "no JSON object"),
-    "half an object": ('{"plan": ', "no JSON object"),
     "a member twice": ('{"a": 1, "a": 2}', "no JSON object"),
-    "no number": ('{"a": NaN}', "no JSON object"),
     "too deep": ('{"a":' * 600 + "1" + "}" * 600, "no JSON object"),
     "too long": (json.dumps({"a": "x" * 4096}), "longer than 4096 bytes"),
 }

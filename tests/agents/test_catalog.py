@@ -88,13 +88,6 @@ def test_a_module_beside_an_app_of_the_users_own_is_found_where_the_command_is_s
     assert "note_write" in [tool["name"] for tool in shop["tools"]]
 
 
-def test_agents_of_the_users_own_come_before_the_others(service: Service) -> None:
-    names = [agent["name"] for agent in service.get("/agents")["items"]]
-    assert service.post("/turn", message='[{"say": "x"}]').json()["agent"]["name"] == names[0] == "scripted"
-    assert names[-2:] == ["demo", "demo-code"]
-    assert "chat" not in names
-
-
 def test_an_agent_whose_cleanup_leaves_ends_nothing(tmp_path: Path) -> None:
     settings = {"AGENTS": "slamming=tests.support.agents:make_slamming", "WARM_SESSIONS": "0"}
     with Service(tmp_path, settings) as service:

@@ -13,7 +13,6 @@ from smolagents.utils import AgentGenerationError
 
 from smolsessions.agents.chat import ChatOptions, chat_factory
 from smolsessions.agents.run.failures import classify, is_swallowed_failure
-from smolsessions.core.errors import StartError
 from smolsessions.core.records import Failure
 from tests.support.llm import LLM
 
@@ -54,12 +53,6 @@ class TestATurn:
         assert body["tool_choice"] == "required"
         offered = {tool["function"]["name"] for tool in body["tools"]}
         assert offered == {"calculator", "clock", "text_stats", "final_answer"}
-
-    def test_prints_nothing(self, llm: LLM, agent: ToolCallingAgent, capfd: pytest.CaptureFixture[str]) -> None:
-        llm.call(("calculator", {"expression": "6 * 7"}))
-        llm.fail(500)
-        fail(agent)
-        assert capfd.readouterr() == ("", "")
 
 
 class TestTheFactory:
@@ -105,23 +98,6 @@ class TestTheFactory:
         model = model_of(chat_factory(ChatOptions("gpt-5-mini", base, "CHAT_KEY", max_tokens=50))())
         with closing(model.client):
             assert model.kwargs == {"max_completion_tokens": 50}
-
-    @pytest.mark.parametrize("value", [None, "", "  "])
-    def test_names_the_variable_that_holds_no_key(self, monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
-        monkeypatch.delenv("MISSING_KEY", raising=False)
-        if value is not None:
-            monkeypatch.setenv("MISSING_KEY", value)
-        factory = chat_factory(ChatOptions("gpt-4o", None, "MISSING_KEY"))
-        with pytest.raises(StartError, match="MODEL_API_KEY_ENV names a variable that is not set"):
-            factory()
-
-    @pytest.mark.parametrize("value", [f"{KEY}\n{KEY}", f"{KEY}é"])
-    def test_does_not_repeat_a_key_that_no_header_can_hold(self, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-        monkeypatch.setenv("BAD_KEY", value)
-        factory = chat_factory(ChatOptions("gpt-4o", None, "BAD_KEY"))
-        with pytest.raises(StartError, match="names a variable that holds no key") as caught:
-            factory()
-        assert KEY not in str(caught.value)
 
     def test_sets_the_timeouts_of_connecting_and_reading(self, llm: LLM) -> None:
         slow = chat_factory(ChatOptions("gpt-4o", llm.base_url, first_byte_s=120))()
@@ -204,11 +180,6 @@ class TestClassify:
     @pytest.mark.parametrize(
         ("error", "code", "retryable"),
         [
-            (http_error(401), "model_auth", False),
-            (http_error(429), "rate_limited", True),
-            (http_error(502), "model_error", True),
-            (httpx2.ReadTimeout(KEY), "model_timeout", True),
-            (httpx2.ConnectError(KEY), "model_unreachable", True),
             (httpx2.ReadError(KEY), "model_error", True),
             (httpx2.RemoteProtocolError(KEY), "model_error", True),
             (TimeoutError(KEY), "model_timeout", True),
@@ -235,11 +206,6 @@ class TestClassify:
         failure = classify(generation_error(error))
         assert (failure.code, failure.retryable) == (code, retryable)
         assert KEY not in repr(failure)
-
-    def test_names_the_class_that_it_knew_and_nothing_else(self) -> None:
-        failure = classify(generation_error(caused(RuntimeError(KEY), http_error(429))))
-        assert failure.message.count("HTTPStatusError") == 1
-        assert "RuntimeError" not in failure.message
 
     def test_calls_a_callbacks_exception_the_agents_own(self) -> None:
         def notify(*_: object, **__: object) -> None:

@@ -272,17 +272,6 @@ def test_a_key_at_the_end_of_a_long_line_of_the_log_is_masked(
     assert KEY[:6] not in caplog.text
 
 
-def test_the_last_words_of_a_program_that_does_not_start_are_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    monkeypatch.setattr(mcp, "START_S", 2.0)
-    script = "echo reads its configuration >&2; sleep 0.01; echo no such database >&2"
-    with Tools(one=McpTable(command="sh", args=("-c", script))) as opened, pytest.raises(AgentUnavailableError):
-        opened.all()
-    assert "the MCP server one: no such database" in caplog.text
-
-
 def test_a_server_over_http_may_die_freeze_and_come_back_with_other_tools(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -122,16 +122,6 @@ def test_a_call_that_fails_in_transit_is_made_again(service: Service, llm: LLM) 
     assert said == "at last"
 
 
-def test_a_call_that_goes_on_failing_fails_the_turn(service: Service, llm: LLM) -> None:
-    for _ in range(3):
-        llm.fail(500)
-    turn = service.post("/turn", message="hello").json()
-    assert (turn["error"]["code"], turn["error"]["retryable"]) == ("model_error", True)
-    assert "provider failed" in turn["error"]["message"]
-    assert "HTTP 500" in turn["error"]["message"]
-    assert len(llm.requests) == 3
-
-
 def test_retries_end_with_the_deadline(service: Service, llm: LLM) -> None:
     for _ in range(3):
         llm.fall_silent()

@@ -131,16 +131,10 @@ def test_the_work_is_in_proportion_to_the_length(start: str, monkeypatch: pytest
 
     monkeypatch.setattr(partial_texts, "from_json", counted)
     reader = PartialJson("answer", "n")
-    found = reader.feed(start)
+    reader.feed(start)
     for _ in range(8000):
-        found += reader.feed("word " * 20 + "\\n" * 5)
+        reader.feed("word " * 20 + "\\n" * 5)
     assert sum(parsed) < 25 * 8000 * 110
-    ends = {"[1": "]", '{"answer": {': "}"}
-    found += (
-        reader.feed('"' + "".join(end for begin, end in ends.items() if begin in start) + ', "y": [1]}') + reader.end()
-    )
-    if start == '{"n": 1, "answer": "':
-        assert joined(found) == [("answer", ("word " * 20 + "\n" * 5) * 8000), ("n", "1")]
 
 
 @pytest.mark.parametrize("text", ["", " ", '"a"', '[{"a": "1"}]', 'x{"a": "1"}', '\ufeff{"a": "1"}', '}{"a": "1"}'])
@@ -175,21 +169,6 @@ def test_code_and_thought_are_the_same_however_the_text_is_cut(
     text: str, tags: tuple[str, str], places: list[int]
 ) -> None:
     assert split(text, tags, fragments(text, places)) == split(text, tags)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.text("ab <\n"), st.text("xy /\n")), max_size=4), st.text("ab <\n"), st.booleans(), cuts)
-def test_all_is_shown_but_the_tags(turns: list[tuple[str, str]], rest: str, closed: bool, places: list[int]) -> None:
-    text = "".join(f"{thought}<code>\n{code}\n</code>" for thought, code in turns)
-    text = text + rest if closed or not turns else text.removesuffix("\n</code>")
-    found = split(text, TAGS[0], fragments(text, places))
-    thoughts = "".join(thought for thought, _ in turns) + (rest if closed or not turns else "")
-    codes = [code for _, code in turns if code]
-    if not closed and turns and turns[-1][1]:
-        codes[-1] = codes[-1].removesuffix("\n")
-    codes = codes if not codes or codes[-1] else codes[:-1]
-    assert "".join(text for channel, text in found if channel == "thought") == thoughts
-    assert "".join(text for channel, text in found if channel == "code") == "\n\n".join(codes)
 
 
 @settings(max_examples=100, deadline=None)

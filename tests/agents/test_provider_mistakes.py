@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 import pytest
-from smolagents import AmazonBedrockModel, CodeAgent, InferenceClientModel, MultiStepAgent, ToolCallingAgent
+from smolagents import ToolCallingAgent
 
 from smolsessions.agents.config.schema import ModelTable
 from smolsessions.agents.models.providers import add_fallbacks, make_model
@@ -67,24 +67,6 @@ def test_a_mistake_is_named_with_its_mend(mistake: str) -> None:
         make_model(ModelTable.model_validate({"id": "m"} | table))
     assert sentence in caught.value.message
     assert KEY not in caught.value.message
-
-
-NO_CLIENT: Any = object()
-
-
-@pytest.mark.parametrize(
-    ("agent", "sentence"),
-    [
-        (ToolCallingAgent([], AmazonBedrockModel("m", client=NO_CLIENT)), "it suits a CodeAgent alone"),
-        (
-            CodeAgent([], InferenceClientModel("m", token="none"), use_structured_outputs_internally=True),
-            "InferenceClientModel gives no structured output",
-        ),
-    ],
-)
-def test_the_model_of_a_factory_is_checked(agent: MultiStepAgent, sentence: str) -> None:
-    with pytest.raises(StartError, match=sentence):
-        check_options("shop", agent)
 
 
 def test_fallbacks_are_checked_like_the_model() -> None:

@@ -26,15 +26,10 @@ model = {{provider = "openai", id = "gpt-4o", base = "{base}"}}
 tools = ["tests.support.own_tools:Counting", "tests.support.own_tools:instance"]
 """
 REFUSED = {
-    "tests.support.own_tools:Async": "the tool later has an async forward that no one would wait for",
     "tests.support.own_tools:Fails": r"setup\(\) of the tool .* failed with OSError: no disk; mend it",
     "tests.support.own_tools:make_number": "gave int, which is no smolagents tool; return one",
-    "tests.support.own_tools:nothing": "has no tool nothing; name an instance, a class or a factory",
-    "tests.support.own_tools:counting": "is one tool that holds state .* name its class",
     "tests.support.own_tools:OWN": "has no tool OWN",
     "tests.support.nowhere:x": "importing tests.support.nowhere failed with ModuleNotFoundError",
-    "smolagents:PythonInterpreterTool": "runs model-written code in this process; use an agent of kind code",
-    "smolagents:UserInputTool": "reads from the terminal of the service",
     "smolagents:Tool": "gave Tool, which is no smolagents tool",
     "smolagents:CodeAgent": "failed with TypeError",
     "builtins:exit": "failed with SystemExit",

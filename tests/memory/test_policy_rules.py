@@ -2,12 +2,10 @@
 
 import copy
 import random
-import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
-from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -20,7 +18,6 @@ from smolagents.utils import AgentMaxStepsError
 
 from smolsessions.agents.memory import policies
 from smolsessions.agents.memory.policies import PolicyFunction, RuleContext
-from smolsessions.agents.memory.prompt_builder import PromptBuilder
 from smolsessions.agents.memory.prompt_steps import FlatMap, PromptMemory, PromptStep, PromptTokens, Scale
 from smolsessions.agents.memory.step_types import ESTIMATE, NoteStep, SummaryStep
 from smolsessions.agents.memory.tokens import estimate_messages
@@ -276,39 +273,3 @@ def test_a_forced_answer_does_not_affect_the_scale() -> None:
 
 
 # Built once
-
-
-@pytest.fixture
-def built() -> Iterator[list[CodeType]]:
-    """Yield a list that grows with each call of a step's `to_messages`."""
-    codes = {kind.to_messages.__code__ for kind in (TaskStep, ActionStep)}
-    calls: list[CodeType] = []
-
-    def record(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code in codes:
-            calls.append(frame.f_code)
-
-    sys.setprofile(record)
-    yield calls
-    sys.setprofile(None)
-
-
-CUT = {"name": "prune_old_observations", "keep_last_n": 2, "max_length": 5}
-BUDGET = {"name": "token_budget", "max_tokens": 1600}
-
-
-@pytest.mark.parametrize("policy", ["no_pruning", ["tests.support.remembering:shout", CUT, BUDGET]], ids=str)
-def test_the_messages_of_finished_steps_are_built_once(policy: Any, built: list[CodeType]) -> None:
-    agent = agents.make_scripted()
-    shown = patch_agent(agent, {"tests.support.remembering:shout": remembering.shout})
-    assert isinstance(shown, PromptBuilder)
-    shown.policy = policy_of(policy)
-    for number in range(30):
-        agent.memory.steps += [TaskStep(f"task {number}"), action(f"result {number} " * 20)]
-        for mode in (False, True, False):
-            agent.write_memory_to_messages(summary_mode=mode)
-        shown.left_out()
-    assert len(built) <= 60 * 6  # per step: the step, its changed and its cut copies; each in both modes
-    late = len(built)
-    agent.write_memory_to_messages()
-    assert len(built) == late

@@ -127,6 +127,7 @@ def test_an_old_step_changed_by_a_callback_that_was_registered_late_is_shown_cha
     old = ActionStep(step_number=1, timing=Timing(0, 1), observations="secret")
     agent.memory.steps = [TaskStep("a task"), old]
     assert "secret" in str(shown())
+    assert all(one is other for one, other in zip(shown()[1:], shown()[1:], strict=True)), "each is built once"
     agent.step_callbacks.register(ActionStep, lambda _: setattr(old, "observations", "censored"))
     agent.step_callbacks.callback(ActionStep(step_number=2, timing=Timing(0, 1)), agent=agent)
     shown.begin_turn(())

@@ -48,23 +48,6 @@ def test_a_note_is_a_step_in_front_of_its_call_and_is_shown_from_then_on(service
     assert notes_of(service, second)[1:] == [(2, "Grüße, 世界, שלום 🌍", None)]
 
 
-@pytest.mark.parametrize("agent", mostly_deep(["noter", "code-noter"], fast=["noter"]))
-def test_notes_and_their_numbers_survive_a_process(tmp_path: Path, agent: str) -> None:
-    write = writing if agent == "noter" else coding
-    running = Service(tmp_path, noters.settings_of(agent))
-    with running:
-        first = running.play(write("one", "two"), DONE, agent=agent)
-    with running:
-        second = running.follow_up(first, SEEN)
-        third = running.follow_up(first, write("three"), SEEN)
-    assert sorted(second["reply"].replace("one", "x").replace("two", "x").split(" | ")) == ["Note 1:\nx", "Note 2:\nx"]
-    assert third["reply"] == f"{second['reply']} | Note 3:\nthree"
-
-
-def coding(*texts: str) -> dict[str, Any]:
-    return {"code": "\n".join(f"print(note_write({text!r}))" for text in texts)}
-
-
 @pytest.mark.parametrize("agent", ["code-noter", "thread-noter"])
 def test_code_writes_and_reads_notes(service: Service, agent: str) -> None:
     code = "n = note_write('one')\nm = note_write('uno', replaces=1)\nprint(n, m, note_read())"

@@ -52,23 +52,13 @@ def text_of(kind: str) -> str:
             return (SAMPLES / f"{kind}.txt").read_text()
 
 
-def test_the_estimate_is_within_a_factor_of_two_real_tokenizers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_estimate_is_within_a_factor_of_two_real_tokenizers() -> None:
     assert set(KINDS) >= {path.stem for path in SAMPLES.iterdir()}
     tokenizers = get_tokenizer("qwen3.6-27b").encode, ds_token.encode
-    rows = [f"\n{'kind':10}{'bytes':>11}{'real':>14}{'estimated':>10}{'factor':>12}"]
-    beyond = []
     for kind in KINDS:
-        text = text_of(kind)
-        real = [len(encode(text)) for encode in tokenizers]
-        estimated = estimate(text)
-        factors = [estimated / count for count in real]
-        counts, shown = "{:6} {:6}".format(*real), "{:.2f} {:.2f}".format(*factors)
-        rows.append(f"{kind:10}{len(text.encode()):11}{counts:>14}{estimated:10}{shown:>12}")
-        most = DENSE.get(kind, MOST_OFF)
-        beyond += [kind] * any(not 1 / most < factor < most for factor in factors)
-    with capsys.disabled():
-        print("\n".join([*rows, "real: Qwen 3.6, DeepSeek V4"]))  # noqa: T201 - what the test is for
-    assert not beyond
+        text, most = text_of(kind), DENSE.get(kind, MOST_OFF)
+        factors = [estimate(text) / len(encode(text)) for encode in tokenizers]
+        assert all(1 / most < factor < most for factor in factors), (kind, factors)
 
 
 def test_an_estimate_grows_with_its_text_and_accepts_any_text() -> None:
@@ -177,14 +167,6 @@ def test_a_missing_type_and_a_cursor_past_the_end_yield_an_empty_page(service: S
     cursor = cursor_at("99", "steps", "local", turn["conversation_id"], "asc", "action", "False")
     beyond = service.get(path_of(turn, "/steps"), type="action", cursor=cursor)
     assert beyond == {"items": [], "next_cursor": None}
-
-
-@pytest.mark.parametrize(("query", "parameter"), [({"type": "actions"}, "type"), ({"archived": "maybe"}, "archived")])
-def test_an_unknown_type_is_refused(service: Service, query: Json, parameter: str) -> None:
-    turn = {"conversation_id": service.post("/conversations", agent="plain").json()["id"]}
-    answer = service.client.get(path_of(turn, "/steps"), params=query)
-    assert answer.status_code == 422, answer.text
-    assert [(error["in"], error["parameter"]) for error in answer.json()["errors"]] == [("query", parameter)]
 
 
 def test_a_rare_type_is_found_across_pages(service: Service) -> None:

@@ -176,20 +176,3 @@ def test_a_variable_that_is_first_used_near_the_limit_of_recursion_is_kept() -> 
     executor = new_executor()
     assert Variables(executor, MAX_BYTES).load({**chunks, **saved.changed}) == []
     assert said(executor, "print(len(d))") == "1\n"
-
-
-def test_scopes_share_a_value() -> None:
-    executor, variables, _ = resumed("def add():\n    a.append(2)\n    return a\na = [1]")
-    executor("b = add()")
-    assert said(executor, "print(a, a is b)") == "[1, 2] True\n"
-    executor, variables, _ = resumed("def add():\n    a.append(2)\na = [1]")
-    executor("add()")
-    (chunk,) = variables.save().changed
-    assert chunk == chunk_id(("a",))
-    assert said(executor, "print(a)") == "[1, 2]\n"
-
-
-def test_a_chunk_that_cannot_be_loaded_is_lost() -> None:
-    variables = Variables(new_executor(), MAX_BYTES)
-    assert variables.load({chunk_id((name,)): b'[["%s"],[]]\nbad' % name.encode() for name in "abc"}) == ["a", "b", "c"]
-    assert sorted(variables.save().removed) == sorted(chunk_id((name,)) for name in "abc")

@@ -42,28 +42,6 @@ def beginner(budget: MemoryBudget, order: list[str]) -> Callable[[str, Owner, in
     return begin
 
 
-def test_nobody_overtakes_an_owner_that_waits_by_coming_again() -> None:
-    budget, order = MemoryBudget(100), list[str]()
-    begin, cleo = beginner(budget, order), Owner("cleo")
-    begin("ada", ADAS, 100).join(PATIENCE_S)
-    first = begin("bob", BOBS, 100)
-    wait_until(lambda: budget.waiting == 1)
-    waiting = begin("ada again", ADAS, 100)
-    wait_until(lambda: budget.waiting == 2)
-    budget.give_back(ADAS, 100)
-    first.join(PATIENCE_S)
-    new = begin("cleo", cleo, 100)
-    wait_until(lambda: budget.waiting == 2)
-    budget.give_back(BOBS, 100)
-    new.join(PATIENCE_S)
-    begin("bob again", BOBS, 100)
-    wait_until(lambda: budget.waiting == 2)
-    budget.give_back(cleo, 100)
-    waiting.join(PATIENCE_S)
-    assert order == ["ada", "bob", "cleo", "ada again"]
-    budget.give_back(ADAS, 100)
-
-
 def test_an_owner_waits_for_its_own_blocks_alone() -> None:
     budget, order = MemoryBudget(400, 0.5), list[str]()
     begin = beginner(budget, order)

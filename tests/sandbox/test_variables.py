@@ -59,25 +59,6 @@ def test_values_that_code_made_behave_the_same_in_another_process(
     carried(another_process, *(CARRIED | CARRIED_WITH_PANDAS)[kind])
 
 
-@pytest.mark.parametrize(
-    "broken", ["lock = threading.Lock()", "talk = socket.socket()", "bag = {'deep': [(i for i in [1])]}"]
-)
-def test_a_value_that_cannot_be_pickled_is_named_and_the_others_are_kept(
-    another_process: Callable[..., Any], executor: LocalPythonExecutor, broken: str
-) -> None:
-    executor("import random, threading, socket, io\nshared = []; a = [shared]; b = {'s': shared}")
-    name = broken.partition(" = ")[0]
-    executor(broken)
-    executor(f"both = [shared, {name}]")
-    variables = Variables(executor, MAX_BYTES)
-    saved = variables.save()
-    assert saved.dropped == sorted(["both", name])
-    lost, resumed, _ = another_process(saved.changed, "shared.append(1); print(a, b)")
-    assert lost == []
-    assert resumed == "[[1]] {'s': [1]}\n"
-    executor(f"{name}.close()" if name == "talk" else "pass")
-
-
 def test_an_input_is_saved_only_if_the_code_binds_its_name_again(executor: LocalPythonExecutor) -> None:
     executor.send_variables({"photo": [1], "user": "ann"})
     variables = Variables(executor, MAX_BYTES)

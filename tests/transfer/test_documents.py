@@ -6,7 +6,6 @@ import io
 import json
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from smolsessions.core.records import AgentName
 from tests.support import agents
 from tests.support.documents import (
     MAX_PIXELS,
-    PROGRAMS,
     REFUSED,
     again,
     described,
@@ -47,29 +45,6 @@ from tests.support.documents import (
 from tests.support.json_values import JSON, TEXTS, nested, pointer_of
 from tests.support.tiers import repeated
 
-SCRIPT = [
-    {"call": [["echo", {"text": "a"}], ["echo", {"text": "b", "more": [1, 2.5, None, True]}]]},
-    {"call": [["fail", {"reason": "no"}]]},
-    {"call": [["picture", {}]]},
-    {"call": [["make", {"what": "nested"}]]},
-    {"text": "no call in it"},
-    {"call": [["nothing", {}]]},
-]
-
-
-def planner() -> Any:
-    agent = agents.make_planner()
-    photo = PIL.Image.effect_noise((40, 30), 60).convert("RGB")
-    agent.run(json.dumps([*SCRIPT, {"say": "done"}]), images=[photo])
-    agent.run(json.dumps(SCRIPT), reset=False, max_steps=2)
-    return agent
-
-
-def coder() -> Any:
-    agent = agents.make_code()
-    agent.run(json.dumps(PROGRAMS["exported"]))
-    return agent
-
 
 def same(steps: list[Any]) -> list[Step]:
     """Export and import steps. Their messages, descriptions and JSON stay the same."""
@@ -81,16 +56,6 @@ def same(steps: list[Any]) -> list[Step]:
     assert without_ms(json.dumps(described(back))) == without_ms(json.dumps(described(before)))
     assert again(portable) == portable
     return back
-
-
-@pytest.mark.parametrize("make", [planner, coder])
-def test_the_steps_of_real_runs_come_back(make: Callable[[], Any]) -> None:
-    steps = make().memory.steps
-    back = same(steps)
-    assert [type(step) for step in back] == [type(step) for step in steps]
-    errors = [step.error for step in steps if isinstance(step, ActionStep)]
-    assert any(errors)
-    assert [type(step.error) for step in back if isinstance(step, ActionStep)] == [type(error) for error in errors]
 
 
 TIMINGS = st.builds(Timing, st.floats(0, 2e9), st.none() | st.floats(0, 2e9))
@@ -181,18 +146,6 @@ def test_arguments_and_parts_that_are_no_json_are_labelled_too() -> None:
         "/tool_calls/1/arguments",
     ]
     assert portable.steps[0]["model_output_message"]["content"] == [{"image": "[image 1x2]"}]
-    assert again(portable) == portable
-
-
-def test_a_value_of_a_wrong_type_becomes_a_text_with_a_label() -> None:
-    odd: Any = "narrator"
-    message = ChatMessage(odd, [1, 2])  # type: ignore[list-item]
-    step = action(observations=[1, None], model_output_message=message, model_output=7)
-    portable = exported([step])
-    said = portable.steps[0]["model_output_message"]
-    assert (said["role"], said["content"]) == ("assistant", "[1, 2]")
-    assert (portable.steps[0]["observations"], portable.steps[0]["model_output"]) == ("[1, None]", "7")
-    assert portable.steps[0]["labels"] == []  # they are texts since the step was packed
     assert again(portable) == portable
 
 

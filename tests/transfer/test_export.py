@@ -277,12 +277,6 @@ def test_an_id_is_used_once_and_the_agent_is_one_that_is_there(service: Service,
     refused(service, (with_code, "/variables/"), agent="scripted")
 
 
-def test_rollbacks_of_a_document_are_those_of_the_conversation(service: Service, document: dict[str, Any]) -> None:
-    made = import_document(service, changed(document, "/rollbacks", [[1, 0]]))
-    turns = service.get(f"/conversations/{made['id']}/turns")["items"]
-    assert [each["rolled_back"] for each in turns] == [True, False]
-
-
 def test_an_export_has_all_turns_also_if_they_are_large(service: Service, document: dict[str, Any]) -> None:
     turns = [document["turns"][1] | {"turn": number, "message": "x" * 1024 * 1024} for number in range(1, 7)]
     name = import_document(service, document | {"turns": turns})["id"]

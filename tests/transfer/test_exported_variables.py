@@ -125,11 +125,6 @@ def test_a_function_and_a_variable_of_one_name_leave_the_variable_there() -> Non
     assert missing(portable).keys() == {"f"}
 
 
-def test_a_value_that_is_too_deep_is_named() -> None:
-    portable = exported(variables=pieces_with({"deep": nested(101), "well": nested(100)}))
-    assert missing(portable).keys() == {"deep"}
-
-
 def test_agents_states_and_tools_states_come_back_and_what_is_no_json_is_named() -> None:
     state: dict[Any, bytes] = {
         "count": dumps({"a": [1, 2.5]}),

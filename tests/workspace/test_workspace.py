@@ -67,18 +67,6 @@ def denial_or_none(files: Workspace, path: str) -> str | None:
     return None
 
 
-def test_an_agent_reads_writes_and_edits_what_it_may(files: Workspace, root: Path) -> None:
-    files.write("notes/new/plan.md", "Grüße\n")
-    assert (root / "notes/new/plan.md").read_text() == files.read("./notes/new/plan.md") == "Grüße\n"
-    files.edit("notes/a.md", "second", "2nd")
-    files.write("notes/new/plan.md", "")
-    assert (files.read("notes/a.md"), files.read("notes/new/plan.md")) == ("first line\n2nd line\n", "")
-    assert files.read("docs/b.md") == "read me\n"
-    assert denial(files.write, "docs/b.md", "x") == denial(files.edit, "docs/b.md", "read", "x")
-    assert denial(files.write, "docs/new.md", "x") == "this path is read-only"
-    assert (root / "docs/b.md").read_text() == "read me\n"
-
-
 @pytest.mark.parametrize("lists", [{"editable": ["notes/**"], "readonly": ["docs/**"]}, {"editable": ["**"]}])
 def test_a_hostile_path_reads_and_changes_nothing(root: Path, lists: dict[str, list[str]]) -> None:
     files = Workspace(root, hidden=HIDDEN, **lists)  # type: ignore[arg-type]  # the lists alone
@@ -122,20 +110,6 @@ def test_searches_find_only_what_may_be_read_and_enter_no_link(files: Workspace)
         ("notes/a.md", 2, "second line"),
     ]
     assert files.grep("(?i)READ", "*.txt") == []
-
-
-def test_nothing_tells_a_hidden_file_from_an_absent_one(files: Workspace, root: Path) -> None:
-    def answers(path: str) -> list[str]:
-        acts = (files.read, lambda it: files.write(it, "x"), lambda it: files.edit(it, SECRET, "x"))
-        return [denial(act, path) for act in acts] + [str(files.glob(path)), str(files.grep(".", path))]
-
-    there = [answers("secrets/key.txt"), answers("notes/token.key"), answers("secrets/key.txt/more")]
-    (root / "secrets/key.txt").unlink()
-    (root / "secrets").rmdir()
-    (root / "notes/token.key").unlink()
-    assert [answers("secrets/key.txt"), answers("notes/token.key"), answers("secrets/key.txt/more")] == there
-    assert denial(files.read, "secrets/key.txt") == denial(files.read, "notes/absent.md") == ABSENT
-    assert answers("secrets/key.txt") == answers("unlisted/key.txt")
 
 
 def test_hidden_wins_over_editable_and_this_over_readonly(tmp_path: Path) -> None:
