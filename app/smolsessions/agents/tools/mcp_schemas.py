@@ -115,6 +115,7 @@ def adapted(name: str, description: str, input_schema: Any, output_schema: Any, 
     schema = _Resolver(input_schema).resolve(input_schema)
     if not isinstance(schema, dict):
         raise SchemaError("is no object")
+    own_name = python_name(name, taken)
     properties = schema.get("properties", {})
     if not isinstance(properties, dict):
         raise SchemaError("properties is no object")
@@ -123,7 +124,7 @@ def adapted(name: str, description: str, input_schema: Any, output_schema: Any, 
     remote_inputs: dict[str, str] = {}
     refuses_null = set()
     for remote_name, value in properties.items():
-        name, is_required = python_name(remote_name, inputs), remote_name in required
+        parameter, is_required = python_name(remote_name, inputs), remote_name in required
         found = dict(value) if isinstance(value, dict) else {}
         types = _types_of(found)
         named = [kind for kind in types if kind != "null"] or [*ANYTHING]
@@ -144,12 +145,11 @@ def adapted(name: str, description: str, input_schema: Any, output_schema: Any, 
         if not is_required:
             found["nullable"] = True
             if "null" not in types:
-                refuses_null.add(name)
-        inputs[name], remote_inputs[name] = found, remote_name
+                refuses_null.add(parameter)
+        inputs[parameter], remote_inputs[parameter] = found, remote_name
     output = _Resolver(output_schema).resolve(output_schema) if output_schema else None
     if len(json.dumps([inputs, output])) > MAX_BYTES:
         raise SchemaError("is larger than 64 KiB")
-    own_name = python_name(name, taken)
     return ListedTool(own_name, name, _bounded(description), inputs, output, remote_inputs, frozenset(refuses_null))
 
 
