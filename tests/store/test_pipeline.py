@@ -137,7 +137,7 @@ def test_a_full_store_is_read_and_deleted_from_and_named(whole: Lines, gate: Gat
     wait_until(lambda: service.post("/turn", **NOTHING).status_code == 200)
     new = service.log()[said:]
     assert new.count("is away") == 0, new
-    assert "as the store's memory is full" in new
+    assert "takes no writes, as its memory is full" in new
     assert "Traceback" not in new
 
 
