@@ -154,7 +154,7 @@ def test_the_list_is_turned_page_by_page_below_the_pinned_ones(opened: Open, ser
     act(groups.first.locator(".row"), "Unpin")
     expect(groups.first.locator(".list-head")).to_have_text("Today")
     act(oldest, "Pin")
-    expect(groups.first.locator(".row-title")).to_have_text("Listed 0")
+    expect(groups.first.locator(".row-title").first).to_have_text("Listed 0")
     act(groups.first.locator(".row"), "Unpin")
     expect(page.get_by_text("Pinned", exact=True)).to_have_count(0)
     assert service.get(f"/conversations/{kept['id']}")["metadata"] == {"title": "Kept"}
