@@ -95,11 +95,16 @@ def test_a_tool_with_an_approval_asks_for_it_first(service: Service) -> None:
 
 
 def test_media_of_a_result_reach_the_agent(service: Service) -> None:
-    turn = ask(service, {"call": [where("key")]}, DONE, client_tools=[{**WHERE, "output_schema": None}])
+    turn = ask(service, {"call": [where("key"), where("cup")]}, DONE, client_tools=[{**WHERE, "output_schema": None}])
+    broken = answering(service, turn, {"result": 1}, {"images": ["bm8="]}).json()
+    assert broken["errors"][0]["pointer"] == "/answers/1/images/0"
+    large = [png("red", (4000, 4000))]  # 16 million pixels, and 25 for all answers
+    assert error_code(answering(service, turn, {"images": large}, {"images": large})) == "too_large"
+    turn = answer(service, turn, {"result": "first"}, status=202)
     file = {"name": "notes.txt", "media_type": "text/plain", "data": b64encode(b"in the hall").decode()}
     ended = answer(service, turn, {"images": [png("red")], "files": [file], "result": "both"})
     assert ended["status"] == "finished"
-    assert observed(service, turn)[0].startswith("both")
+    assert observed(service, turn)[0].startswith("first\nboth")
 
 
 def test_tools_of_a_conversation_hold_for_its_turns(service: Service) -> None:

@@ -43,20 +43,22 @@ _EXTENSION = re.compile(r"\.[A-Za-z0-9]{1,10}$")
 _RATE = slice(24, 28)  # in the head of a WAV file
 
 
-async def read_images(images: list[str], max_pixels: int) -> tuple[tuple[bytes, ...], tuple[StepImage, ...]]:
+async def read_images(
+    images: list[str], max_pixels: int, at: str = ""
+) -> tuple[tuple[bytes, ...], tuple[StepImage, ...]]:
     """Return the images' bytes, and their names and sizes. The error names an image that is refused.
 
     Pillow releases the interpreter lock while it decodes.
     """
     if not images:
         return (), ()
-    return await asyncio.get_running_loop().run_in_executor(_THREAD, _read_images, images, max_pixels)
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, _read_images, images, max_pixels, at)
 
 
-def _read_images(images: list[str], max_pixels: int) -> tuple[tuple[bytes, ...], tuple[StepImage, ...]]:
+def _read_images(images: list[str], max_pixels: int, at: str) -> tuple[tuple[bytes, ...], tuple[StepImage, ...]]:
     found, sizes, left = [], [], max_pixels  # all images of a turn are in memory together, so they share the bound
     for index, text in enumerate(images):
-        pointer = f"/images/{index}"
+        pointer = f"{at}/images/{index}"
         data = decode_base64(text, pointer, _IMAGE_URL, "image/…")
         broken = InvalidRequestError.at(pointer, f"is no whole image of {', '.join(_IMAGE_FORMATS)}")
         large = TooLargeError(f"{pointer}: the images have more than {max_pixels} pixels together; make them smaller.")
@@ -94,27 +96,27 @@ def decode_base64(text: str, pointer: str, url: re.Pattern[str], kind: str) -> b
 
 
 async def read_files(
-    files: Sequence[FileIn], max_bytes: int, arguments: Collection[str]
+    files: Sequence[FileIn], max_bytes: int, arguments: Collection[str], at: str = ""
 ) -> tuple[tuple[bytes, ...], tuple[StepFile, ...]]:
     """Return the files as they are stored, and their records. `arguments` are the names of other variables."""
     if not files:
         return (), ()
-    return await asyncio.get_running_loop().run_in_executor(_THREAD, _read_files, files, max_bytes, arguments)
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, _read_files, files, max_bytes, arguments, at)
 
 
 def _read_files(
-    files: Sequence[FileIn], max_bytes: int, arguments: Collection[str]
+    files: Sequence[FileIn], max_bytes: int, arguments: Collection[str], at: str
 ) -> tuple[tuple[bytes, ...], tuple[StepFile, ...]]:
     if sum(len(file.data) for file in files) * 3 // 4 > max_bytes + 1000:  # before anything is decoded
         raise _too_large(max_bytes)
     found, records, names, left = [], [], set(arguments), max_bytes
     for index, sent in enumerate(files):
-        file = _read(sent, f"/files/{index}")
+        file = _read(sent, f"{at}/files/{index}")
         left -= len(file.data)
         if left < 0:
             raise _too_large(max_bytes)
         if file.name in names:
-            raise InvalidRequestError.at(f"/files/{index}/name", "is that of another file or additional argument")
+            raise InvalidRequestError.at(f"{at}/files/{index}/name", "is that of another file or additional argument")
         names.add(file.name)
         stored = encode_file(file)
         found.append(stored)

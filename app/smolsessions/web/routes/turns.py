@@ -176,10 +176,16 @@ class NewTurns:
             raise ShuttingDownError
         owner = Owner(scope["owner"])
         by, now, internal = Answerer(owner, scope["key"]), time.time(), delivery.include_internal_tools
-        answers = [
-            await _answer_of(sent, f"/answers/{place}", self._limits, by, now)
-            for place, sent in enumerate(body.answers)
-        ]
+        answers: list[Answer] = []
+        pixels, file_bytes = self._limits.max_image_pixels, self._limits.max_file_bytes  # that all answers share
+        for place, sent in enumerate(body.answers):
+            at = f"/answers/{place}"
+            given = _answer_of(sent, at, by, now)
+            images, sizes = await read_images(sent.images, pixels, at)
+            files, stored = await read_files(sent.files, file_bytes, (), at)
+            pixels -= sum(image.width * image.height for image in sizes)
+            file_bytes -= sum(file.size_bytes for file in stored)
+            answers.append(replace(given, images=images, files=files))
         turn, cursor, new = await self._turns.answer(Ref(owner, conversation_id), number, answers)
         for each in new:
             extra = {"action": "input.answered", "conversation": str(turn.ref), "turn": turn.number}
@@ -393,8 +399,8 @@ def wait_of(prefer: str | None, longest_s: float) -> tuple[float, str | None]:
     return wait_s, ", ".join(applied) or None
 
 
-async def _answer_of(sent: AnswerIn, pointer: str, limits: Limits, by: Answerer, now: float) -> Answer:
-    """Return an answer as a record. A text answers a question."""
+def _answer_of(sent: AnswerIn, pointer: str, by: Answerer, now: float) -> Answer:
+    """Return an answer as a record, without images and files. A text answers a question."""
     decision = sent.decision or ("approve" if sent.text is not None else None)
     if not sent.has_result:
         if decision is None:
@@ -405,7 +411,4 @@ async def _answer_of(sent: AnswerIn, pointer: str, limits: Limits, by: Answerer,
         raise InvalidRequestError.at(pointer, "has a decision beside a result; send one of both")
     if sent.error is not None and (sent.result is not None or sent.images or sent.files):
         raise InvalidRequestError.at(f"{pointer}/error", "comes beside a result; send one of both")
-    images, _ = await read_images(sent.images, limits.max_image_pixels)
-    files, _ = await read_files(sent.files, limits.max_file_bytes, ())
-    given = Answer(sent.request_id, "result", by=by, at=now, result=sent.result, error=sent.error)
-    return replace(given, images=images, files=files)
+    return Answer(sent.request_id, "result", by=by, at=now, result=sent.result, error=sent.error)
