@@ -11,7 +11,7 @@ from typing import Any
 from pydantic_core import to_json
 from smolagents import Tool
 
-from smolsessions.agents.tools.mcp_schemas import ListedTool, SchemaError, adapted
+from smolsessions.agents.tools.mcp_schemas import ListedTool, SchemaError, ToolOfSchema, adapted
 from smolsessions.core.errors import InvalidRequestError, ToolNameTakenError
 from smolsessions.core.json_data import json_pointer
 from smolsessions.core.records import ClientTool
@@ -20,25 +20,12 @@ MAX_BYTES = 64 * 1024
 _INTERNAL = frozenset({"python_interpreter", "final_answer"})
 
 
-class ToolOfClient(Tool):
+class ToolOfClient(ToolOfSchema):
     """A tool of the client, as its agent sees it."""
 
-    skip_forward_signature_validation = True
-    name = "client_tool"
-    description = ""
-    inputs: dict[str, Any] = {}  # noqa: RUF012 - smolagents' own form
-    output_type = "any"
-
     def __init__(self, described: ClientTool, listed: ListedTool) -> None:
-        self.name = described.name
-        self.description = listed.description
-        self.inputs = listed.inputs
-        self.output_type = "object" if listed.output_schema else "any"
-        self.output_schema = listed.output_schema
         self.described = described
-        self.listed = listed
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.is_initialized = True
+        super().__init__(listed, described.name)
 
     def forward(self, *_args: Any, **_kwargs: Any) -> Any:
         raise RuntimeError("a client's tool needs a turn of a conversation")

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+import smolagents
+
 from smolsessions.agents.values.json_forms import utf8_text
 
 if TYPE_CHECKING:
@@ -65,6 +67,26 @@ class ListedTool:
             for name, value in given.items()
             if not (value is None and name in self.refuses_null)
         }
+
+
+class ToolOfSchema(smolagents.Tool):
+    """A tool that JSON Schemas describe. It has no state. Subclasses declare `forward`."""
+
+    skip_forward_signature_validation = True
+    name = "tool_of_schema"
+    description = ""
+    inputs: dict[str, Any] = {}  # noqa: RUF012 - smolagents' own form
+    output_type = "any"
+
+    def __init__(self, listed: ListedTool, name: str) -> None:
+        self.name = name
+        self.description = listed.description
+        self.inputs = listed.inputs
+        self.output_type = "object" if listed.output_schema else "any"
+        self.output_schema = listed.output_schema
+        self.listed = listed
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.is_initialized = True
 
 
 def listed_tools(tools: Iterable[Tool]) -> tuple[list[ListedTool], list[str]]:

@@ -5,39 +5,24 @@ from __future__ import annotations
 from concurrent.futures import CancelledError
 from typing import Any
 
-from smolagents import Tool
-
 from smolsessions.agents.run.failures import TurnStopped
 from smolsessions.agents.run.turn_run import stoppable
 from smolsessions.agents.tools.mcp import McpServer
 from smolsessions.agents.tools.mcp_results import UNKNOWN, ToolServerError, value_of
-from smolsessions.agents.tools.mcp_schemas import ListedTool
+from smolsessions.agents.tools.mcp_schemas import ListedTool, ToolOfSchema
 
 
-class McpTool(Tool):
-    """One tool of a server. It has no state, so all sessions share it."""
-
-    skip_forward_signature_validation = True
-    name = "mcp_tool"
-    description = ""
-    inputs: dict[str, Any] = {}  # noqa: RUF012 - smolagents' own form
-    output_type = "any"
+class McpTool(ToolOfSchema):
+    """One tool of a server. All sessions share it."""
 
     def __init__(self, server: McpServer, listed: ListedTool, name: str) -> None:
-        self.name = name
-        self.description = listed.description
-        self.inputs = listed.inputs
-        self.output_type = "object" if listed.output_schema else "any"
-        self.output_schema = listed.output_schema
         self.unsafe_to_repeat = listed.is_unsafe_to_repeat
         self._server = server
-        self._listed = listed
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.is_initialized = True
+        super().__init__(listed, name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the server's tool. A stop of the turn ends the wait."""
-        server, listed = self._server, self._listed
+        server, listed = self._server, self.listed
         future = server.submit(listed.remote_name, listed.remote_arguments(args, kwargs))
         outcome = "failed"
         try:
