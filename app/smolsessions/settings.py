@@ -21,7 +21,7 @@ T = TypeVar("T")
 PREFIX = "SMOLSESSIONS_"
 OF_CLIENTS = frozenset({"URL", "API_KEY"})
 """Variables of the commands that connect to a service."""
-OWN_PATHS = frozenset("agents conversations docs imports livez metrics openapi.json page readyz turn".split())
+OWN_PATHS = frozenset("agents conversations docs imports livez metrics openai openapi.json page readyz turn".split())
 """First segments of the service's own paths."""
 _PREFIX = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9._~-]+)+")
 _HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,253}[a-z0-9_.])?", re.IGNORECASE)
@@ -96,6 +96,11 @@ class Settings(BaseSettings):
         "",
         description="Origins whose pages may call this service from a browser, with commas between: "
         "http://localhost:5173.",
+    )
+    dialects: str = Field(
+        "",
+        description="Protocols of other clients that are served, too, with commas between: openai. `none` serves none. "
+        "Unset: all that are installed.",
     )
     root_path: str = Field(
         "",

@@ -35,6 +35,7 @@ from smolsessions.store.seal import Sealer, keys_in, parse_keys
 from smolsessions.store.store import Store, open_store, risks_of_store
 from smolsessions.web.app import create_app, create_health_app
 from smolsessions.web.auth import Authenticator
+from smolsessions.web.dialects import check_dialects
 from smolsessions.web.http_connection import limited_connections
 from smolsessions.web.metrics import Metrics, MetricsText, share_metrics
 from smolsessions.web.routes.common import Limits
@@ -185,6 +186,7 @@ async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None 
                     allowed_hosts=words_in(settings.allowed_hosts.lower()),
                     cors_origins=words_in(settings.cors_origins),
                 ),
+                dialects=check_dialects(words_in(settings.dialects)),
             )
             metrics.streams_open.set_function(lambda: app.state.streams.open_count)
         else:

@@ -11,6 +11,7 @@ import pytest
 
 from smolsessions import ApiError, AsyncClient, Client
 from smolsessions.settings import OWN_PATHS, read_settings
+from smolsessions.web.dialects import NEEDS
 from tests.support.fixtures import shared_service
 from tests.support.openapi import description
 from tests.support.proxy import proxy
@@ -95,7 +96,7 @@ def test_other_prefixes_are_other_paths(below: Service) -> None:
 
 def test_the_paths_of_the_service_cannot_begin_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     described = description()["paths"]
-    assert {path.split("/")[1] for path in described} | {"docs", "page", "openapi.json"} == OWN_PATHS
+    assert {path.split("/")[1] for path in described} | {"docs", "page", "openapi.json"} | {*NEEDS} == OWN_PATHS
     for wrong in ("team", "/a//b", "/a b", "/a/..", "/./a", "/agents/v1", "/docs", "//host", "/a?b", "/ä"):
         monkeypatch.setenv("SMOLSESSIONS_ROOT_PATH", wrong)
         with pytest.raises(Exception, match="SMOLSESSIONS_ROOT_PATH"):

@@ -398,10 +398,11 @@ class TurnInput:
 
 @record
 class IdempotentRequest:
-    """Request that the caller may retry: its Idempotency-Key, and its fields as bytes."""
+    """Request that the caller may retry: its Idempotency-Key, and its fields as bytes. The store keeps it `keep_s`."""
 
     key: str
     request: bytes
+    keep_s: int = 86_400
 
 
 @record

@@ -101,10 +101,13 @@ class TurnStore(Protocol):
         """
 
     async def reserve(self, ref: Ref, once: IdempotentRequest) -> tuple[Ref, bool]:
-        """Reserve the name of a new conversation for a key. Returns the reserved name, and whether it is new.
+        """Reserve a name for a key, of a conversation or a turn. Returns the reserved name, and whether it is new.
 
         Raises `IdempotencyKeyReusedError` if another request had the key.
         """
+
+    async def reserved(self, owner: Owner, once: IdempotentRequest) -> Ref | None:
+        """Return the name that is reserved for a key."""
 
     async def release(self, owner: Owner, once: IdempotentRequest) -> None:
         """Forget a key whose request was refused."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import re
 from base64 import b64encode
+from collections.abc import Collection
 from functools import cache
 from hashlib import sha256
 from typing import Any
@@ -25,6 +26,8 @@ from smolsessions.core.turns import Turns
 from smolsessions.web import problems
 from smolsessions.web.auth import Authenticator
 from smolsessions.web.description import describe, operation_id
+from smolsessions.web.dialects import serve_dialects
+from smolsessions.web.dialects.gateway import Gateway
 from smolsessions.web.links import link, root_path
 from smolsessions.web.metrics import MetricsText
 from smolsessions.web.middleware import RequestChecks
@@ -76,8 +79,9 @@ def create_app(
     authenticator: Authenticator,
     metrics_text: MetricsText,
     limits: Limits,
+    dialects: Collection[str] = (),
 ) -> FastAPI:
-    """Return the application of a process that serves the API."""
+    """Return the application of a process that serves the API, and `dialects` of other clients."""
     root_path.set(limits.root_path)
     app = _Application(
         title="smolsessions",
@@ -98,6 +102,7 @@ def create_app(
     app.include_router(memory_routes(conversations))
     app.include_router(agent_routes(conversations, limits))
     app.include_router(health_routes(metrics_text, authenticator))
+    serve_dialects(app, Gateway(turns, conversations, new_turns, streams), dialects)
     serve_docs(app)
     serve_page(app)
     app.add_middleware(
@@ -116,7 +121,7 @@ def create_app(
             CORSMiddleware,
             allow_origins=limits.cors_origins,
             allow_methods=["GET", "POST", "PATCH", "DELETE"],
-            allow_headers=["Authorization", "Idempotency-Key", "If-Match", "Last-Event-ID", "Prefer", "X-Request-Id"],
+            allow_headers=["*"],  # each library of another protocol sends headers of its own
             expose_headers=["ETag", "Location", "Preference-Applied", "Retry-After", "X-Request-Id"],
         )
     app.openapi = cache(lambda: describe(app))  # type: ignore[method-assign]

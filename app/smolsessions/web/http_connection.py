@@ -33,6 +33,8 @@ MIN_BYTES_PER_S = 1024
 MAX_BODY_S = 300.0  # 20 MiB at 70 KB/s; a body that takes longer holds memory for too long
 SPARE_CONNECTIONS = 64  # beyond the bound, for probes
 SPARE_S = 2.0
+BREAK_OFF = "smolsessions.break_off"
+"""Name in a request's scope of the function that closes its connection in the middle of the answer."""
 PROBES = frozenset({"/livez", "/readyz"})
 
 
@@ -177,6 +179,7 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         self._running = cycle
+        cycle.scope[BREAK_OFF] = self._break_off  # type: ignore[literal-required]  # a key of ours
         if self._only_probes and cycle.scope["path"] not in PROBES:
             app = response = _numbered(TooManyConnectionsError())
             response.headers["Connection"] = "close"
@@ -231,6 +234,11 @@ class Connection(HttpToolsProtocol):
             head = b"".join(name + b": " + value + b"\r\n" for name, value in fields)
             self.transport.write(STATUS_LINE[response.status_code] + head + b"\r\n" + response.body)
         self._disarm()
+        self._disconnect()
+        self.transport.close()
+
+    def _break_off(self) -> None:
+        """Close the connection in the middle of an answer, so that its client does not take it for whole."""
         self._disconnect()
         self.transport.close()
 

@@ -108,7 +108,7 @@ class RequestChecks:
             if isinstance(error, ForeignOriginError):
                 origin = ascii(headers.get(b"origin", b"").decode("latin-1"))[:LOGGED_CHARS]
                 log.warning("refused a page of the origin %s", origin, extra={"action": "origin.refused"})
-            await response_to(error)(scope, receive, send_noted)
+            await response_to(error, scope)(scope, receive, send_noted)
 
     async def _answer(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
         if len(headers) != len(scope["headers"]):

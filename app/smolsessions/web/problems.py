@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
+from starlette.types import Scope
 
 from smolsessions.core import errors
 from smolsessions.core.json_data import invalid_request
@@ -47,6 +48,8 @@ _STEPS = """
 may still be `finished`. `agent_error` and `model_error` are used here, too.
 
 """
+ErrorForm = Callable[[dict[str, Any], dict[str, str]], JSONResponse]
+"""Makes a dialect's answer from the members and the headers of a problem."""
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
 STATUS: dict[type[errors.ServiceError], HTTPStatus] = {
@@ -168,7 +171,8 @@ def status_of(error: errors.ServiceError) -> HTTPStatus:
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
 
 
-def response_to(error: errors.ServiceError) -> JSONResponse:
+def response_to(error: errors.ServiceError, scope: Scope | None = None) -> JSONResponse:
+    """Return the answer to a request with an error, in the form of the dialect whose path `scope` has."""
     status = status_of(error)
     detail = error.message
     if error.code == errors.ServiceError.code:
@@ -188,6 +192,9 @@ def response_to(error: errors.ServiceError) -> JSONResponse:
         headers["Retry-After"] = str(error.retry_after_s)
     if status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
+    forms: Mapping[str, ErrorForm] = getattr(scope["app"].state, "error_forms", {}) if scope else {}
+    if scope and (form := forms.get(scope["path"].split("/", 2)[1])):
+        return form(body, headers)
     return JSONResponse(body, status.value, headers, media_type="application/problem+json")
 
 
@@ -195,27 +202,28 @@ def install(app: FastAPI, of_framework: Mapping[HTTPStatus, Callable[[], errors.
     """Answer the errors of routes and of the framework (`of_framework`)."""
 
     @app.exception_handler(errors.ServiceError)
-    async def service_error(_request: Request, error: errors.ServiceError) -> JSONResponse:
-        return response_to(error)
+    async def service_error(request: Request, error: errors.ServiceError) -> JSONResponse:
+        return response_to(error, request.scope)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         for problem in error.errors():
             if problem["type"] == "json_invalid":
                 cause = problem.get("ctx", {}).get("error", "syntax error")
-                return response_to(errors.MalformedError(f"The body is not JSON: {cause}."))
+                return response_to(errors.MalformedError(f"The body is not JSON: {cause}."), request.scope)
         body = getattr(request.scope.get("route"), "body_field", None)
         members = getattr(body and body.field_info.annotation, "model_fields", {})
-        return response_to(invalid_request(error.errors(), members))
+        return response_to(invalid_request(error.errors(), members), request.scope)
 
     @app.exception_handler(HTTPException)
     async def found_by_framework(request: Request, error: HTTPException) -> JSONResponse:
         cause = error.__cause__
         if isinstance(cause, RecursionError):
-            return response_to(errors.MalformedError("The body has too many levels; send fewer."))
+            return response_to(errors.MalformedError("The body has too many levels; send fewer."), request.scope)
         if isinstance(cause, ValueError) and "integer string conversion" in str(cause):
-            return response_to(errors.MalformedError("The body holds a number of too many digits; send it as a text."))
-        response = response_to(of_framework.get(HTTPStatus(error.status_code), errors.ServiceError)())
+            sentence = "The body holds a number of too many digits; send it as a text."
+            return response_to(errors.MalformedError(sentence), request.scope)
+        response = response_to(of_framework.get(HTTPStatus(error.status_code), errors.ServiceError)(), request.scope)
         if response.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             # The framework's own answer names the methods of the path's first route alone.
             asked = ({**request.scope, "method": method} for method in METHODS)

@@ -1,8 +1,10 @@
--- Reserve the id of a new conversation for an Idempotency-Key, or return the id that an earlier request reserved.
--- ARGV: idem digest wanted
+-- Reserve the name of a conversation or turn for a key, for `keep_s` seconds, or return the one that an earlier request reserved.
+-- An empty `wanted` only asks.
+-- ARGV: idem digest wanted keep_s
 local known = redis.call('GET', key('idem', idem))
+if not known and wanted == '' then return {'none'} end
 if not known then
-  redis.call('SET', key('idem', idem), wanted .. '\n\n\n' .. digest, 'EX', 86400)
+  redis.call('SET', key('idem', idem), wanted .. '\n\n\n' .. digest, 'EX', keep_s)
   return {'new', wanted}
 end
 local reserved, asked = string.match(known, '^(.-)\n.-\n.-\n(.*)$')

@@ -139,13 +139,25 @@ class TurnStore:
         return None
 
     async def reserve(self, ref: Ref, once: IdempotentRequest) -> tuple[Ref, bool]:
-        """Reserve the name of a new conversation for a key. Returns the reserved name, and whether it is new."""
-        home, names = self._home(ref.owner, once), self._keys.names(ref.owner, once)
-        state, *rest = await home.call("reserve", wanted=str(ref), **names)
+        """Reserve a name for a key. Returns the reserved name, and whether it is new."""
+        found = await self._reserved(ref.owner, once, str(ref))
+        assert found, "a name is wanted"
+        return found
+
+    async def reserved(self, owner: Owner, once: IdempotentRequest) -> Ref | None:
+        """Return the name that is reserved for a key."""
+        found = await self._reserved(owner, once, "")
+        return found and found[0]
+
+    async def _reserved(self, owner: Owner, once: IdempotentRequest, wanted: str) -> tuple[Ref, bool] | None:
+        names = self._keys.names(owner, once)
+        state, *rest = await self._home(owner, once).call("reserve", wanted=wanted, keep_s=once.keep_s, **names)
         if state == b"reused":
             raise _refusal(state, rest)
+        if state == b"none":
+            return None
         found = codec.ref_of(codec.text(rest[0]))
-        if found.owner != ref.owner:
+        if found.owner != owner:
             raise SealBrokenError
         return found, state == b"new"
 

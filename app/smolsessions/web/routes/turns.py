@@ -121,7 +121,17 @@ class NewTurns:
     async def answer(
         self, scope: Scope, body: TurnRequest, accept: str | None, delivery: Delivery, key: str | None
     ) -> Response:
-        """Check the bounds that are settings, submit a turn, and return it at its end or stream its events."""
+        """Submit a turn, and return it at its end or stream its events."""
+        new = await self.prepare(scope, body, key)
+        owner, internal = Owner(scope["owner"]), delivery.include_internal_tools
+        if wants_stream(accept):
+            subscription = await self._turns.submit(owner, new)
+            return TurnStream(self._streams, subscription, delivery, internal=internal)
+        wait_s, applied = wait_of(delivery.prefer, self._limits.wait_s)
+        return turn_answer(await self._turns.submit_and_wait(owner, new, wait_s), applied, internal=internal)
+
+    async def prepare(self, scope: Scope, body: TurnRequest, key: str | None) -> NewTurn:
+        """Return the turn of a request. Checks the bounds that are settings."""
         limits = self._limits
         if scope["app"].state.draining:
             raise ShuttingDownError
@@ -135,7 +145,7 @@ class NewTurns:
             raise InvalidRequestError.at("/deadline_s", f"is more than {limits.max_deadline_s:g}")
         data, images = await read_images(body.images, limits.max_image_pixels)
         stored, files = await read_files(body.files, limits.max_file_bytes, body.additional_args)
-        new = NewTurn(
+        return NewTurn(
             message=body.message,
             conversation_id=body.conversation_id,
             create=body.create,
@@ -155,12 +165,6 @@ class NewTurns:
             metadata=body.metadata,
             idempotency_key=key,
         )
-        owner, internal = Owner(scope["owner"]), delivery.include_internal_tools
-        if wants_stream(accept):
-            subscription = await self._turns.submit(owner, new)
-            return TurnStream(self._streams, subscription, delivery, internal=internal)
-        wait_s, applied = wait_of(delivery.prefer, limits.wait_s)
-        return turn_answer(await self._turns.submit_and_wait(owner, new, wait_s), applied, internal=internal)
 
     async def go_on(  # noqa: PLR0917 - as the route has them
         self,
@@ -172,10 +176,24 @@ class NewTurns:
         delivery: Delivery,
     ) -> Response:
         """Answer requests of a waiting turn, and return the turn at its end or stream its events."""
+        internal = delivery.include_internal_tools
+        turn, cursor = await self.record_answers(scope, conversation_id, number, body)
+        if wants_stream(accept):
+            subscription = await self._turns.subscribe(turn.ref, number, cursor)
+            if subscription is None:
+                return Response(status_code=204)
+            return TurnStream(self._streams, subscription, delivery, cursor, internal=internal)
+        wait_s, applied = wait_of(delivery.prefer, self._limits.wait_s)
+        return turn_answer(await self._turns.wait(turn, wait_s), applied, internal=internal)
+
+    async def record_answers(
+        self, scope: Scope, conversation_id: str, number: int, body: AnswersRequest
+    ) -> tuple[Turn, int]:
+        """Record answers to requests of a waiting turn. Return it, and the number of the event before theirs."""
         if scope["app"].state.draining:
             raise ShuttingDownError
         owner = Owner(scope["owner"])
-        by, now, internal = Answerer(owner, scope["key"]), time.time(), delivery.include_internal_tools
+        by, now = Answerer(owner, scope["key"]), time.time()
         answers: list[Answer] = []
         pixels, file_bytes = self._limits.max_image_pixels, self._limits.max_file_bytes  # that all answers share
         for place, sent in enumerate(body.answers):
@@ -190,13 +208,7 @@ class NewTurns:
         for each in new:
             extra = {"action": "input.answered", "conversation": str(turn.ref), "turn": turn.number}
             log.info("%s: %s by %s (key %s)", each.request_id, each.decision, by.owner, by.key or "none", extra=extra)
-        if wants_stream(accept):
-            subscription = await self._turns.subscribe(turn.ref, number, cursor)
-            if subscription is None:
-                return Response(status_code=204)
-            return TurnStream(self._streams, subscription, delivery, cursor, internal=internal)
-        wait_s, applied = wait_of(delivery.prefer, self._limits.wait_s)
-        return turn_answer(await self._turns.wait(turn, wait_s), applied, internal=internal)
+        return turn, cursor
 
 
 def new_turn_routes(new_turns: NewTurns) -> APIRouter:

@@ -1,0 +1,296 @@
+"""Parts that all dialects share: a request plays its turn once, and a turn's log becomes a dialect's frames."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
+from contextlib import aclosing, closing, suppress
+from typing import Any, NamedTuple, Protocol
+
+from pydantic_core import to_json
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from smolsessions.core.conversations import Conversations
+from smolsessions.core.errors import (
+    NotFoundError,
+    ServiceError,
+    ShuttingDownError,
+    StoreUnavailableError,
+)
+from smolsessions.core.events import Logged, MessageDelta, MessageRestarted, TurnEnded, TurnWaiting
+from smolsessions.core.records import IdempotentRequest, Owner, Ref, Turn
+from smolsessions.core.turns import Turns, TurnSubscription
+from smolsessions.web.http_connection import BREAK_OFF
+from smolsessions.web.routes.common import Delivery
+from smolsessions.web.routes.turns import NewTurns
+from smolsessions.web.sse import PING, EventStreams, TurnStream
+from smolsessions.wire.requests import AnswersRequest, TurnRequest
+
+KEEP_S = 30 * 86_400
+"""How long the store knows which turn a request of a dialect became."""
+JUST_FAILED_S = 60.0
+BLANK_S = 20.0  # between blanks in front of a late answer; clients give up after 300 s of silence
+_UNTIL_WAITING = Delivery(until="waiting")
+
+
+class Fold(Protocol):
+    """Pure fold of a turn's events into frames of a dialect: the same log gives the same frames."""
+
+    is_complete: bool
+    """True if nothing follows the frames so far."""
+    drops_void_text: bool
+    """True if the protocol cannot take text back. Text that a repeated model call made void is then left out.
+
+    The fold raises `StreamCutError` if it has sent such a text already.
+    """
+    media: dict[str, str]
+    """Images and files of the answer as data: URLs, by their names. They are there before the final event."""
+
+    def frames(self, logged: Logged, *, waits: bool) -> Iterable[bytes]:
+        """Return the frames of an event. `waits`: it is `turn.waiting`, and its requests are still open."""
+
+
+class Place(NamedTuple):
+    """Conversation, and number of a turn in it."""
+
+    conversation_id: str
+    turn: int
+
+
+class StreamCutError(Exception):
+    """A turn's events end before their end is reached: at shutdown, for example."""
+
+
+class Gateway:
+    """Turns and conversations, as the dialects use them."""
+
+    def __init__(self, turns: Turns, conversations: Conversations, new_turns: NewTurns, streams: EventStreams) -> None:
+        self.turns = turns
+        self.conversations = conversations
+        self.streams = streams
+        self._new_turns = new_turns
+
+    async def find(self, owner: Owner, key: str) -> Place | None:
+        """Return the place that a key has."""
+        name = await self.turns.store.reserved(owner, IdempotentRequest(key, b"", KEEP_S))
+        return name and _place_of(name)
+
+    async def reserve(self, owner: Owner, key: str, wanted: Place) -> tuple[Place, bool]:
+        """Reserve a place for a key. Returns the one that it has, and whether it is new."""
+        name = Ref(owner, f"{wanted.conversation_id}.{wanted.turn}")
+        reserved, is_new = await self.turns.store.reserve(name, IdempotentRequest(key, b"", KEEP_S))
+        return _place_of(reserved), is_new
+
+    async def turn_at(self, owner: Owner, place: Place) -> Turn | None:
+        """Return the turn at a place, or None if it was deleted, or never accepted."""
+        try:
+            return await self.turns.store.turn(Ref(owner, place.conversation_id), place.turn)
+        except NotFoundError:
+            return None
+
+    async def play(self, scope: Scope, key: str, wanted: Place, body: TurnRequest) -> TurnSubscription:
+        """Play the turn of a request, which `key` names. A repeat of the request follows the turn of the first."""
+        owner = Owner(scope["owner"])
+        place, is_new = await self.reserve(owner, key, wanted)
+        if not is_new and await self.turn_at(owner, place):
+            return await self.follow(Ref(owner, place.conversation_id), place.turn)
+        body.conversation_id, body.create = place.conversation_id, place.turn == 1
+        once = IdempotentRequest(key, b"", KEEP_S)
+        try:
+            subscription = await self.turns.submit(owner, await self._new_turns.prepare(scope, body, f"{key}:turn"))
+        except (StoreUnavailableError, asyncio.CancelledError):
+            raise  # it may have been accepted
+        except BaseException:
+            await self.turns.store.release(owner, once)
+            raise
+        number = subscription.turn.number
+        if number != place.turn:  # another client of the conversation was faster
+            await self.turns.store.release(owner, once)
+            await self.reserve(owner, key, Place(place.conversation_id, number))
+        return subscription
+
+    async def answer(self, scope: Scope, place: Place, body: AnswersRequest) -> tuple[Turn, int]:
+        """Record answers to requests of a waiting turn. Returns it, and the number of the event before theirs."""
+        return await self._new_turns.record_answers(scope, place.conversation_id, place.turn, body)
+
+    async def follow(self, ref: Ref, number: int) -> TurnSubscription:
+        """Subscribe to a turn from its first event. The caller, or a `stream`, must close the subscription."""
+        subscription = await self.turns.subscribe(ref, number, 0)
+        assert subscription, "a turn has events"
+        return subscription
+
+    def stream(
+        self, subscription: TurnSubscription, fold: Fold, after: int = 0, headers: Mapping[str, str] | None = None
+    ) -> Response:
+        """Return a response with the frames of the events after number `after`."""
+        return DialectStream(self, subscription, fold, after, headers or {})
+
+    async def fold(self, subscription: TurnSubscription, fold: Fold) -> AsyncGenerator[tuple[int, bytes], None]:
+        """Yield number and frames of each event, up to the end of the fold or of the events. A ping has number -1."""
+        reader, number = subscription.reader, subscription.turn.number
+        restarts: dict[str, int] = {}  # number of the event by which a model call began again, for the last time
+        if fold.drops_void_text and reader.length:
+            async with aclosing(reader.follow(number)) as events:
+                async for logged in events:
+                    if logged and isinstance(logged.event, MessageRestarted):
+                        restarts[logged.event.call_id] = logged.seq
+                    if not logged or logged.seq >= reader.length:
+                        break
+            await reader.prepare(number, 0)
+        async with aclosing(reader.follow(number)) as events:
+            async for logged in events:
+                if logged is None:
+                    yield -1, PING
+                    continue
+                event = logged.event
+                if isinstance(event, MessageDelta | MessageRestarted) and logged.seq <= restarts.get(event.call_id, 0):
+                    continue
+                if isinstance(event, TurnEnded):
+                    fold.media = await self._media_of(event.result)
+                waits = isinstance(event, TurnWaiting) and (
+                    logged.seq > reader.length or (reader.waits and logged.seq == reader.length)
+                )
+                yield logged.seq, b"".join(fold.frames(logged, waits=waits))
+                if fold.is_complete:
+                    return
+
+    async def _media_of(self, turn: Turn) -> dict[str, str]:
+        found = {}
+        with suppress(NotFoundError):  # destroyed meanwhile
+            for image in turn.outcome.images if turn.outcome else ():
+                found[image.name] = data_url(*await self.conversations.image(turn.ref, image.name))
+            for file in turn.outcome.files if turn.outcome else ():
+                found[file.name] = data_url(file.media_type, (await self.conversations.file(turn.ref, file.name)).data)
+        return found
+
+    async def run(self, subscription: TurnSubscription, fold: Fold) -> None:
+        """Fold a turn's events until the fold is complete. Raises `ShuttingDownError` if this process ends first."""
+        with closing(subscription):
+            async with aclosing(self.fold(subscription, fold)) as steps:
+                async for _ in steps:
+                    pass
+            if not fold.is_complete:
+                raise ShuttingDownError
+
+
+def _place_of(name: Ref) -> Place:
+    conversation_id, _, turn = name.id.rpartition(".")
+    return Place(conversation_id, int(turn))
+
+
+def new_id() -> str:
+    """Return an id for a new conversation."""
+    return secrets.token_hex(12)
+
+
+def data_url(media_type: str, data: bytes) -> str:
+    return f"data:{media_type};base64,{b64encode(data).decode()}"
+
+
+def digest_of(*parts: Any) -> str:
+    """Return a short hash of JSON data, for keys."""
+    return hashlib.sha256(to_json(parts)).hexdigest()[:40]
+
+
+def is_repeat(turn: Turn, headers: Mapping[str, str]) -> bool:
+    """Return whether a client sends the request of this turn again, and not a person who asks the same once more.
+
+    Libraries repeat a request whose answer they missed or could not use. Those of OpenAI mark the repeat.
+    """
+    if headers.get("x-stainless-retry-count", "0") not in {"", "0"} or turn.outcome is None:
+        return True
+    finished_at = turn.timing.finished_at or 0.0
+    return turn.outcome.status == "failed" and time.time() - finished_at < JUST_FAILED_S
+
+
+def turn_of_request(request_id: str) -> Place:
+    """Return the turn that a request of a waiting turn belongs to. Raises `NotFoundError`."""
+    conversation_id, _, rest = request_id.partition(":")
+    number = rest.partition(":")[0]
+    if not (conversation_id and number.isascii() and number.isdigit() and len(number) < 10):  # noqa: PLR2004
+        raise NotFoundError(f"No open request has the id {request_id[:80]!r}.")
+    return Place(conversation_id, int(number))
+
+
+class DialectStream(TurnStream):
+    """Response with the frames of a fold. If the events end too early it breaks the connection.
+
+    A clean end would count as the end of the turn (docs/dialects.md).
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        subscription: TurnSubscription,
+        fold: Fold,
+        after: int,
+        headers: Mapping[str, str],
+    ) -> None:
+        self._gateway = gateway
+        self._fold = fold
+        super().__init__(gateway.streams, subscription, _UNTIL_WAITING, after, internal=True)
+        self.headers.update(headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except StreamCutError:
+            scope[BREAK_OFF]()
+
+    async def _frames(self, after: int, *, internal: bool) -> AsyncGenerator[bytes, None]:  # noqa: ARG002
+        try:
+            async with aclosing(self._gateway.fold(self._subscription, self._fold)) as steps:
+                async for seq, frames in steps:
+                    self._is_complete = self._fold.is_complete
+                    if frames and (seq < 0 or seq > after):
+                        yield frames
+        except ServiceError:  # deleted meanwhile, or not readable: a request for the turn says which
+            raise StreamCutError from None
+        if not self._is_complete and self._subscription.stopped:
+            raise StreamCutError
+
+
+class LateAnswer(Response):
+    """JSON that may come late: blanks in front of it keep the connection open.
+
+    The turn goes on if the client leaves.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, Response]) -> None:
+        super().__init__(media_type="application/json")
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        task = asyncio.create_task(self._work)
+
+        async def end_on_disconnect() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            task.cancel()
+
+        listener = asyncio.create_task(end_on_disconnect())
+        try:
+            if (await asyncio.wait({task}, timeout=BLANK_S))[0]:
+                await task.result()(scope, receive, send)
+                return
+            del self.headers["content-length"]
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            while not (await asyncio.wait({task}, timeout=BLANK_S))[0]:
+                await send({"type": "http.response.body", "body": b"\n", "more_body": True})
+            try:
+                body = bytes(task.result().body)
+            except ServiceError:
+                scope[BREAK_OFF]()
+                return
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+        except asyncio.CancelledError:
+            if not task.cancelled():  # this request is cancelled, not the task of a client that left
+                raise
+        finally:
+            listener.cancel()
+            task.cancel()

@@ -1,0 +1,85 @@
+"""Messages of a client, with their texts, images, audio and files, and its functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
+
+from smolsessions.core.errors import InvalidRequestError
+from smolsessions.core.records import AgentName
+from smolsessions.wire.requests import ClientTool, FileIn, TurnRequest
+
+
+class Part(BaseModel):
+    type: str
+    text: str = ""
+    image_url: dict[str, Any] | None = None
+    input_audio: dict[str, Any] | None = None
+    file: dict[str, Any] | None = None
+
+
+class Message(BaseModel):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[Part] | None = None
+    tool_call_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content if part.type == "text")
+        return self.content or ""
+
+    @property
+    def parts(self) -> list[Part]:
+        return self.content if isinstance(self.content, list) else []
+
+
+def turn_request(agent: AgentName, place: int, message: Message, tools: Iterable[dict[str, Any]]) -> TurnRequest:
+    """Return the user's message number `place`, and the client's tools, as a request of this service."""
+    images: list[str] = []
+    files: list[FileIn] = []
+    for nth, part in enumerate(message.parts):
+        pointer = f"/messages/{place}/content/{nth}"
+        if part.type == "image_url":
+            images.append(str((part.image_url or {}).get("url")))
+        elif part.type == "input_audio" and part.input_audio:
+            kind = part.input_audio.get("format")
+            data = str(part.input_audio.get("data"))
+            files.append(_file(f"audio{nth}.{kind}", f"audio/{'mpeg' if kind == 'mp3' else kind}", data, pointer))
+        elif part.type == "file" and part.file:
+            url = str(part.file.get("file_data"))
+            kind, _, _ = url.removeprefix("data:").partition(";")
+            files.append(_file(str(part.file.get("filename")), kind, url, pointer))
+        elif part.type != "text":
+            raise InvalidRequestError.at(pointer, f"is of the type {part.type!r:.50}, which no agent here takes")
+    sent: TurnRequest = checked(TurnRequest, "", {"message": message.text, "images": images, "agent": agent})
+    sent.files, sent.client_tools = files, [client_tool(tool, f"/tools/{nth}") for nth, tool in enumerate(tools)]
+    return sent
+
+
+def client_tool(tool: dict[str, Any], pointer: str) -> ClientTool:
+    """Return a function of the client, in the form of Chat Completions."""
+    function = tool.get("function") or {}
+    if tool.get("type") != "function":
+        raise InvalidRequestError.at(pointer, "is no function; the agent has its own other tools")
+    name = function.get("name")
+    schema = function.get("parameters") or {"type": "object", "properties": {}}
+    about = {"name": name, "description": function.get("description") or name, "parameters": schema}
+    found: ClientTool = checked(ClientTool, f"{pointer}/function", about)
+    return found
+
+
+def _file(name: str, kind: str, data: str, pointer: str) -> FileIn:
+    found: FileIn = checked(FileIn, pointer, {"name": name, "media_type": kind, "data": data})
+    return found
+
+
+def checked(model: type[BaseModel], pointer: str, fields: dict[str, Any]) -> Any:
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = "/".join(map(str, first["loc"]))
+        raise InvalidRequestError.at(f"{pointer}/{place}", first["msg"]) from None
