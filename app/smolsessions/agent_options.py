@@ -98,6 +98,7 @@ class OptionValues(TypedDict, total=False):
     approve: ApproveRule
     ask_user: bool
     client_tools: bool
+    output_schema: dict[str, Any] | None
 
 
 class Table(BaseModel):
@@ -142,6 +143,7 @@ class SharedOptions(Table):
     workspace: WorkspaceOptions | None = Field(None, description="Files of the agent's conversations.")
     ask_user: bool = Field(False, description="Add the tool ask_user, whose question a person answers.")
     client_tools: bool = Field(True, description="Take tools that a client describes and runs.")
+    output_schema: dict[str, Any] | None = Field(None, description="JSON Schema of the answers of its turns.")
 
 
 class Options(SharedOptions):

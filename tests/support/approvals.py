@@ -163,6 +163,7 @@ def make_threaded() -> CodeAgent:
 
 NAMES = """
 chain poster code_poster wordy plain mailer code_mailer code_reader office judging careful moody personal wild threaded
+formed
 """.split()
 AGENTS = ",".join(f"{name.replace('_', '-')}=tests.support.approvals:make_{name}" for name in NAMES)
 
@@ -174,6 +175,8 @@ FACTORIES: dict[str, Callable[[], MultiStepAgent]] = {
     "judging": lambda: smolsessions.options(make_plain(), approve=_is_outside),
     # A coder with random numbers that no seed covers: those of SQLite.
     "wild": lambda: smolsessions.options(coders.make_coder(("sqlite3",), tools=[*TOOLS]), approve=["send_email"]),
+    # An agent whose answers are lists.
+    "formed": lambda: smolsessions.options(make_plain(), output_schema={"type": "array"}),
     "poster": lambda: smolsessions.options(make_plain(), approve=["post"]),
     # An agent with a tool whose schema is large.
     "wordy": lambda: smolsessions.options(make_plain(tools=[Wordy()]), approve=["wordy"]),  # type: ignore[no-untyped-call]

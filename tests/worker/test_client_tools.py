@@ -164,7 +164,7 @@ def _schema(**members: Any) -> Event:
             "invalid_request",
             "/client_tools/0/parameters/properties/a/$ref",
         ),
-        ([{**WHERE, "parameters": {"properties": 1}}], "invalid_request", "/client_tools/0/parameters"),
+        ([{**WHERE, "parameters": {"properties": 1}}], "invalid_request", "/client_tools/0/parameters/properties"),
         ([_schema(a={"description": "x" * 70_000})], "invalid_request", "/client_tools"),
         ([{**WHERE, "name": f"t{n}"} for n in range(65)], "invalid_request", "/client_tools"),
     ],

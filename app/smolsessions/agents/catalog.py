@@ -20,7 +20,7 @@ from smolsessions.agents.memory.memory_edits import Overlay
 from smolsessions.agents.memory.step_data import StepDecoder
 from smolsessions.agents.memory.steps import unpack, unpack_data
 from smolsessions.agents.memory.views import PromptPreview, describe_step
-from smolsessions.agents.option_checks import UNCONFINED, argument_problems, refused_tools
+from smolsessions.agents.option_checks import UNCONFINED, refused_tools
 from smolsessions.agents.run.effects import outcome_of, usage_of
 from smolsessions.agents.run.instrumentation import clean_up
 from smolsessions.agents.run.remote_interpreter import wait_for_clean_ups
@@ -31,6 +31,8 @@ from smolsessions.agents.sandbox.json_export import VariableReader
 from smolsessions.agents.sandbox.memory_budget import MemoryBudget
 from smolsessions.agents.smolagents_patches import patch_smolagents
 from smolsessions.agents.tools.client_tools import adapted_tools
+from smolsessions.agents.tools.json_schemas import schema_problems
+from smolsessions.agents.tools.output_schema import check_output_schema
 from smolsessions.agents.tools.tool_servers import ToolServers
 from smolsessions.agents.transfer import documents
 from smolsessions.agents.values.images import image_from_bytes, image_header
@@ -58,7 +60,8 @@ class Catalog:
     """The agents that this process serves. Each factory is checked at start, before the first request."""
 
     task_step = staticmethod(task_step)
-    argument_problems = staticmethod(argument_problems)
+    check_output_schema = staticmethod(check_output_schema)
+    schema_problems = staticmethod(schema_problems)
     effect_outcome = staticmethod(outcome_of)
 
     def __init__(

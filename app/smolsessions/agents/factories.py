@@ -285,6 +285,8 @@ def _parts(agent: MultiStepAgent, path: str = "") -> dict[str, Any]:
     }
     if rule := options_of(agent).approve:
         parts["approve"] = getattr(rule, "__qualname__", "") if callable(rule) else sorted(rule)
+    if schema := options_of(agent).output_schema:
+        parts["output_schema"] = schema
     for name, tool in agent.tools.items():
         parts[f"tool {name}"] = [tool.description, json_form(tool.inputs), tool.output_type]
     found = {f"{path}:{name}": part for name, part in parts.items()}

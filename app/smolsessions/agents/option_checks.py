@@ -1,11 +1,10 @@
-"""Checks of an agent's options, of the tools that a caller names, and of the arguments that a person changes."""
+"""Checks of an agent's options, and of the tools that a caller names."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
 from collections.abc import Collection
-from typing import Any
 
 from pydantic import ValidationError
 from smolagents import MultiStepAgent
@@ -16,8 +15,8 @@ from smolsessions.agents.models.client_retries import disable_client_retries
 from smolsessions.agents.models.providers import check_model
 from smolsessions.agents.run.approvals import matches
 from smolsessions.agents.run.instrumentation import code_runs_in, with_managed
-from smolsessions.core.errors import StartError
-from smolsessions.core.json_data import json_pointer
+from smolsessions.agents.tools.output_schema import check_output_schema
+from smolsessions.core.errors import InvalidRequestError, StartError
 
 log = logging.getLogger(__name__)
 
@@ -25,13 +24,7 @@ UNCONFINED = (
     "its code could reach this service and approve its own calls, as this system confines code with neither namespaces "
     "nor Landlock (docs/security.md)"
 )
-MAX_PROBLEMS = 10
 _METHODS = (property, classmethod, staticmethod)
-_UNCHECKED = frozenset(
-    {"pattern", "patternProperties", "$ref", "$dynamicRef", "uniqueItems", "unevaluatedItems", "unevaluatedProperties"}
-)
-_SCHEMAS_BY_NAME = frozenset({"properties", "dependentSchemas", "$defs", "definitions"})
-_DATA = frozenset({"const", "enum", "default", "examples", "required", "dependentRequired"})
 
 
 def validate_options(name: str, agent: MultiStepAgent) -> None:
@@ -63,6 +56,11 @@ def check_options(name: str, agent: MultiStepAgent) -> None:
         raise StartError(
             f"the agent {name!r}: unsafe_to_repeat: names a tool that the agent does not have; it has {there}"
         )
+    if schema := options_of(agent).output_schema:
+        try:
+            check_output_schema(schema, "")
+        except InvalidRequestError as error:
+            raise StartError(f"the agent {name!r}: output_schema: {error.message}") from None
     for tool in agent.tools.values() if importlib.util.find_spec("torch") is None else ():
         # smolagents has audio as a tensor of torch: the tool would fail after it ran, or at each call.
         kinds = {key: schema.get("type") for key, schema in getattr(tool, "inputs", {}).items()}
@@ -136,40 +134,3 @@ def refused_tools(name: str, known: Collection[str], tools: Collection[str]) -> 
         if not any(matches(tool, [pattern]) for tool in known):
             return place, f"{pattern!r} names no tool of the agent {name!r}"
     return None
-
-
-def argument_problems(parameters: dict[str, Any], arguments: Any) -> list[tuple[str, str]]:
-    """Return pointer and message of each mistake in arguments, by their JSON Schema.
-
-    Patterns and `uniqueItems` are not checked, as they may take for ever, and no reference is followed. A schema that
-    is itself wrong, as a foreign server's may be, refuses all arguments.
-    """
-    from jsonschema.validators import Draft202012Validator  # noqa: PLC0415 - it takes 60 ms
-    from referencing import Registry  # noqa: PLC0415
-
-    found = []
-    try:
-        validator = Draft202012Validator(_checked_part(parameters), registry=Registry())
-        for error in validator.iter_errors(arguments):
-            found.append((json_pointer([str(part) for part in error.absolute_path]), error.message[:300]))
-            if len(found) == MAX_PROBLEMS:
-                break
-    except Exception:  # noqa: BLE001 - whatever the library raises for a wrong schema
-        return [("", "cannot be checked, as the schema of the tool is wrong: approve the call as it is, or reject it")]
-    return found
-
-
-def _checked_part(schema: Any) -> Any:
-    """Return a JSON Schema without the keywords that are not checked, and those that need them."""
-    if isinstance(schema, list):
-        return [_checked_part(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    left_out = _UNCHECKED | ({"additionalProperties"} if "patternProperties" in schema else set())
-    kept = {key: value for key, value in schema.items() if key not in left_out}
-    for key, value in kept.items():
-        if key in _SCHEMAS_BY_NAME and isinstance(value, dict):
-            kept[key] = {name: _checked_part(each) for name, each in value.items()}
-        elif key not in _DATA:
-            kept[key] = _checked_part(value)
-    return kept

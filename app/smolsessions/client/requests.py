@@ -51,6 +51,7 @@ class TurnOptions(TypedDict, total=False):
     on_busy: OnBusy
     approve: Sequence[str]
     client_tools: Sequence[Mapping[str, Any]]
+    output_schema: Mapping[str, Any]
     metadata: Mapping[str, Any]
     include_internal_tools: bool
     idempotency_key: str

@@ -198,8 +198,11 @@ class AgentCatalog(Protocol):
     def check_client_tools(self, name: AgentName, tools: Sequence[ClientTool]) -> None:
         """Raise `InvalidRequestError` for tools that the agent cannot have beside its own, or if it cannot wait."""
 
-    def argument_problems(self, parameters: dict[str, Any], arguments: Any) -> Sequence[tuple[str, str]]:
-        """Return pointer and message of each mistake in a call's arguments, by their JSON Schema."""
+    def check_output_schema(self, schema: dict[str, Any]) -> None:
+        """Raise `InvalidRequestError` for a schema that no answer of an agent can have."""
+
+    def schema_problems(self, schema: dict[str, Any], value: Any) -> Sequence[tuple[str, str]]:
+        """Return pointer and message of each mistake in a call's arguments or result, by their JSON Schema."""
 
     def depends_on_caller(self, name: AgentName) -> bool:
         """Return whether the agent is made for each caller, so that its fingerprint is known in its turns alone."""

@@ -224,6 +224,7 @@ FAILURES = {
     "model_timeout": "The model did not answer in time.",
     "model_unreachable": "The model's provider was not reached.",
     "model_unsupported_input": "The model cannot read a part of the conversation, such as an image.",
+    "output_invalid": "The agent ran out of steps before its answer had the form of `output_schema`.",
     "rate_limited": "The model's provider takes no more requests of the service for now.",
     "replay_diverged": "The process that ran the turn ended, and the agent's replay asked for something else. "
     "Finished steps are kept.",

@@ -311,6 +311,7 @@ class TurnOptions:
     """Options of a turn. `max_steps` None: the agent's. `deadline_s` None: the service's, from the turn's start.
 
     `on_busy` is applied to the turns that run or wait already. `approve` names tools that need an approval, too.
+    `output_schema` is the JSON Schema of the answer. None: the agent's, if it has one.
     """
 
     max_steps: Annotated[int, Field(ge=1)] | None = None
@@ -319,6 +320,7 @@ class TurnOptions:
     on_busy: OnBusy = "reject"
     approve: Items[str] = ()
     client_tools: Items[ClientTool] = ()
+    output_schema: dict[str, Any] | None = None
 
 
 @record

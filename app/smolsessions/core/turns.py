@@ -195,7 +195,7 @@ class Turns:
 
         async def accept(turn: Turn, waits: bool) -> Sequence[Answer] | None:
             nonlocal new
-            new = await asyncio.to_thread(new_answers, turn, answers, self._agents.argument_problems, waits=waits)
+            new = await asyncio.to_thread(new_answers, turn, answers, self._agents.schema_problems, waits=waits)
             is_changed = self._version_of(turn.agent.name).fingerprint != turn.agent.fingerprint
             if new and is_changed and not self._agents.depends_on_caller(turn.agent.name):
                 new = ()
@@ -279,6 +279,8 @@ class Turns:
         if info is None:
             unknown = f"The conversation's agent {name!r} is not configured here."
             raise AgentUnavailableError(self._agents.unavailable.get(name, unknown))
+        if options.output_schema is not None:
+            self._agents.check_output_schema(options.output_schema)
         if options.client_tools:
             self._agents.check_client_tools(name, options.client_tools)
         if options.approve:

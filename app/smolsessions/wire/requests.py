@@ -136,6 +136,9 @@ class TurnRequest(Body):
         json_schema_extra=NO_LIST,
         description=f"{CLIENT_TOOLS} They hold for this turn, and win over those of the conversation.",
     )
+    output_schema: JsonObject | None = Field(
+        None, description="JSON Schema of the answer, without foreign references. Null: the agent's, if it has one."
+    )
     metadata: JsonObject = Field(
         default_factory=dict,
         json_schema_extra=NO_OBJECT,

@@ -183,6 +183,7 @@ class TurnOptions(BaseModel):
     on_busy: OnBusyWord
     approve: list[str] = Field(description="Tools that need an approval in this turn, beside others.")
     client_tools: list[ClientTool] = Field(description="Tools that the client runs, in this turn.")
+    output_schema: dict[str, Any] | None = Field(description="JSON Schema of the answer. Null: none was sent.")
 
 
 class Turn(BaseModel):

@@ -89,6 +89,10 @@ _SWALLOWED_PREFIX = "Error in generating final LLM output: "
 FINAL_ANSWER_FAILED = Failure("model_error", "The model gave no usable answer after the last step.", retryable=True)
 """Failure of an answer that `is_swallowed_failure`. Only the exception's text is left, so its kind is unknown."""
 
+OUTPUT_INVALID = Failure(
+    "output_invalid", "The agent ran out of steps before its answer had the form of output_schema.", retryable=True
+)
+
 
 def classify(error: BaseException) -> Failure:
     """Return the failure behind an exception that left `agent.run`. Never `internal`: that code is the host's own.

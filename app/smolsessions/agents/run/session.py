@@ -27,7 +27,13 @@ from smolsessions.agents.run.agent_run import AgentRun
 from smolsessions.agents.run.agent_state import AgentState
 from smolsessions.agents.run.approvals import Approvals
 from smolsessions.agents.run.effects import as_text
-from smolsessions.agents.run.failures import FINAL_ANSWER_FAILED, TurnStopped, classify, is_swallowed_failure
+from smolsessions.agents.run.failures import (
+    FINAL_ANSWER_FAILED,
+    OUTPUT_INVALID,
+    TurnStopped,
+    classify,
+    is_swallowed_failure,
+)
 from smolsessions.agents.run.instrumentation import clean_up, instrument
 from smolsessions.agents.run.journal import Journal
 from smolsessions.agents.run.step_writer import StepWriter
@@ -37,6 +43,7 @@ from smolsessions.agents.run.turn_run import TurnRun, place_of
 from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.smolagents_patches import patch_agent
 from smolsessions.agents.tools.client_tools import adapted_tools
+from smolsessions.agents.tools.output_schema import answer_check, output_problems, tools_of_turn
 from smolsessions.agents.tools.workspace_tools import workspaces_of
 from smolsessions.agents.values.images import image_from_bytes
 from smolsessions.agents.values.json_forms import joined_text, json_form, label_of, utf8_text
@@ -67,7 +74,6 @@ from smolsessions.core.records import (
 log = logging.getLogger(__name__)
 
 MAX_REPLY_CHARS = 1_000_000
-FINAL = "final_answer"
 START = "start"
 """Name of the choices that hold for all attempts at a turn."""
 ANSWER_TTL_S = 7 * 86400.0
@@ -199,10 +205,12 @@ class AgentSession:
         if self._scratchpad:
             self._scratchpad.expect(journal.results_of(NOTE_WRITE))
         agent_run = self._root.agent_run = AgentRun(turn_run, turn.agent.name)
-        if client_tools:  # where a bare agent has them: before the tool of the final answer
-            tools = {**own_tools, **{tool.name: tool for tool in client_tools}}
-            last = {FINAL: tools.pop(FINAL)} if FINAL in tools else {}
-            self._agent.tools = tools | last
+        own_checks, schema = self._agent.final_answer_checks, turn.options.output_schema
+        schema = options_of(self._agent).output_schema if schema is None else schema
+        if client_tools or schema:
+            self._agent.tools = tools_of_turn(self._agent, client_tools, schema)
+        if schema:
+            self._agent.final_answer_checks = [answer_check(schema), *own_checks]
         proxy_tools(self._root)
         writer = self._writer = StepWriter(self._root, agent_run, turn.number, self._edits, replay)
         agent_run.before_model_call = writer.write_finished
@@ -210,7 +218,7 @@ class AgentSession:
             node.approvals = approvals
         token = CALLER.set(caller)  # for models, callbacks and instructions
         try:
-            outcome = self._run(turn, turn_input, journal, writer)
+            outcome = self._run(turn, turn_input, journal, writer, schema)
         finally:
             CALLER.reset(token)
             writer.close()
@@ -218,7 +226,7 @@ class AgentSession:
             self._writer = self._root.agent_run = None  # a warm session holds no turn that is over
             for node in self._nodes:
                 node.approvals = None
-            self._agent.tools = own_tools
+            self._agent.tools, self._agent.final_answer_checks = own_tools, own_checks
             self._state.stop_interpreters()
             self.held_bytes = drop_pixels(self._memory.illustrated()) + self._state.size()
         if approvals and approvals.requests and not (bridge.stop_requested or journal.diverged):
@@ -241,7 +249,9 @@ class AgentSession:
         self._state.stop_interpreters()
         clean_up(self._agent)
 
-    def _run(self, turn: Turn, turn_input: TurnInput, journal: Journal, writer: StepWriter) -> Outcome:
+    def _run(
+        self, turn: Turn, turn_input: TurnInput, journal: Journal, writer: StepWriter, schema: dict[str, Any] | None
+    ) -> Outcome:
         answer: FinalAnswerStep | None = None
         failure: Failure | None = None
         try:
@@ -287,6 +297,8 @@ class AgentSession:
             state = "max_steps_error" if writer.ran_out else "success"
             if state == "max_steps_error" and is_swallowed_failure(output):
                 failure = FINAL_ANSWER_FAILED
+            elif schema and output_problems(schema, output):
+                failure = OUTPUT_INVALID
         if failure:
             return writer.outcome("failed", state=state, error=failure)
         media = {"images": writer.images, "files": writer.files}

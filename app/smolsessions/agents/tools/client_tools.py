@@ -11,9 +11,9 @@ from typing import Any
 from pydantic_core import to_json
 from smolagents import Tool
 
+from smolsessions.agents.tools.json_schemas import check_schema
 from smolsessions.agents.tools.mcp_schemas import ListedTool, SchemaError, ToolOfSchema, adapted
 from smolsessions.core.errors import InvalidRequestError, ToolNameTakenError
-from smolsessions.core.json_data import json_pointer
 from smolsessions.core.records import ClientTool
 
 MAX_BYTES = 64 * 1024
@@ -46,8 +46,7 @@ def adapted_tools(tools: Sequence[ClientTool], taken: Collection[str], pointer: 
         used.add(tool.name)
         for member, schemas in (("parameters", (tool.parameters, {})), ("output_schema", ({}, tool.output_schema))):
             at = f"{pointer}/{place}/{member}"
-            if (path := _remote_reference(schemas)) is not None:
-                raise InvalidRequestError.at(f"{at}{path}", "refers to another document; write that schema here")
+            check_schema(schemas[0] or schemas[1] or {}, at)
             try:
                 adapted(tool.name, "", schemas[0], schemas[1], ())
             except (SchemaError, RecursionError) as error:
@@ -55,18 +54,3 @@ def adapted_tools(tools: Sequence[ClientTool], taken: Collection[str], pointer: 
                 raise InvalidRequestError.at(at, f"cannot be shown to a model: it {reason}") from None
         found.append(ToolOfClient(tool, adapted(tool.name, tool.description, tool.parameters, tool.output_schema, ())))
     return found
-
-
-def _remote_reference(schemas: Sequence[Any]) -> str | None:
-    """Return the JSON pointer of a `$ref` that leads out of its schema, or None."""
-    left: list[tuple[Any, tuple[object, ...]]] = [(schema, ()) for schema in schemas]
-    while left:
-        part, path = left.pop()
-        if isinstance(part, dict):
-            reference = part.get("$ref")
-            if isinstance(reference, str) and not reference.startswith("#"):
-                return json_pointer([*path, "$ref"])
-            left += [(each, (*path, name)) for name, each in part.items()]
-        elif isinstance(part, list):
-            left += [(each, (*path, place)) for place, each in enumerate(part)]
-    return None

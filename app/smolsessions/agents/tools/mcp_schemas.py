@@ -134,7 +134,7 @@ def python_name(name: str, taken: Collection[str], most_chars: int = MAX_NAME_CH
 
 def adapted(name: str, description: str, input_schema: Any, output_schema: Any, taken: Collection[str]) -> ListedTool:
     """Return a tool of these JSON Schemas in the form that smolagents needs. Raises `SchemaError`."""
-    schema = _Resolver(input_schema).resolve(input_schema)
+    schema = resolved(input_schema)
     if not isinstance(schema, dict):
         raise SchemaError("is no object")
     own_name = python_name(name, taken)
@@ -169,10 +169,15 @@ def adapted(name: str, description: str, input_schema: Any, output_schema: Any, 
             if "null" not in types:
                 refuses_null.add(parameter)
         inputs[parameter], remote_inputs[parameter] = found, remote_name
-    output = _Resolver(output_schema).resolve(output_schema) if output_schema else None
+    output = resolved(output_schema) if output_schema else None
     if len(json.dumps([inputs, output])) > MAX_BYTES:
         raise SchemaError("is larger than 64 KiB")
     return ListedTool(own_name, name, _bounded(description), inputs, output, remote_inputs, frozenset(refuses_null))
+
+
+def resolved(schema: Any) -> Any:
+    """Return a copy of a schema with those that it refers to in their places. Raises `SchemaError`."""
+    return _Resolver(schema).resolve(schema)
 
 
 def _types_of(schema: dict[str, Any]) -> list[str]:

@@ -157,6 +157,7 @@ class NewTurns:
                 body.on_busy,
                 tuple(body.approve),
                 tools_of(body.client_tools),
+                body.output_schema,
             ),
             turn_input=TurnInput(data, scope["claims"], stored),
             images=images,
