@@ -70,7 +70,7 @@ coverage: programs
 
 # The page, in a real Chromium; part of `make test`.
 browser: programs
-	$(BIN)/python -m pytest -n 4 --dist worksteal browser_tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal browser_tests
 
 # Pictures of each state of the page, at three widths in both themes; FOLDER may be given.
 screenshots: $(VENV)/test-ready

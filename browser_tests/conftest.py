@@ -48,7 +48,7 @@ def service(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("service")
     agents = ",".join([talker.AGENTS, *(each for each in approvals.AGENTS.split(",") if each.split("=")[0] in WAITING)])
     settings = SETTINGS | {"AGENTS": agents}
-    with Service(folder, settings, {approvals.OUTBOX: str(folder / "outbox")}, forked=False) as running:
+    with Service(folder, settings, {approvals.OUTBOX: str(folder / "outbox")}) as running:
         yield running
 
 

@@ -48,7 +48,7 @@ def service() -> Iterator[Service]:
     """Yield a service with the agents of the shop and no conversation."""
     with tempfile.TemporaryDirectory() as data:
         settings = {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "LEASE_S": "10", "DRAIN_S": "1"}
-        with Service(Path(data), settings, forked=False) as running:
+        with Service(Path(data), settings) as running:
             yield running
 
 

@@ -90,7 +90,7 @@ def test_text_of_a_call_made_again_is_thrown_away_and_unknown_and_repeated_event
 
 def test_a_key_is_asked_for_refused_taken_and_forgotten(opened: Open, tmp_path: Path, sins: list[str]) -> None:
     settings = SETTINGS | {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "API_KEYS_FILE": str(keys_file(tmp_path))}
-    with Service(tmp_path / "service", settings, forked=False) as service:
+    with Service(tmp_path / "service", settings) as service:
         page = opened(service, is_alone=True)
         dialog = page.get_by_role("dialog", name="An API key is needed")
         expect(dialog.get_by_label("API key")).to_be_focused()

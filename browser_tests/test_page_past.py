@@ -7,7 +7,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from browser_tests.reader import (
     A_LINE_PX,
@@ -26,7 +26,6 @@ from browser_tests.reader import (
 from tests.support.service import Service
 from tests.support.waiting import wait_until
 
-TWO_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 LAID_OUT = """() => [...document.querySelectorAll(".turn .answer")].filter(
   (part) => part.checkVisibility({ contentVisibilityAuto: true })).length"""
 
@@ -239,6 +238,15 @@ def test_a_past_turn_without_its_events_shows_the_steps_on_record(opened: Open, 
     expect(answer(page)).to_have_text("Past.")
 
 
+def settled(place: Locator) -> float:
+    """Return the distance from the top of the window, once two frames have not changed it."""
+    before, now = None, top(place)
+    while before != now:
+        place.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        before, now = now, top(place)
+    return now
+
+
 def test_a_long_conversation_is_shown_from_its_end_and_loads_earlier_turns_as_needed(
     opened: Open, service: Service
 ) -> None:
@@ -255,13 +263,11 @@ def test_a_long_conversation_is_shown_from_its_end_and_loads_earlier_turns_as_ne
     first = page.get_by_role("article", name="Turn 31", exact=True)
     with page.expect_request(re.compile("cursor=")):
         first.scroll_into_view_if_needed()
-    page.evaluate(TWO_FRAMES)
-    place = top(first)
+    place = settled(first)
     held[0].continue_()
     page.unroute(re.compile("cursor="))
     expect(page.get_by_role("article", name="Turn 11", exact=True)).to_be_attached()
-    page.evaluate(TWO_FRAMES)
-    assert abs(place - top(first)) < A_LINE_PX
+    assert abs(place - settled(first)) < A_LINE_PX
     for number in (11, 1):
         page.locator("#scroll").evaluate("(at) => at.scrollTop = 0")
         expect(page.get_by_role("article", name=f"Turn {number}", exact=True)).to_be_attached()

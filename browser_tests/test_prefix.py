@@ -23,9 +23,7 @@ PREFIX = "/team/agents"
 def prefixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, str]]:
     """Yield a service below a prefix, and its address without a proxy."""
     folder = tmp_path_factory.mktemp("prefixed")
-    with Service(
-        folder, SETTINGS | {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "ROOT_PATH": PREFIX}, forked=False
-    ) as service:
+    with Service(folder, SETTINGS | {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "ROOT_PATH": PREFIX}) as service:
         yield service, str(service.client.base_url).rstrip("/")
 
 
@@ -47,6 +45,7 @@ def test_page_and_docs_work_below_a_prefix(
         expect(call.locator(".request-url")).to_contain_text(f"{PREFIX}/livez")
 
 
+@pytest.mark.deep
 def test_a_call_can_be_tried_in_the_docs(opened: Callable[..., Page], service: Service) -> None:
     try_liveness(opened(service, "/docs"))
 

@@ -38,7 +38,8 @@ OTHERS = {
     "README": "tests/docs",
     "openapi.yaml": "tests/web/test_openapi.py",
 }
-EVERYTHING = ["tests", "browser_tests"]
+BROWSER = ("-n", "2", "--dist", "worksteal")  # Chromium is several processes
+EVERYTHING = {"tests": PARALLEL, "browser_tests": BROWSER}
 
 
 def main() -> None:
@@ -47,11 +48,11 @@ def main() -> None:
 
 
 def run_fast() -> int:
-    return _first_failure([run_twice(folder, *PARALLEL, "-m", FAST) for folder in EVERYTHING])
+    return _first_failure([run_twice(folder, *options, "-m", FAST) for folder, options in EVERYTHING.items()])
 
 
 def run_deep() -> int:
-    parallel = (pytest(folder, *PARALLEL, "-m", "deep and not alone") for folder in EVERYTHING)
+    parallel = (pytest(folder, *options, "-m", "deep and not alone") for folder, options in EVERYTHING.items())
     return _first_failure([*parallel, pytest("tests", "-m", "alone")])
 
 
@@ -106,7 +107,7 @@ def affected_places(changed: list[str]) -> list[str]:
             if "page" in path.parts:
                 places.add("browser_tests")
         elif path.parts[:2] == ("tests", "support") or name in {"pyproject.toml", "tests/conftest.py"}:
-            return EVERYTHING
+            return [*EVERYTHING]
         elif path.parts[0] in {"tests", "browser_tests"} and path.name.startswith("test_"):
             places.add(name)
         else:

@@ -299,8 +299,8 @@ def test_code_that_exits_gets_an_error_and_keeps_its_variables(service: Service)
 def test_a_kill_from_outside_is_an_error_at_worst_and_the_turn_goes_on(
     alone: Service, gate: Gate, victims: Callable[[Service], list[psutil.Process]]
 ) -> None:
-    blocks = code_script("kept = 1", f"wait_for(path={str(gate.path)!r})\nkept = 2", "print(kept)", "print(kept)")
-    turn = submit_turn(alone, *blocks, DONE, agent="coder")
+    blocks = "kept = 1", f"wait_for(path={str(gate.path)!r})\nkept = 2", *["print(kept)"] * 3
+    turn = submit_turn(alone, *code_script(*blocks), DONE, agent="coder")
     gate.reached()
     for victim in victims(alone):
         victim.kill()
@@ -309,6 +309,7 @@ def test_a_kill_from_outside_is_an_error_at_worst_and_the_turn_goes_on(
     assert (ended["status"], ended["reply"]) == ("finished", "done")
     texts = shown_outputs(alone, ended)
     # The process died in this block (its effect is undone), in a later one, or not at all. Saved variables remain.
+    # If it printed before it died, the model counts the error and the output as two steps, and leaves out a block.
     assert len([text for text in texts if text.startswith(DIED)]) <= 1
     assert {printed(text) for text in texts if printed(text)} in ({"1"}, {"2"}), texts
     assert play_code(alone, "print(1)")[0]["reply"] == "done"

@@ -91,7 +91,7 @@ def fork(
 
 @cache
 def _parents() -> Iterator["_Parent"]:
-    return itertools.cycle([_Parent() for _ in range(PARENTS)])
+    return itertools.cycle(_Parent() for _ in range(PARENTS))  # each is started at its first use
 
 
 class _Parent:
