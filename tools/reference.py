@@ -1,4 +1,4 @@
-"""Parts of the docs' reference that are made from the code: calls of HTTP, events, commands, methods of the client."""
+"""Parts of the docs' reference that are made from the code: events, commands, methods of the client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-import yaml
 from pydantic import BaseModel
 
 from smolsessions.agent_options import WorkspaceOptions
@@ -16,7 +15,6 @@ from smolsessions.agents.config.schema import AgentTable, McpTable, ModelOptions
 from smolsessions.cli.commands import app
 from smolsessions.client.sync.client import Client
 from smolsessions.settings import Settings, settings_table
-from smolsessions.web.app import schema_yaml
 from smolsessions.wire.events import MODELS_OF_TYPES, StepEvent, TurnEvent
 
 if TYPE_CHECKING:
@@ -40,7 +38,6 @@ _COMMON = (  # the page of commands says once which ones have them
 def parts() -> Iterator[tuple[Path, str, str]]:
     """Yield each part with its page and the name of its marks."""
     yield DOCS / "reference" / "settings.md", "settings", settings_table()
-    yield DOCS / "reference" / "http.md", "calls", _calls()
     yield DOCS / "reference" / "commands.md", "commands", _commands()
     yield DOCS / "client.md", "methods", _methods()
     yield DOCS / "agents.md", "keys", _keys()
@@ -56,15 +53,6 @@ def fill(page: Path, name: str, text: str) -> str:
     if not (found and closed):
         raise ValueError(f"{page} has no lines {start.strip()} and {end}")
     return f"{before}{start}{text.strip()}\n{end}{after}"
-
-
-def _calls() -> str:
-    rows = []
-    for path, operations in yaml.safe_load(schema_yaml())["paths"].items():
-        for method, operation in operations.items():
-            if summary := isinstance(operation, dict) and operation.get("summary"):
-                rows.append(f"- `{method.upper()} {path}`: {summary}")
-    return "\n".join(rows)
 
 
 def _commands() -> str:

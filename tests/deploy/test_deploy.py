@@ -291,7 +291,7 @@ def test_the_store_pod_keeps_what_it_is_given(rendered: Rendered) -> None:
 
 
 def test_what_the_docs_add_to_a_site_renders(tmp_path: Path) -> None:
-    text = (PAGES / "kubernetes-changes.md").read_text()
+    text = (PAGES / "kubernetes.md").read_text()
     additions = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     assert len(additions) == 8
     deploy = tmp_path / "deploy"
