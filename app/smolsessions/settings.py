@@ -21,7 +21,9 @@ T = TypeVar("T")
 PREFIX = "SMOLSESSIONS_"
 OF_CLIENTS = frozenset({"URL", "API_KEY"})
 """Variables of the commands that connect to a service."""
-OWN_PATHS = frozenset("agents conversations docs imports livez metrics openai openapi.json page readyz turn".split())
+OWN_PATHS = frozenset(
+    "agents conversations docs imports livez mcp metrics openai openapi.json page readyz turn".split()
+)
 """First segments of the service's own paths."""
 _PREFIX = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9._~-]+)+")
 _HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,253}[a-z0-9_.])?", re.IGNORECASE)
@@ -99,8 +101,8 @@ class Settings(BaseSettings):
     )
     dialects: str = Field(
         "",
-        description="Protocols of other clients that are served, too, with commas between: openai. `none` serves none. "
-        "Unset: all that are installed.",
+        description="Protocols of other clients that are served, too, with commas between: openai, mcp. "
+        "`none` serves none. Unset: all that are installed.",
     )
     root_path: str = Field(
         "",

@@ -24,16 +24,18 @@ from smolsessions.core.errors import (
 )
 from smolsessions.core.events import Logged, MessageDelta, MessageRestarted, TurnEnded, TurnWaiting
 from smolsessions.core.records import IdempotentRequest, Owner, Ref, Turn
+from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import Turns, TurnSubscription
 from smolsessions.web.http_connection import BREAK_OFF
 from smolsessions.web.routes.common import Delivery
 from smolsessions.web.routes.turns import NewTurns
 from smolsessions.web.sse import PING, EventStreams, TurnStream
-from smolsessions.wire.requests import AnswersRequest, TurnRequest
+from smolsessions.wire.requests import AnswerIn, AnswersRequest, TurnRequest
 
 KEEP_S = 30 * 86_400
 """How long the store knows which turn a request of a dialect became."""
 JUST_FAILED_S = 60.0
+YES = frozenset({"approve", "approved", "ok", "okay", "y", "yes"})
 BLANK_S = 20.0  # between blanks in front of a late answer; clients give up after 300 s of silence
 _UNTIL_WAITING = Delivery(until="waiting")
 
@@ -117,6 +119,23 @@ class Gateway:
     async def answer(self, scope: Scope, place: Place, body: AnswersRequest) -> tuple[Turn, int]:
         """Record answers to requests of a waiting turn. Returns it, and the number of the event before theirs."""
         return await self._new_turns.record_answers(scope, place.conversation_id, place.turn, body)
+
+    async def answer_in_words(self, scope: Scope, place: Place, requests: Iterable[InputRequest], text: str) -> int:
+        """Answer each open request with a user's words, and return the number of the event before the answers.
+
+        An approval needs a plain yes.
+        """
+        answers = []
+        for each in requests:
+            if each.kind == "question":
+                answers.append(AnswerIn(request_id=each.request_id, text=text))
+            elif each.kind == "result":
+                answers.append(AnswerIn(request_id=each.request_id, error=f"The user wrote instead: {text}"[:10_000]))
+            elif text.strip(" .!\n").casefold() in YES:
+                answers.append(AnswerIn(request_id=each.request_id, decision="approve"))
+            else:
+                answers.append(AnswerIn(request_id=each.request_id, decision="reject", reason=text[:10_000]))
+        return (await self.answer(scope, place, AnswersRequest(answers=answers)))[1]
 
     async def follow(self, ref: Ref, number: int) -> TurnSubscription:
         """Subscribe to a turn from its first event. The caller, or a `stream`, must close the subscription."""

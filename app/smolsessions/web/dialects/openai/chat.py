@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import count
 from typing import Annotated, Any
@@ -15,7 +14,6 @@ from pydantic import BaseModel, Field, ValidationError
 from smolsessions.core.errors import AgentNotFoundError, InvalidRequestError, NotFoundError
 from smolsessions.core.json_data import invalid_request
 from smolsessions.core.records import AgentName, Owner, Ref
-from smolsessions.core.requests import InputRequest
 from smolsessions.web.body import in_thread_if_large
 from smolsessions.web.dialects.gateway import (
     Gateway,
@@ -34,7 +32,6 @@ from smolsessions.wire.requests import AnswerIn, AnswersRequest
 MOST_MESSAGES = 5000
 MOST_REPEATS = 100  # of the same question after the same history
 TASK = "### Task:"  # begins Open WebUI's own questions: for a title, tags and next questions
-YES = frozenset({"approve", "approved", "ok", "okay", "y", "yes"})
 
 
 class ChatRequest(BaseModel):
@@ -136,7 +133,7 @@ async def place_of(gateway: Gateway, request: Request, owner: Owner, body: ChatR
     history = f"chat:{digest_of(seed, said[:-1])}"
     before = await last_of(gateway, owner, history, body.messages) if len(said) > 1 else None
     if before and (turn := await gateway.turn_at(owner, before)) and turn.requests:
-        after = await answer_in_words(gateway, request, before, turn.requests, users[-1].text)
+        after = await gateway.answer_in_words(request.scope, before, turn.requests, users[-1].text)
         await gateway.reserve(owner, f"{key}:{nth}", before)
         return before, after
     wanted = await next_place(gateway, owner, body, before, chat_id, is_own=bool(own_id))
@@ -223,21 +220,3 @@ async def answer_tools(gateway: Gateway, request: Request, messages: list[Messag
     place = turn_of_request(answers[0].request_id)
     _, after = await gateway.answer(request.scope, place, AnswersRequest(answers=answers[::-1]))
     return place, after
-
-
-async def answer_in_words(
-    gateway: Gateway, request: Request, place: Place, requests: Iterable[InputRequest], text: str
-) -> int:
-    """Answer each open request with the user's words. An approval needs a plain yes."""
-    answers = []
-    for each in requests:
-        if each.kind == "question":
-            answers.append(AnswerIn(request_id=each.request_id, text=text))
-        elif each.kind == "result":
-            answers.append(AnswerIn(request_id=each.request_id, error=f"The user wrote instead: {text}"[:10_000]))
-        elif text.strip(" .!\n").casefold() in YES:
-            answers.append(AnswerIn(request_id=each.request_id, decision="approve"))
-        else:
-            answers.append(AnswerIn(request_id=each.request_id, decision="reject", reason=text[:10_000]))
-    _, after = await gateway.answer(request.scope, place, AnswersRequest(answers=answers))
-    return after

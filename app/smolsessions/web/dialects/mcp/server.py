@@ -1,0 +1,243 @@
+"""Server of the Model Context Protocol without sessions, so that any process answers any request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from contextlib import aclosing, closing
+from typing import Any, cast
+
+import mcp_types as types
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.shared.exceptions import MCPError
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from smolsessions import __version__
+from smolsessions.core.errors import ServiceError, ShuttingDownError
+from smolsessions.core.events import Logged, ToolCalled, TurnEnded, TurnWaiting
+from smolsessions.core.records import Owner, Ref, Turn
+from smolsessions.core.requests import InputRequest
+from smolsessions.core.turns import TurnSubscription
+from smolsessions.web.dialects.gateway import Gateway, Place, digest_of, new_id, turn_of_request
+from smolsessions.wire.requests import AnswerIn, AnswersRequest, TurnRequest
+
+PREFIX = "ask_"
+MOST_REPEATS = 100
+_TEXT = {"type": "string"}
+_INPUT = {
+    "type": "object",
+    "properties": {
+        "message": {**_TEXT, "description": "Message to the agent, or the answer to what it asked."},
+        "conversation_id": {**_TEXT, "description": "Conversation to go on with. Leave it out for a new one."},
+    },
+    "required": ["message"],
+}
+_OUTPUT = {
+    "type": "object",
+    "properties": {
+        "conversation_id": _TEXT,
+        "turn": {"type": "integer"},
+        "status": {"enum": ["finished", "failed", "cancelled", "waiting"]},
+        "reply": {"type": ["string", "null"]},
+        "tool_call_names": {"type": "array", "items": _TEXT},
+    },
+    "required": ["conversation_id", "turn", "status"],
+}
+Context = ServerRequestContext[Any, Request]
+logging.getLogger("mcp.server.streamable_http").setLevel(logging.WARNING)  # it has two lines for each request
+
+
+class McpServer:
+    """All agents as tools `ask_NAME(message, conversation_id?)`."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        server: Server[Any] = Server(
+            "smolsessions", version=__version__, on_list_tools=self._list, on_call_tool=self._call
+        )
+        self._manager = StreamableHTTPSessionManager(server, stateless=True)
+        self._ready = asyncio.Event()
+        self._runs = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        async with self._manager.run():
+            self._ready.set()
+            await asyncio.Event().wait()
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._ready.wait()
+        await self._manager.handle_request(scope, receive, send)
+
+    async def _list(self, _context: Context, _params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        tools = [
+            types.Tool(
+                name=f"{PREFIX}{info.version.name}",
+                description=info.description or f"Ask the agent {info.version.name}.",
+                input_schema=_INPUT,
+                output_schema=_OUTPUT,
+            )
+            for info in self._gateway.conversations.agents()
+        ]
+        return types.ListToolsResult(tools=tools)
+
+    async def _call(
+        self, context: Context, params: types.CallToolRequestParams
+    ) -> types.CallToolResult | types.InputRequiredResult:
+        agent = params.name.removeprefix(PREFIX)
+        if agent == params.name or agent not in [info.version.name for info in self._gateway.conversations.agents()]:
+            raise MCPError(types.INVALID_PARAMS, f"No tool has the name {params.name[:80]!r}.")
+        try:
+            subscription, after = await self._begun(context, agent, params)
+            return await self._ended(context, subscription, after)
+        except ValidationError as error:
+            first = error.errors()[0]
+            return _refused(f"{'/'.join(map(str, first['loc']))}: {first['msg']}")
+        except ServiceError as error:
+            return _refused(error.message)
+
+    async def _begun(
+        self, context: Context, agent: str, params: types.CallToolRequestParams
+    ) -> tuple[TurnSubscription, int]:
+        """Submit a turn, or answer one that waits. Returns its subscription, and the event to go on after."""
+        assert context.request, "the transport is HTTP"
+        gateway, scope = self._gateway, context.request.scope
+        owner = Owner(scope["owner"])
+        given = params.arguments or {}
+        if params.input_responses:
+            place = turn_of_request(next(iter(params.input_responses)))
+            answers = [_answer_of(name, response) for name, response in params.input_responses.items()]
+            _, after = await gateway.answer(scope, place, AnswersRequest(answers=answers))
+            return await gateway.follow(Ref(owner, place.conversation_id), place.turn), after
+        body = TurnRequest.model_validate({"message": given.get("message"), "agent": agent})
+        conversation_id, last = given.get("conversation_id"), 0
+        if conversation_id is not None:
+            found = await gateway.conversations.store.conversation(Ref(owner, str(conversation_id)))
+            last = found.turn_count
+            if found.waits and found.running_turn:
+                place = Place(found.ref.id, found.running_turn)
+                turn = await gateway.turns.store.turn(found.ref, place.turn)
+                after = await gateway.answer_in_words(scope, place, turn.requests, body.message)
+                return await gateway.follow(found.ref, place.turn), after
+        wanted = Place(conversation_id or new_id(), last + 1)
+        key = f"mcp:{digest_of(wanted.conversation_id, body.message)}"
+        for nth in range(MOST_REPEATS):  # a client asks again if its stream broke
+            if not (known := await gateway.find(owner, f"{key}:{nth}")):
+                break
+            if (turn_there := await gateway.turn_at(owner, known)) and turn_there.outcome is None:
+                return await gateway.follow(turn_there.ref, turn_there.number), 0
+        return await gateway.play(scope, f"{key}:{nth}", wanted, body), 0
+
+    async def _ended(
+        self, context: Context, subscription: TurnSubscription, after: int
+    ) -> types.CallToolResult | types.InputRequiredResult:
+        """Wait until the turn is over or waits for a person. Tells the client of each call of a tool."""
+        fold, calls, turn = _Fold(after), 0, subscription.turn
+        try:
+            with closing(subscription):
+                async with aclosing(self._gateway.fold(subscription, fold)) as steps:
+                    async for seq, _ in steps:
+                        if seq > after and fold.calls > calls:
+                            calls = fold.calls
+                            await context.session.report_progress(calls, message=fold.called)
+        except asyncio.CancelledError:
+            if context.request and not context.request.app.state.draining:  # the client has cancelled the call
+                self._gateway.turns.cancel_in_background(turn)
+            raise
+        if fold.ended:
+            return self._result(fold.ended, fold.media)
+        if not fold.requests:
+            raise ShuttingDownError(
+                f"The service restarts, and the turn goes on. Send the same message again with conversation_id "
+                f"{turn.ref.id}."
+            )
+        capabilities = context.session.client_capabilities
+        if context.protocol_version >= "2026-07-28" and capabilities and capabilities.elicitation:
+            asked = {each.request_id: _elicited(each) for each in fold.requests}
+            return types.InputRequiredResult(input_requests=cast("types.InputRequests", asked))
+        questions = "\n".join(
+            each.question or f"May I call {each.tool} with {each.arguments}?" for each in fold.requests
+        )
+        how = f"Ask the user. Then call this tool with conversation_id {turn.ref.id}, and the answer as message."
+        words = " Approve with the message yes, and reject with a reason." if _has_approval(fold.requests) else ""
+        data = {"conversation_id": turn.ref.id, "turn": turn.number, "status": "waiting", "reply": questions}
+        text = types.TextContent(type="text", text=f"The agent asks: {questions}\n{how}{words}")
+        return types.CallToolResult(content=[text], structured_content=data)
+
+    @staticmethod
+    def _result(turn: Turn, media: dict[str, str]) -> types.CallToolResult:
+        outcome = turn.outcome
+        assert outcome, "a turn that ended has an outcome"
+        text = outcome.reply or (outcome.error.message if outcome.error else "")
+        content: list[types.ContentBlock] = [types.TextContent(type="text", text=text)]
+        for image in outcome.images:
+            kind, _, encoded = media.get(image.name, "").removeprefix("data:").partition(";base64,")
+            content += [types.ImageContent(type="image", data=encoded, mime_type=kind)] if encoded else []
+        names = [call.name for call in outcome.tool_calls if not call.internal]
+        data = {"conversation_id": turn.ref.id, "turn": turn.number, "status": outcome.status, "reply": outcome.reply}
+        return types.CallToolResult(
+            content=content,
+            structured_content={**data, "tool_call_names": names},
+            is_error=outcome.status != "finished",
+        )
+
+
+class _Fold:
+    """Fold of a turn's events after a number: its end, its open requests, and its calls of tools."""
+
+    drops_void_text = False
+
+    def __init__(self, after: int) -> None:
+        self.is_complete = False
+        self.media: dict[str, str] = {}
+        self.ended: Turn | None = None
+        self.requests: tuple[InputRequest, ...] = ()
+        self.calls, self.called = 0, ""
+        self._after = after
+
+    def frames(self, logged: Logged, *, waits: bool) -> Iterable[bytes]:
+        event = logged.event
+        if isinstance(event, TurnEnded):
+            self.ended, self.is_complete = event.result, True
+        elif isinstance(event, TurnWaiting):
+            if waits and logged.seq > self._after:
+                self.requests, self.is_complete = event.requests, True
+        elif isinstance(event, ToolCalled) and not event.internal:
+            self.calls, self.called = self.calls + 1, event.name
+        return ()
+
+
+def _refused(text: str) -> types.CallToolResult:
+    return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=True)
+
+
+def _has_approval(requests: Iterable[InputRequest]) -> bool:
+    return any(each.kind == "approval" for each in requests)
+
+
+def _elicited(request: InputRequest) -> types.ElicitRequest:
+    """Return a question or an approval as a form for the client's user."""
+    if request.kind == "approval":
+        message = f"Allow {request.tool} with {request.arguments}?"
+        members: dict[str, Any] = {"approve": {"type": "boolean"}, "reason": _TEXT}
+        required = ["approve"]
+    else:
+        message = request.question or ""
+        members = {"answer": {**_TEXT, **({"enum": list(request.choices)} if request.choices else {})}}
+        required = ["answer"]
+    schema = {"type": "object", "properties": members, "required": required}
+    return types.ElicitRequest(params=types.ElicitRequestFormParams(message=message, requested_schema=schema))
+
+
+def _answer_of(request_id: str, response: Any) -> AnswerIn:
+    content = getattr(response, "content", None) if getattr(response, "action", "") == "accept" else None
+    if content and isinstance(content.get("answer"), str):
+        return AnswerIn(request_id=request_id, text=content["answer"])
+    if content and content.get("approve") is True:
+        return AnswerIn(request_id=request_id, decision="approve")
+    reason = str(content.get("reason") or "") if content else "The user gave no answer."
+    return AnswerIn(request_id=request_id, decision="reject", reason=reason[:10_000] or None)
