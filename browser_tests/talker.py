@@ -21,6 +21,7 @@ from smolagents.models import ChatMessage, ChatMessageStreamDelta, agglomerate_s
 from smolagents.monitoring import TokenUsage
 
 import smolsessions
+from smolsessions.agents.run.model_connections import current_call
 from tests.support import agents
 from tests.support.streaming import delta
 from tests.support.waiting import PATIENCE_S
@@ -40,6 +41,8 @@ class Talker(Model):
         task, done = agents.place_in(messages)
         script = self.script(task)
         yield from _play(script[min(done, len(script) - 1)], len(messages))
+        if (reported := script[min(done, len(script) - 1)].get("usage")) and (call := current_call()):
+            call.usage = reported  # as a provider's client would have it
         yield ChatMessageStreamDelta(token_usage=self.usage([agents.text_of(message) for message in messages]))
 
     def script(self, task: str) -> list[dict[str, Any]]:

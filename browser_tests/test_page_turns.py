@@ -44,7 +44,8 @@ def test_a_long_silence_says_what_happens(page: Page, gate: Path) -> None:
 
 def test_a_step_shows_its_thought_its_calls_and_their_results(page: Page, gate: Path) -> None:
     calls: list[Any] = [["echo", {"text": "a sound"}], ["fail", {"reason": "no luck"}]]
-    say(page, [{"think": ["I try ", "both."], "call": calls}, {"say": [wait(gate), "So it is."]}])
+    usage = {"prompt_tokens_details": {"cached_tokens": 8}}
+    say(page, [{"think": ["I try ", "both."], "call": calls, "usage": usage}, {"say": [wait(gate), "So it is."]}])
     first = page.locator(".step").first
     expect(first).to_have_attribute("data-state", "wrong")
     first.locator("summary").first.click()
@@ -57,10 +58,10 @@ def test_a_step_shows_its_thought_its_calls_and_their_results(page: Page, gate: 
     expect(fail.locator(".result")).to_contain_text("ValueError: no luck")
     expect(first.locator(".part-wrong")).to_have_count(0)  # the call shows the error
     expect(first.locator(".preview").first).to_have_text("Error: ValueError: no luck")
-    expect(first.locator("summary .figures").first).to_contain_text("10 → 5 tokens")
+    expect(first.locator("summary .figures").first).to_contain_text("10 (8 cached) → 5 tokens")
     gate.touch()
     expect(answer(page)).to_have_text("So it is.")
-    expect(page.locator(".turn-foot")).to_contain_text("20 → 10 tokens")
+    expect(page.locator(".turn-foot")).to_contain_text("20 (8 cached) → 10 tokens")
 
 
 def test_code_its_output_and_its_error_are_shown(page: Page) -> None:

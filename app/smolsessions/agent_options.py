@@ -85,6 +85,7 @@ class OptionValues(TypedDict, total=False):
     memory_policy: PolicyRules
     own_policies: list[str] | tuple[str, ...]
     summary_model: SummaryModel | None
+    prompt_cache: bool
     scratchpad: bool
     executor: Literal["child", "thread"]
     code_limits: CodeLimitValues
@@ -152,6 +153,7 @@ class Options(SharedOptions):
     memory_policy: Any = Field((), description="Rules that bound the memory that the model sees.")
     own_policies: Lines = Field((), description="Functions `(steps) -> steps` that a policy may name: module:function.")
     summary_model: Any = Field(None, description="Model that summarizes. None: the agent's own.")
+    prompt_cache: bool = Field(False, description="Ask the model's provider to cache prompts.")
     executor: Literal["child", "thread"] = Field("child", description="Place where a CodeAgent's code runs.")
     stored_classes: Annotated[tuple[Any, ...], Field(strict=False)] = Field(
         (), description="Classes of which memory and variables keep instances. Others are kept as data or text."

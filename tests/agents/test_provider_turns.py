@@ -4,17 +4,22 @@ An environment that has LiteLLM tests LiteLLM alone, as test_providers.py does.
 """
 
 import importlib.util
+import itertools
+import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.data import data
-from tests.support.providers import KEY, Answer, Provider
+from tests.support.providers import KEY, Answer, Provider, Request, used
 from tests.support.service import Service
 from tests.support.streaming import log_of
 from tests.support.tiers import mostly_deep
+from tests.support.transfer import export, import_document
 from tests.support.turns import cancel, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
 
@@ -27,6 +32,9 @@ ENDPOINTS = (
 )
 ANSWER = Answer(calls=(("final_answer", {"answer": "It is 42."}),))
 BROKEN = Answer(status=500, body={"error": {"message": f"broken {KEY}"}})
+CODE = Answer(("Thought: easy\n<code>\nfinal_answer(6 * 7)\n</code>",))
+MARK = re.compile("cachePoint|cache_control")
+MARKED_END = re.compile(r'("cache_control": {"type": "ephemeral"}|{"cachePoint": {"type": "default"})}\]}\]$')
 QUESTION = "how is the weather in Lisbon?"
 
 
@@ -128,5 +136,88 @@ def test_a_stop_ends_the_wait_for_a_repeat_at_once(service: Service, server: Pro
 
 @pytest.mark.skipif(HAS_LITELLM, reason="boto3 makes these calls")
 def test_an_agent_on_bedrock_writes_code(service: Service, server: Provider) -> None:
-    turn = play(service, server, Answer(("Thought: easy\n<code>\nfinal_answer(6 * 7)\n</code>",)), agent="coder")
-    assert (turn["reply"], turn["usage"]) == ("42", {"input_tokens": 3, "output_tokens": 2}), turn
+    turn = play(service, server, CODE, agent="coder")
+    assert (turn["reply"], turn["usage"]) == ("42", used(3, 2)), turn
+
+
+OPENAIS = {"prompt_tokens_details": {"cached_tokens": 2}, "completion_tokens_details": {"reasoning_tokens": 0}}
+OPENAIS_USED = used(3, 2, cached_input_tokens=2) | ({} if HAS_LITELLM else {"reasoning_tokens": 0})
+DETAILS: list[tuple[str, Any, Any]] = [
+    ("lone", OPENAIS, OPENAIS_USED),
+    *(
+        [
+            (
+                "cached",
+                {"cache_read_input_tokens": 7, "cache_creation_input_tokens": 4},
+                used(14, 2, cached_input_tokens=7, cache_write_tokens=4),
+            ),
+            ("shop", {}, used(3, 2)),
+        ]
+        if HAS_LITELLM
+        else [
+            ("cached", OPENAIS, OPENAIS_USED),
+            (
+                "shop",
+                {"prompt_tokens_details": None, "completion_tokens_details": {"reasoning_tokens": "many"}},
+                used(3, 2),
+            ),
+            (
+                "coder",
+                {"cacheReadInputTokens": 7, "cacheWriteInputTokens": 4},
+                used(14, 2, cached_input_tokens=7, cache_write_tokens=4),
+            ),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize(("agent", "usage", "expected"), DETAILS)
+def test_a_turn_shows_which_tokens_were_cached_or_reasoned_with(
+    service: Service, server: Provider, agent: str, usage: Any, expected: Any
+) -> None:
+    answer = replace(CODE if agent == "coder" else ANSWER, usage=usage)
+    turn = play(service, server, answer, agent=agent)
+    assert turn["usage"] == expected, turn
+    assert service.steps(turn)[-1]["usage"] == expected
+    assert [each.data["usage"] for each in log_of(service, turn) if each.event == "step.finished"] == [expected]
+    said = {name: count for name, count in expected.items() if count is not None}
+    document = export(service, turn["conversation_id"])
+    exported = [document, export(service, import_document(service, document)["id"])]
+    assert [each["steps"][-1]["token_usage"] for each in exported] == [said] * 2
+    assert [each["turns"][-1]["usage"] for each in exported] == [expected] * 2
+
+
+def test_a_plan_shows_them_as_a_step_does(service: Service, server: Provider) -> None:
+    turn = play(service, server, Answer(usage=OPENAIS), replace(ANSWER, usage=OPENAIS), agent="planner")
+    assert [step.get("usage") for step in service.steps(turn)] == [None, OPENAIS_USED, OPENAIS_USED]
+
+
+@pytest.mark.parametrize("agent", ["cached"] if HAS_LITELLM else ["cached", "coder"])
+def test_prompts_of_consecutive_turns_share_their_beginning(service: Service, server: Provider, agent: str) -> None:
+    answers = [CODE] * 2 if agent == "coder" else [Answer(calls=(("calculator", {"expression": "6 * 7"}),)), ANSWER]
+    first = play(service, server, *answers, agent=agent)
+    asked = [*server.requests]
+    server.play(*answers)
+    second = service.post("/turn", conversation_id=first["conversation_id"], message="And in Porto?").json()
+    assert second["status"] == "finished", second
+    asked += server.requests
+    prompts = [without_marks(request).rstrip("]}") for request in asked]
+    for shorter, longer in itertools.pairwise(prompts):
+        assert longer.startswith(shorter)
+    other = play(service, server, *answers, agent=agent)
+    requests = [*asked, *server.requests]
+    keys = {request.body.get("prompt_cache_key") for request in requests}
+    if agent == "coder" or HAS_LITELLM:
+        assert keys == {None}
+        assert {len(MARK.findall(request.raw.decode())) for request in requests} == {2}
+        assert all(MARKED_END.search(request.text) for request in requests)
+    else:
+        assert [len(key) for key in keys] == [32, 32]
+        assert not any(turn["conversation_id"] in str(key) for key in keys for turn in (first, other))
+
+
+def without_marks(request: Request) -> str:
+    """Return a prompt as text, without the marks for the cache."""
+    prompt = {name: request.body.get(name) for name in ("system", "messages")}
+    text = json.dumps(prompt).replace(', "cache_control": {"type": "ephemeral"}', "")
+    return text.replace(', {"cachePoint": {"type": "default"}}', "")

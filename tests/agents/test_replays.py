@@ -9,6 +9,7 @@ import pytest
 from tests.support.answering import APPROVE, answer, ask, mail
 from tests.support.approvals import OUTBOX
 from tests.support.ledgers import Ledger
+from tests.support.providers import used
 from tests.support.service import Service, listed
 from tests.support.streaming import Event, log_of, place
 from tests.support.turns import DONE, ECHO, cancel, submit_turn, wait_for_end
@@ -51,7 +52,8 @@ def resumed(service: Service, folder: Path) -> dict[str, Event]:
         )
         for name, block in blocks.items()
     }
-    turns["counted"] = submit_turn(service, ECHO, gates["counted"].script, DONE)
+    usage = {"prompt_tokens_details": {"cached_tokens": 7}, "cache_creation_input_tokens": 1}
+    turns["counted"] = submit_turn(service, {**ECHO, "usage": usage}, gates["counted"].script, {**DONE, "usage": usage})
     for gate in gates.values():
         gate.reached()
     service.kill()
@@ -86,7 +88,8 @@ def test_a_call_with_other_arguments_than_before_is_not_made(resumed: dict[str, 
 
 def test_usage_of_the_attempt_before_counts_once(resumed: dict[str, Event]) -> None:
     turn = resumed["counted"]
-    assert (turn["reply"], turn["usage"]) == ("done", {"input_tokens": 30, "output_tokens": 15})
+    assert turn["reply"] == "done"
+    assert turn["usage"] == used(30, 15, cached_input_tokens=14, cache_write_tokens=2)
     assert [call["repeated"] for call in turn["tool_calls"]] == [False, True]
 
 

@@ -58,7 +58,11 @@ class ScriptedModel(Model):
         is_code = "</code>" in (stop_sequences or ())
         if stop_sequences is None:
             return _forced(script[-1].get("forced", "forced answer"))
-        return play(script[min(done, len(script) - 1)], messages, done, is_code=is_code)
+        entry = script[min(done, len(script) - 1)]
+        message = play(entry, messages, done, is_code=is_code)
+        if "usage" in entry:
+            message.raw = {"usage": entry["usage"]}
+        return message
 
 
 def place_in(messages: list[ChatMessage]) -> tuple[str, int]:

@@ -37,7 +37,8 @@ class Answer:
     With a `status` it is an error with this JSON body. Faults: `silent` sends nothing, `slow` waits before all of it,
     `stall` begins a stream and falls silent, `endless` goes on for ever, `cut` ends it early, `abort` breaks the
     connection in it, `counted` does so after the usage, `error` sends the protocol's error in it, or `body`, `html` is
-    the page of a proxy. Arguments of a call that are a text are sent as they are.
+    the page of a proxy. Arguments of a call that are a text are sent as they are. `usage` is reported beside the
+    protocol's own counts.
     """
 
     pieces: tuple[str, ...] = PIECES
@@ -47,6 +48,7 @@ class Answer:
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
     fault: Fault = ""
+    usage: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ def _openai_whole(answer: Answer) -> Any:
         message |= {"tool_calls": _openai_calls(answer), **answer.beside}
     choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if answer.calls else "stop"}
     about = {"id": "x", "object": "chat.completion", "created": 1, "model": "m"}
-    return about | {"choices": [choice], "usage": _openai_usage()}
+    return about | {"choices": [choice], "usage": _openai_usage(answer)}
 
 
 def _openai_stream(answer: Answer) -> tuple[list[bytes], list[bytes]]:
@@ -203,7 +205,7 @@ def _openai_stream(answer: Answer) -> tuple[list[bytes], list[bytes]]:
     deltas = deltas or [{"content": piece} for piece in answer.pieces]
     end = _openai_event({}, finish_reason="tool_calls" if calls else "stop")
     about = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": []}
-    usage = _sse(about | {"usage": _openai_usage()})
+    usage = _sse(about | {"usage": _openai_usage(answer)})
     return [_openai_event(delta) for delta in deltas], [end, usage, b"data: [DONE]\n\n"]
 
 
@@ -220,12 +222,12 @@ def _openai_calls(answer: Answer) -> list[Any]:
     ]
 
 
-def _openai_usage() -> Any:
-    return {"prompt_tokens": USAGE[0], "completion_tokens": USAGE[1], "total_tokens": sum(USAGE)}
+def _openai_usage(answer: Answer) -> Any:
+    return {"prompt_tokens": USAGE[0], "completion_tokens": USAGE[1], "total_tokens": sum(USAGE), **answer.usage}
 
 
 def _anthropic_whole(answer: Answer) -> Any:
-    usage = {"input_tokens": USAGE[0], "output_tokens": USAGE[1]}
+    usage = {"input_tokens": USAGE[0], "output_tokens": USAGE[1], **answer.usage}
     block: Any = {"type": "text", "text": "".join(answer.pieces)}
     for name, arguments in answer.calls:
         block = {"type": "tool_use", "id": "c1", "name": name, "input": arguments}
@@ -276,12 +278,12 @@ def _ollama(message: Any) -> Any:
 
 def _bedrock_whole(answer: Answer) -> Any:
     message = {"role": "assistant", "content": [{"text": "".join(answer.pieces)}]}
-    usage = {"inputTokens": USAGE[0], "outputTokens": USAGE[1], "totalTokens": sum(USAGE)}
+    usage = {"inputTokens": USAGE[0], "outputTokens": USAGE[1], "totalTokens": sum(USAGE), **answer.usage}
     return {"output": {"message": message}, "stopReason": "end_turn", "usage": usage, "metrics": {"latencyMs": 1}}
 
 
 def _bedrock_stream(answer: Answer) -> tuple[list[bytes], list[bytes]]:
-    usage = {"inputTokens": USAGE[0], "outputTokens": USAGE[1], "totalTokens": sum(USAGE)}
+    usage = {"inputTokens": USAGE[0], "outputTokens": USAGE[1], "totalTokens": sum(USAGE), **answer.usage}
     begin = [
         _frame("messageStart", {"role": "assistant"}),
         *(_frame("contentBlockDelta", {"contentBlockIndex": 0, "delta": {"text": piece}}) for piece in answer.pieces),
@@ -314,6 +316,12 @@ def _sse(data: Any, event: str = "") -> bytes:
 
 def _line(data: Any) -> bytes:
     return json.dumps(data).encode() + b"\n"
+
+
+def used(read: int, written: int, **details: int) -> dict[str, int | None]:
+    """Return the `usage` of a turn or step. A detail that is not named was not reported."""
+    nothing = dict.fromkeys(("cached_input_tokens", "cache_write_tokens", "reasoning_tokens"))
+    return {"input_tokens": read, "output_tokens": written, **nothing, **details}
 
 
 JSON = {"Content-Type": "application/json"}

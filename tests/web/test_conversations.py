@@ -345,6 +345,7 @@ def test_figures_count_turns_by_how_they_ended(brief: Service) -> None:
         'smolsessions_turns_total{agent="streamed",code="model_error",status="failed"}': 1,
         'smolsessions_turn_seconds_count{agent="streamed"}': 2,
         "smolsessions_turn_queued_seconds_count": 3,
+        'smolsessions_tokens_total{agent="scripted",part="output"}': 5,
     }
     wait_until(lambda: {name: totals(brief).get(name, 0) - before.get(name, 0) for name in grown} == grown)
     assert totals(brief)['smolsessions_store_errors_total{cause="lost"}'] == 0

@@ -273,7 +273,7 @@ def test_a_reader_may_ask_that_his_leaving_stops_the_turn(service: Service, meth
             poster.response.close()
         ended = wait_for_end(service, turn)
     assert (ended["status"], ended["step_count"]) == ("cancelled", 1)
-    assert min(ended["usage"].values()) > 1  # estimated: the stream had not reported any
+    assert min(filter(None, ended["usage"].values())) > 1  # estimated: the stream had not reported any
     assert service.follow_up(ended, DONE)["reply"] == "done"
 
 

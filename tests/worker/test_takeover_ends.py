@@ -29,6 +29,7 @@ from tests.support.killed_turns import (
     submit_killed_turn,
 )
 from tests.support.ledgers import Ledger
+from tests.support.providers import used
 from tests.support.service import Service
 from tests.support.store_server import PARTITION, Raw, StoreServer, running_store
 from tests.support.streaming import Event, Stream, log_of, place, watching
@@ -168,7 +169,7 @@ def test_a_turn_whose_agent_is_another_one_now_ends_with_its_finished_steps_and_
 ) -> None:
     ended = killed.ended("changed", code="agent_changed")
     assert ended["error"]["retryable"]
-    assert ended["usage"] == {"input_tokens": 20, "output_tokens": 10}
+    assert ended["usage"] == used(20, 10)
     assert [(call["name"], call["ok"]) for call in ended["tool_calls"]] == [("note", True), ("note", False)]
     killed.ended("changed at first", steps=0, code="agent_changed")
 

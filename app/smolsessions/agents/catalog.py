@@ -20,6 +20,7 @@ from smolsessions.agents.memory.memory_edits import Overlay
 from smolsessions.agents.memory.step_data import StepDecoder
 from smolsessions.agents.memory.steps import unpack, unpack_data
 from smolsessions.agents.memory.views import PromptPreview, describe_step
+from smolsessions.agents.models.token_usage import total_usage
 from smolsessions.agents.option_checks import UNCONFINED, refused_tools
 from smolsessions.agents.run.effects import outcome_of, usage_of
 from smolsessions.agents.run.instrumentation import clean_up
@@ -310,8 +311,7 @@ class Catalog:
         return image_header(data)[0], data
 
     def journal_usage(self, replay: ReplayState) -> Usage:
-        used = [usage_of(data) for key, data in replay.effects.items() if key.startswith("model:")]
-        return Usage(sum(each.input_tokens for each in used), sum(each.output_tokens for each in used))
+        return total_usage(usage_of(data) for key, data in replay.effects.items() if key.startswith("model:"))
 
     def _agent(self, name: AgentName) -> CheckedAgent:
         if name not in self._agents:

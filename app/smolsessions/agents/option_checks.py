@@ -12,7 +12,8 @@ from smolagents import MultiStepAgent
 from smolsessions.agent_options import ATTRIBUTE, Options, nearest, options_of
 from smolsessions.agents.config.mistakes import mistakes_in
 from smolsessions.agents.models.client_retries import disable_client_retries
-from smolsessions.agents.models.providers import check_model
+from smolsessions.agents.models.prompt_cache import cache_prompts
+from smolsessions.agents.models.providers import check_model, with_fallbacks
 from smolsessions.agents.run.approvals import matches
 from smolsessions.agents.run.instrumentation import code_runs_in, with_managed
 from smolsessions.agents.tools.output_schema import check_output_schema
@@ -78,6 +79,9 @@ def check_options(name: str, agent: MultiStepAgent) -> None:
             extra={"action": "model.retries"},
         )
     check_model(name, agent)
+    if options_of(agent).prompt_cache:
+        for model in with_fallbacks(agent.model):
+            cache_prompts(model)
 
 
 def tool_names(agent: MultiStepAgent) -> frozenset[str]:

@@ -258,10 +258,16 @@ class ToolCall:
 
 @record
 class Usage:
-    """Tokens that the model reported, summed over the turn's finished steps."""
+    """Tokens that the model reported, summed over the turn's finished steps. None: it did not report this part.
+
+    Those of the cache are part of `input_tokens`, and those of reasoning part of `output_tokens`.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
+    cached_input_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 @record

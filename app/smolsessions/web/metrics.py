@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from smolsessions.core.agent_ports import ToolServer
-from smolsessions.core.records import Turn
+from smolsessions.core.records import Turn, Usage
 from smolsessions.core.store_ports import Queues
 
 M = TypeVar("M")
@@ -47,6 +47,8 @@ class Metrics:
         durations = functools.partial(Histogram, buckets=_SECONDS)
         self._turns = self._add(Counter, "turns", "Turns that ended here.", "agent", "status", "code")
         self._duration = self._add(durations, "turn_seconds", "Duration of a turn, without its waits.", "agent")
+        tokens = self._add(Counter, "tokens", "Tokens of turns that ended, by part of `usage`.", "agent", "part")
+        self._tokens = functools.cache(tokens.labels)  # for each agent and part, at the end of each turn
         self._queued = self._add(durations, "turn_queued_seconds", "From submit to start.")
         self._taken_over = self._add(Counter, "turns_taken_over", "Attempts that continued a turn of an ended process.")
         self._add(Gauge, "threads_free", "Threads without a turn.").set_function(lambda: threads.free)
@@ -78,6 +80,9 @@ class Metrics:
         assert outcome, "a turn that ended has an outcome"
         code = outcome.error.code if outcome.error else ""
         self._turns.labels(turn.agent.name, outcome.status, code).inc()
+        for part in Usage.__match_args__:
+            if tokens := getattr(outcome.usage, part):
+                self._tokens(turn.agent.name, part.removesuffix("_tokens")).inc(tokens)
         if turn.attempts > 1 + timing.waits:
             self._taken_over.inc(turn.attempts - 1 - timing.waits)
         if timing.started_at is None or timing.finished_at is None:

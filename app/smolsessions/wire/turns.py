@@ -136,10 +136,13 @@ class ToolCall(BaseModel):
 
 
 class Usage(BaseModel):
-    """Tokens that the model reported."""
+    """Tokens that the model reported. Null: the provider does not say."""
 
     input_tokens: int = Field(description="Tokens of the prompts.")
     output_tokens: int = Field(description="Tokens that the model wrote.")
+    cached_input_tokens: int | None = Field(description="Those of the prompts that the provider read from its cache.")
+    cache_write_tokens: int | None = Field(description="Those of the prompts that it wrote to its cache.")
+    reasoning_tokens: int | None = Field(description="Those of the answers that the model reasoned with, unseen.")
 
 
 class LeftOut(BaseModel):

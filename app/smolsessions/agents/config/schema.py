@@ -92,6 +92,7 @@ class ModelTable(Table):
     region: Line | None = Field(None, description="Region of AWS.")
     first_byte_s: Seconds = Field(300, description="Longest wait for an answer to begin.")
     timeout_s: Seconds = Field(60, description="Longest silence within a streamed answer.")
+    prompt_cache: bool = Field(False, description="Ask the provider to cache prompts.")
     options: ModelOptions = Field(default_factory=ModelOptions, description="Parameters of each call.")
     fallbacks: Names = Field((), description="Models that are called in this order if this one fails.")
 

@@ -17,7 +17,7 @@ import PIL.Image
 from smolagents.agent_types import AgentAudio, AgentText
 from smolagents.memory import ActionStep, PlanningStep, TaskStep, ToolCall
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
-from smolagents.monitoring import Timing, TokenUsage
+from smolagents.monitoring import Timing
 
 from smolsessions.agents.memory.step_types import (
     ERRORS,
@@ -31,6 +31,7 @@ from smolsessions.agents.memory.step_types import (
     shown_estimate,
     step_type,
 )
+from smolsessions.agents.models.token_usage import MAX_COUNT, details_of, usage_of_data
 from smolsessions.agents.run.failures import is_swallowed_failure
 from smolsessions.agents.values import CodecError, dumps, loads
 from smolsessions.agents.values.images import image_from_bytes, image_to_bytes, name_image
@@ -43,7 +44,6 @@ from smolsessions.core.media import image_name
 
 Data = dict[str, Any]
 
-MAX_COUNT = 2**53 - 1  # the largest whole number that every JSON reader keeps
 ROLES = frozenset(role.value for role in MessageRole)
 _OWN_PREFIX = "smolsessions_"  # of the attributes that the service adds
 _OWNERS = ("", "timing", "token_usage", "model_output_message")  # of attributes: the step itself, and its parts
@@ -222,7 +222,7 @@ class StepEncoder:
                 return None
             read, written = floor(usage.input_tokens), floor(usage.output_tokens)
             if 0 <= read <= MAX_COUNT and 0 <= written <= MAX_COUNT:
-                return {"input_tokens": read, "output_tokens": written}
+                return {"input_tokens": read, "output_tokens": written, **details_of(usage)}
         except (AttributeError, TypeError, ValueError, OverflowError):
             pass  # they are no finite numbers
         self.replaced.add(name)
@@ -321,7 +321,7 @@ class StepDecoder:
                 attach_files(step, self._media(data["task_files"]) or ())
             case "planning":
                 message, timing = self._message(data["model_output_message"]), Timing(**data["timing"])
-                usage = data["token_usage"] and TokenUsage(**data["token_usage"])
+                usage = usage_of_data(data["token_usage"])
                 step = PlanningStep([], message, data["plan"], timing, usage)
             case "action":
                 step = self._action(data)
@@ -379,7 +379,7 @@ class StepDecoder:
         calls, error, usage = (
             data["tool_calls"],
             data["error"],
-            data["token_usage"] and TokenUsage(**data["token_usage"]),
+            usage_of_data(data["token_usage"]),
         )
         message = data["model_output_message"] and self._message(data["model_output_message"])
         if message and usage and message.token_usage == usage:
@@ -416,7 +416,7 @@ class StepDecoder:
                 )
                 for call in calls
             ],
-            token_usage=data["token_usage"] and TokenUsage(**data["token_usage"]),
+            token_usage=usage_of_data(data["token_usage"]),
         )
 
 

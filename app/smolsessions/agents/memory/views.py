@@ -14,6 +14,7 @@ from smolsessions.agents.memory.policies import PolicyFunction
 from smolsessions.agents.memory.step_data import Data, StepDecoder
 from smolsessions.agents.memory.step_types import Step
 from smolsessions.agents.memory.tokens import estimate_messages
+from smolsessions.agents.models.token_usage import DETAILS
 from smolsessions.agents.smolagents_patches import patch_agent
 from smolsessions.agents.values.images import stored_images
 from smolsessions.agents.values.json_forms import json_form
@@ -36,7 +37,8 @@ def describe_step(data: Data, decoder: StepDecoder) -> dict[str, Any]:
         case "summary":
             return {"text": json_form(data["text"]), "recent": data["recent"]}
     start, end = data["timing"]["start_time"], data["timing"]["end_time"]
-    cost = {"usage": data["token_usage"], "duration_ms": round((end - start) * 1000, 3) if end is not None else None}
+    usage = data["token_usage"] and dict.fromkeys(DETAILS) | data["token_usage"]
+    cost = {"usage": usage, "duration_ms": round((end - start) * 1000, 3) if end is not None else None}
     if data["type"] == "planning":
         return {"plan": json_form(data["plan"]), **cost}
     output = decoder.output(data)

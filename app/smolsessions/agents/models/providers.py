@@ -10,6 +10,7 @@ from smolagents.models import STRUCTURED_GENERATION_PROVIDERS
 
 from smolsessions.agents.config.schema import ModelTable
 from smolsessions.agents.models.keys import without_secrets
+from smolsessions.agents.models.prompt_cache import cache_prompts
 from smolsessions.core.errors import StartError
 
 _FALLBACKS = "_smolsessions_fallbacks"
@@ -58,7 +59,9 @@ def make_model(table: ModelTable) -> Model:
     makers = importlib.import_module(f"smolsessions.agents.models.{module}_models")
     make: Callable[[ModelTable], Model] = getattr(makers, f"make_{table.provider}")
     try:
-        return make(table)
+        model = make(table)
+        if table.prompt_cache:
+            cache_prompts(model)
     except ImportError as error:
         packages = _PACKAGES.get(table.provider, [table.provider])
         missing = " and ".join(name for name in packages if importlib.util.find_spec(name) is None)
@@ -72,3 +75,4 @@ def make_model(table: ModelTable) -> Model:
     except Exception as error:  # noqa: BLE001 - of any provider
         text = without_secrets(str(error), [value for value in (table.id, table.base, table.region) if value])
         raise StartError(f"the model cannot be made ({type(error).__name__}: {text}); mend its table") from None
+    return model

@@ -13,8 +13,9 @@ from itertools import accumulate
 from typing import Any, Literal, NoReturn, Self
 
 from smolagents.memory import ActionStep, MemoryStep, PlanningStep
-from smolagents.monitoring import Timing
+from smolagents.monitoring import Timing, TokenUsage
 
+from smolsessions.agents.models.token_usage import DetailedUsage, record_of
 from smolsessions.agents.run.effects import Effect, as_text, encode_raised
 from smolsessions.agents.run.failures import TurnStopped, TurnWaiting
 from smolsessions.agents.run.journal import digest_of
@@ -27,7 +28,7 @@ from smolsessions.caller import CALLER
 from smolsessions.core.events import StepError, StepFinished, StepKind, StepPlace, StepStarted, ToolCalled, ToolReturned
 from smolsessions.core.frozen import changed
 from smolsessions.core.journal_keys import CallKey
-from smolsessions.core.records import ToolCall, Usage
+from smolsessions.core.records import ToolCall
 
 INTERNAL_TOOLS = frozenset({"python_interpreter", "final_answer"})
 MAX_KEY_BYTES = 1024 * 1024  # of the arguments that a key stands for
@@ -72,6 +73,8 @@ class AgentRun:
         self._step_id = ""
         self._expected: dict[int, tuple[str, Any]] = {}
         """Names and arguments of the tool calls that the model requested, by their numbers."""
+        self.plan_usage: TokenUsage | None = None
+        """Tokens of the last plan, of which smolagents keeps two numbers."""
         self.before_model_call: Callable[[], None] = lambda: None
         """Writes finished steps: smolagents yields a plan before it is in the memory."""
         self._lock = threading.Lock()  # a ToolCallingAgent's parallel calls
@@ -109,8 +112,10 @@ class AgentRun:
             run._replayed_s += effect.duration_ms / 1000  # noqa: SLF001 - its own class
             call_id, run = run._parent_call_id or "", run._parent  # noqa: SLF001
 
-    def add_replayed_time(self, step: MemoryStep) -> None:
-        """Let a finished step begin earlier by the time of the calls that a replay took from the journal."""
+    def complete(self, step: MemoryStep) -> None:
+        """Add the details of a plan's tokens, and the time of the calls that a replay took from the journal."""
+        if isinstance(step, PlanningStep) and isinstance(self.plan_usage, DetailedUsage):
+            step.token_usage = self.plan_usage
         timing = getattr(step, "timing", None)
         if self._replayed_s and self.where and isinstance(timing, Timing):
             timing.start_time -= self._replayed_s
@@ -227,7 +232,7 @@ class AgentRun:
             observations=truncated(str(observations)) if observations is not None else None,
             images=stored_images(getattr(step, "observations_images", None)),
             is_final_answer=bool(getattr(step, "is_final_answer", False)),
-            usage=Usage(usage.input_tokens, usage.output_tokens) if usage else None,
+            usage=record_of(usage) if usage else None,
             duration_ms=round(duration * 1000, 3) if duration is not None else None,
         )
 

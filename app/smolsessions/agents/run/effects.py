@@ -15,6 +15,7 @@ from smolagents.agent_types import AgentImage, AgentText
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 from smolagents.monitoring import TokenUsage
 
+from smolsessions.agents.models.token_usage import DetailedUsage, record_of
 from smolsessions.agents.run.failures import error_marks
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
 from smolsessions.agents.values.json_forms import json_form, json_text, utf8_text
@@ -140,7 +141,10 @@ def encode_message(message: ChatMessage) -> tuple[Effect, ChatMessage]:
         functions = [(call.function, call) for call in message.tool_calls]
         calls = [[each.name, each.arguments, each.description, call.id, call.type] for each, call in functions]
     role = str(getattr(message.role, "value", message.role))
-    parts = [role, message.content, calls, [usage.input_tokens, usage.output_tokens] if usage else None]
+    counts: list[Any] | None = [usage.input_tokens, usage.output_tokens] if usage else None
+    if counts and isinstance(usage, DetailedUsage):
+        counts += [usage.cached_input_tokens, usage.cache_write_tokens, usage.reasoning_tokens]
+    parts = [role, message.content, calls, counts]
     with contextlib.suppress(ValueError):  # half a character, or a value without a JSON form
         data = to_json(parts)  # the codec of values would cost 5 % of a turn
         if from_json(data) == parts:
@@ -154,16 +158,20 @@ def encode_message(message: ChatMessage) -> tuple[Effect, ChatMessage]:
 
 
 def decode_message(effect: Effect) -> ChatMessage:
-    role, content, parts, usage = effect.outcome(())
+    role, content, parts, counts = effect.outcome(())
     calls = parts and [
         ChatMessageToolCall(ChatMessageToolCallFunction(arguments, name, description), call_id, kind)
         for name, arguments, description, call_id, kind in parts
     ]
-    return ChatMessage(MessageRole(role), content, calls, token_usage=TokenUsage(*usage) if usage else None)
+    usage = None
+    if counts:
+        read, written, *details = counts
+        usage = DetailedUsage(read, written, *details) if details else TokenUsage(read, written)
+    return ChatMessage(MessageRole(role), content, calls, token_usage=usage)
 
 
 def usage_of(data: bytes) -> Usage:
     """Return the tokens of a journaled model call. A failed call has none."""
     effect = Effect.from_bytes(data)
     usage = None if effect.raised or effect.is_opaque else decode_message(effect).token_usage
-    return Usage(usage.input_tokens, usage.output_tokens) if usage else Usage()
+    return record_of(usage) if usage else Usage()

@@ -13,6 +13,8 @@ from smolagents.memory import ActionStep, MemoryStep, PlanningStep
 
 from smolsessions.agent_options import options_of
 from smolsessions.agents.memory.steps import is_finished, repair
+from smolsessions.agents.models.prompt_cache import cache_prompts
+from smolsessions.agents.models.providers import with_fallbacks
 from smolsessions.agents.run.agent_state import AgentNode, CodePlace
 from smolsessions.agents.run.model_proxy import ModelProxy
 from smolsessions.agents.run.proxy import unproxied
@@ -42,6 +44,9 @@ def _instrument(
             return known
     node = AgentNode(path, agent, stored_classes, code_runs_in(agent), getattr(agent, "stream_outputs", False))
     nodes.append(node)
+    if options_of(agent).prompt_cache:
+        for model in with_fallbacks(agent.model):
+            cache_prompts(model)
     agent.model = ModelProxy(agent.model, node)  # type: ignore[assignment]  # passes for one
     agent.stream_outputs = False  # the model proxy streams, in linear time
     agent.final_answer_checks = [proxy_check(check, node) for check in agent.final_answer_checks]
@@ -54,7 +59,7 @@ def _instrument(
             agent_run = node.agent_run
             repair(step)  # other steps are repaired before they are packed
             if agent_run and is_finished(step):
-                agent_run.add_replayed_time(step)
+                agent_run.complete(step)
                 if event := agent_run.finish(step):
                     agent_run.turn_run.emit(event)
 

@@ -39,6 +39,8 @@ class ModelCall:
         """Longest wait for the next bytes. None: that of the client."""
         self.is_cut = False
         """True once the answer is of no use: its connection is closed instead of read to the end."""
+        self.usage: Any = None
+        """Count of tokens in the last answer, as the provider reported it."""
         self._pause: threading.Event | None = None
         self.bodies: list[Any] = []
         self._socket: Any = None

@@ -97,6 +97,8 @@ class ModelProxy(Proxy):
             return message
 
         message = self._call(emitter, self._real, request, partial(agent_run.may_follow, call_id))
+        if is_plan:
+            agent_run.plan_usage = message.token_usage
         if tools_to_call_from and type(node.agent)._step_stream is ToolCallingAgent._step_stream:  # noqa: SLF001
             _refuse_garbled_answers(message)
         if message.tool_calls:

@@ -16,6 +16,8 @@ from smolagents.models import (
 from smolagents.monitoring import TokenUsage
 
 from smolsessions.agents.memory.tokens import estimate, estimate_messages
+from smolsessions.agents.models.token_usage import reported_usage, with_details
+from smolsessions.agents.run.model_connections import current_call
 from smolsessions.agents.run.partial_texts import CodeSplitter, PartialJson
 from smolsessions.agents.run.turn_run import TurnRun
 from smolsessions.agents.values.json_forms import json_form, json_text, utf8_text
@@ -119,8 +121,11 @@ def request_message(
     model: Model, messages: list[ChatMessage], options: dict[str, Any], emitter: DeltaEmitter
 ) -> ChatMessage:
     """Call a model, by its stream if it has one, and return the message that its `generate` would return."""
+    call = current_call()
     if not _has_stream(model):
         whole: ChatMessage = model.generate(messages, **options)
+        reported = call.usage if call else None
+        whole.token_usage = with_details(whole.token_usage, reported or reported_usage(whole.raw))
         emitter.add_message(whole)
         return whole
     stream: Any = model.generate_stream(messages, **options)  # type: ignore[attr-defined]  # `_has_stream`
@@ -135,7 +140,7 @@ def request_message(
             calls = [call.function.arguments for delta in deltas for call in delta.tool_calls or () if call.function]
             text = "".join([str(part) for part in (*(delta.content for delta in deltas), *calls) if part])
             used = TokenUsage(estimate_messages(messages), estimate(text))
-        emitter.turn_run.note_usage(used)
+        emitter.turn_run.note_usage(with_details(used, call and call.usage))
         raise
     finally:
         if close := getattr(stream, "close", None):  # the provider stops generating
@@ -150,11 +155,12 @@ def request_message(
     if not getattr(model, "supports_stop_parameter", True) or isinstance(model, TransformersModel):
         # As `generate` of these models does: the agent would take text after a stop sequence as the model's own.
         content = remove_content_after_stop_sequences(cast("str | None", content), options.get("stop_sequences"))
+    used = joined.token_usage if any(delta.token_usage for delta in deltas) else None
     return ChatMessage(
         role=MessageRole.ASSISTANT,
         content=content,
         tool_calls=joined.tool_calls or None,
-        token_usage=joined.token_usage if any(delta.token_usage for delta in deltas) else None,
+        token_usage=with_details(used, call and call.usage),
     )
 
 

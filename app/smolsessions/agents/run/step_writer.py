@@ -116,7 +116,7 @@ class StepWriter:
             if self._replayed and (recorded := self._recorded_step()):
                 self._restore(step, recorded, is_last=step is whole[-1])
                 continue
-            self._agent_run.add_replayed_time(step)
+            self._agent_run.complete(step)
             kept = step
             is_answer = isinstance(step, ActionStep) and step.is_final_answer is True
             if is_answer and step.action_output is None and media_in(self.answer):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from smolsessions.agents.memory.step_data import MAX_COUNT
+from smolsessions.agents.models.token_usage import MAX_COUNT
 from smolsessions.agents.values.json_forms import json_flaw, json_pointer, utf8_text
 from smolsessions.core.errors import InvalidRequestError
 

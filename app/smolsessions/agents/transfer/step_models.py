@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from smolsessions.agents.memory.step_data import ROLES, Data
 from smolsessions.agents.run.failures import is_swallowed_failure
@@ -35,6 +35,13 @@ class TimingIn(Strict):
 class UsageIn(Strict):
     input_tokens: Count
     output_tokens: Count
+    cached_input_tokens: Count | None = None
+    cache_write_tokens: Count | None = None
+    reasoning_tokens: Count | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_unknown(self, serialize: SerializerFunctionWrapHandler) -> dict[str, int]:
+        return {name: count for name, count in serialize(self).items() if count is not None}
 
 
 class ErrorIn(Strict):

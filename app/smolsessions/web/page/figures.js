@@ -16,7 +16,8 @@ export function count(number, noun) {
 
 export function tokens(usage) {
   if (!usage || !(usage.input_tokens || usage.output_tokens)) return "";
-  return `${usage.input_tokens.toLocaleString("en")} → ${usage.output_tokens.toLocaleString("en")} tokens`;
+  const cached = usage.cached_input_tokens ? ` (${usage.cached_input_tokens.toLocaleString("en")} cached)` : "";
+  return `${usage.input_tokens.toLocaleString("en")}${cached} → ${usage.output_tokens.toLocaleString("en")} tokens`;
 }
 
 /** An estimate of tokens, without digits that say nothing. */
