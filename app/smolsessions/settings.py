@@ -22,7 +22,7 @@ PREFIX = "SMOLSESSIONS_"
 OF_CLIENTS = frozenset({"URL", "API_KEY"})
 """Variables of the commands that connect to a service."""
 OWN_PATHS = frozenset(
-    "agents conversations docs imports livez mcp metrics openai openapi.json page readyz turn".split()
+    "agents ai-sdk conversations docs imports livez mcp metrics openai openapi.json page readyz turn".split()
 )
 """First segments of the service's own paths."""
 _PREFIX = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9._~-]+)+")
@@ -101,7 +101,7 @@ class Settings(BaseSettings):
     )
     dialects: str = Field(
         "",
-        description="Protocols of other clients that are served, too, with commas between: openai, mcp. "
+        description="Protocols of other clients that are served, too, with commas between: openai, ai-sdk, mcp. "
         "`none` serves none. Unset: all that are installed.",
     )
     root_path: str = Field(

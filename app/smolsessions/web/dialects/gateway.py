@@ -22,7 +22,7 @@ from smolsessions.core.errors import (
     ShuttingDownError,
     StoreUnavailableError,
 )
-from smolsessions.core.events import Logged, MessageDelta, MessageRestarted, TurnEnded, TurnWaiting
+from smolsessions.core.events import InputAnswered, Logged, MessageDelta, MessageRestarted, TurnEnded, TurnWaiting
 from smolsessions.core.records import IdempotentRequest, Owner, Ref, Turn
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import Turns, TurnSubscription
@@ -35,6 +35,7 @@ from smolsessions.wire.requests import AnswerIn, AnswersRequest, TurnRequest
 KEEP_S = 30 * 86_400
 """How long the store knows which turn a request of a dialect became."""
 JUST_FAILED_S = 60.0
+STOP_S = 10.0  # that a turn may take to stop
 YES = frozenset({"approve", "approved", "ok", "okay", "y", "yes"})
 BLANK_S = 20.0  # between blanks in front of a late answer; clients give up after 300 s of silence
 _UNTIL_WAITING = Delivery(until="waiting")
@@ -54,7 +55,10 @@ class Fold(Protocol):
     """Images and files of the answer as data: URLs, by their names. They are there before the final event."""
 
     def frames(self, logged: Logged, *, waits: bool) -> Iterable[bytes]:
-        """Return the frames of an event. `waits`: it is `turn.waiting`, and its requests are still open."""
+        """Return the frames of an event.
+
+        `waits`: it is `turn.waiting` or `input.answered`, and nothing follows until an answer comes, if one is needed.
+        """
 
 
 class Place(NamedTuple):
@@ -116,6 +120,23 @@ class Gateway:
             await self.reserve(owner, key, Place(place.conversation_id, number))
         return subscription
 
+    async def place_after(self, owner: Owner, before: Place) -> Place | None:
+        """Return the place after a turn: in its conversation, or in a fork if that went on. None: it was deleted.
+
+        Turns after it that are not over are stopped, since their conversation can be forked only then.
+        """
+        ref = Ref(owner, before.conversation_id)
+        try:
+            now = await self.conversations.store.conversation(ref)
+            if now.turn_count != before.turn:
+                left = now.queued_turns + (now.running_turn is not None)
+                for number in range(now.turn_count, max(before.turn, now.turn_count - left), -1):
+                    await self.turns.cancel(ref, number, STOP_S)
+                ref = (await self.conversations.fork(ref, before.turn, None)).ref
+        except NotFoundError:
+            return None
+        return Place(ref.id, before.turn + 1)
+
     async def answer(self, scope: Scope, place: Place, body: AnswersRequest) -> tuple[Turn, int]:
         """Record answers to requests of a waiting turn. Returns it, and the number of the event before theirs."""
         return await self._new_turns.record_answers(scope, place.conversation_id, place.turn, body)
@@ -171,7 +192,7 @@ class Gateway:
                     continue
                 if isinstance(event, TurnEnded):
                     fold.media = await self._media_of(event.result)
-                waits = isinstance(event, TurnWaiting) and (
+                waits = isinstance(event, TurnWaiting | InputAnswered) and (
                     logged.seq > reader.length or (reader.waits and logged.seq == reader.length)
                 )
                 yield logged.seq, b"".join(fold.frames(logged, waits=waits))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from datetime import UTC, datetime
 from itertools import count
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from smolsessions.core.errors import AgentNotFoundError, InvalidRequestError, NotFoundError
-from smolsessions.core.json_data import invalid_request
 from smolsessions.core.records import AgentName, Owner, Ref
-from smolsessions.web.body import in_thread_if_large
+from smolsessions.web.dialects.bodies import imported_history, read_body
 from smolsessions.web.dialects.gateway import (
     Gateway,
     LateAnswer,
@@ -59,12 +56,7 @@ def chat_routes(gateway: Gateway) -> APIRouter:
 
     @router.post("/chat/completions")
     async def create_completion(request: Request, owner: CallerOwner) -> Response:
-        data = await request.body()
-        try:
-            body = await in_thread_if_large(ChatRequest.model_validate_json, data)
-        except ValidationError as error:
-            problems = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-            raise invalid_request(problems, ChatRequest.model_fields) from None
+        body = await read_body(request, ChatRequest)
         check_agent(gateway, body.model)
         if is_task(body, request):
             return JSONResponse(completion(body.model, new_id(), "{}", "stop"))
@@ -167,15 +159,8 @@ async def next_place(
 ) -> Place:
     """Return where the next turn comes: in the conversation of the history, a fork of it, or a new one."""
     conversations = gateway.conversations
-    if before:
-        ref = Ref(owner, before.conversation_id)
-        try:
-            last = (await conversations.store.conversation(ref)).turn_count
-            if last != before.turn:
-                ref = (await conversations.fork(ref, before.turn, None)).ref
-            return Place(ref.id, before.turn + 1)
-        except NotFoundError:
-            pass  # deleted by now
+    if before and (after := await gateway.place_after(owner, before)):
+        return after
     if chat_id and is_own:
         try:
             return Place(chat_id, (await conversations.store.conversation(Ref(owner, chat_id))).turn_count + 1)
@@ -183,31 +168,11 @@ async def next_place(
             pass
     is_free = chat_id and not is_own and await gateway.turn_at(owner, Place(chat_id, 1)) is None
     conversation_id = chat_id if chat_id and (is_own or is_free) else new_id()
-    earlier = imported_history(body.messages, body.model)
+    earlier = imported_history([(each.role, each.text) for each in body.messages[:-1]], body.model)
     if not earlier["turns"]:
         return Place(conversation_id, 1)
     await conversations.import_document(owner, earlier, conversation_id, body.model)
     return Place(conversation_id, len(earlier["turns"]) + 1)
-
-
-def imported_history(messages: list[Message], agent: str) -> dict[str, Any]:
-    """Return the messages before the last one as a document of a conversation (docs/export.md)."""
-    at = datetime.fromtimestamp(time.time(), UTC).isoformat()
-    version = {"name": agent, "kind": "", "smolagents": ""}
-    turns: list[dict[str, Any]] = []
-    steps: list[dict[str, Any]] = []
-    for message in messages[:-1]:
-        text = message.text
-        if message.role == "user":
-            turn = {"turn": len(turns) + 1, "message": text, "agent": version, "status": "finished"}
-            turns.append({**turn, "timing": {"submitted_at": at, "finished_at": at}, "outcome": "success", "reply": ""})
-            steps.append({"type": "task", "turn": len(turns), "task": text})
-        elif message.role == "assistant" and turns and text:
-            turns[-1] |= {"reply": text, "output": text, "step_count": 1}
-            final = {"is_final_answer": True, "model_output": text, "action_output": text}
-            timing = {"start_time": at, "end_time": at}
-            steps.append({"type": "action", "turn": len(turns), "step_number": 1, "timing": timing, **final})
-    return {"format": "smolsessions/conversation", "version": 1, "agent": agent, "turns": turns, "steps": steps}
 
 
 async def answer_tools(gateway: Gateway, request: Request, messages: list[Message]) -> tuple[Place, int]:

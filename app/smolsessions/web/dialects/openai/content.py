@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.records import AgentName
+from smolsessions.web.dialects.bodies import checked
 from smolsessions.wire.requests import ClientTool, FileIn, TurnRequest
 
 
@@ -54,7 +55,7 @@ def turn_request(agent: AgentName, place: int, message: Message, tools: Iterable
             files.append(_file(str(part.file.get("filename")), kind, url, pointer))
         elif part.type != "text":
             raise InvalidRequestError.at(pointer, f"is of the type {part.type!r:.50}, which no agent here takes")
-    sent: TurnRequest = checked(TurnRequest, "", {"message": message.text, "images": images, "agent": agent})
+    sent = checked(TurnRequest, "", {"message": message.text, "images": images, "agent": agent})
     sent.files, sent.client_tools = files, [client_tool(tool, f"/tools/{nth}") for nth, tool in enumerate(tools)]
     return sent
 
@@ -67,19 +68,8 @@ def client_tool(tool: dict[str, Any], pointer: str) -> ClientTool:
     name = function.get("name")
     schema = function.get("parameters") or {"type": "object", "properties": {}}
     about = {"name": name, "description": function.get("description") or name, "parameters": schema}
-    found: ClientTool = checked(ClientTool, f"{pointer}/function", about)
-    return found
+    return checked(ClientTool, f"{pointer}/function", about)
 
 
 def _file(name: str, kind: str, data: str, pointer: str) -> FileIn:
-    found: FileIn = checked(FileIn, pointer, {"name": name, "media_type": kind, "data": data})
-    return found
-
-
-def checked(model: type[BaseModel], pointer: str, fields: dict[str, Any]) -> Any:
-    try:
-        return model.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = "/".join(map(str, first["loc"]))
-        raise InvalidRequestError.at(f"{pointer}/{place}", first["msg"]) from None
+    return checked(FileIn, pointer, {"name": name, "media_type": kind, "data": data})

@@ -1,0 +1,268 @@
+"""Chats of the AI SDK: a message becomes a turn, an edited one goes on in a fork, and answers go to the waiting turn.
+
+A chat is the conversation with its id. After an edit its newest fork is, whose number the store keeps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import to_json
+
+from smolsessions.core.errors import InvalidRequestError, NotFoundError
+from smolsessions.core.records import AgentName, Owner, Ref, Turn
+from smolsessions.web.dialects.ai_sdk.fold import MessageFold
+from smolsessions.web.dialects.bodies import checked, imported_history, read_body
+from smolsessions.web.dialects.gateway import Gateway, Place, digest_of, new_id
+from smolsessions.web.routes.common import CallerOwner
+from smolsessions.wire.requests import AnswerIn, AnswersRequest, FileIn, TurnRequest
+
+HEADERS = {"x-vercel-ai-ui-message-stream": "v1"}
+MOST_MESSAGES = 5000
+MOST_UNANSWERED = 20  # messages before a new one whose answers the client never saw
+MOST_TRIES = 10
+_CONVERSATION = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MESSAGE = re.compile(r"([A-Za-z0-9_-]{1,64}):([1-9][0-9]{0,8})")
+_OWN_FIELDS = frozenset({"agent", "conversation_id", "create", "files", "images", "message"})
+
+
+class UIMessage(BaseModel):
+    id: str = Field("", max_length=500)
+    role: str
+    parts: list[dict[str, Any]] = []
+
+    @property
+    def text(self) -> str:
+        return "\n".join(str(part.get("text", "")) for part in self.parts if part.get("type") == "text")
+
+    @property
+    def place(self) -> Place | None:
+        """The turn that an assistant's message is, if it is one of this service."""
+        found = _MESSAGE.fullmatch(self.id) if self.role == "assistant" else None
+        return found and Place(found[1], int(found[2]))
+
+
+class ChatRequest(BaseModel):
+    """Body of a request. Other members are those of `POST /turn`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str = Field(min_length=1, max_length=500)
+    messages: list[UIMessage] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
+    trigger: str | None = None
+    messageId: str | None = None  # noqa: N815 - as the client names it
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_last_message(cls, data: Any) -> Any:
+        """Take `message` for `messages`, which clients send whose server keeps the messages."""
+        if isinstance(data, dict) and "messages" not in data and "message" in data:
+            return {**data, "messages": [data["message"]]}
+        return data
+
+
+def chat_routes(gateway: Gateway) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/{agent}")
+    async def send_messages(request: Request, owner: CallerOwner, agent: AgentName) -> Response:
+        body = await read_body(request, ChatRequest)
+        gateway.conversations.agent(agent)
+        answered = body.messages[-1]
+        if answered.role == "assistant":
+            return await answer(gateway, request, owner, answered)
+        place = await place_of(gateway, request, owner, agent, body)
+        subscription = await gateway.follow(Ref(owner, place.conversation_id), place.turn)
+        return gateway.stream(subscription, MessageFold(subscription.turn), headers=HEADERS)
+
+    @router.get("/{agent}/{chat:path}/stream")
+    async def resume_stream(owner: CallerOwner, agent: AgentName, chat: str, finished: bool = False) -> Response:
+        """Replay the chat's last message from its start, and follow it. `finished`: also one that is complete."""
+        gateway.conversations.agent(agent)
+        turn = await last_turn(gateway, owner, chat)
+        if turn is None or (turn.outcome and not finished):
+            return Response(status_code=204)
+        subscription = await gateway.follow(turn.ref, turn.number)
+        return gateway.stream(subscription, MessageFold(subscription.turn), headers=HEADERS)
+
+    @router.post("/{agent}/{chat:path}/stop")
+    async def stop(owner: CallerOwner, agent: AgentName, chat: str) -> Response:
+        """Stop the chat's turn. A client that leaves does not."""
+        gateway.conversations.agent(agent)
+        if turn := await last_turn(gateway, owner, chat):
+            await gateway.turns.cancel(turn.ref, turn.number)
+        return Response(status_code=204)
+
+    return router
+
+
+async def place_of(gateway: Gateway, request: Request, owner: Owner, agent: AgentName, body: ChatRequest) -> Place:
+    """Play the user's message at the end, and return its turn.
+
+    The same message again follows its turn. One that was edited, or whose answer is to be another one, has a number of
+    its own, and goes on in a fork.
+    """
+    *history, message = body.messages
+    if message.role != "user":
+        raise InvalidRequestError.at("/messages", "does not end with a message of the user or the assistant")
+    key = key_of(body, message)
+    count, known = await newest(gateway, owner, key)
+    is_again = body.trigger == "regenerate-message" or body.messageId is not None
+    if known and not is_again and await gateway.turn_at(owner, known):
+        return known
+    sent = turn_request(agent, len(history), message, body.model_extra or {})
+    before = Place(known.conversation_id, known.turn - 1) if known else await last_before(gateway, owner, body, history)
+    asked = await gateway.turn_at(owner, before) if before and history and history[-1].place == before else None
+    if before and asked and asked.requests and (answers := answers_in(asked, history[-1])[0]):
+        await gateway.answer(request.scope, before, AnswersRequest(answers=answers))
+        if len(answers) == len(asked.requests):
+            sent.on_busy = "enqueue"  # behind the turn that has its answers now
+    wanted = before and await gateway.place_after(owner, before)
+    branch, conversation_id = await newest_branch(gateway, owner, body.id)
+    if wanted is None:
+        is_free = not branch and await gateway.turn_at(owner, Place(conversation_id, 1)) is None
+        wanted = Place(conversation_id if is_free else new_id(), 1)
+        earlier = imported_history([(each.role, each.text) for each in history], agent)
+        if earlier["turns"]:
+            await gateway.conversations.import_document(owner, earlier, wanted.conversation_id, agent)
+            wanted = Place(wanted.conversation_id, len(earlier["turns"]) + 1)
+    key = f"{key}:{count + 1}"
+    place, _ = await gateway.reserve(owner, key, wanted)
+    if place == wanted and place.conversation_id != conversation_id:
+        first = Place(place.conversation_id, 1)
+        for number in range(branch + 1, branch + 1 + MOST_TRIES):
+            if (await gateway.reserve(owner, f"{branches_of(body.id)}:{number}", first))[1]:
+                break
+    subscription = await gateway.play(request.scope, key, wanted, sent)
+    subscription.close()
+    return Place(subscription.turn.ref.id, subscription.turn.number)
+
+
+async def newest(gateway: Gateway, owner: Owner, key: str) -> tuple[int, Place | None]:
+    """Return how many places were reserved for `key:1`, `key:2` and so on, and the last one."""
+    low, high, place = 0, 1, None
+    while found := await gateway.find(owner, f"{key}:{high}"):
+        low, high, place = high, 2 * high, found
+    while high - low > 1:
+        middle = (low + high) // 2
+        if found := await gateway.find(owner, f"{key}:{middle}"):
+            low, place = middle, found
+        else:
+            high = middle
+    return low, place
+
+
+def key_of(body: ChatRequest, message: UIMessage) -> str:
+    return f"ai-sdk:{digest_of(body.id, message.id or [each.model_dump() for each in body.messages])}"
+
+
+def branches_of(chat: str) -> str:
+    return f"ai-sdk:{digest_of(chat)}:branch"
+
+
+async def newest_branch(gateway: Gateway, owner: Owner, chat: str) -> tuple[int, str]:
+    """Return number and conversation of the newest branch of a chat. Number 0 has the id of the chat."""
+    number, place = await newest(gateway, owner, branches_of(chat))
+    if place:
+        return number, place.conversation_id
+    return 0, chat if _CONVERSATION.fullmatch(chat) else f"chat-{digest_of(chat)}"
+
+
+async def last_turn(gateway: Gateway, owner: Owner, chat: str) -> Turn | None:
+    _, conversation_id = await newest_branch(gateway, owner, chat)
+    try:
+        count = (await gateway.conversations.store.conversation(Ref(owner, conversation_id))).turn_count
+    except NotFoundError:
+        return None
+    return await gateway.turn_at(owner, Place(conversation_id, count)) if count else None
+
+
+async def last_before(gateway: Gateway, owner: Owner, body: ChatRequest, history: Sequence[UIMessage]) -> Place | None:
+    """Return the turn that a history led to. Without a history it is the last one of the chat."""
+    if not history:
+        turn = await last_turn(gateway, owner, body.id)
+        return Place(turn.ref.id, turn.number) if turn else None
+    for message in history[: -MOST_UNANSWERED - 1 : -1]:
+        if message.role == "assistant":
+            return message.place
+        if message.role == "user" and (place := (await newest(gateway, owner, key_of(body, message)))[1]):
+            return place
+    return None
+
+
+async def answer(gateway: Gateway, request: Request, owner: Owner, message: UIMessage) -> Response:
+    """Record the answers in an assistant's message, and stream the rest of it. A repeat gets the same rest."""
+    if not (place := message.place) or not (turn := await gateway.turn_at(owner, place)):
+        raise NotFoundError("This message is no turn that waits for answers.")
+    answers, outputs, after = answers_in(turn, message)
+    if answers:
+        _, after = await gateway.answer(request.scope, place, AnswersRequest(answers=answers))
+    elif not after:  # a stream without an outcome would make the client send the message for ever
+        raise InvalidRequestError.at("/messages", "ends without an answer to an open request")
+    subscription = await gateway.follow(turn.ref, turn.number)
+    return gateway.stream(subscription, MessageFold(turn, after, outputs), after, HEADERS)
+
+
+def answers_in(turn: Turn, message: UIMessage) -> tuple[list[AnswerIn], dict[str, Any], int]:
+    """Return answers to open requests, outputs of the client's tools by call, and the event before known answers."""
+    still_open = {request.call_id: request for request in turn.requests}
+    seqs = {answered.request_id: answered.seq for answered in turn.answered}
+    answers: list[AnswerIn] = []
+    outputs: dict[str, Any] = {}
+    after = 0
+    for part in message.parts:
+        call_id = str(part.get("toolCallId", "")).removeprefix(f"{message.id}:")
+        approval = part.get("approval")
+        approval = approval if isinstance(approval, dict) else {}
+        state, output = part.get("state"), part.get("output")
+        request_id = str(approval.get("id") or f"{message.id}:{call_id}")
+        after = max(after, seqs.get(request_id, 1) - 1)
+        if state == "output-available":
+            outputs[call_id] = output
+        request = still_open.get(call_id)
+        if request is None:
+            continue
+        fields: dict[str, Any] | None = None
+        if request.kind == "approval" and state == "approval-responded" and request.request_id == request_id:
+            fields = {"decision": "approve" if approval.get("approved") is True else "reject"}
+            fields["reason"] = approval.get("reason")
+        elif request.kind != "approval" and state == "output-error":
+            text = str(part.get("errorText"))[:10_000]
+            fields = {"error": text} if request.kind == "result" else {"decision": "reject", "reason": text}
+        elif request.kind == "result" and state == "output-available":
+            fields = {"result": output}
+        elif request.kind == "question" and state == "output-available":
+            fields = {"text": output if isinstance(output, str) else to_json(output).decode()}
+        if fields:
+            answers.append(checked(AnswerIn, "/messages", {"request_id": request.request_id, **fields}))
+    return answers, outputs, after
+
+
+def turn_request(agent: AgentName, place: int, message: UIMessage, fields: dict[str, Any]) -> TurnRequest:
+    """Return the user's message number `place` as a request of this service.
+
+    Of a chat's turns only the newest may run, so it stops the one before unless the client asks for something else.
+    """
+    images: list[str] = []
+    files: list[FileIn] = []
+    for nth, part in enumerate(message.parts):
+        if part.get("type") != "file":
+            continue
+        pointer = f"/messages/{place}/parts/{nth}"
+        kind, url = str(part.get("mediaType")), str(part.get("url"))
+        if not url.startswith("data:"):
+            raise InvalidRequestError.at(f"{pointer}/url", "is no data: URL; send the content")
+        if kind.startswith("image/"):
+            images.append(url)
+        else:
+            name = part.get("filename") or f"file{nth}.{kind.rpartition('/')[2]}"
+            files.append(checked(FileIn, pointer, {"name": name, "media_type": kind, "data": url}))
+    own = {name: value for name, value in fields.items() if name in TurnRequest.model_fields.keys() - _OWN_FIELDS}
+    own = {"on_busy": "interrupt", **own, "message": message.text, "images": images, "agent": agent}
+    sent = checked(TurnRequest, "", own)
+    sent.files = files
+    return sent

@@ -1,0 +1,56 @@
+"""Bodies of dialects' requests: reading them, and making a request or a document of this service of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+
+from smolsessions.core.errors import InvalidRequestError
+from smolsessions.core.json_data import invalid_request
+from smolsessions.web.body import in_thread_if_large
+
+M = TypeVar("M", bound=BaseModel)
+
+
+async def read_body(request: Request, model: type[M]) -> M:
+    """Read the body of a request. Raises `InvalidRequestError`."""
+    data = await request.body()
+    try:
+        return await in_thread_if_large(model.model_validate_json, data)
+    except ValidationError as error:
+        problems = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        raise invalid_request(problems, model.model_fields) from None
+
+
+def checked(model: type[M], pointer: str, fields: dict[str, Any]) -> M:
+    """Return a part of a request. Raises `InvalidRequestError` with its place below `pointer`."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = "/".join(map(str, first["loc"]))
+        raise InvalidRequestError.at(f"{pointer}/{place}", first["msg"]) from None
+
+
+def imported_history(messages: Iterable[tuple[str, str]], agent: str) -> dict[str, Any]:
+    """Return earlier messages, as role and text, as a document of a conversation (docs/export.md)."""
+    at = datetime.fromtimestamp(time.time(), UTC).isoformat()
+    version = {"name": agent, "kind": "", "smolagents": ""}
+    turns: list[dict[str, Any]] = []
+    steps: list[dict[str, Any]] = []
+    for role, text in messages:
+        if role == "user":
+            turn = {"turn": len(turns) + 1, "message": text, "agent": version, "status": "finished"}
+            turns.append({**turn, "timing": {"submitted_at": at, "finished_at": at}, "outcome": "success", "reply": ""})
+            steps.append({"type": "task", "turn": len(turns), "task": text})
+        elif role == "assistant" and turns and text:
+            turns[-1] |= {"reply": text, "output": text, "step_count": 1}
+            final = {"is_final_answer": True, "model_output": text, "action_output": text}
+            timing = {"start_time": at, "end_time": at}
+            steps.append({"type": "action", "turn": len(turns), "step_number": 1, "timing": timing, **final})
+    return {"format": "smolsessions/conversation", "version": 1, "agent": agent, "turns": turns, "steps": steps}

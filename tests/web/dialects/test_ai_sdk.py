@@ -1,0 +1,147 @@
+"""The Vercel AI SDK: its chats of the versions 6 and 7, without a page."""
+
+import json
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.answering import mail, sent
+from tests.support.service import Service
+from tests.support.turns import DONE, SHOWN, delegate, png
+from tests.web.dialects.ai_sdk_chats import Chats, chats_of
+
+pytestmark = pytest.mark.timeout(120)
+
+ECHO = {"call": [["echo", {"text": "ü"}]]}
+WHERE: dict[str, Any] = {
+    "name": "where",
+    "description": "Return the place of a thing.",
+    "parameters": {"type": "object", "properties": {"thing": {"type": "string"}}, "required": ["thing"]},
+}
+
+
+@pytest.fixture(scope="module")
+def service(asking: Service) -> Service:
+    return asking
+
+
+@pytest.fixture(scope="module", params=["ai", "ai6"])
+def chats(service: Service, request: pytest.FixtureRequest) -> Iterator[Chats]:
+    with chats_of(service, request.param) as chats:
+        yield chats
+
+
+@pytest.fixture
+def chat() -> str:
+    return secrets.token_hex(8)
+
+
+def test_a_message_has_text_thoughts_and_tools(chats: Chats, chat: str) -> None:
+    chats.open("plain", chat).send(ECHO, {"say": "one"})
+    assert (chats.status, chats.text, chats.requests) == ("ready", "one", ["POST"])
+    assert chats.tools == [("echo", "output-available", "ü")]
+    assert [part["text"] for part in chats.of("reasoning")] == ["I call."] * 2
+    assert len(chats.of("step-start")) == 2
+    assert chats.messages[-1]["metadata"]["usage"]["totalTokens"] > 0
+    chats.send(SHOWN)
+    assert "echo" in chats.text, "the agent remembers its own call"
+    assert [message["id"] for message in chats.messages[1::2]] == [f"{chat}:1", f"{chat}:2"]
+
+
+def test_an_edited_message_and_another_answer_go_on_in_forks(chats: Chats, chat: str, service: Service) -> None:
+    chats.open("plain", chat).send({"say": "first"})
+    chats.send({"say": "second"})
+    user, before = chats.messages[2]["id"], [message["id"] for message in chats.messages]
+    chats("regenerate")
+    assert (chats.text, len(chats.messages)) == ("second", 4)
+    assert chats.messages[-1]["id"] not in before
+    chats.send({"say": "edited"}, messageId=user)
+    assert (chats.text, len(chats.messages)) == ("edited", 4)
+    newest = chats.messages[-1]["id"].partition(":")[0]
+    chats.send(SHOWN)
+    assert [said in chats.text for said in ("first", "second", "edited")] == [True, False, True]
+    assert chats.messages[-1]["id"] == f"{newest}:3"
+    assert service.get(f"/conversations/{chat}")["turn_count"] == 2
+    last = chats.messages[-1]
+    chats.open("plain", chat, finished=True)("resume")
+    assert chats.messages == [last], "the chat leads to its newest branch"
+
+
+def test_a_message_that_comes_twice_is_one_turn(chat: str, service: Service) -> None:
+    message = {"id": "m1", "role": "user", "parts": [{"type": "text", "text": json.dumps([{"say": "once"}])}]}
+    answers = [service.post("/ai-sdk/plain", id=chat, messages=[message]).text for _ in range(2)]
+    assert answers[0] == answers[1]
+    assert "once" in answers[0]
+    answer = service.post("/ai-sdk/plain", id=chat, message={**message, "id": "m2"}).text
+    assert f'"{chat}:2"' in answer, "a client that sends its last message alone goes on in its chat"
+
+
+def test_answered_approvals_go_on_in_the_same_message(chats: Chats, chat: str, service: Service) -> None:
+    chats.open("mailer", chat).send({"call": [mail(f"ann-{chat}"), mail(f"bob-{chat}")]}, {"say": "sent"})
+    assert [state for _, state, _ in chats.tools] == ["approval-requested"] * 2
+    first, second = (part["approval"]["id"] for part in chats.of("dynamic-tool"))
+    chats("approve", id=first, approved=True)
+    assert chats.requests == [], "the other one is open"
+    chats("approve", id=second, approved=False, reason="too many")
+    assert (chats.status, chats.requests, chats.text) == ("ready", ["POST"], "sent")
+    assert [state for _, state, _ in chats.tools] == ["output-available", "output-denied"]
+    assert [line for line in sent(service) if chat in line] == [f"ann-{chat}: hi"]
+    assert len(chats.messages) == 2
+    live = chats.messages[-1]
+    chats.open("mailer", chat, finished=True)("resume")
+    assert [part["type"] for part in chats.parts] == [part["type"] for part in live["parts"]]
+
+
+def test_an_approval_is_answered_later_by_another_client(chats: Chats, chat: str) -> None:
+    chats.open("mailer", chat).send({"call": [mail(f"zoe-{chat}")]}, {"raise": "broken"})
+    chats.open("mailer", chat)("resume")
+    assert (chats.status, [state for _, state, _ in chats.tools]) == ("ready", ["approval-requested"])
+    chats("approve", id=chats.of("dynamic-tool")[0]["approval"]["id"], approved=True)
+    assert (chats.status, chats.requests) == ("error", ["POST"])
+    assert str(chats.error).startswith("model_error: ")
+    assert [state for _, state, _ in chats.tools] == ["output-available"]
+
+
+def test_a_client_runs_its_tool_and_answers_a_question(chats: Chats, chat: str) -> None:
+    question = ["ask_user", {"question": "Which?", "choices": ["a", "b"]}]
+    script = [{"call": [["where", {"thing": "key"}], mail(f"tim-{chat}")]}, {"call": [question]}, SHOWN]
+    chats.open("mailer", chat, body={"client_tools": [WHERE]}).send(*script)
+    where, mailed = chats.of("dynamic-tool")
+    assert (where["state"], where["input"], where["providerExecuted"]) == ("input-available", {"thing": "key"}, False)
+    chats("output", tool="where", toolCallId=where["toolCallId"], output={"room": "hall"})
+    chats("approve", id=mailed["approval"]["id"], approved=True)
+    asked = chats.of("dynamic-tool")[-1]
+    assert (asked["toolName"], asked["input"]["choices"], chats.status) == ("ask_user", ["a", "b"], "ready")
+    chats("output", tool="ask_user", toolCallId=asked["toolCallId"], output="b")
+    assert chats.requests == ["POST"]
+    assert "hall" in chats.text
+    assert [output for name, _, output in chats.tools if name != "send_email"] == [{"room": "hall"}, "b"]
+
+
+def test_a_failed_turn_is_an_error(chats: Chats, chat: str) -> None:
+    chats.open("plain", chat).send({"raise": "broken"})
+    assert (chats.status, str(chats.error).partition(":")[0]) == ("error", "model_error")
+    assert "agent_not_found" in str(chats.open("nobody", chat).send(DONE).error)
+
+
+def test_an_image_comes_and_goes(chats: Chats, chat: str) -> None:
+    picture = {"type": "file", "mediaType": "image/png", "url": f"data:image/png;base64,{png('blue')}"}
+    chats.open("plain", chat).send({"call": [["picture", {}]]}, {"say": "image.png"}, files=[picture])
+    (image,) = chats.of("file")
+    assert image["mediaType"] == "image/png"
+    assert image["url"].startswith("data:image/png;base64,")
+    link = {**picture, "url": "https://example.org/a.png"}
+    assert "/messages/2/parts/0/url" in str(chats.send(DONE, files=[link]).error)
+
+
+def test_steps_of_inner_agents_are_data(chats: Chats, chat: str) -> None:
+    inner = delegate("deputy", {"call": [["echo", {"text": "in"}]]}, {"say": "inner"})
+    chats.open("office", chat).send({"call": [delegate("lead", {"call": [inner]}, {"say": "led"})]}, DONE)
+    chats("approve", id=chats.of("dynamic-tool")[0]["approval"]["id"], approved=True)
+    steps = [part["data"] for part in chats.of("data-step")]
+    assert {step["state"] for step in steps} == {"done"}
+    (call,) = [call for step in steps for call in step["calls"] if call["toolName"] == "echo"]
+    assert (call["input"], call["output"]) == ({"text": "in"}, "in")
+    assert chats.text.endswith("done")
