@@ -16,11 +16,13 @@ WORDS = {
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
     "aclose": "close",
+    "aclosing": "closing",
     "aio": "sync",
     "aiter_bytes": "iter_bytes",
     "anext": "next",
     "anyio": "time",
     "aread": "read",
+    "async_answers": "answers",
     "asynccontextmanager": "contextmanager",
 }
 

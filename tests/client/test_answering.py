@@ -1,14 +1,19 @@
 """The Python client and turns that wait for a person, against a real service."""
 
+import asyncio
+import datetime as dt
 import json
+import math
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import anyio.to_thread
 import httpx2
 import pytest
 
-from smolsessions import Client
+from smolsessions import AsyncClient, Client
 from smolsessions.evaluation import ServiceAdapter, TurnFailedError
 from smolsessions.wire.events import InputAnswered, TurnEnded, TurnWaiting
 from tests.support.answering import asking_service, mail, sent
@@ -124,3 +129,127 @@ async def test_an_evaluation_names_a_turn_that_waits(asking: Service) -> None:
     with pytest.raises(TurnFailedError, match="waiting: it waits for a person") as failed:
         await adapter([{"role": "user", "content": said(QUESTION)}])
     assert failed.value.code == "waiting"
+
+
+class Desk:
+    """Tools of the program that owns the client."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.meeting = threading.Barrier(2)
+
+    def where(self, thing: str, at: dt.date | None = None) -> dict[str, Any]:
+        """Return the place of a thing.
+
+        Args:
+            thing: name
+                of it.
+            at: day.
+        """
+        self.calls.append(thing)
+        match thing:
+            case "nothing":
+                raise LookupError(thing)
+            case "death":
+                raise KeyboardInterrupt
+        return {"thing": thing, "week": at and at.isocalendar().week, "size": math.nan}
+
+    async def find(self, thing: str) -> str:
+        """Find a thing."""
+        await anyio.to_thread.run_sync(self.meeting.wait, 60)
+        return thing
+
+    def seek(self, thing: str) -> str:
+        """Seek a thing."""
+        self.meeting.wait(60)
+        return thing
+
+
+def finding(*things: str, tool: str = "where", **more: Any) -> dict[str, Any]:
+    return {"call": [[tool, {"thing": thing, **more}] for thing in things]}
+
+
+SHOWN = {"shown": True}
+PLACED = "{'thing': 'pen', 'week': 53, 'size': None}"
+
+
+def test_functions_are_tools_of_a_turn(client: Client) -> None:
+    desk, script = Desk(), said(finding("key", "nothing"), finding("pen", at="2027-01-03"), SHOWN)
+    turn = client.turn(script, agent="mailer", tools=[desk.where])
+    assert PLACED in str(turn.reply)
+    assert "LookupError: nothing" in str(turn.reply)
+    assert (sorted(desk.calls), turn.timing.waited_ms > 0) == (["key", "nothing", "pen"], True)
+    assert [tool.model_dump() for tool in turn.options.client_tools] == [
+        {
+            "name": "where",
+            "description": "Return the place of a thing.",
+            "output_schema": None,
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "thing": {"type": "string", "description": "name of it."},
+                    "at": {
+                        "anyOf": [{"type": "string", "format": "date"}, {"type": "null"}],
+                        "default": None,
+                        "description": "day.",
+                    },
+                },
+                "required": ["thing"],
+                "additionalProperties": False,
+            },
+        }
+    ]
+    waits = [event for event in client.get_turn_events(turn.conversation_id, 1) if isinstance(event, TurnWaiting)]
+    assert [len(wait.requests) for wait in waits] == [2, 1]  # both results of a message came in one request
+
+
+@pytest.mark.parametrize("until", [None, "waiting"])
+def test_a_stream_calls_functions_once(client: Client, until: Any) -> None:
+    desk = Desk()
+    options: Any = {"agent": "mailer", "idempotency_key": f"streamed-{until}", "tools": [desk.where]}
+    script = said(finding("key"), finding("pen"), emails("other"), DONE)
+    events = list(client.stream(script, until="waiting", **options))
+    assert [event.tool for each in events if isinstance(each, TurnWaiting) for event in each.requests] == [
+        *("where", "where", "send_email")
+    ]
+    last: Any = events[-1]
+    if not until:
+        client.cancel_turn(last.conversation_id, last.turn)
+    again = list(client.stream(script, until=until, **options))
+    assert again[: len(events)] == events
+    assert desk.calls == ["key", "pen"]
+
+
+def test_a_client_that_ended_goes_on(client: Client) -> None:
+    desk, options = Desk(), {"agent": "mailer", "idempotency_key": "ended"}
+    script, tools = said(finding("key"), finding("death", "pen"), SHOWN), {"tools": [desk.where]}
+    with pytest.raises(KeyboardInterrupt):
+        client.turn(script, **options, **tools)  # type: ignore[arg-type]
+    waiting = client.get_turn(next(iter(client.list_conversations(status="waiting"))).id, 1)
+    assert {request.tool for request in waiting.requests} == {"where"}
+
+    def where(thing: str) -> str:
+        """Another function of this name."""
+        return f"found {thing}"
+
+    turn = client.run_tools(waiting, [where])
+    assert turn == client.turn(script, **options, **tools)  # type: ignore[arg-type]
+    assert desk.calls == ["key", "death"]
+    assert "found death\\nfound pen" in str(turn.reply)
+
+
+def test_functions_of_a_message_run_at_the_same_time(asking: Service) -> None:
+    async def play() -> Any:
+        desk = Desk()
+        async with AsyncClient(str(asking.client.base_url)) as client:
+            script = said({"call": [["find", {"thing": "key"}], ["seek", {"thing": "pen"}]]}, SHOWN)
+            return await client.turn(script, agent="mailer", tools=[desk.find, desk.seek])
+
+    assert "key\\npen" in asyncio.run(play()).reply
+
+
+def test_functions_that_are_no_tools_are_refused(client: Client) -> None:
+    with pytest.raises(TypeError, match="the tool '<lambda>' has no docstring"):
+        client.turn(said(DONE), tools=[lambda: 1])
+    with pytest.raises(TypeError, match="the tool find is asynchronous; use AsyncClient"):
+        client.turn(said(finding("key", tool="find")), agent="mailer", tools=[Desk().find])

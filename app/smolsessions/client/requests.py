@@ -8,7 +8,7 @@ import re
 import time
 import uuid
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Required, TypedDict
@@ -17,6 +17,7 @@ from urllib.parse import quote
 import httpx2
 
 from smolsessions.client.errors import ApiError, UnreachableError
+from smolsessions.client.tools import Toolbox
 from smolsessions.core.records import OnBusy
 from smolsessions.core.requests import Decision
 
@@ -37,7 +38,10 @@ NOT_DONE = {"overloaded", "shutting_down", "too_many_connections"}
 
 
 class TurnOptions(TypedDict, total=False):
-    """Options of a turn (POST /turn). `idempotency_key` is a new one for each call, if it is not set."""
+    """Options of a turn (POST /turn). `idempotency_key` is a new one for each call, if it is not set.
+
+    `tools` are functions of yours, which the client describes in `client_tools`, and calls when the turn asks.
+    """
 
     conversation_id: str
     create: bool
@@ -52,6 +56,7 @@ class TurnOptions(TypedDict, total=False):
     approve: Sequence[str]
     client_tools: Sequence[Mapping[str, Any]]
     output_schema: Mapping[str, Any]
+    tools: Sequence[Callable[..., Any]]
     metadata: Mapping[str, Any]
     include_internal_tools: bool
     idempotency_key: str
@@ -62,6 +67,8 @@ def turn_request(message: str, options: TurnOptions) -> tuple[dict[str, Any], di
     fields: dict[str, Any] = {"message": message, **options}
     key = fields.pop("idempotency_key", None)
     internal = fields.pop("include_internal_tools", False)
+    if tools := fields.pop("tools", ()):
+        fields["client_tools"] = [*fields.get("client_tools", ()), *Toolbox(tools).described]
     if images := fields.get("images"):
         fields["images"] = [_image(image) for image in images]
     if files := fields.get("files"):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, Literal, Self, Unpack
 
 import httpx2
 
 from smolsessions.client.aio.connection import NO_CONTENT, AsyncConnection
 from smolsessions.client.answers import Document, ReadConversation, read_conversation
-from smolsessions.client.errors import foreign_answer
+from smolsessions.client.errors import ApiError, foreign_answer
 from smolsessions.client.requests import (
     Answer,
     Policy,
@@ -22,6 +23,7 @@ from smolsessions.client.requests import (
     path_of,
     turn_request,
 )
+from smolsessions.client.tools import Toolbox
 from smolsessions.core.requests import Decision
 from smolsessions.wire.conversations import (
     Agent,
@@ -38,11 +40,13 @@ from smolsessions.wire.conversations import (
     WorkspaceFile,
     WorkspaceFileList,
 )
-from smolsessions.wire.events import TurnEnded, TurnEvent
+from smolsessions.wire.events import TurnEnded, TurnEvent, TurnWaiting
 from smolsessions.wire.turns import Effect, EffectPage, Turn, TurnPage
 
 WAIT_S = 25
 """Seconds for which one request waits for a turn's end. Many proxies end a silent request after 30."""
+TAKEN = {"already_answered", "not_waiting", "request_not_found"}
+"""Codes of an answer that comes too late: another client has answered, or the turn was stopped."""
 TIMEOUT = httpx2.Timeout(60, connect=10, pool=None)
 
 
@@ -82,10 +86,11 @@ class AsyncClient:
         """Send a message, wait for the turn's end however long it takes, and return the turn.
 
         A turn that fails is returned too: its `status` is `failed`, and `error` has the cause. A turn that waits for a
-        person is returned at once: its `status` is `waiting`, and `requests` are to be answered.
+        person is returned at once: its `status` is `waiting`, and `requests` are to be answered. `tools` are called.
         """
-        internal = options.get("include_internal_tools", False)
-        return await self._settled(await self._post_turn(message, options, WAIT_S), internal)
+        internal, tools = options.get("include_internal_tools", False), options.get("tools", ())
+        turn = await self._post_turn(message, options, WAIT_S)
+        return await self.run_tools(turn, tools, include_internal_tools=internal)
 
     async def submit(self, message: str, **options: Unpack[TurnOptions]) -> Turn:
         """Send a message, and return its turn at once."""
@@ -96,11 +101,12 @@ class AsyncClient:
     ) -> AsyncGenerator[TurnEvent]:
         """Send a message, and yield each event of its turn once. A lost connection is opened again.
 
-        `until` `waiting`: the stream also ends when the turn waits for a person.
+        `until` `waiting`: the stream also ends when the turn waits for a person. `tools` are called.
         """
         body, headers, internal = turn_request(message, options)
         begin = self._connection.submission("/turn", body, headers, internal=internal, until=until)
-        return self._connection.events(begin, "", internal=internal, until=until)
+        events, tools = self._connection.events(begin, "", internal=internal, until=until), options.get("tools")
+        return self._answered(events, Toolbox(tools)) if tools else events
 
     async def _post_turn(self, message: str, options: TurnOptions, wait_s: int) -> Turn:
         body, headers, internal = turn_request(message, options)
@@ -157,6 +163,38 @@ class AsyncClient:
         path = path_of("conversations", conversation_id, "turns", turn, "cancel")
         params, headers = {"include_internal_tools": include_internal_tools}, {"Prefer": f"wait={wait_s}"}
         return await self._connection.ask(Turn, "POST", path, params=params, headers=headers, wait_s=wait_s)
+
+    async def run_tools(
+        self, turn: Turn, tools: Sequence[Callable[..., Any]], *, include_internal_tools: bool = False
+    ) -> Turn:
+        """Call the functions that a turn asks for, and return it at its end, or when it waits for another answer.
+
+        A function is called again if its client ended before it had sent the result.
+        """
+        toolbox, internal = Toolbox(tools), include_internal_tools
+        turn = await self._settled(turn, internal)
+        while answers := await toolbox.async_answers(turn.requests):
+            await self._answer_calls(turn, answers)
+            turn = await self.get_turn(turn.conversation_id, turn.turn, include_internal_tools=internal)
+            turn = await self._settled(turn, internal)
+        return turn
+
+    async def _answered(self, events: AsyncGenerator[TurnEvent], toolbox: Toolbox) -> AsyncGenerator[TurnEvent]:
+        """Yield events of a turn, and answer its calls of these functions."""
+        async with aclosing(events):
+            async for event in events:
+                yield event
+                if isinstance(event, TurnWaiting):
+                    turn = await self.get_turn(event.conversation_id, event.turn)  # the wait may be over since long
+                    if answers := await toolbox.async_answers(turn.requests):
+                        await self._answer_calls(turn, answers)
+
+    async def _answer_calls(self, turn: Turn, answers: Sequence[Answer]) -> None:
+        try:
+            await self.answer_turn(turn.conversation_id, turn.turn, answers, wait_s=0)
+        except ApiError as error:
+            if error.code not in TAKEN:
+                raise
 
     async def answer(
         self,

@@ -1,0 +1,97 @@
+"""Functions as tools of a turn: described for the model, and called when the turn waits for their results."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import anyio
+import anyio.to_thread
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import ArgsKwargs, from_json, to_json
+
+from smolsessions.wire.turns import InputRequest
+
+MAX_RESULT_BYTES = 1024 * 1024
+MAX_ERROR_CHARS = 10_000
+# Parts of a docstring, as smolagents' `@tool` reads them.
+_DESCRIPTION = re.compile(r"(.*?)(?=\n\s*(?:Args|Returns|Raises):|\Z)", re.DOTALL)
+_ARGUMENTS = re.compile(r"\n\s*Args:\n(.*?)\s*(?:\n\s*(?:Returns|Raises):|\Z)", re.DOTALL)
+_ARGUMENT = re.compile(r"(?:^|\n)\s*(\w+)\s*(?:\([^)]*\))?:\s*(.*?)\s*(?=\n\s*\w+\s*(?:\([^)]*\))?:|\Z)", re.DOTALL)
+
+
+class _Schema(GenerateJsonSchema):
+    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 - it would repeat the name
+        return False
+
+
+class Toolbox:
+    """Functions by name. `described` is their form in `client_tools`."""
+
+    def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
+        self._functions: dict[str, Any] = {getattr(function, "__name__", ""): function for function in functions}
+        self._adapters: dict[str, Any] = {name: TypeAdapter(found) for name, found in self._functions.items()}
+        self.described = [self._describe(name, inspect.getdoc(found)) for name, found in self._functions.items()]
+
+    def answers(self, requests: Sequence[InputRequest]) -> list[Any]:
+        """Call the functions that the requests ask for, one after the other, and return their results."""
+        answers = []
+        for request in self._own(requests):
+            if inspect.iscoroutinefunction(self._functions[request.tool]):
+                raise TypeError(f"the tool {request.tool} is asynchronous; use AsyncClient")
+            try:
+                answers.append(_result(request, self._call(request)))
+            except Exception as error:  # noqa: BLE001 - any error of a function is one of the tool
+                answers.append(_failure(request, error))
+        return answers
+
+    async def async_answers(self, requests: Sequence[InputRequest]) -> list[Any]:
+        """Call the functions at the same time. Those that are not asynchronous run in threads."""
+        found: dict[str, Any] = {}
+
+        async def answer(request: InputRequest) -> None:
+            try:
+                if inspect.iscoroutinefunction(self._functions[request.tool]):
+                    value = await self._call(request)
+                else:
+                    value = await anyio.to_thread.run_sync(self._call, request)
+                found[request.request_id] = _result(request, value)
+            except Exception as error:  # noqa: BLE001 - as above
+                found[request.request_id] = _failure(request, error)
+
+        async with anyio.create_task_group() as group:
+            for request in self._own(requests):
+                group.start_soon(answer, request)
+        return list(found.values())
+
+    def _own(self, requests: Sequence[InputRequest]) -> list[InputRequest]:
+        return [request for request in requests if request.kind == "result" and request.tool in self._functions]
+
+    def _call(self, request: InputRequest) -> Any:
+        """Call a function with its types: the arguments of the request are JSON."""
+        return self._adapters[request.tool].validate_python(ArgsKwargs((), request.arguments))
+
+    def _describe(self, name: str, text: str | None) -> dict[str, Any]:
+        about = _DESCRIPTION.match(text or "")
+        if not (text and about):
+            raise TypeError(f"the tool {name!r} has no docstring; say there what it does, as the model reads it")
+        schema = self._adapters[name].json_schema(schema_generator=_Schema)
+        found = _ARGUMENTS.search(text)
+        for argument, meaning in _ARGUMENT.findall(found[1] if found else ""):
+            if argument in schema.get("properties", {}):
+                schema["properties"][argument].setdefault("description", " ".join(meaning.split()))
+        return {"name": name, "description": about[1].strip(), "parameters": schema}
+
+
+def _result(request: InputRequest, value: Any) -> dict[str, Any]:
+    data = to_json(value, inf_nan_mode="null")
+    if len(data) > MAX_RESULT_BYTES:
+        raise ValueError("the result is larger than 1 MiB")
+    return {"request_id": request.request_id, "result": from_json(data)}
+
+
+def _failure(request: InputRequest, error: Exception) -> dict[str, Any]:
+    return {"request_id": request.request_id, "error": f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]}
