@@ -111,7 +111,6 @@ def test_each_model_and_executor_is_made(what: str, tmp_path: Path, monkeypatch:
     text = agent_text("row", MADE[what], folder=tmp_path, mcp_url="")
     file.write_text(HEAD.format(base="http://127.0.0.1:9/v1") + text)
     Draft202012Validator(json.loads(schema_text())).validate(tomllib.loads(file.read_text()))
-    monkeypatch.setattr(sys, "path", [*sys.path])  # the file's folder is added
     try:
         catalog = Catalog(load_agents_file(file))
     except StartError as error:

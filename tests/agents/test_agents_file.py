@@ -91,8 +91,7 @@ def test_a_log_masks_the_keys_that_the_file_names_and_escapes_control_characters
 
 
 @pytest.mark.parametrize("file", sorted(BROKEN.glob("*.toml")), ids=lambda file: file.stem)
-def test_a_mistake_is_a_sentence_with_file_agent_key_and_mend(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])  # the file's folder is added
+def test_a_mistake_is_a_sentence_with_file_agent_key_and_mend(file: Path) -> None:
     with pytest.raises(StartError) as caught:
         Catalog(load_agents_file(file))
     sentences = caught.value.message
@@ -145,7 +144,6 @@ def test_an_error_of_a_factory_shows_no_key_that_the_file_names(
 ) -> None:
     key = f"correct horse battery {module}"
     monkeypatch.setenv("SHOP_KEY", key)
-    monkeypatch.setattr(sys, "path", [*sys.path])  # the file's folder is added
     (tmp_path / f"{module}.py").write_text(text)
     file = tmp_path / "agents.toml"
     models = ONE_AGENT.partition("[agents.shop]")[0].format(base="http://127.0.0.1:9/v1")
@@ -189,10 +187,7 @@ def test_base_tools_without_their_packages_are_named_as_the_file_does(
     assert caught.value.message == f"{file}: {sentence}"
 
 
-def test_each_key_reaches_the_agent_and_the_agents_that_it_manages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])  # the file's folder is added
+def test_each_key_reaches_the_agent_and_the_agents_that_it_manages(tmp_path: Path) -> None:
     templates = (BROKEN / "undefined.yaml").read_text().replace("{{ the_weather }}", "Never use {{ 6 * 7 }}.")
     (tmp_path / "prompts.yaml").write_text(templates)
     file = tmp_path / "agents.toml"

@@ -183,7 +183,6 @@ def parts_of(agent: Any) -> list[Any]:
 
 
 def test_no_key_is_in_a_dump_of_an_agent(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])  # the file's folder is added
     for name, value in place.environment.items():
         monkeypatch.setenv(name, value)
     file = place.folder / "dumped.toml"

@@ -1,6 +1,5 @@
 """Identity of the agent that answered: its model, fingerprint and release, also with models of hostile classes."""
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -48,8 +47,7 @@ def test_the_release_is_that_of_the_package_that_holds_the_factory() -> None:
     assert release_of(check_factory) == smolsessions.__version__
 
 
-def test_an_agent_of_a_file_has_the_release_of_its_own_factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])  # the file's folder is added
+def test_an_agent_of_a_file_has_the_release_of_its_own_factory(tmp_path: Path) -> None:
     (tmp_path / "made_here.py").write_text("__version__ = '7.1'\ndef make(): ...\ndef make_for(caller): ...\n")
     file = tmp_path / "agents.toml"
     file.write_text('agents = {a = {factory = "made_here:make"}, b = {factory = "made_here:make_for"}}')

@@ -1,7 +1,6 @@
 """Agents of saved folders and of the Hub: their code runs, and their models and executors do not."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -177,7 +176,6 @@ def test_a_hostile_folder_stops_the_start(
 ) -> None:
     change, expected = HOSTILE[attack]
     change(saved)
-    monkeypatch.setattr(sys, "path", [*sys.path])  # the file's folder is added
     monkeypatch.setenv("SHOP_KEY", KEY)
     file = tmp_path / "agents.toml"
     file.write_text(MODEL.format(base="http://127.0.0.1:9/v1") + AGENT)
@@ -192,7 +190,6 @@ def test_executor_and_model_of_a_folder_are_never_made(
 ) -> None:
     model = {"class": "TransformersModel", "data": {"model_id": "x/y", "trust_remote_code": True}}
     _change(**{"class": "CodeAgent", "model": model, "executor_type": "docker", "executor_kwargs": {"x": 1}})(saved)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("SHOP_KEY", KEY)
     file = tmp_path / "agents.toml"
     file.write_text(MODEL.format(base="http://127.0.0.1:9/v1") + AGENT)

@@ -269,7 +269,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"": {"code": dict.fromkeys("ab", "x" * 2_500_000)}}, "/variables//code"),
     ({"": {"code": {f"a{number}": 1 for number in range(10_001)}}}, "/variables//code"),
     ({"": {"state": {"a": float("nan")}}}, "/variables//state/a"),
-    ({"": {"state": {"a": {str(number): 1 for number in range(600_000)}}}}, "/variables//state/a"),
+    ({"": {"state": {"a": dict.fromkeys(map(str, range(600_000)), 1)}}}, "/variables//state/a"),
 ]
 
 

@@ -8,7 +8,7 @@ import re
 import select
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -32,19 +32,24 @@ LONGEST_PROBE_S = 1.0
 MANY = 300_000
 JSON = {"Content-Type": "application/json"}
 MESSAGE = json.dumps([{"say": "hi"}])
-LISTS = b'{"message":"x","additional_args":{"a":[' + b",".join([b"[1,2,3]"] * 300_000) + b"]}}"
-KEYS = b"{" + b",".join(b'"k%d":1' % number for number in range(200_000)) + b"}"
-BODIES = {
-    "lists in additional_args": ("POST", "/turn", LISTS),
-    "keys": ("POST", "/turn", KEYS),
-    "keys in metadata": ("PATCH", "/conversations/c", b'{"metadata":' + KEYS + b"}"),
-    "rules": ("POST", "/conversations", b'{"policy":[' + b",".join([b'{"a":1}'] * 300_000) + b"]}"),
-    "long numbers": ("POST", "/turn", b'{"additional_args":{"a":[' + b",".join([b"7" * 4300] * 4000) + b"]}}"),
-    "one long number": ("POST", "/turn", b"7" * 19_000_000),
-    "escapes": ("POST", "/turn", b'{"message":"' + rb"\\" * 9_000_000 + b'"}'),
-    "quotation marks": ("POST", "/turn", b'{"message":"' + rb"\"" * 9_000_000 + b'"}'),
-    "wide characters": ("POST", "/turn", b'{"message":"' + "😀".encode() * 4_500_000 + b'"}'),
-    "blanks": ("POST", "/conversations", b'{"id":' + b" " * 19_000_000 + b'"a"}'),
+BODIES: dict[str, tuple[str, str, Callable[[], bytes]]] = {  # made by their tests: all together have 150 MB
+    "lists in additional_args": (
+        *("POST", "/turn"),
+        lambda: b'{"message":"x","additional_args":{"a":[' + b",".join([b"[1,2,3]"] * 300_000) + b"]}}",
+    ),
+    "keys": ("POST", "/turn", lambda: json.dumps(keys(200_000)).encode()),
+    "keys in metadata": (
+        "PATCH",
+        "/conversations/c",
+        lambda: b'{"metadata":' + json.dumps(keys(200_000)).encode() + b"}",
+    ),
+    "rules": ("POST", "/conversations", lambda: b'{"policy":[' + b",".join([b'{"a":1}'] * 300_000) + b"]}"),
+    "long numbers": ("POST", "/turn", lambda: b'{"additional_args":{"a":[' + b",".join([b"7" * 4300] * 4000) + b"]}}"),
+    "one long number": ("POST", "/turn", lambda: b"7" * 19_000_000),
+    "escapes": ("POST", "/turn", lambda: b'{"message":"' + rb"\\" * 9_000_000 + b'"}'),
+    "quotation marks": ("POST", "/turn", lambda: b'{"message":"' + rb"\"" * 9_000_000 + b'"}'),
+    "wide characters": ("POST", "/turn", lambda: b'{"message":"' + "😀".encode() * 4_500_000 + b'"}'),
+    "blanks": ("POST", "/conversations", lambda: b'{"id":' + b" " * 19_000_000 + b'"a"}'),
 }
 
 
@@ -79,7 +84,8 @@ def probed(service: Service) -> Iterator[list[float]]:
 def test_bodies_that_take_long_to_parse_are_refused_and_block_no_probe(
     service: Service, case: str, senders: int
 ) -> None:
-    method, path, body = BODIES[case]
+    method, path, make = BODIES[case]
+    body = make()
     service.post("/conversations", id="c")
 
     def send(_number: int) -> None:
@@ -110,23 +116,23 @@ def cpu_s(service: Service) -> float:
     return sum(psutil.Process(service.process.pid).cpu_times()[:2])
 
 
-WRONG: dict[str, dict[str, object]] = {
-    "turns without members": {"turns": [{}] * MANY},
-    "turns that are numbers": {"turns": [1] * MANY},
-    "a turn of many members": {"turns": [keys(90_000)]},
-    "names of tools": {"approve": [1] * MANY},
-    "members": keys(90_000),
-    "members of a rule": {"policy": keys(90_000)},
-    "files": {"workspace": keys(90_000)},
-    "rollbacks": {"rollbacks": [["a", "b"]] * 1000},
-    "members of a variable": {"variables": {"": {"code": {"v": keys(3 * MANY)}}}},
+WRONG: dict[str, Callable[[], dict[str, object]]] = {
+    "turns without members": lambda: {"turns": [{}] * MANY},
+    "turns that are numbers": lambda: {"turns": [1] * MANY},
+    "a turn of many members": lambda: {"turns": [keys(90_000)]},
+    "names of tools": lambda: {"approve": [1] * MANY},
+    "members": lambda: keys(90_000),
+    "members of a rule": lambda: {"policy": keys(90_000)},
+    "files": lambda: {"workspace": keys(90_000)},
+    "rollbacks": lambda: {"rollbacks": [["a", "b"]] * 1000},
+    "members of a variable": lambda: {"variables": {"": {"code": {"v": keys(3 * MANY)}}}},
 }
 FAST = {"turns without members", "a turn of many members", "members of a variable"}
 
 
 @pytest.mark.parametrize("case", mostly_deep(WRONG, fast=FAST))
 def test_a_document_with_many_faults_costs_little_and_names_ten_at_most(service: Service, case: str) -> None:
-    document = json.dumps({"format": "smolsessions/conversation", "version": 1, **WRONG[case]}).encode()
+    document = json.dumps({"format": "smolsessions/conversation", "version": 1, **WRONG[case]()}).encode()
     before = cpu_s(service)
     with probed(service) as took, takes_little_memory(service):
         answer = service.client.post("/imports", content=document, headers=JSON)

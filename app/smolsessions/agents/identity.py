@@ -47,7 +47,7 @@ def model_id_of(model: object) -> object:
 
 def release_of(factory: Callable[..., Any]) -> str | None:
     """Return the release of the package that holds a factory: of its distribution, or its `__version__`."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # a foreign factory: any attribute may raise
         while isinstance(factory, functools.partial):
             factory = factory.func
         package = inspect.unwrap(factory).__module__.partition(".")[0]

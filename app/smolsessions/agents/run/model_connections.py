@@ -64,7 +64,7 @@ class ModelCall:
             self.is_cut = True
         try:
             for body in self.bodies:
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception):  # of any HTTP library
                     body.close()
         finally:
             _thread.call = self._outer

@@ -197,7 +197,7 @@ class ChildInterpreter(PythonExecutor):
         message, error, calls, *printed = loads(effect, max_bytes=2 * MAX_CALLS_BYTES)
         for name, arguments in calls:
             args, kwargs = loads(arguments, self.stored_classes)
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # the block has handled it
                 self._tools[name](*args, **kwargs)
         if message is None:
             self._show("".join(printed))

@@ -35,7 +35,7 @@ class RandomGenerators:
         self._saved = saved
         self._seeded: dict[str, list[Any]] = {}
         self._fresh: dict[str, bytes] = {}
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(TypeError, ValueError):
             self._seeded = dict(loads(saved)) if saved else {}
 
     def begin_block(self, seed: bytes) -> None:
@@ -57,7 +57,7 @@ class RandomGenerators:
             numpy.random.bytes(4)
         self._fresh = {name: state[0] for name, state in _states().items()}
         for name, state in self._seeded.items():
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # a forged state fails in many ways
                 words, position, normal, *rest = state
                 if name == "random":
                     random.setstate((3, (*_WORDS.unpack(words), position), normal))
