@@ -125,6 +125,8 @@ class _Walker:
             return f"the interpreter's {self._inside[id(value)]}"
         if issubclass(kind, (*FRAMES, PythonExecutor)):
             return f"a {kind.__name__}"
+        if kind is dict and "__builtins__" in value:
+            return "the names of a module"
         if (
             kind.__module__.startswith("smolsessions.")
             and not issubclass(kind, Exception)
