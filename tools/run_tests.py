@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ import grimp
 
 ROOT = Path(__file__).parent.parent
 FAST = "not deep and not alone"
-PARALLEL = ("-n", "4", "--dist", "worksteal")  # two workers on two cores leave the waiting of the tests exposed
+WORKERS = os.environ.get("TESTS_WORKERS", "4")  # two of them on two cores leave the waiting of the tests exposed
+PARALLEL = ("-n", WORKERS, "--dist", "worksteal")
 FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 MOST_REPEATED = 3
 NO_TESTS = 5  # pytest's status

@@ -15,11 +15,11 @@ from tests.chaos.rounds import Round, requests_of
 from tests.chaos.run import Scale, run
 from tests.support.tiers import deep
 
+pytestmark = deep  # `make chaos` is deep itself, and these tests guard nothing else
 LATER_S = 60
 Spoil = Callable[[Round], Any]
 
 
-@deep
 @pytest.mark.alone
 async def test_turns_under_random_kills_end_as_they_do_without(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("chaos")
