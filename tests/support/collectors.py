@@ -8,10 +8,11 @@ from tests.support.agents import ScriptedModel, echo
 
 
 @tool
-def collect() -> int:
-    """Collect garbage, and count the objects that only the collector could free."""
+def collect() -> str:
+    """Collect garbage, and count the objects that only the collector could free, and the turns that are left."""
     gc.disable()
-    return gc.collect()
+    found = gc.collect()
+    return f"{found} {sum(type(each).__name__ == 'LoopEventBridge' for each in gc.get_objects())}"
 
 
 def make_collector() -> ToolCallingAgent:
