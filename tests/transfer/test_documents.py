@@ -298,7 +298,7 @@ def test_an_image_that_many_steps_show_is_read_and_held_once() -> None:
     "data",
     [
         png(1001, 1000),
-        png(20, 20)[:-30],
+        png(200, 200)[:-30],
         b"",
     ],
 )
