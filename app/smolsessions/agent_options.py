@@ -100,6 +100,7 @@ class OptionValues(TypedDict, total=False):
     ask_user: bool
     client_tools: bool
     output_schema: dict[str, Any] | None
+    remembers: bool
 
 
 class Table(BaseModel):
@@ -145,6 +146,7 @@ class SharedOptions(Table):
     ask_user: bool = Field(False, description="Add the tool ask_user, whose question a person answers.")
     client_tools: bool = Field(True, description="Take tools that a client describes and runs.")
     output_schema: dict[str, Any] | None = Field(None, description="JSON Schema of the answers of its turns.")
+    remembers: bool = Field(False, description="As a managed agent, keep the memory between calls.")
 
 
 class Options(SharedOptions):

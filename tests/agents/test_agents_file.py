@@ -208,6 +208,7 @@ def test_each_key_reaches_the_agent_and_the_agents_that_it_manages(tmp_path: Pat
     options = options_of(lead)
     assert (options.executor, options.model_retries, options.scratchpad) == ("thread", 5, True)
     assert (list(options.unsafe_to_repeat), options_of(reader).code_limits) == (["calculator"], {"cpu_s": 3})
+    assert (options_of(clerk).remembers, options_of(factories["clerk"]()).remembers) == (True, False)
     assert (info.description, info.examples, info.deadline_s) == ("Leads.", ("How many?",), 12.5)
     assert (info.code_runs_in, [tool.name for tool in info.tools]) == (
         "thread",

@@ -27,6 +27,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         "OLLAMA_API_BASE would choose the address",
     ),
     "no key of LiteLLM": ({"provider": "litellm", "id": "anthropic/m"}, "LiteLLM wants the provider's key"),
+    "no cache to ask for": (
+        {"provider": "huggingface", "base": "http://127.0.0.1:1", "prompt_cache": True},
+        "InferenceClientModel cannot ask for a cache",
+    ),
     "no token": ({"provider": "huggingface"}, "Hugging Face wants a token"),
     "no key": ({"provider": "openai"}, "OpenAI wants a key"),
     "no region": ({"provider": "bedrock"}, "Bedrock needs a region"),

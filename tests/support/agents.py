@@ -22,7 +22,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -31,6 +31,7 @@ from typing import Any
 import PIL.Image
 import yaml
 from smolagents import CodeAgent, LogLevel, Model, MultiStepAgent, Tool, ToolCallingAgent, tool
+from smolagents.memory import ActionStep
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 from smolagents.monitoring import TokenUsage
 
@@ -376,3 +377,27 @@ FACTORIES: dict[str, Callable[[], Any]] = {
     "lingering": lambda: _cleaned_up_by(lambda: time.sleep(3)),
 }
 globals().update({f"make_{name}": factory for name, factory in FACTORIES.items()})
+
+
+def make_mentor() -> CodeAgent:
+    """Make an agent whose helper remembers, and of which a tool's call may be stopped or killed."""
+    return make_code(managed_agents=[make_remembering()])
+
+
+def make_lead() -> ToolCallingAgent:
+    """Make an agent with such a helper, whose prompts show the last step alone, and one that it may call beside it."""
+    brief = smolsessions.options(make_remembering("brief"), memory_policy={"name": "keep_last_n_steps", "n": 1})
+    return make_scripted(managed_agents=[make_remembering(), brief])
+
+
+def make_remembering(name: str = "helper") -> ToolCallingAgent:
+    own = script_templates("toolcalling_agent.yaml")
+    helper = make_scripted(name=name, description="Helps.", prompt_templates=own, step_callbacks=[shorten])
+    return smolsessions.options(helper, remembers=True)
+
+
+def shorten(_step: ActionStep, agent: MultiStepAgent) -> None:
+    """Replace the first step of an agent's memory by a shorter one, as authors do to save tokens."""
+    steps = agent.memory.steps
+    if len(steps) > 3 and isinstance(steps[1], ActionStep):
+        steps[1] = replace(steps[1], observations="short")

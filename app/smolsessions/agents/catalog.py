@@ -311,7 +311,8 @@ class Catalog:
         return image_header(data)[0], data
 
     def journal_usage(self, replay: ReplayState) -> Usage:
-        return total_usage(usage_of(data) for key, data in replay.effects.items() if key.startswith("model:"))
+        used = (usage_of(data) for key, data in replay.effects.items() if key.startswith("model:"))
+        return total_usage([each for each in used if each])
 
     def _agent(self, name: AgentName) -> CheckedAgent:
         if name not in self._agents:

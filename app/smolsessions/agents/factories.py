@@ -161,6 +161,11 @@ def takes_caller(factory: Factory) -> bool:
 def check_factory(name: str, factory: Factory, folders: ConversationFolders | None = None) -> CheckedAgent:
     """Call a factory twice and check its agents. Raises `StartError` if two conversations could mix."""
     first = _checked_call(name, factory, folders)
+    if options_of(first).remembers:
+        raise StartError(
+            f"the agent {name!r} has the option remembers, which is for managed agents: this one has the memory of its "
+            "conversation; remove it"
+        )
     refuse_started_executor(name, first)  # a second one might need the same port
     second = _checked_call(name, factory, folders)
     for one, other in zip(with_managed(first), with_managed(second), strict=False):
@@ -180,6 +185,8 @@ def check_factory(name: str, factory: Factory, folders: ConversationFolders | No
         for tool in one.tools.values():
             check_tool(tool, f"the agent {name!r}: ")
         check_options(name if one is first else f"{name} → {one.name}", one)
+        if options_of(one).remembers:
+            agent_policy(one.name or "", one, ())
         check_remote_executor(name, one)
     check_approvals(name, first, takes_caller=takes_caller(factory))
     of_second = _parts(second)
@@ -283,6 +290,8 @@ def _parts(agent: MultiStepAgent, path: str = "") -> dict[str, Any]:
         **{name: json_form(getattr(agent, name, None)) for name in _ATTRIBUTES},
         "executor": remote_form(agent) or options_of(agent).executor,
     }
+    if options_of(agent).remembers:
+        parts["remembers"] = True
     if rule := options_of(agent).approve:
         parts["approve"] = getattr(rule, "__qualname__", "") if callable(rule) else sorted(rule)
     if schema := options_of(agent).output_schema:

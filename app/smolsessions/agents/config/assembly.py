@@ -69,7 +69,11 @@ class Assembly:
         search_modules_in(path.absolute().parent, Path.cwd())
         self._factories: dict[str, Factory] = {}
         self._predicates: dict[str, Any] = {}
+        managed = {each for agent in file.agents.values() for each in agent.managed_agents}
         for name, agent in file.agents.items():
+            if agent.remembers and name not in managed:
+                with self._at(("agents", name), "remembers"):
+                    raise StartError("is for agents that others manage, and none manages this one; remove it")
             for key, found in (("factory", self._factories), ("approve", self._predicates)):
                 if isinstance(place := getattr(agent, key), str):
                     module, _, function = place.partition(":")
@@ -80,10 +84,12 @@ class Assembly:
         """Return the factory of an agent. It takes a caller if a factory that it uses does."""
 
         def make() -> MultiStepAgent:
-            return self._make(name, DUMMY)
+            return make_for(DUMMY)
 
         def make_for(caller: Caller) -> MultiStepAgent:
-            return self._make(name, caller)
+            agent = self._make(name, caller)
+            # The file serves it by itself, too. Then the conversation is its memory.
+            return smolsessions.options(agent, remembers=False) if self._file.agents[name].remembers else agent
 
         made: Any = make_for if self._takes_caller(name) else make
         made.place = f"{self._path}: [agents.{name}]"  # for errors of the checks that all agents have

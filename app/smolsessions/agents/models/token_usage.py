@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -71,12 +71,12 @@ def record_of(usage: TokenUsage) -> Usage:
     return Usage(usage.input_tokens, usage.output_tokens, **details_of(usage))
 
 
-def total_usage(used: Iterable[Usage]) -> Usage:
+def total_usage(used: Sequence[TokenUsage]) -> Usage:
     """Sum counts. A detail that none of them has stays None."""
-    used = list(used)
-    details = [[count for each in used if (count := getattr(each, name)) is not None] for name in DETAILS]
-    read, written = sum(each.input_tokens for each in used), sum(each.output_tokens for each in used)
-    return Usage(read, written, *(sum(counts) if counts else None for counts in details))
+    read, written = sum([each.input_tokens for each in used]), sum([each.output_tokens for each in used])
+    details = [details_of(each) for each in used if isinstance(each, DetailedUsage)]
+    names = dict.fromkeys(name for each in details for name in each) if details else ()
+    return Usage(read, written, **{name: sum(each.get(name, 0) for each in details) for name in names})
 
 
 def note_reports(request: Callable[..., Any]) -> Callable[..., Any]:

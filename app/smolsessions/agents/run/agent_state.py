@@ -15,8 +15,10 @@ from typing import Any, Literal
 from smolagents import MultiStepAgent
 from smolagents.local_python_executor import LocalPythonExecutor, PrintContainer
 
+from smolsessions.agent_options import options_of
 from smolsessions.agents.run.agent_run import AgentRun
 from smolsessions.agents.run.approvals import Approvals
+from smolsessions.agents.run.managed_memory import MEMORY, ManagedMemory
 from smolsessions.agents.run.proxy import unproxied
 from smolsessions.agents.sandbox.interpreter import ChildInterpreter
 from smolsessions.agents.sandbox.variables import INTERNAL_NAMES, use_state
@@ -49,6 +51,8 @@ class AgentNode:
     approvals: Approvals | None = None
     """None: no call of the turn needs a person's decision."""
     interpreter: ChildInterpreter | None = None
+    memory: ManagedMemory | None = None
+    """None: each call of the agent begins without a memory, or the conversation is its memory."""
     state: AgentState = field(init=False)
     made: dict[str, Any] = field(init=False)
     """`agent.state` as the factory made it."""
@@ -75,7 +79,7 @@ class AgentState:
     could not be stored. `path:process_only` lists names of values that live in this process only, so that a rebuilt
     agent has lost them. `:reported` lists the lost names that the model knows of. `path:logs` is the output of the
     last code block. `path:tool:…` is the `get_state()` of a tool, and `path:reset:…` marks a tool without
-    `get_state()` that has changed.
+    `get_state()` that has changed. `path:memory:…` is a call in the memory of a managed agent that remembers.
     """
 
     def __init__(self, nodes: Sequence[AgentNode], pieces: dict[str, bytes]) -> None:
@@ -178,9 +182,14 @@ class AgentState:
             node.agent.state.update(values)
             node.journaled |= {name: dumps(value, node.stored_classes) for name, value in values.items()}
 
-    def begin_turn(self) -> str:
-        """Return a sentence about variables lost since the last turn, for the model. Reset `dropped`."""
+    def begin_turn(self, *, forgets: bool) -> str:
+        """Return a sentence about variables lost since the last turn, for the model. Reset `dropped`.
+
+        With `forgets`, managed agents forget the calls of earlier turns.
+        """
         for node in self._nodes:
+            if node.memory:
+                node.memory.begin_turn(forgets=forgets)
             # A rebuilt agent would not have these values, and a warm one must be the same.
             if node.unkept and not _in_thread(node):
                 for name in node.unkept:
@@ -215,6 +224,9 @@ class AgentState:
     def _restore(self, node: AgentNode) -> None:
         start = f"{node.path}:"
         stored = {name.removeprefix(start): data for name, data in self._kept.items() if name.startswith(start)}
+        if node.path and options_of(node.agent).remembers:
+            calls = {name: data for name, data in stored.items() if name.startswith(MEMORY)}
+            node.memory = ManagedMemory(node.agent, calls, node.stored_classes)
         if state := stored.get(STATE):
             node.journaled = loads(state)
             node.agent.state.update({name: loads(data, node.stored_classes) for name, data in node.journaled.items()})
@@ -250,6 +262,9 @@ class AgentState:
     def _pieces(self) -> Iterator[tuple[str, bytes]]:
         """Yield the pieces as they are now, without the variables of child processes."""
         for node in self._nodes:
+            if node.memory:
+                for name, data in node.memory.pieces().items():
+                    yield f"{node.path}:{name}", data
             if not (node.agent.state or node.code_runs_in or node.lost or node.unkept):
                 continue  # most agents that write no code have none, and to look for each kind takes 1 % of a turn
             start, state = f"{node.path}:", _encoded_state(node)

@@ -15,13 +15,12 @@ from smolagents.agent_types import AgentImage, AgentText
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 from smolagents.monitoring import TokenUsage
 
-from smolsessions.agents.models.token_usage import DetailedUsage, record_of
+from smolsessions.agents.models.token_usage import DetailedUsage
 from smolsessions.agents.run.failures import error_marks
 from smolsessions.agents.values import CodecError, dumps, dumps_lossy, loads
 from smolsessions.agents.values.json_forms import json_form, json_text, utf8_text
 from smolsessions.agents.values.results import ValueWithText, raised_parts, rebuild_error, without_text
 from smolsessions.core.effects import EffectOutcome
-from smolsessions.core.records import Usage
 
 MAX_BYTES = 64 * 1024 * 1024
 _UNWRAP: dict[type, Callable[[Any], Any]] = {AgentImage: AgentImage.to_raw, AgentText: AgentText.to_string}
@@ -170,8 +169,7 @@ def decode_message(effect: Effect) -> ChatMessage:
     return ChatMessage(MessageRole(role), content, calls, token_usage=usage)
 
 
-def usage_of(data: bytes) -> Usage:
+def usage_of(data: bytes) -> TokenUsage | None:
     """Return the tokens of a journaled model call. A failed call has none."""
     effect = Effect.from_bytes(data)
-    usage = None if effect.raised or effect.is_opaque else decode_message(effect).token_usage
-    return record_of(usage) if usage else Usage()
+    return None if effect.raised or effect.is_opaque else decode_message(effect).token_usage

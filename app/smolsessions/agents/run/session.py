@@ -17,6 +17,7 @@ from smolagents.memory import ActionStep, AgentMemory, FinalAnswerStep, TaskStep
 from smolsessions.agent_options import options_of
 from smolsessions.agents.memory.memory_edits import EditTracker, Overlay
 from smolsessions.agents.memory.policies import PolicyFunction
+from smolsessions.agents.memory.prompt_builder import PromptBuilder
 from smolsessions.agents.memory.prompt_steps import PromptMemory, may_change_steps
 from smolsessions.agents.memory.scratchpad import WRITE as NOTE_WRITE
 from smolsessions.agents.memory.scratchpad import scratchpad_of
@@ -143,6 +144,12 @@ class AgentSession:
         self._root = self._nodes[0]
         self._asks = any(options_of(node.agent).approve or options_of(node.agent).ask_user for node in self._nodes)
         self._state = AgentState(self._nodes, variables)
+        for node in self._nodes:
+            managed, of_managed = node.agent, node.agent.write_memory_to_messages
+            if node.memory and isinstance(of_managed, PromptBuilder):
+                of_managed.begin_turn(policy_of(options_of(managed).memory_policy))
+                of_managed.summarize = Summarizer(managed, of_managed, options_of(managed).summary_model)
+                managed.step_callbacks.register(ActionStep, of_managed.record_estimate)
         self._scratchpad = scratchpad_of(agent)
         self._workspaces = workspaces_of(agent)
         if self._scratchpad:
@@ -256,7 +263,7 @@ class AgentSession:
         failure: Failure | None = None
         try:
             images: list[PIL.Image.Image] = [image_from_bytes(data) for data in turn_input.images]
-            message = turn.message + self._state.begin_turn()
+            message = turn.message + self._state.begin_turn(forgets=turn.options.reset)
             arguments, files = turn.additional_args, files_of(turn_input) if turn_input.files else ()
             if files:
                 values, sentence = state_of_files(self._root, files, arguments)

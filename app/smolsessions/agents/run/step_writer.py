@@ -124,7 +124,7 @@ class StepWriter:
                 kept = copy(step)
                 kept.action_output = self.answer
             packed = self._packed(kept)
-            if step is whole[-1] and self._changes_variables(step) and (changes := self._state.changes()):
+            if step is whole[-1] and self._changes_variables(step) and (changes := self._changes()):
                 packed = replace(packed, variables=changes)
             self._bridge.emit(self._finished(kept, packed.attachments), packed)
             self._add(step)
@@ -151,6 +151,13 @@ class StepWriter:
             self.defect = error
             raise
 
+    def _changes(self) -> dict[str, bytes | None]:
+        try:
+            return self._state.changes()
+        except StepTooLargeError as error:  # of a managed agent that remembers
+            self.defect = error
+            raise
+
     def _recorded_step(self) -> Step | None:
         """Apply the edits that an earlier attempt recorded here, and return the step that it recorded next."""
         while self._replayed:
@@ -174,7 +181,7 @@ class StepWriter:
         self._agent.memory.steps[self._next] = kept  # type: ignore[assignment]  # an action or a plan
         self._bridge.emit(self._finished(kept, self._attachments))
         if is_last and self._changes_variables(step):
-            self._state.changes()
+            self._changes()
         self._add(kept)
 
     def _changes_variables(self, step: MemoryStep) -> bool:

@@ -217,7 +217,11 @@ class AgentProxy(Proxy):
             try:
                 path = f"{agent_run.path}/{self._real.name}"
                 inner.agent_run = AgentRun(turn_run, path, call.record.call_id, agent_run)
-                call.result = run(*args, **kwargs)
+                if inner.memory is None:
+                    call.result = run(*args, **kwargs)
+                else:
+                    with inner.memory.call(call.record.call_id, agent_run.may_follow):
+                        call.result = run(*args, **{"reset": False, **kwargs})
             finally:
                 CALLER.reset(token)
                 inner.agent_run = None

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from smolagents.monitoring import TokenUsage
 
-from smolsessions.agents.models.token_usage import record_of, total_usage
+from smolsessions.agents.models.token_usage import total_usage
 from smolsessions.agents.run.failures import TurnStopped
 from smolsessions.agents.run.journal import Journal
 from smolsessions.agents.values.json_forms import truncate_json
@@ -82,7 +82,7 @@ class TurnRun:
 
     @property
     def usage(self) -> Usage:
-        return total_usage(map(record_of, self._used.copy()))
+        return total_usage(self._used.copy())
 
     def check(self) -> None:
         """Raise `TurnStopped` if a stop was requested. A thread that keeps catching it is blocked here for good."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 from pydantic_core import to_json
@@ -11,6 +12,7 @@ from pydantic_core import to_json
 from smolsessions.agents.memory.memory_edits import without_gaps
 from smolsessions.agents.memory.step_data import Data, StepDecoder
 from smolsessions.agents.memory.steps import StepTooLargeError, pack_data, unpack_data
+from smolsessions.agents.run.managed_memory import MEMORY, steps_in
 from smolsessions.agents.transfer.document_media import DocumentMedia, export_files, export_images
 from smolsessions.agents.transfer.step_models import IMAGE_FIELDS, OUTPUT_MEDIA, read_step, step_data
 from smolsessions.agents.transfer.variables import ImportTarget, ReadCode, export_variables, import_variables
@@ -38,7 +40,14 @@ def export(
     Empty bytes stand for a destroyed step, so that distances between entries are those of the document.
     """
     entries = without_gaps([unpack_data(step) if step else None for step in steps])
-    holding = [*entries, *(entry["step"] for entry in entries if entry.get("step"))]
+    remembered: dict[str, list[Data]] = {}
+    for piece in sorted(variables):
+        path, _, name = piece.partition(":")
+        for step, of_step in steps_in({name: variables[piece]}) if name.startswith(MEMORY) else ():
+            remembered.setdefault(path, []).append(unpack_data(step))
+            attachments = {**attachments, **of_step}
+    holding = [*entries, *chain.from_iterable(remembered.values())]
+    holding += [entry["step"] for entry in entries if entry.get("step")]
     shown = {name for step in holding for member in (*IMAGE_FIELDS, "task_files") for name in step.get(member) or ()}
     shown |= {step[member] for step in holding for member in OUTPUT_MEDIA if step.get(member)}
     held = {name: attachments[name] for name in sorted(shown)}
@@ -47,6 +56,8 @@ def export(
     images = export_images({name: data for name, data in held.items() if name not in files})
     decoder = StepDecoder(attachments, stored_classes)
     documents = (_document_of(entry, decoder) for entry in entries)
+    for path, of_path in remembered.items():
+        values[path]["memory"] = [_document_of(entry, decoder) for entry in of_path]
     return ExportedMemory(documents, images, values, missing, files | export_files(of_variables.values()))
 
 

@@ -11,6 +11,7 @@ from pydantic import Field
 from smolagents import MultiStepAgent
 
 from smolsessions.agent_options import options_of
+from smolsessions.agents.memory.steps import StepTooLargeError, pack_data
 from smolsessions.agents.run.agent_state import (
     LOGS,
     LOST,
@@ -23,6 +24,7 @@ from smolsessions.agents.run.agent_state import (
     has_own_state,
 )
 from smolsessions.agents.run.instrumentation import code_runs_in
+from smolsessions.agents.run.managed_memory import MEMORY, pieces_of
 from smolsessions.agents.sandbox.interpreter import MAX_CHUNKS, MAX_NAME_CHARS
 from smolsessions.agents.sandbox.json_export import NotJSON
 from smolsessions.agents.sandbox.limits import CodeLimits
@@ -31,6 +33,7 @@ from smolsessions.agents.sandbox.variable_chunks import chunk_id, chunk_names, p
 from smolsessions.agents.sandbox.variables import INTERNAL_NAMES
 from smolsessions.agents.transfer.document_media import DocumentMedia
 from smolsessions.agents.transfer.document_models import Json, Strict, Text, checked
+from smolsessions.agents.transfer.step_models import EditIn, read_step, step_data
 from smolsessions.agents.values import CodecError, dumps, loads
 from smolsessions.agents.values.json_forms import json_flaw, json_pointer, utf8_text
 from smolsessions.core.attachments import File, encode_file
@@ -41,21 +44,28 @@ ReadCode = Callable[[Mapping[str, bytes]], dict[str, Any]]
 
 _MB = 1024 * 1024
 _MAX_NOT_EXPORTED = 10_000
+MAX_REMEMBERED = 100_000
+"""Steps in the memory of a managed agent."""
 
 
 @dataclass(frozen=True)
 class ImportTarget:
-    """Variables that one agent can import: bytes of its code's variables (None: none), and tools with a state."""
+    """Variables that one agent can import: bytes of its code's variables (None: none), and tools with a state.
+
+    `remembers`: it is a managed agent with a memory of its own.
+    """
 
     max_bytes: int | None
     tools: frozenset[str]
+    remembers: bool = False
 
 
 def import_targets(agent: MultiStepAgent, path: str = "") -> dict[str, ImportTarget]:
     """Return the targets of an agent and of the agents that it manages, by their paths."""
     limits = CodeLimits(**options_of(agent).code_limits) if code_runs_in(agent) == "child" else None
     most = int(limits.variables_mb * _MB) if limits else None
-    targets = {path: ImportTarget(most, frozenset(name for name, tool in agent.tools.items() if has_own_state(tool)))}
+    tools = frozenset(name for name, tool in agent.tools.items() if has_own_state(tool))
+    targets = {path: ImportTarget(most, tools, bool(path) and options_of(agent).remembers)}
     for name, managed in agent.managed_agents.items():
         targets |= import_targets(managed, f"{path}/{name}" if path else name)
     return targets
@@ -100,7 +110,7 @@ class _Export:
                 self._add_encoded("state", "state", member, value)
         elif rest in {LOST, PROCESS_ONLY, REPORTED}:
             self._names["reported" if rest == REPORTED else "lost"] |= set(filter(_is_name, json.loads(data)))
-        elif rest in {LOGS, VARIABLE + RANDOM_CHUNK}:
+        elif rest in {LOGS, VARIABLE + RANDOM_CHUNK} or rest.startswith(MEMORY):
             return
         elif f"{kind}:" == VARIABLE:
             names = [each for each in chunk_names(name, data) if _is_name(each)]
@@ -166,6 +176,7 @@ class VariablesIn(Strict):
     lost: _Names = Field(default_factory=list)
     reported: _Names = Field(default_factory=list)
     reset: _Names = Field(default_factory=list)
+    memory: Annotated[list[Any], Field(max_length=MAX_REMEMBERED)] = Field(default_factory=list)
 
 
 def import_variables(data: Any, targets: Mapping[str, ImportTarget], media: DocumentMedia) -> dict[str, bytes]:
@@ -179,6 +190,8 @@ def import_variables(data: Any, targets: Mapping[str, ImportTarget], media: Docu
             raise InvalidRequestError.at(pointer, "is the path of no agent here; the first one's is empty")
         found = checked(VariablesIn, members, pointer)
         chunks |= {f"{path}:{name}": chunk for name, chunk in _chunks_of(found, targets[path], pointer, media)}
+        memory = _memory_of(found.memory, targets[path], f"{pointer}/memory", media)
+        chunks |= {f"{path}:{name}": call for name, call in memory.items()}
         if path and found.reported:
             raise InvalidRequestError.at(f"{pointer}/reported", "belongs to the first agent, whose path is empty")
     return chunks
@@ -221,6 +234,23 @@ def _chunks_of(
         yield RESET + name, b"1"
     if found.reported:
         yield REPORTED, json.dumps(sorted(set(found.reported))).encode()
+
+
+def _memory_of(entries: list[Any], target: ImportTarget, pointer: str, media: DocumentMedia) -> dict[str, bytes]:
+    if entries and not target.remembers:
+        raise InvalidRequestError.at(pointer, "is a memory, and this agent keeps none between its calls")
+    packed = []
+    try:
+        for index, entry in enumerate(entries):
+            place = f"{pointer}/{index}"
+            step = read_step({**entry, "turn": 1} if isinstance(entry, dict) else None, place)
+            if isinstance(step, EditIn):
+                raise InvalidRequestError.at(f"{place}/type", "is an edit, which this memory does not have")
+            data, attachments = step_data(step, place, media)
+            packed.append(pack_data(data, 0, attachments))
+        return pieces_of(packed)
+    except StepTooLargeError:
+        raise InvalidRequestError.at(pointer, "has a step or a call that is larger than it may be") from None
 
 
 def _crossed(value: Any, pointer: str, name: str) -> bytes:
