@@ -68,7 +68,7 @@ def _nested(depth: int) -> tuple[dict[str, Any], dict[str, Any]]:
     return schema, arguments
 
 
-_DOUBLED = {str(n + 1): {"allOf": [{"$ref": f"#/$defs/{n}"}] * 2} for n in range(30)} | {"0": {}}
+_DOUBLED = {str(n + 1): {"allOf": [{"$ref": f"#/$defs/{n}"}] * 2} for n in range(16)} | {"0": {}}
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,10 @@ _DOUBLED = {str(n + 1): {"allOf": [{"$ref": f"#/$defs/{n}"}] * 2} for n in range
         _nested(2000),
         ({"$ref": "#"}, {}),
         ({"$ref": "https://elsewhere.test/a"}, {}),
-        ({"allOf": [{"$ref": "#/$defs/30"}], "$defs": _DOUBLED}, {}),
+        ({"allOf": [{"$ref": "#/$defs/16"}], "$defs": _DOUBLED}, {}),
+        ({"anyOf": [{"type": "string"}] * 3000}, {"a": "x" * 500_000}),
     ],
-    ids=["type", "properties", "multiple", "minimum", "deep", "circle", "foreign", "doubled"],
+    ids=["type", "properties", "multiple", "minimum", "deep", "circle", "foreign", "doubled", "branches"],
 )
 def test_a_schema_that_is_wrong_refuses_changes(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
     ((pointer, message),) = schema_problems(schema, arguments)
@@ -95,6 +96,8 @@ def test_references_within_a_schema_are_followed() -> None:
     schema = {"properties": {"of": {"$ref": "#"}, "n": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"type": "integer"}}}
     assert schema_problems(schema, {"n": 1, "of": {"of": {"n": 2}}}) == []
     assert [pointer for pointer, _ in schema_problems(schema, {"of": {"of": {"n": "x"}}})] == ["/of/of/n"]
+    others = {"items": {"not": {"$ref": "#/$defs/n"}}, "$defs": schema["$defs"]}
+    assert schema_problems(others, ["x"] * 200) == []
 
 
 def test_many_equal_items_take_no_time() -> None:

@@ -12,6 +12,7 @@ from smolsessions.core.json_data import invalid_request, json_pointer
 
 MAX_PROBLEMS = 10
 MAX_CHECKS = 200_000  # keywords for one value: about a second
+MAX_MESSAGE_CHARS = 300
 MAX_REFERENCES = 50  # followed within each other
 _UNCHECKED = frozenset(
     {"pattern", "patternProperties", "$dynamicRef", "uniqueItems", "unevaluatedItems", "unevaluatedProperties"}
@@ -82,7 +83,7 @@ def schema_problems(schema: dict[str, Any], value: Any) -> list[tuple[str, str]]
     found = []
     try:
         for error in _validator(schema).iter_errors(value):
-            found.append((json_pointer([str(part) for part in error.absolute_path]), error.message[:300]))
+            found.append((json_pointer([str(part) for part in error.absolute_path]), error.message))
             if len(found) == MAX_PROBLEMS:
                 break
     except Exception:  # noqa: BLE001 - whatever the library raises for a wrong schema
@@ -103,9 +104,14 @@ def _validator(schema: dict[str, Any]) -> Any:
             checks, depth = checks + (5 if word == "$ref" else 1), depth + (word == "$ref")
             if checks > MAX_CHECKS or depth > MAX_REFERENCES:
                 raise RecursionError
-            if not (word == "additionalProperties" and "patternProperties" in schema):
-                yield from check(validator, given, value, schema) or ()
-            depth -= word == "$ref"
+            is_left_out = word == "additionalProperties" and "patternProperties" in schema
+            try:
+                for error in () if is_left_out else check(validator, given, value, schema) or ():
+                    checks += len(error.message) // 50  # it holds the whole value, and the library keeps all of anyOf
+                    error.message = error.message[:MAX_MESSAGE_CHARS]
+                    yield error
+            finally:  # the library may want the first error only
+                depth -= word == "$ref"
 
         return checked
 
