@@ -3,6 +3,7 @@
 PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
 """
 
+import asyncio
 import hashlib
 import os
 import signal
@@ -87,6 +88,17 @@ def report() -> object:
     return smolsessions.File(b"a;b\n1;2\n", "text/csv", "report.csv")
 
 
+class Linger(Tool):
+    name = "linger"
+    description = "Give the text back after a while."
+    inputs: dict[str, Any] = {"text": {"type": "string", "description": "any text."}}  # noqa: RUF012
+    output_type = "string"
+
+    async def forward(self, text: str) -> str:
+        await asyncio.sleep(0.01)
+        return text
+
+
 class Wordy(Tool):
     name = "wordy"
     description = "Return a text."
@@ -97,7 +109,7 @@ class Wordy(Tool):
         return text
 
 
-TOOLS = [send_email, send_and_crash, delete_file, agents.echo, agents.wait_for, agents.picture, post, report]
+TOOLS = [send_email, send_and_crash, delete_file, agents.echo, agents.wait_for, agents.picture, post, report, Linger()]  # type: ignore[no-untyped-call]
 
 
 def make_plain(**options: Any) -> ToolCallingAgent:

@@ -128,7 +128,7 @@ def key_of(kind: str, conversation: str, *more: object) -> str:
     return ":".join([PARTITION, kind, str(ref_of(conversation)), *map(str, more)])
 
 
-def version_of(agent: AgentName) -> AgentVersion:
+def version_of(agent: AgentName, _client_tools: object = ()) -> AgentVersion:
     return AgentVersion(agent, "ToolCallingAgent", "1.26.0")
 
 

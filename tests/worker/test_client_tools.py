@@ -1,18 +1,20 @@
 """Tools that the client runs: their calls wait for the client's results."""
 
 import json
+import random
 from base64 import b64encode
 from functools import partial
 from typing import Any
 
 import pytest
-from smolagents import Tool
+from smolagents import Tool, tool
 
 from tests.support.answering import APPROVE, answer, answering, ask, observed
 from tests.support.approvals import TOOLS, make_plain
 from tests.support.coders import make_coder
 from tests.support.service import Service
 from tests.support.streaming import Event
+from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, error_code, png
 
 pytestmark = pytest.mark.timeout(120)
@@ -76,6 +78,7 @@ def test_a_wrong_result_is_refused(service: Service, given: Event, pointer: str)
     turn = ask(service, {"call": [where("key")]}, DONE, client_tools=[WHERE])
     refused = answering(service, turn, given)
     assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, pointer)
+    assert error_code(answering(service, turn, in_room("x" * 1024 * 1024))) == "too_large"
     assert answering(service, turn, in_room("hall")).status_code == 200
     assert answering(service, turn, in_room("hall")).status_code == 200
     assert error_code(answering(service, turn, in_room("sink"))) == "already_answered"
@@ -108,18 +111,24 @@ def test_media_of_a_result_reach_the_agent(service: Service) -> None:
 
 
 def test_tools_of_a_conversation_hold_for_its_turns(service: Service) -> None:
-    made = service.post("/conversations", agent="mailer", client_tools=[WHERE], approve=["where"]).json()
+    made = service.post("/conversations", agent="mailer", client_tools=[WHERE]).json()
     assert made["client_tools"] == [WHERE]
     other = {**WHERE, "description": "Another.", "output_schema": None}
     for tools, schema in (([], WHERE["output_schema"]), ([other], None)):
-        turn = ask(service, {"call": [where("a")]}, DONE, conversation_id=made["id"], client_tools=tools)
+        options = {"conversation_id": made["id"], "client_tools": tools, "approve": ["where"]}
+        turn = ask(service, {"call": [where("a")]}, DONE, **options)
         turn = answer(service, turn, APPROVE, status=202)
         assert turn["requests"][0]["output_schema"] == schema
         answer(service, turn, in_room("hall"))
-    patched = service.client.patch(f"/conversations/{made['id']}", json={"client_tools": [], "approve": []})
+    system, *_ = service.get(f"/conversations/{made['id']}/prompt")["messages"]
+    assert "- where: Return the place of a thing." in json.dumps(system)
+    patched = service.client.patch(f"/conversations/{made['id']}", json={"client_tools": []})
     assert patched.json()["client_tools"] == []
-    ended = service.post("/turn", conversation_id=made["id"], message=json.dumps([{"call": [where("a")]}, DONE]))
+    again = {"conversation_id": made["id"], "message": json.dumps([{"call": [where("a")]}, DONE])}
+    ended = service.post("/turn", **again)
     assert (ended.status_code, ended.json()["requests"]) == (200, [])
+    refused = service.post("/turn", **again, approve=["where"])
+    assert refused.json()["errors"][0]["pointer"] == "/approve/0"
 
 
 class Where(Tool):
@@ -148,6 +157,51 @@ def test_prompts_are_those_of_a_bare_agent_with_such_a_tool(
     assert answer(service, turn, in_room("key"))["reply"] == bare
 
 
+class ClientToolError(Exception):
+    """The error of the client's tool in a bare agent."""
+
+
+@tool
+def linger(text: str) -> str:
+    """Give the text back after a while.
+
+    Args:
+        text: any text.
+    """
+    return text
+
+
+def draw_script(draw: random.Random, agent: str) -> list[Event]:
+    """Draw calls of a client's tool, of an asynchronous one and of another, in messages or in loops of code."""
+    script: list[Event] = []
+    for _ in range(draw.randint(1, 4)):
+        known = [where("key"), where("cup"), where("nothing"), ["linger", {"text": "a"}], ["echo", {"text": "b"}]]
+        calls = draw.choices(known, k=draw.randint(1, 3))
+        lines = [f"print({name}({', '.join(map(repr, given.values()))}))" for name, given in calls]
+        loop = f"for thing in ['key', 'cup'][:{draw.randint(0, 2)}]:\n    print(where(thing), linger(thing))"
+        script.append({"call": calls} if agent == "plain" else {"code": "\n".join([*lines, loop])})
+    return [*script, {"prompt": True}]
+
+
+@pytest.mark.parametrize("seed", mostly_deep(range(24), range(2)))
+@pytest.mark.parametrize(("agent", "make"), [("plain", make_plain), ("wild", partial(make_coder, ("sqlite3",)))])
+def test_random_scripts_have_the_prompts_of_a_bare_agent(service: Service, agent: str, make: Any, seed: int) -> None:
+    class Fetching(Where):
+        def forward(self, thing: str) -> dict[str, str]:
+            if thing == "nothing":
+                raise ClientToolError("nowhere")
+            return {"room": thing}
+
+    script = draw_script(random.Random(seed), agent)
+    bare = make(tools=[*(linger if each.name == "linger" else each for each in TOOLS), Fetching()])  # type: ignore[no-untyped-call]
+    turn = service.post("/turn", agent=agent, message=json.dumps(script), client_tools=[WHERE]).json()
+    while turn["status"] == "waiting":
+        things = [request["arguments"]["thing"] for request in turn["requests"]]
+        results = [{"error": "nowhere"} if thing == "nothing" else in_room(thing) for thing in things]
+        turn = answering(service, turn, *results).json()
+    assert (turn["status"], turn["reply"]) == ("finished", bare.run(json.dumps(script)))
+
+
 def _schema(**members: Any) -> Event:
     return {**WHERE, "parameters": {"type": "object", "properties": members}}
 
@@ -165,6 +219,7 @@ def _schema(**members: Any) -> Event:
             "/client_tools/0/parameters/properties/a/$ref",
         ),
         ([{**WHERE, "parameters": {"properties": 1}}], "invalid_request", "/client_tools/0/parameters/properties"),
+        ([{**WHERE, "output_schema": {"type": "room"}}], "invalid_request", "/client_tools/0/output_schema/type/0"),
         ([_schema(a={"description": "x" * 70_000})], "invalid_request", "/client_tools"),
         ([{**WHERE, "name": f"t{n}"} for n in range(65)], "invalid_request", "/client_tools"),
     ],

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from smolagents import MultiStepAgent
 
+from smolsessions.agent_options import options_of
 from smolsessions.agents.config.mistakes import placed
 from smolsessions.agents.factories import CheckedAgent, Factory, check_factory, make_agent
 from smolsessions.agents.memory.author_policies import check_own_rules
@@ -21,7 +22,7 @@ from smolsessions.agents.memory.step_data import StepDecoder
 from smolsessions.agents.memory.steps import unpack, unpack_data
 from smolsessions.agents.memory.views import PromptPreview, describe_step
 from smolsessions.agents.models.token_usage import total_usage
-from smolsessions.agents.option_checks import UNCONFINED, refused_tools
+from smolsessions.agents.option_checks import UNCONFINED, refused_tools, tool_names
 from smolsessions.agents.run.effects import outcome_of, usage_of
 from smolsessions.agents.run.instrumentation import clean_up
 from smolsessions.agents.run.remote_interpreter import wait_for_clean_ups
@@ -33,7 +34,7 @@ from smolsessions.agents.sandbox.memory_budget import MemoryBudget
 from smolsessions.agents.smolagents_patches import patch_smolagents
 from smolsessions.agents.tools.client_tools import adapted_tools
 from smolsessions.agents.tools.json_schemas import schema_problems
-from smolsessions.agents.tools.output_schema import check_output_schema
+from smolsessions.agents.tools.output_schema import check_output_schema, tools_of_turn
 from smolsessions.agents.tools.tool_servers import ToolServers
 from smolsessions.agents.transfer import documents
 from smolsessions.agents.values.images import image_from_bytes, image_header
@@ -269,6 +270,9 @@ class Catalog:
         checked = self._agent(memory.agent)
         overlay = _overlay(checked, with_gaps(memory.steps), memory.attachments)
         agent, policy = self._new(checked, caller), checked.info.policy if policy is None else policy
+        schema, described = options_of(agent).output_schema, memory.settings.client_tools
+        if schema or described:  # as in the next turn
+            agent.tools = tools_of_turn(agent, adapted_tools(described, tool_names(agent)), schema)
         token = CALLER.set(caller)  # for own policies
         try:
             yield PromptPreview(agent, overlay.memory(), policy, checked.own_policies), overlay

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, TypeVar
 
@@ -425,7 +425,7 @@ class Submission:
     turn_input: TurnInput
     create: dict[str, Any] | None
     asked: bool
-    version_of: Callable[[AgentName], AgentVersion]  # of the conversation's agent
+    version_of: Callable[[AgentName, Sequence[ClientTool]], AgentVersion]  # of the conversation's agent and tools
     once: IdempotentRequest | None = None
     is_named: bool = False
     follows: bool = False

@@ -39,6 +39,7 @@ from smolsessions.core.media import StepFile, StepImage
 from smolsessions.core.records import (
     AgentName,
     AgentVersion,
+    ClientTool,
     IdempotentRequest,
     Order,
     Owner,
@@ -274,7 +275,13 @@ class Turns:
             raise
         return subscription
 
-    def _version_of(self, name: AgentName, options: TurnOptions = _NO_OPTIONS) -> AgentVersion:
+    def _version_of(
+        self, name: AgentName, client_tools: Sequence[ClientTool] = (), options: TurnOptions = _NO_OPTIONS
+    ) -> AgentVersion:
+        """Return the version of an agent. Raises a `ServiceError` if it cannot play a turn with these options.
+
+        `client_tools` are those of the turn and its conversation.
+        """
         info = self._agents.infos.get(name)
         if info is None:
             unknown = f"The conversation's agent {name!r} is not configured here."
@@ -284,7 +291,7 @@ class Turns:
         if options.client_tools:
             self._agents.check_client_tools(name, options.client_tools)
         if options.approve:
-            self._agents.check_approve(name, options.approve, options.client_tools)
+            self._agents.check_approve(name, options.approve, client_tools)
         return info.version
 
     async def _wait_for_end(self, subscription: TurnSubscription, wait_s: float, *, past_waits: bool = False) -> Turn:

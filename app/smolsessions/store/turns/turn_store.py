@@ -293,18 +293,20 @@ class TurnStore:
         """Submit as the next turn. Returns None if another turn has its number, and notes the next."""
         ref, wanted = new.turn.ref, new.turn.agent.name
         number, agent = (1, wanted) if is_first else self._next.get(ref, (0, wanted))
-        scope = self._partitions.scope(ref)
-        if not number or (new.asked and agent != wanted):
+        scope, client_tools = self._partitions.scope(ref), new.turn.options.client_tools
+        names_tools = bool(new.turn.options.approve) and not is_first
+        if not number or names_tools or (new.asked and agent != wanted):
             if not (found := await scope.call("next_turn")):
                 raise ConversationNotFoundError
-            unsealed, turns, record = found
+            unsealed, turns, record, settings = found
+            client_tools = (*scope.settings(settings).client_tools, *client_tools)
             number, agent = (
                 turns + 1,
                 codec.decode_conversation(scope.open(record or b"", "conversation"), unsealed).agent,
             )
         if new.asked and agent != wanted:
             raise OtherAgentError(f"The conversation belongs to the agent {agent!r}; leave agent out, or name it.")
-        turn = changed(new.turn, number=number, agent=new.version_of(agent))
+        turn = changed(new.turn, number=number, agent=new.version_of(agent, client_tools))
         reservation, lease = self._scheduler.reserve_thread(scope.partition, agent, ref.owner), None
         try:
             state, *rest = await self._send(turn, new, reservation)
