@@ -7,6 +7,7 @@ Tools receive their keys as an argument.
 PYTEST_DONT_REWRITE: the service, which is another process, imports this.
 """
 
+import asyncio
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -74,6 +75,24 @@ def work(key: str, ms: int, text: str) -> str:
     return text
 
 
+class Rest(Tool):
+    """Does the same as `work` on the loop of asynchronous tools."""
+
+    name = "rest"
+    description = "Rest, and give the text back."
+    inputs: dict[str, Any] = {  # noqa: RUF012 - smolagents' own form
+        "key": {"type": "string", "description": "of this call."},
+        "ms": {"type": "integer", "description": "how long."},
+        "text": {"type": "string", "description": "any text."},
+    }
+    output_type = "string"
+
+    async def forward(self, key: str, ms: int, text: str) -> str:
+        with ledger.counted("tool", key, text):
+            await asyncio.sleep(ledger.seconds(ms))
+        return text
+
+
 @tool
 def charge(key: str, token: str) -> str:
     """Charge once: a repeat must use the same token.
@@ -114,7 +133,7 @@ def transfer(key: str, ms: int) -> str:
 
 
 vars(transfer)["unsafe_to_repeat"] = True
-TOOLS: list[Tool] = [work, charge, refuse, transfer]
+TOOLS: list[Tool] = [work, Rest(), charge, refuse, transfer]  # type: ignore[no-untyped-call]
 
 
 def make_caller(model: type[Model | Speaker] = Model, **options: Any) -> ToolCallingAgent:

@@ -162,9 +162,9 @@ def each_request_is_asked_and_answered_once(_calm: Round, wild: Round) -> Iterat
         decided = {answer_key(request): answer_to(request) for request in requests_of(said)}
         for key, answer in decided.items():
             lines = runs[said.key].get(key, [])
-            if answer["decision"] == "reject" and lines:
+            if answer.get("decision") == "reject" and lines:
                 yield f"{said.place}: {key} was rejected and ran"
-            if answer["decision"] == "approve" and "text" not in answer and not lines:
+            if answer.get("decision") == "approve" and "text" not in answer and not lines:
                 yield f"{said.place}: {key} was approved and did not run"
             if "arguments" in answer and any(line.given != answer["arguments"]["token"] for line in lines):
                 yield f"{said.place}: {key} ran with other arguments than those of the person"

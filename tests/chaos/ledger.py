@@ -38,9 +38,14 @@ def counted(kind: str, key: str, given: str = "") -> Iterator[None]:
 
 
 def wait(ms: float) -> None:
-    """Sleep for the latency of a provider or a tool, scaled by the round's pace."""
+    """Sleep for the latency of a provider or a tool."""
+    time.sleep(seconds(ms))
+
+
+def seconds(ms: float) -> float:
+    """Return a latency, scaled by the round's pace."""
     _, pace = _now(_folder())
-    time.sleep(ms / 1000 * pace)
+    return ms / 1000 * pace
 
 
 def begin_round(folder: Path, name: str, pace: float) -> None:

@@ -23,6 +23,15 @@ SHARES = {
     "asker": 3,
     "asking-coder": 2,
 }
+FETCH = {
+    "name": "fetch",
+    "description": "Fetch a thing of the client.",
+    "parameters": {
+        "type": "object",
+        "properties": {"key": {"type": "string"}, "ms": {"type": "integer"}},
+        "required": ["key", "ms"],
+    },
+}
 Entry = dict[str, Any]
 Maker = Callable[[random.Random, str], Entry]
 """Makes an entry of a script from its place. The keys of the entry's calls begin with that place."""
@@ -65,7 +74,9 @@ def _plan(draw: random.Random, name: str, agent: str, length: int) -> Plan:
 
 def _turn(draw: random.Random, key: str, agent: str, number: int) -> Planned:
     makers = draw.choice(_KINDS.get(agent, _CALLS))
-    body = {"max_steps": 2} if makers is _TOO_LONG else {}
+    body: dict[str, Any] = {"max_steps": 2} if makers is _TOO_LONG else {}
+    if agent in {"asker", "asking-coder"}:
+        body["client_tools"] = [FETCH]
     return Planned(key, number, json.dumps(_script(draw, key, *makers)), body)
 
 
@@ -91,7 +102,7 @@ def _call(draw: random.Random, name: str, key: str) -> list[Any]:
             return [name, {"task": _task(draw, name, key)}]
         case "charge":
             return [name, {"key": key, "token": f"{draw.random()}"}]
-        case "work":
+        case "work" | "rest":
             return [name, {"key": key, "ms": draw.randint(20, 200), "text": draw.choice(CITIES)}]
     return [name, {"key": key, "ms": draw.randint(100, 500)}]
 
@@ -114,6 +125,10 @@ import random
 for number in range(3):
     token = str(random.random())
     print(charge(key=f'{place}.{{number}}', token=token) == 'charged ' + token)
+    try:
+        print(fetch(key=f'{place}.f{{number}}', ms=1))
+    except Exception as error:
+        print(error)
 print(ask_user('{place}?'))
 """
     return {"code": code.strip()}
@@ -165,7 +180,7 @@ try:
     rounds_played = rounds_played + 1
 except Exception:
     rounds_played = 1
-work(key='{place}.a', ms={draw.randint(20, 120)}, text=str(rounds_played))
+rest(key='{place}.a', ms={draw.randint(20, 120)}, text=str(rounds_played))
 print(rounds_played)
 """
     return {"code": code.strip()}
@@ -191,7 +206,7 @@ def _sends(*names: str) -> Maker:
 
 _TOO_LONG = [_calls("work"), _calls("work"), _calls("work")]
 _CALLS: list[list[Maker]] = [
-    [_calls("work"), _calls("work", "work", "work"), _prompt],
+    [_calls("work"), _calls("rest", "work", "rest"), _prompt],
     [_calls("work", "work"), _calls("refuse"), _calls("work"), _prompt],
     [_calls("charge"), _calls("work"), _calls("work", "charge"), _prompt],
     [_calls("work"), _calls("work", "work"), _fails],
@@ -220,8 +235,8 @@ _KINDS: dict[str, list[list[Maker]]] = {
         [_calls("transfer"), _says("careful")],
     ],
     "asker": [
-        [_calls("charge"), _calls("work", "charge", "charge"), _prompt],
-        [_calls("charge", "charge"), _asks, _calls("work"), _prompt],
+        [_calls("charge"), _calls("fetch", "charge", "charge"), _prompt],
+        [_calls("charge", "charge"), _asks, _calls("work", "fetch", "fetch"), _prompt],
     ],
     "asking-coder": [[_charges, _goes_on, _prompt], [_goes_on, _draws, _charges, _prompt]],
     "careful-coder": [[_loops, _transfers, _goes_on, _says("careful")]],
