@@ -18,7 +18,7 @@ from tests.support.turns import DONE, ENDLESS, error_code, pages, submit_next, s
 from tests.support.waiting import Gate
 
 ARGUMENTS = {"city": "Kyōto", "wells": [1, 2.5, None, True], "deep": {"a": {}}}
-NO_TOOLS: dict[str, object] = {"approve": [], "client_tools": []}
+NO_TOOLS: dict[str, object] = {"approve": [], "client_tools": [], "output_schema": None}
 OPTIONS = {"max_steps": 7, "deadline_s": 30.5, "reset": True, "on_busy": "enqueue"} | NO_TOOLS
 NONE: dict[str, object] = {"max_steps": None, "deadline_s": None, "reset": False, "on_busy": "reject"} | NO_TOOLS
 
