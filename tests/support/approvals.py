@@ -90,7 +90,7 @@ def report() -> object:
 
 class Linger(Tool):
     name = "linger"
-    description = "Give the text back after a while."
+    description = "Return the text after a while."
     inputs: dict[str, Any] = {"text": {"type": "string", "description": "any text."}}  # noqa: RUF012
     output_type = "string"
 

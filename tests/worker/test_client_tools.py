@@ -163,7 +163,7 @@ class ClientToolError(Exception):
 
 @tool
 def linger(text: str) -> str:
-    """Give the text back after a while.
+    """Return the text after a while.
 
     Args:
         text: any text.

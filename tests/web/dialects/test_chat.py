@@ -7,9 +7,9 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.answering import mail
+from tests.support.answering import mail, read, wait_for_requests
 from tests.support.service import Service
-from tests.support.turns import DONE, SHOWN, png
+from tests.support.turns import DONE, PROMPT, SHOWN, png, submit_turn
 from tests.web.dialects.clients import openai_of
 
 pytestmark = pytest.mark.timeout(120)
@@ -87,6 +87,23 @@ def test_a_repeat_is_no_second_turn(client: openai.OpenAI, service: Service) -> 
     assert (again.id, conversations(service)) == (first.id, count)
     asked_again = ask(client, message)
     assert (asked_again.id != first.id, conversations(service)) == (True, count + 1)
+    service.client.delete(f"/conversations/{asked_again.id.split('-')[1]}")
+    assert ask(client, message, extra_headers={"X-Stainless-Retry-Count": ""}).id != asked_again.id
+
+
+def test_equal_questions_have_chats_of_their_own(client: openai.OpenAI) -> None:
+    hello = user(PROMPT)  # the answer differs between conversations
+    for first in [ask(client, hello, model="personal") for _ in range(3)]:
+        second = ask(client, hello, said(first.choices[0].message.content), user(DONE), model="personal")
+        assert second.id.rpartition("-")[0] == first.id.rpartition("-")[0]
+
+
+def test_ids_of_others_are_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.UnprocessableEntityError):
+        ask(client, user(DONE), extra_headers={"X-Conversation-Id": "a b"})
+    result = {"role": "tool", "tool_call_id": "another:1:1.1", "content": "x"}
+    with pytest.raises(openai.NotFoundError):
+        ask(client, user(DONE), said("?"), result)
 
 
 def test_an_unknown_history_becomes_earlier_steps(client: openai.OpenAI) -> None:
@@ -116,7 +133,13 @@ def test_an_approval_in_words(client: openai.OpenAI, words: str, made: bool) -> 
     question = ask(client, asked, model="mailer").choices[0].message.content
     assert "May I call send_email" in question
     reply = {"role": "user", "content": words}
-    answer = ask(client, asked, said(question), reply, model="mailer").choices[0].message.content
+    answer, again = (
+        ask(client, asked, said(question), reply, model="mailer", extra_headers={"X-Stainless-Retry-Count": str(nth)})
+        .choices[0]
+        .message.content
+        for nth in range(2)
+    )
+    assert again == answer
     assert (f"sent to ann-{made}" in answer, words in answer) == (made, not made)
 
 
@@ -142,3 +165,14 @@ def test_open_webui_asks_for_a_title(client: openai.OpenAI, service: Service) ->
     task = {"role": "user", "content": "### Task:\nGenerate a title"}
     assert ask(client, task).choices[0].message.content == "{}"
     assert conversations(service) == count
+
+
+def test_an_equal_history_stops_no_turn(client: openai.OpenAI, service: Service) -> None:
+    first = user({"say": "shared"})
+    conversation_id = ask(client, first, model="mailer").id.split("-")[1]
+    turn = wait_for_requests(
+        service, submit_turn(service, {"call": [mail("bo")]}, agent="mailer", conversation_id=conversation_id)
+    )
+    other = ask(client, first, said("shared"), user(SHOWN), model="mailer")
+    assert "shared" in other.choices[0].message.content
+    assert (other.id.split("-")[1] != conversation_id, read(service, turn)["status"]) == (True, "waiting")

@@ -13,7 +13,7 @@ from mcp.shared.exceptions import MCPError
 from tests.support.answering import mail, sent
 from tests.support.service import Service
 from tests.support.streaming import Event
-from tests.support.turns import DONE, SHOWN
+from tests.support.turns import DONE, SHOWN, submit_turn
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -97,3 +97,21 @@ def test_errors_are_results_that_a_model_reads(service: Service) -> None:
     assert (unknown.is_error, "conversation" in text_of(unknown)) == (True, True)
     with pytest.RaisesGroup(pytest.RaisesExc(MCPError, match="No tool has the name"), flatten_subgroups=True):
         ask(service, DONE, agent="nobody")
+    with pytest.RaisesGroup(pytest.RaisesExc(MCPError, match="No tool has the name"), flatten_subgroups=True):
+        with_client(service, lambda client: client.call_tool("plain", {"message": "without the prefix"}))
+
+
+def test_an_equal_message_is_a_new_turn(service: Service) -> None:
+    first = ask(service, {"say": "again"}).structured_content
+    turns = [
+        ask(service, {"say": "again"}, conversation_id=first["conversation_id"]).structured_content["turn"]
+        for _ in range(2)
+    ]
+    assert turns == [2, 3]
+
+
+def test_a_client_whose_stream_broke_follows_the_running_turn(service: Service) -> None:
+    script: tuple[Event, ...] = ({"busy_s": 2, "call": [["echo", {"text": "x"}]]}, DONE)
+    turn = submit_turn(service, *script, agent="plain")
+    result = ask(service, *script, conversation_id=turn["conversation_id"])
+    assert (text_of(result), result.structured_content["turn"]) == ("done", turn["turn"])

@@ -80,6 +80,7 @@ async def read_log(scope: Scope, turn: int, after: int) -> LogPart:
         events = codec.unpack_events(scope.open(entries[0], "log", turn))
         found = [Logged(seq, event) for seq, event in enumerate(events, 1) if event and seq > after]
         entries, following = [], len(events) + 1
+        length = following
     else:
         following, last = after + 1, after + len(entries)
         for seq, entry in enumerate(entries, following):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import secrets
 import time
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing, closing, suppress
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from smolsessions.core.conversations import Conversations
 from smolsessions.core.errors import (
+    ConflictError,
     NotFoundError,
     ServiceError,
     ShuttingDownError,
@@ -33,11 +35,13 @@ from smolsessions.web.sse import PING, EventStreams, TurnStream
 from smolsessions.wire.requests import AnswerIn, AnswersRequest, TurnRequest
 
 KEEP_S = 30 * 86_400
-"""How long the store knows which turn a request of a dialect became."""
+"""Seconds for which the store keeps the turn of a dialect's request."""
 JUST_FAILED_S = 60.0
 STOP_S = 10.0  # that a turn may take to stop
 YES = frozenset({"approve", "approved", "ok", "okay", "y", "yes"})
 BLANK_S = 20.0  # between blanks in front of a late answer; clients give up after 300 s of silence
+CONVERSATION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_REQUEST = re.compile(rf"({CONVERSATION_ID.pattern}):([1-9][0-9]{{0,8}}):.{{1,400}}")
 _UNTIL_WAITING = Delivery(until="waiting")
 
 
@@ -86,6 +90,28 @@ class Gateway:
         name = await self.turns.store.reserved(owner, IdempotentRequest(key, b"", KEEP_S))
         return name and _place_of(name)
 
+    async def repeated(self, owner: Owner, key: str, headers: Mapping[str, str]) -> tuple[Place, int] | None:
+        """Return the turn of an earlier request with this key, and the event that it went on after, for a repeat.
+
+        Otherwise the key is free.
+        """
+        if headers.get("x-stainless-retry-count") != "0":
+            place = await self.find(owner, key)
+            turn = await self.turn_at(owner, place) if place else None
+            if turn is None:  # none had it, or its process ended before the turn was accepted
+                return None
+            if place and is_repeat(turn, headers):
+                in_words = turn.answered and await self.find(owner, f"{key}:words") == place
+                return place, turn.answered[-1].seq - 1 if in_words else 0
+        await self.turns.store.release(owner, IdempotentRequest(key, b"", KEEP_S))
+        return None
+
+    async def keep_words(self, owner: Owner, key: str, place: Place) -> None:
+        """Keep for a repeat that the request with this key answered the requests of a turn in words."""
+        for name in (key, f"{key}:words"):
+            await self.turns.store.release(owner, IdempotentRequest(name, b"", KEEP_S))
+            await self.reserve(owner, name, place)
+
     async def reserve(self, owner: Owner, key: str, wanted: Place) -> tuple[Place, bool]:
         """Reserve a place for a key. Returns the one that it has, and whether it is new."""
         name = Ref(owner, f"{wanted.conversation_id}.{wanted.turn}")
@@ -107,12 +133,15 @@ class Gateway:
             return await self.follow(Ref(owner, place.conversation_id), place.turn)
         body.conversation_id, body.create = place.conversation_id, place.turn == 1
         once = IdempotentRequest(key, b"", KEEP_S)
+        own = f"{key}:{place.conversation_id}:{place.turn}"  # a key that became free may come again
         try:
-            subscription = await self.turns.submit(owner, await self._new_turns.prepare(scope, body, f"{key}:turn"))
+            subscription = await self.turns.submit(owner, await self._new_turns.prepare(scope, body, own))
         except (StoreUnavailableError, asyncio.CancelledError):
             raise  # it may have been accepted
-        except BaseException:
+        except BaseException as error:
             await self.turns.store.release(owner, once)
+            if not is_new and isinstance(error, ConflictError | NotFoundError):  # it was deleted
+                return await self.play(scope, key, wanted, body)
             raise
         number = subscription.turn.number
         if number != place.turn:  # another client of the conversation was faster
@@ -120,16 +149,16 @@ class Gateway:
             await self.reserve(owner, key, Place(place.conversation_id, number))
         return subscription
 
-    async def place_after(self, owner: Owner, before: Place) -> Place | None:
+    async def place_after(self, owner: Owner, before: Place, *, stops: bool = False) -> Place | None:
         """Return the place after a turn: in its conversation, or in a fork if that went on. None: it was deleted.
 
-        Turns after it that are not over are stopped, since their conversation can be forked only then.
+        A conversation can be forked once its turns are over. `stops` stops them. Else it raises `BusyError`.
         """
         ref = Ref(owner, before.conversation_id)
         try:
             now = await self.conversations.store.conversation(ref)
             if now.turn_count != before.turn:
-                left = now.queued_turns + (now.running_turn is not None)
+                left = now.queued_turns + (now.running_turn is not None) if stops else 0
                 for number in range(now.turn_count, max(before.turn, now.turn_count - left), -1):
                     await self.turns.cancel(ref, number, STOP_S)
                 ref = (await self.conversations.fork(ref, before.turn, None)).ref
@@ -165,10 +194,17 @@ class Gateway:
         return subscription
 
     def stream(
-        self, subscription: TurnSubscription, fold: Fold, after: int = 0, headers: Mapping[str, str] | None = None
+        self,
+        subscription: TurnSubscription,
+        fold: Fold,
+        after: int = 0,
+        headers: Mapping[str, str] | None = None,
+        on_end: Callable[[], Awaitable[None]] | None = None,
     ) -> Response:
-        """Return a response with the frames of the events after number `after`."""
-        return DialectStream(self, subscription, fold, after, headers or {})
+        """Return a response with the frames of the events after number `after`. `on_end` is called before the last."""
+        response = DialectStream(self, subscription, fold, after, headers or {})
+        response.on_end = on_end
+        return response
 
     async def fold(self, subscription: TurnSubscription, fold: Fold) -> AsyncGenerator[tuple[int, bytes], None]:
         """Yield number and frames of each event, up to the end of the fold or of the events. A ping has number -1."""
@@ -242,7 +278,9 @@ def is_repeat(turn: Turn, headers: Mapping[str, str]) -> bool:
 
     Libraries repeat a request whose answer they missed or could not use. Those of OpenAI mark the repeat.
     """
-    if headers.get("x-stainless-retry-count", "0") not in {"", "0"} or turn.outcome is None:
+    if count := headers.get("x-stainless-retry-count"):
+        return count != "0"
+    if turn.outcome is None:
         return True
     finished_at = turn.timing.finished_at or 0.0
     return turn.outcome.status == "failed" and time.time() - finished_at < JUST_FAILED_S
@@ -250,11 +288,9 @@ def is_repeat(turn: Turn, headers: Mapping[str, str]) -> bool:
 
 def turn_of_request(request_id: str) -> Place:
     """Return the turn that a request of a waiting turn belongs to. Raises `NotFoundError`."""
-    conversation_id, _, rest = request_id.partition(":")
-    number = rest.partition(":")[0]
-    if not (conversation_id and number.isascii() and number.isdigit() and len(number) < 10):  # noqa: PLR2004
+    if not (found := _REQUEST.fullmatch(request_id)):
         raise NotFoundError(f"No open request has the id {request_id[:80]!r}.")
-    return Place(conversation_id, int(number))
+    return Place(found[1], int(found[2]))
 
 
 class DialectStream(TurnStream):
@@ -272,6 +308,7 @@ class DialectStream(TurnStream):
         headers: Mapping[str, str],
     ) -> None:
         self._gateway = gateway
+        self.on_end: Callable[[], Awaitable[None]] | None = None
         self._fold = fold
         super().__init__(gateway.streams, subscription, _UNTIL_WAITING, after, internal=True)
         self.headers.update(headers)
@@ -287,6 +324,8 @@ class DialectStream(TurnStream):
             async with aclosing(self._gateway.fold(self._subscription, self._fold)) as steps:
                 async for seq, frames in steps:
                     self._is_complete = self._fold.is_complete
+                    if self._is_complete and self.on_end:
+                        await self.on_end()
                     if frames and (seq < 0 or seq > after):
                         yield frames
         except ServiceError:  # deleted meanwhile, or not readable: a request for the turn says which

@@ -17,7 +17,7 @@ from smolsessions.core.errors import InvalidRequestError, NotFoundError
 from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.web.dialects.ai_sdk.fold import MessageFold
 from smolsessions.web.dialects.bodies import checked, imported_history, read_body
-from smolsessions.web.dialects.gateway import Gateway, Place, digest_of, new_id
+from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of, new_id
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.wire.requests import AnswerIn, AnswersRequest, FileIn, TurnRequest
 
@@ -25,8 +25,7 @@ HEADERS = {"x-vercel-ai-ui-message-stream": "v1"}
 MOST_MESSAGES = 5000
 MOST_UNANSWERED = 20  # messages before a new one whose answers the client never saw
 MOST_TRIES = 10
-_CONVERSATION = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_MESSAGE = re.compile(r"([A-Za-z0-9_-]{1,64}):([1-9][0-9]{0,8})")
+_MESSAGE = re.compile(rf"({CONVERSATION_ID.pattern}):([1-9][0-9]{{0,8}})")
 _OWN_FIELDS = frozenset({"agent", "conversation_id", "create", "files", "images", "message"})
 
 
@@ -121,7 +120,7 @@ async def place_of(gateway: Gateway, request: Request, owner: Owner, agent: Agen
         await gateway.answer(request.scope, before, AnswersRequest(answers=answers))
         if len(answers) == len(asked.requests):
             sent.on_busy = "enqueue"  # behind the turn that has its answers now
-    wanted = before and await gateway.place_after(owner, before)
+    wanted = before and await gateway.place_after(owner, before, stops=True)
     branch, conversation_id = await newest_branch(gateway, owner, body.id)
     if wanted is None:
         is_free = not branch and await gateway.turn_at(owner, Place(conversation_id, 1)) is None
@@ -169,7 +168,7 @@ async def newest_branch(gateway: Gateway, owner: Owner, chat: str) -> tuple[int,
     number, place = await newest(gateway, owner, branches_of(chat))
     if place:
         return number, place.conversation_id
-    return 0, chat if _CONVERSATION.fullmatch(chat) else f"chat-{digest_of(chat)}"
+    return 0, chat if CONVERSATION_ID.fullmatch(chat) else f"chat-{digest_of(chat)}"
 
 
 async def last_turn(gateway: Gateway, owner: Owner, chat: str) -> Turn | None:

@@ -20,14 +20,13 @@ from starlette.types import Receive, Scope, Send
 from smolsessions import __version__
 from smolsessions.core.errors import ServiceError, ShuttingDownError
 from smolsessions.core.events import Logged, ToolCalled, TurnEnded, TurnWaiting
-from smolsessions.core.records import Owner, Ref, Turn
+from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.gateway import Gateway, Place, digest_of, new_id, turn_of_request
 from smolsessions.wire.requests import AnswerIn, AnswersRequest, TurnRequest
 
 PREFIX = "ask_"
-MOST_REPEATS = 100
 _TEXT = {"type": "string"}
 _INPUT = {
     "type": "object",
@@ -61,16 +60,19 @@ class McpServer:
             "smolsessions", version=__version__, on_list_tools=self._list, on_call_tool=self._call
         )
         self._manager = StreamableHTTPSessionManager(server, stateless=True)
-        self._ready = asyncio.Event()
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._runs = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        async with self._manager.run():
-            self._ready.set()
-            await asyncio.Event().wait()
+        try:
+            async with self._manager.run():
+                self._ready.set_result(None)
+                await asyncio.Event().wait()
+        finally:
+            self._ready.cancel()  # of a start that failed: no request may wait for it
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._ready.wait()
+        await asyncio.shield(self._ready)
         await self._manager.handle_request(scope, receive, send)
 
     async def _list(self, _context: Context, _params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
@@ -88,8 +90,8 @@ class McpServer:
     async def _call(
         self, context: Context, params: types.CallToolRequestParams
     ) -> types.CallToolResult | types.InputRequiredResult:
-        agent = params.name.removeprefix(PREFIX)
-        if agent == params.name or agent not in [info.version.name for info in self._gateway.conversations.agents()]:
+        agent = AgentName(params.name.removeprefix(PREFIX))
+        if agent == params.name or agent not in {info.version.name for info in self._gateway.conversations.agents()}:
             raise MCPError(types.INVALID_PARAMS, f"No tool has the name {params.name[:80]!r}.")
         try:
             subscription, after = await self._begun(context, agent, params)
@@ -114,23 +116,19 @@ class McpServer:
             _, after = await gateway.answer(scope, place, AnswersRequest(answers=answers))
             return await gateway.follow(Ref(owner, place.conversation_id), place.turn), after
         body = TurnRequest.model_validate({"message": given.get("message"), "agent": agent})
-        conversation_id, last = given.get("conversation_id"), 0
-        if conversation_id is not None:
-            found = await gateway.conversations.store.conversation(Ref(owner, str(conversation_id)))
-            last = found.turn_count
-            if found.waits and found.running_turn:
-                place = Place(found.ref.id, found.running_turn)
-                turn = await gateway.turns.store.turn(found.ref, place.turn)
-                after = await gateway.answer_in_words(scope, place, turn.requests, body.message)
-                return await gateway.follow(found.ref, place.turn), after
-        wanted = Place(conversation_id or new_id(), last + 1)
-        key = f"mcp:{digest_of(wanted.conversation_id, body.message)}"
-        for nth in range(MOST_REPEATS):  # a client asks again if its stream broke
-            if not (known := await gateway.find(owner, f"{key}:{nth}")):
-                break
-            if (turn_there := await gateway.turn_at(owner, known)) and turn_there.outcome is None:
-                return await gateway.follow(turn_there.ref, turn_there.number), 0
-        return await gateway.play(scope, f"{key}:{nth}", wanted, body), 0
+        wanted = Place(new_id(), 1)
+        if (named := given.get("conversation_id")) is not None:
+            found = await gateway.conversations.store.conversation(Ref(owner, str(named)))
+            if found.running_turn:
+                turn = await gateway.turns.store.turn(found.ref, found.running_turn)
+                if turn.requests:
+                    place = Place(found.ref.id, turn.number)
+                    after = await gateway.answer_in_words(scope, place, turn.requests, body.message)
+                    return await gateway.follow(found.ref, turn.number), after
+                if turn.message == body.message:  # the client asks again, as its stream broke
+                    return await gateway.follow(found.ref, turn.number), 0
+            wanted = Place(found.ref.id, found.turn_count + 1)
+        return await gateway.play(scope, f"mcp:{digest_of(wanted, body.message)}", wanted, body), 0
 
     async def _ended(
         self, context: Context, subscription: TurnSubscription, after: int

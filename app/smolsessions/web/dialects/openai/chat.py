@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from itertools import count
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from smolsessions.core.errors import AgentNotFoundError, InvalidRequestError, NotFoundError
+from smolsessions.core.errors import (
+    BusyError,
+    InvalidRequestError,
+    NotFoundError,
+    StoreUnavailableError,
+)
 from smolsessions.core.records import AgentName, Owner, Ref
 from smolsessions.web.dialects.bodies import imported_history, read_body
 from smolsessions.web.dialects.gateway import (
+    CONVERSATION_ID,
     Gateway,
     LateAnswer,
     Place,
     digest_of,
-    is_repeat,
     new_id,
     turn_of_request,
 )
 from smolsessions.web.dialects.openai.chat_fold import ChatFold, completion
-from smolsessions.web.dialects.openai.content import Message, turn_request
+from smolsessions.web.dialects.openai.content import Message, schema_of, turn_request
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.wire.requests import AnswerIn, AnswersRequest
 
 MOST_MESSAGES = 5000
-MOST_REPEATS = 100  # of the same question after the same history
 TASK = "### Task:"  # begins Open WebUI's own questions: for a title, tags and next questions
 
 
@@ -40,6 +44,7 @@ class ChatRequest(BaseModel):
     stream_options: dict[str, Any] | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=64)] | None = None
     metadata: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
 
 
 def chat_routes(gateway: Gateway) -> APIRouter:
@@ -47,31 +52,50 @@ def chat_routes(gateway: Gateway) -> APIRouter:
 
     @router.get("/models")
     async def list_models(_owner: CallerOwner) -> Response:
-        return JSONResponse({"object": "list", "data": [model_of(name) for name in agent_names(gateway)]})
+        return JSONResponse(
+            {"object": "list", "data": [model_of(info.version.name) for info in gateway.conversations.agents()]}
+        )
 
     @router.get("/models/{model}")
     async def get_model(_owner: CallerOwner, model: str) -> Response:
-        check_agent(gateway, model)
+        gateway.conversations.agent(AgentName(model))
         return JSONResponse(model_of(model))
 
     @router.post("/chat/completions")
     async def create_completion(request: Request, owner: CallerOwner) -> Response:
         body = await read_body(request, ChatRequest)
-        check_agent(gateway, body.model)
+        gateway.conversations.agent(body.model)
         if is_task(body, request):
             return JSONResponse(completion(body.model, new_id(), "{}", "stop"))
+        users = [message for message in body.messages if message.role == "user"]
+        own_id, chat_id = ids_of(body, request)
+        said = [digest_of([message.text, [part.model_dump() for part in message.parts]]) for message in users]
+        key, history = (f"chat:{digest_of(body.model, chat_id, each)}" for each in (said, said[:-1]))
         if body.messages[-1].role in {"tool", "function"}:
             place, after = await answer_tools(gateway, request, body.messages)
+        elif body.messages[-1].role != "user":
+            raise InvalidRequestError.at("/messages", "does not end with a message of the user, or a tool's result")
+        elif known := await gateway.repeated(owner, key, request.headers):
+            place, after = known
         else:
-            place, after = await place_of(gateway, request, owner, body)
+            before = await last_of(gateway, owner, history, body.messages) if len(said) > 1 else None
+            place, after = await play(gateway, request, body, key, before, own_id, chat_id)
         subscription = await gateway.follow(Ref(owner, place.conversation_id), place.turn)
         wants_usage = bool((body.stream_options or {}).get("include_usage"))
-        fold = ChatFold(subscription.turn, after, wants_usage=wants_usage)
+        fold = ChatFold(subscription.turn, after, streams=bool(body.stream), wants_usage=wants_usage)
+
+        async def remember() -> None:
+            """Keep the turn under its answer, too: chats with the same questions may have other ones."""
+            with suppress(StoreUnavailableError):
+                await gateway.reserve(owner, key_of_answer(key, fold.text), place)
+
         if body.stream:
-            return gateway.stream(subscription, fold, after, {"X-Conversation-Id": place.conversation_id})
+            headers = {"X-Conversation-Id": place.conversation_id}
+            return gateway.stream(subscription, fold, after, headers, on_end=remember)
 
         async def whole() -> Response:
             await gateway.run(subscription, fold)
+            await remember()
             return fold.answer()
 
         return LateAnswer(whole())
@@ -79,18 +103,8 @@ def chat_routes(gateway: Gateway) -> APIRouter:
     return router
 
 
-def agent_names(gateway: Gateway) -> list[AgentName]:
-    return [info.version.name for info in gateway.conversations.agents()]
-
-
 def model_of(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "smolsessions"}
-
-
-def check_agent(gateway: Gateway, name: str) -> None:
-    """Raise `AgentNotFoundError` for a model that is no agent here."""
-    if name not in agent_names(gateway):
-        raise AgentNotFoundError(f"No agent {name!r} is here; GET /openai/v1/models lists them.")
 
 
 def is_task(body: ChatRequest, request: Request) -> bool:
@@ -100,52 +114,48 @@ def is_task(body: ChatRequest, request: Request) -> bool:
     return bool(request.headers.get("x-openwebui-task")) or by_text
 
 
-async def place_of(gateway: Gateway, request: Request, owner: Owner, body: ChatRequest) -> tuple[Place, int]:
-    """Play the last message after the history before it. Return the turn's place, and the event to go on after.
-
-    A history is known by the digest of its user messages, which the store keeps with the turn that they led to. One
-    that goes on from an earlier turn, because the user edited a message or asked again, goes on in a fork.
-    """
-    users = [message for message in body.messages if message.role == "user"]
-    if not users or body.messages[-1].role != "user":
-        raise InvalidRequestError.at("/messages", "does not end with a message of the user, or a tool's result")
-    said = [digest_of([message.text, [part.model_dump() for part in message.parts]]) for message in users]
+def ids_of(body: ChatRequest, request: Request) -> tuple[str | None, str | None]:
+    """Return the id of the conversation that a client names, and else that of its chat."""
     own_id = (body.metadata or {}).get("conversation_id") or request.headers.get("x-conversation-id")
-    chat_id = own_id or request.headers.get("x-openwebui-chat-id")
-    seed = digest_of(body.model, chat_id)
-    key = f"chat:{digest_of(seed, said)}"
-    nth = 0
-    for nth in count():
-        if not (known := await gateway.find(owner, f"{key}:{nth}")) or nth == MOST_REPEATS:
-            break
-        turn = await gateway.turn_at(owner, known)
-        if turn and is_repeat(turn, request.headers):
-            return known, 0
-    sent = turn_request(body.model, len(body.messages) - 1, users[-1], body.tools or ())
-    history = f"chat:{digest_of(seed, said[:-1])}"
-    before = await last_of(gateway, owner, history, body.messages) if len(said) > 1 else None
-    if before and (turn := await gateway.turn_at(owner, before)) and turn.requests:
-        after = await gateway.answer_in_words(request.scope, before, turn.requests, users[-1].text)
-        await gateway.reserve(owner, f"{key}:{nth}", before)
-        return before, after
-    wanted = await next_place(gateway, owner, body, before, chat_id, is_own=bool(own_id))
-    subscription = await gateway.play(request.scope, f"{key}:{nth}", wanted, sent)
-    subscription.close()
-    return Place(subscription.turn.ref.id, subscription.turn.number), 0
+    if own_id is not None and not (isinstance(own_id, str) and CONVERSATION_ID.fullmatch(own_id)):
+        raise InvalidRequestError.at("/metadata/conversation_id", "is no id: 1 to 64 letters, digits, `-` and `_`")
+    return own_id, own_id or request.headers.get("x-openwebui-chat-id")
+
+
+def key_of_answer(key: str, text: str) -> str:
+    return f"{key}:{digest_of(text.strip())}"
 
 
 async def last_of(gateway: Gateway, owner: Owner, history: str, messages: list[Message]) -> Place | None:
-    """Return the turn that a history led to. Of several it is the one whose answer the history has."""
-    found: list[Place] = []
-    while len(found) < MOST_REPEATS and (place := await gateway.find(owner, f"{history}:{len(found)}")):
-        found.append(place)
-    if len(found) > 1:
-        answers = [message.text.strip() for message in messages if message.role == "assistant"]
-        for place in reversed(found):
-            turn = await gateway.turn_at(owner, place)
-            if turn and turn.outcome and answers and (turn.outcome.reply or "").strip() == answers[-1]:
-                return place
-    return found[-1] if found else None
+    """Return the turn that a history led to: the one with its last answer, else the newest with its questions."""
+    answer = next((message.text for message in reversed(messages) if message.role == "assistant"), "")
+    return await gateway.find(owner, key_of_answer(history, answer)) or await gateway.find(owner, history)
+
+
+async def play(  # noqa: PLR0917 - all say where
+    gateway: Gateway,
+    request: Request,
+    body: ChatRequest,
+    key: str,
+    before: Place | None,
+    own_id: str | None,
+    chat_id: str | None,
+) -> tuple[Place, int]:
+    """Play the last message after the turn `before`. Return the turn's place, and the event to go on after.
+
+    If that is not the last turn, because the user edited a message or asked again, it goes on in a fork.
+    """
+    owner, message = Owner(request.scope["owner"]), body.messages[-1]
+    if before and (turn := await gateway.turn_at(owner, before)) and turn.requests:
+        after = await gateway.answer_in_words(request.scope, before, turn.requests, message.text)
+        await gateway.keep_words(owner, key, before)
+        return before, after
+    sent = turn_request(body.model, f"/messages/{len(body.messages) - 1}", message, body.tools or ())
+    sent.output_schema = schema_of((body.response_format or {}).get("json_schema"), "/response_format/json_schema")
+    wanted = await next_place(gateway, owner, body, before, chat_id, is_own=bool(own_id))
+    subscription = await gateway.play(request.scope, key, wanted, sent)
+    subscription.close()
+    return Place(subscription.turn.ref.id, subscription.turn.number), 0
 
 
 async def next_place(
@@ -159,14 +169,20 @@ async def next_place(
 ) -> Place:
     """Return where the next turn comes: in the conversation of the history, a fork of it, or a new one."""
     conversations = gateway.conversations
-    if before and (after := await gateway.place_after(owner, before)):
-        return after
+    with suppress(BusyError):  # of another chat with the same history: this one gets a copy of it
+        if before and (after := await gateway.place_after(owner, before)):
+            return after
     if chat_id and is_own:
         try:
             return Place(chat_id, (await conversations.store.conversation(Ref(owner, chat_id))).turn_count + 1)
         except NotFoundError:
             pass
-    is_free = chat_id and not is_own and await gateway.turn_at(owner, Place(chat_id, 1)) is None
+    is_free = (
+        chat_id
+        and not is_own
+        and CONVERSATION_ID.fullmatch(chat_id)
+        and await gateway.turn_at(owner, Place(chat_id, 1)) is None
+    )
     conversation_id = chat_id if chat_id and (is_own or is_free) else new_id()
     earlier = imported_history([(each.role, each.text) for each in body.messages[:-1]], body.model)
     if not earlier["turns"]:

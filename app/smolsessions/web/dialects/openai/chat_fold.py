@@ -31,10 +31,12 @@ class ChatFold:
 
     drops_void_text = True
 
-    def __init__(self, turn: Turn, after: int, *, wants_usage: bool) -> None:
+    def __init__(self, turn: Turn, after: int, *, streams: bool, wants_usage: bool) -> None:
         self.is_complete = False
         self.media: dict[str, str] = {}
         self._after = after
+        # A preview that is not accepted would stand before the answer, which has to be JSON if it has a schema.
+        self._shows_previews = streams and turn.options.output_schema is None
         self._wants_usage = wants_usage
         self._head = {
             "id": f"chatcmpl-{turn.ref.id}-{turn.number}",
@@ -52,6 +54,11 @@ class ChatFold:
         self._usage: dict[str, Any] | None = None
         self._failed: Turn | None = None
 
+    @property
+    def text(self) -> str:
+        """Answer so far, as a client has it."""
+        return "".join(self._content)
+
     def frames(self, logged: Logged, *, waits: bool) -> Iterable[bytes]:
         if logged.seq <= self._after:
             return
@@ -68,6 +75,8 @@ class ChatFold:
             if event.call_id == self._answers_of and self._said:
                 raise StreamCutError
         elif isinstance(event, MessageDelta) and event.channel == "answer" and event.where.parent_call_id is None:
+            if not self._shows_previews:
+                return
             if event.call_id != self._answers_of and self._said:
                 yield self._say("\n\n")
                 self._said = ""
@@ -148,7 +157,7 @@ class ChatFold:
         """Return the whole completion."""
         if self._failed:
             return JSONResponse({"error": self._error(self._failed)}, 500, {"x-should-retry": "false"})
-        whole = completion(self._head["model"], self._head["id"], "".join(self._content), self._reason)
+        whole = completion(self._head["model"], self._head["id"], self.text, self._reason)
         message = whole["choices"][0]["message"]
         if self._calls:
             message["tool_calls"] = self._calls
@@ -168,7 +177,10 @@ def completion(model: Any, own_id: Any, text: str, reason: str) -> dict[str, Any
 
 def usage_of(usage: Usage) -> dict[str, Any]:
     both = {"prompt_tokens": usage.input_tokens, "completion_tokens": usage.output_tokens}
-    return {**both, "total_tokens": usage.input_tokens + usage.output_tokens}
+    cached, reasoning = usage.cached_input_tokens or 0, usage.reasoning_tokens or 0
+    details = {"prompt_tokens_details": {"cached_tokens": cached}}
+    details["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+    return {**both, "total_tokens": usage.input_tokens + usage.output_tokens, **details}
 
 
 def _short(text: str) -> str:

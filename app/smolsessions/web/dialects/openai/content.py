@@ -37,12 +37,12 @@ class Message(BaseModel):
         return self.content if isinstance(self.content, list) else []
 
 
-def turn_request(agent: AgentName, place: int, message: Message, tools: Iterable[dict[str, Any]]) -> TurnRequest:
-    """Return the user's message number `place`, and the client's tools, as a request of this service."""
+def turn_request(agent: AgentName, at: str, message: Message, tools: Iterable[dict[str, Any]]) -> TurnRequest:
+    """Return the user's message at pointer `at`, and the client's tools, as a request of this service."""
     images: list[str] = []
     files: list[FileIn] = []
     for nth, part in enumerate(message.parts):
-        pointer = f"/messages/{place}/content/{nth}"
+        pointer = f"{at}/content/{nth}"
         if part.type == "image_url":
             images.append(str((part.image_url or {}).get("url")))
         elif part.type == "input_audio" and part.input_audio:
@@ -58,6 +58,16 @@ def turn_request(agent: AgentName, place: int, message: Message, tools: Iterable
     sent = checked(TurnRequest, "", {"message": message.text, "images": images, "agent": agent})
     sent.files, sent.client_tools = files, [client_tool(tool, f"/tools/{nth}") for nth, tool in enumerate(tools)]
     return sent
+
+
+def schema_of(form: Any, pointer: str) -> dict[str, Any] | None:
+    """Return the schema that a client demands of the answer, or None."""
+    if form is None:
+        return None
+    schema = form.get("schema") if isinstance(form, dict) else None
+    if not isinstance(schema, dict):
+        raise InvalidRequestError.at(f"{pointer}/schema", "is missing: send a JSON Schema")
+    return schema
 
 
 def client_tool(tool: dict[str, Any], pointer: str) -> ClientTool:
