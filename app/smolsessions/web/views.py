@@ -69,7 +69,7 @@ def view_of(model: type[BaseModel], *records: Any, **own: Any) -> dict[str, Any]
     The last record that has a member wins. No model is made: a validated one costs three times as much, for each event
     and turn.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = dict.fromkeys(_order(model))
     for record in records:
         names, values_of, times = _shared(model, record.__class__)
         found.update(zip(names, values_of(record), strict=False))
@@ -77,7 +77,7 @@ def view_of(model: type[BaseModel], *records: Any, **own: Any) -> dict[str, Any]
             if found[name] is not None:
                 found[name] = time_view(found[name])
     found |= own
-    return {name: found[name] for name in _order(model) if name in found}
+    return found
 
 
 @cache

@@ -46,7 +46,8 @@ Data = dict[str, Any]
 
 ROLES = frozenset(role.value for role in MessageRole)
 _OWN_PREFIX = "smolsessions_"  # of the attributes that the service adds
-_OWNERS = ("", "timing", "token_usage", "model_output_message")  # of attributes: the step itself, and its parts
+_PARTS = dict.fromkeys(("action", "planning"), ("", "timing", "token_usage", "model_output_message"))
+"""Owners of attributes: the step itself, and its parts."""
 _COLLECTIONS = frozenset({list, tuple, set, frozenset})
 _SCALARS = frozenset({str, float, bool, bytes, type(None)})
 _NO_MESSAGE = ChatMessage(role=MessageRole.ASSISTANT, content=None)
@@ -68,6 +69,8 @@ class StepEncoder:
         self._classes = (*stored_classes, Medium)
         self._only_checks = only_checks
         self._nodes_left = MAX_NODES
+        self._exact: dict[int, Any] = {}
+        """Values that JSON keeps exactly: a step and its message have the same arguments of calls."""
         self.attachments: dict[str, bytes] = {}
         self.replaced: set[str] = set()
         """Fields of the step that held a value of a wrong type."""
@@ -102,9 +105,9 @@ class StepEncoder:
                 data |= {"step": step.step and self.encode(step.step), "of": step.of, "removed": step.removed}
         data["labels"] = list(getattr(step, LABELS, ()))
         attributes = {}
-        for name in _OWNERS:
-            owner = getattr(step, name, None) if name else step
-            fields = owner is not None and getattr(type(owner), "__dataclass_fields__", None)
+        for name in _PARTS.get(data["type"], ("",)):
+            owner = getattr(step, name) if name else step
+            fields = getattr(type(owner), "__dataclass_fields__", ())
             if fields and len(vars(owner)) > len(fields):
                 added = sorted(vars(owner).keys() - fields.keys() - {ESTIMATE})
                 if kept := [each for each in added if not each.startswith(_OWN_PREFIX)]:
@@ -116,7 +119,10 @@ class StepEncoder:
 
         A part that has no encoding becomes its JSON form or its label.
         """
-        if type(value) is str or (self._only_checks and type(value) is not bytes) or json_flaw(value) is None:
+        if value is None or type(value) is str or id(value) in self._exact:
+            return value
+        if (self._only_checks and type(value) is not bytes) or json_flaw(value) is None:
+            self._exact[id(value)] = value
             return value
         try:
             kept = self._kept(value, MAX_DEPTH)
@@ -230,12 +236,10 @@ class StepEncoder:
 
     def _members(self, name: str, values: Any, kind: type) -> list[Any] | None:
         """Return the members of this class, or None if the value is no list."""
-        if not isinstance(values, (list, tuple)):
-            if values is not None:
-                self.replaced.add(name)
+        if values is None:
             return None
-        members = [each for each in values if isinstance(each, kind)]
-        if len(members) < len(values):
+        members = [each for each in values if isinstance(each, kind)] if isinstance(values, (list, tuple)) else None
+        if members is None or len(members) < len(values):
             self.replaced.add(name)
         return members
 

@@ -279,7 +279,8 @@ class AgentState:
             if logs := node.interpreter.logs if node.interpreter else printed:
                 yield start + LOGS, logs.encode()
         yield from self._tools.items()
-        self._reported &= _lost_of(self._nodes[0])  # a name that is lost again is reported again
+        if self._reported:
+            self._reported &= _lost_of(self._nodes[0])  # a name that is lost again is reported again
         if self._reported:
             yield f":{REPORTED}", json.dumps(sorted(self._reported)).encode()
 

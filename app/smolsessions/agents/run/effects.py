@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
+from pydantic import ConfigDict, TypeAdapter
 from pydantic_core import from_json, to_json
 from smolagents.agent_types import AgentImage, AgentText
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
@@ -41,19 +42,20 @@ class Effect:
     decoded form reads differently. `raised` is class name, built-in base and text, `marks` the attributes that tell a
     failure's kind. `changes` holds the changes of state that the call made, by the names of their pieces. `model` is
     the fallback that answered, if not the agent's first model did. `attempt` is the one that made the call, 0 for the
-    first.
+    first. The longest come last: `outcome_of` reads the first bytes.
     """
 
+    __pydantic_config__: ClassVar = ConfigDict(ser_json_bytes="hex", val_json_bytes="hex", extra="forbid")
     returned: bytes | None = None
     kind: str = ""
-    text: str | None = None
-    raised: Sequence[str] = ()
-    marks: dict[str, str] = field(default_factory=dict)
     duration_ms: float = 0.0
     repeated: bool = False
-    changes: dict[str, bytes] = field(default_factory=dict)
-    model: str = ""
     attempt: int = 0
+    model: str = ""
+    raised: Sequence[str] = ()
+    marks: dict[str, str] = field(default_factory=dict)
+    text: str | None = None
+    changes: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def is_opaque(self) -> bool:
@@ -61,15 +63,15 @@ class Effect:
 
     def to_bytes(self) -> bytes:
         """Return a line of JSON, followed by the returned bytes."""
-        head = {name: value for name in _HEAD if (value := getattr(self, name))}
-        return to_json(head, bytes_mode="hex") + b"\n" + (self.returned or b"")
+        head = _EFFECT.serializer.to_json(self, exclude={"returned"}, exclude_defaults=True)
+        return head + b"\n" + (self.returned or b"")
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Effect:
         line, _, returned = data.partition(b"\n")
-        head = from_json(line)
-        changes = {name: bytes.fromhex(data) for name, data in head.pop("changes", {}).items()}
-        return cls(returned or None, **head, changes=changes)
+        effect: Effect = _EFFECT.validate_json(line)
+        effect.returned = returned or None
+        return effect
 
     @property
     def error(self) -> Exception:
@@ -90,8 +92,7 @@ class Effect:
         return value if self.text is None else ValueWithText(value, self.text)
 
 
-_HEAD = ("duration_ms", "kind", "repeated", "attempt", "model", "raised", "marks", "text", "changes")
-"""The longest come last: `outcome_of` reads the first bytes."""
+_EFFECT = TypeAdapter(Effect)
 
 
 def outcome_of(start: bytes) -> EffectOutcome:

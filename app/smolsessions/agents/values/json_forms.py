@@ -45,7 +45,8 @@ _WITH_JSON_FORM = (str, int, float, bytes, enum.Enum, os.PathLike, decimal.Decim
 
 def json_form(value: Any) -> Any:
     """Return a value's JSON form, or its label. Never raises and stays bounded, whatever the value's class does."""
-    return _Walk().form(value, MAX_DEPTH)
+    is_short_text = type(value) is str and len(value) <= MAX_CHARS
+    return utf8_text(value) if is_short_text else _Walk().form(value, MAX_DEPTH)
 
 
 class ShownForm(NamedTuple):
@@ -137,7 +138,7 @@ def json_flaw(value: Any, *, max_chars: int | None = None, is_tree: bool = False
     if type(value) is not dict and type(value) is not list:
         reason = _flaw_of_scalar(value)
         return Flaw("", reason) if reason else None
-    nodes_left, chars_left = MAX_NODES, math.inf if max_chars is None else max_chars
+    nodes_left = MAX_NODES
     seen: set[int] = set()
     levels: list[tuple[str, Any, int]] = [("", value, 0)]
     while levels:
@@ -149,20 +150,22 @@ def json_flaw(value: Any, *, max_chars: int | None = None, is_tree: bool = False
             return Flaw(pointer, "holds the same list or dict twice")
         seen.add(id(node))
         is_dict = type(node) is dict
-        parts: Iterable[tuple[Any, Any]] = node.items() if is_dict else enumerate(node)
-        for part, inner in parts:
-            if is_dict and type(part) is not str:
+        for key in node if is_dict else ():
+            if type(key) is not str:
                 return Flaw(pointer, "has a key that is no text")
-            if is_dict and utf8_text(part) is not part:
+            if not key.isascii() and utf8_text(key) is not key:
                 return Flaw(pointer, "has a key with half a character")
+        for part, inner in node.items() if is_dict else enumerate(node):
             kind = type(inner)
             if kind is dict or kind is list:
                 levels.append((json_pointer(pointer, part), inner, depth + 1))
             elif reason := _flaw_of_scalar(inner):
                 return Flaw(json_pointer(pointer, part), reason)
-            chars_left -= (len(inner) if kind is str else 1) + (len(part) if is_dict else 0)
-        if chars_left < 0:
-            return Flaw(pointer, "is too large")
+        if max_chars is not None:
+            texts = (*node, *node.values()) if is_dict else node
+            max_chars -= sum(len(each) if type(each) is str else 1 for each in texts)
+            if max_chars < 0:
+                return Flaw(pointer, "is too large")
     return None
 
 
@@ -191,15 +194,20 @@ class _Walk:
         self.media = 0
 
     def form(self, value: Any, depth: int) -> Any:
-        self._left -= len(value) if type(value) is str else _NODE_CHARS
+        kind = type(value)
+        self._left -= len(value) if kind is str else _NODE_CHARS
         if self._left >= 0 and depth > 0:
             try:
+                if kind is str:
+                    return utf8_text(value)
+                if kind is dict:
+                    return self._members(value, depth)
                 return value if _flaw_of_scalar(value) is None else self._form(value, depth)
             except BaseException:  # noqa: BLE001, S110 - see label_of
                 pass
         label = label_of(value)
         try:  # a person sees less of a value behind a label, unless it is a medium
-            is_medium = issubclass(type(value), MEDIA)
+            is_medium = issubclass(kind, MEDIA)
             self.is_whole &= self._left >= 0 and is_medium
             self.media += is_medium
         except BaseException:  # noqa: BLE001 - see label_of
@@ -216,18 +224,12 @@ class _Walk:
             return utf8_text(str.__str__(value))
         if kind is float:
             return str(value)
-        if kind is not dict and kind is not list:
-            if issubclass(kind, BaseModel):
-                value, kind = dict(value), dict
-            elif dataclasses.is_dataclass(kind) and not issubclass(kind, (Mapping, File)):
-                value, kind = {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}, dict
-        if kind is dict or issubclass(kind, Mapping):
-            members: dict[str, Any] = {}
-            for key, item in self._bounded(value.items()):
-                name = self.key(key)
-                self.is_whole &= name not in members
-                members[name] = self.form(item, depth - 1)
-            return members
+        if issubclass(kind, BaseModel):
+            value, kind = dict(value), dict
+        elif dataclasses.is_dataclass(kind) and not issubclass(kind, (Mapping, File)):
+            value, kind = {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}, dict
+        if issubclass(kind, Mapping):
+            return self._members(value, depth)
         if issubclass(kind, _COLLECTIONS):
             return [self.form(item, depth - 1) for item in self._bounded(value)]
         if kind.__module__ == "numpy" and hasattr(kind, "tolist") and getattr(value, "size", 0) <= MAX_NODES:
@@ -237,6 +239,14 @@ class _Walk:
         if kind is int or not issubclass(kind, _WITH_JSON_FORM):
             raise TypeError(kind)
         return self.form(to_jsonable_python(value, bytes_mode="base64", inf_nan_mode="strings"), depth - 1)
+
+    def _members(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+        members: dict[str, Any] = {}
+        for key, item in self._bounded(value.items()):
+            name = self.key(key)
+            self.is_whole &= name not in members
+            members[name] = self.form(item, depth - 1)
+        return members
 
     def _bounded(self, items: Iterable[T]) -> Iterator[T]:
         for item in items:
