@@ -77,10 +77,7 @@ def write_around(folder: Path) -> None:
 def test_each_kind_of_agent_serves_a_turn(llm: LLM, tmp_path: Path) -> None:
     write_around(tmp_path)
     names = {what: f"row{number}" for number, what in enumerate(SERVED)}
-    with (
-        HttpServer(tmp_path) as server,
-        Hub(tmp_path / "saved", "ada/agent", REVISION) as hub,
-    ):
+    with HttpServer(tmp_path) as server, Hub(tmp_path / "saved", "ada/agent", REVISION) as hub:
         tables = [agent_text(names[what], SERVED[what], folder=tmp_path, mcp_url=server.url) for what in SERVED]
         file = tmp_path / "agents.toml"
         file.write_text(HEAD.format(base=llm.base_url) + "\n".join(tables))

@@ -14,19 +14,7 @@ import smolsessions
 from smolsessions import Caller
 from smolsessions.core.errors import StartError
 from smolsessions.web.auth import Authenticator
-from tests.support.callers import (
-    ASK,
-    FREE,
-    MADE,
-    OTHER,
-    PRO,
-    keys_file,
-    number_of,
-    observed,
-    play,
-    tenants_of,
-    told,
-)
+from tests.support.callers import ASK, FREE, MADE, OTHER, PRO, keys_file, number_of, observed, play, tenants_of, told
 from tests.support.fixtures import shared_service
 from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, request_as
 from tests.support.service import ROOT, Service, run, write_private

@@ -34,12 +34,7 @@ def test_a_release_out_of_range_is_refused(release: str, tmp_path: Path, monkeyp
 
 
 BREAKS = {
-    "a name": (
-        "models.py",
-        "remove_content_after",
-        "cut_content_after",
-        "cannot import name 'remove_content_after",
-    ),
+    "a name": ("models.py", "remove_content_after", "cut_content_after", "cannot import name 'remove_content_after"),
     "a parameter": ("agents.py", "additional_args: dict | None", "more: dict | None", "run takes no additional_args"),
     "what code is taken apart by": (
         "local_python_executor.py",

@@ -34,12 +34,7 @@ KEYS = {
     "MCP_HEADER_KEY": "Bearer mcp-header-56ef78",
     "TEAM_KEY": "e2b_team_c0ffee1234",
 }
-SEARCHED = {
-    **KEYS,
-    "MCP_HEADER_KEY": "mcp-header-56ef78",
-    "seal key": SEAL_KEY.partition(":")[2],
-    "API key": OWNER_KEY,
-}
+SEARCHED = {**KEYS, "MCP_HEADER_KEY": "mcp-header-56ef78", "seal key": SEAL_KEY.partition(":")[2], "API key": OWNER_KEY}
 FILE = data("hidden_keys.toml")
 FAILED = {
     "echo": "model_auth",
@@ -117,10 +112,7 @@ class Place:
     def run_commands(self) -> None:
         """Run the commands of an operator that describe agents and settings."""
         settings = {**self.settings, "AGENTS": "never=tests.support.key_search:make_nothing"}
-        for known, command in (
-            (self.settings, ("agents", "check")),
-            (settings, ("serve",)),
-        ):
+        for known, command in ((self.settings, ("agents", "check")), (settings, ("serve",))):
             status, output, errors = run(self.folder / "commands", known, *command, cwd=ROOT, **self.environment)
             assert (status == 0) is (known is self.settings), errors
             self.answers.append((" ".join(command), (output + errors).encode()))

@@ -84,11 +84,7 @@ def test_a_stream_that_breaks_at_the_end_of_the_window_is_an_overflow(hasty: Ser
 @pytest.mark.parametrize("mode", ["null", "empty"])
 @pytest.mark.parametrize("name", ["openai", "streaming"])
 def test_prompts_after_a_call_without_text_equal_smolagents_own(
-    hasty: Service,
-    provider: Endpoint,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    mode: str,
+    hasty: Service, provider: Endpoint, monkeypatch: pytest.MonkeyPatch, name: str, mode: str
 ) -> None:
     monkeypatch.setenv("ENDPOINT_URL", provider.base_url)
     began = len(provider.requests)

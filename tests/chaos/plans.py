@@ -224,10 +224,7 @@ _KINDS: dict[str, list[list[Maker]]] = {
         [_calls("work"), _calls("helper", "coder", "helper"), _prompt],
         [_calls("coder"), _prompt],
     ],
-    "boss": [
-        [_sends("helper", "helper"), _goes_on, _prompt],
-        [_draws, _sends("coder", "helper"), _prompt],
-    ],
+    "boss": [[_sends("helper", "helper"), _goes_on, _prompt], [_draws, _sends("coder", "helper"), _prompt]],
     "coder": _CODE,
     "fast-coder": _CODE,
     "careful": [

@@ -106,18 +106,12 @@ SPOILT: dict[str, tuple[Spoil, Callable[[Round, Round], Any]]] = {
         lambda wild: wild.complaints.append("process 7 ended by itself"),
         invariants.processes_come_and_go_as_told,
     ),
-    "replies otherwise": (
-        lambda wild: first(wild).turn.update(reply="other"),
-        invariants.turns_end_as_without_chaos,
-    ),
+    "replies otherwise": (lambda wild: first(wild).turn.update(reply="other"), invariants.turns_end_as_without_chaos),
     "keeps other steps": (
         lambda wild: wild.talks[0].steps[1].update(observations="other"),
         invariants.steps_are_as_without_chaos,
     ),
-    "says it again": (
-        lambda wild: repeat(wild, "message.delta"),
-        invariants.events_tell_what_they_tell_without_chaos,
-    ),
+    "says it again": (lambda wild: repeat(wild, "message.delta"), invariants.events_tell_what_they_tell_without_chaos),
     "runs nothing": (lambda wild: wild.lines.clear(), invariants.tools_run_as_often_as_without_chaos),
 }
 

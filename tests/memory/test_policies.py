@@ -177,11 +177,7 @@ def test_the_prompts_of_managed_agents_are_not_bounded(service: Service) -> None
 
 @pytest.mark.parametrize(
     ("policy", "pointer"),
-    [
-        *REFUSED["policies"],
-        ({"name": None}, "/policy/0/name"),
-        (["no_pruning"] * 9, "/policy"),
-    ],
+    [*REFUSED["policies"], ({"name": None}, "/policy/0/name"), (["no_pruning"] * 9, "/policy")],
     ids=lambda value: json.dumps(value)[:50],
 )
 def test_an_invalid_policy_is_refused_at_its_place(service: Service, policy: Any, pointer: str) -> None:

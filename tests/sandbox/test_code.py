@@ -248,10 +248,7 @@ def test_code_that_may_import_anything_finds_no_secret_no_network_and_no_file_to
         *(f"read('/proc/{fork_server.pid}/environ')" for fork_server in fork_servers(alone)),
         f"[read(str(path)) for path in pathlib.Path({str(alone.folder)!r}).rglob('*') if path.is_file()]",
     ]
-    refused = [
-        f"socket.create_connection(('127.0.0.1', {port}), 2)",
-        f"io.open({str(tmp_path / 'new')!r}, 'w')",
-    ]
+    refused = [f"socket.create_connection(('127.0.0.1', {port}), 2)", f"io.open({str(tmp_path / 'new')!r}, 'w')"]
     start = (
         "import io, os, pathlib, signal, socket\n"
         "def read(path):\n    with io.open(path, 'rb') as file:\n        return file.read(1_000_000)"

@@ -18,15 +18,7 @@ import pytest
 from smolsessions.agents.sandbox.confinement import landlock, seccomp
 from smolsessions.agents.sandbox.confinement.readable_paths import ReadablePaths
 from smolsessions.store.seal import new_key
-from tests.support.code_turns import (
-    code_script,
-    fork_servers,
-    play_code,
-    printed,
-    runs_code,
-    shown_outputs,
-    wait_gone,
-)
+from tests.support.code_turns import code_script, fork_servers, play_code, printed, runs_code, shown_outputs, wait_gone
 from tests.support.data import data
 from tests.support.debian import skip
 from tests.support.preloaded import PYTHONPATH
@@ -291,11 +283,7 @@ def test_processes_that_code_starts_end_with_its_turn(confined: Confined) -> Non
 
 
 def test_a_service_that_must_confine_code_and_cannot_does_not_start() -> None:
-    settings = {
-        "AGENTS": "walled=tests.support.coders:make_walled",
-        "DEMO_AGENTS": "0",
-        "CODE_CONFINEMENT": "required",
-    }
+    settings = {"AGENTS": "walled=tests.support.coders:make_walled", "DEMO_AGENTS": "0", "CODE_CONFINEMENT": "required"}
     with own_folder(UID) as folder, spawn(folder, settings, wrapper=wrapper(UID, BOTH)) as process:
         try:
             assert process.wait(PATIENCE_S) == 2

@@ -8,12 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from smolsessions.core.errors import (
-    ConversationExistsError,
-    LeaseLostError,
-    SealBrokenError,
-    StoreUnavailableError,
-)
+from smolsessions.core.errors import ConversationExistsError, LeaseLostError, SealBrokenError, StoreUnavailableError
 from smolsessions.core.memories import ImportedConversation, ImportedMemory
 from smolsessions.core.records import ConversationFields, IdempotentRequest, OnBusy, Owner, Ref
 from smolsessions.store.store import Store

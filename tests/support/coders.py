@@ -80,9 +80,7 @@ TOOLS: list[Tool] = [*agents.TOOLS, lose, parcel, weigh, large]
 
 
 def make_coder(
-    imports: tuple[str, ...] = ("time", "threading"),
-    limits: CodeLimitValues | None = None,
-    **options: Any,
+    imports: tuple[str, ...] = ("time", "threading"), limits: CodeLimitValues | None = None, **options: Any
 ) -> CodeAgent:
     own = {"tools": TOOLS, "prompt_templates": agents.script_templates("code_agent.yaml"), "max_steps": 20}
     agent = agents.make_code(additional_authorized_imports=[*imports], **(own | options))

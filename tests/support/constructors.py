@@ -212,11 +212,7 @@ CASES: dict[str, Case] = {
     "return_full_result": Case(
         TOOLS, lambda case: helped(case, return_full_result=True), [HELP, DONE], others=helped, is_seen=False
     ),
-    "final_answer_checks": Case(
-        TOOLS,
-        lambda case: {"final_answer_checks": [second_of(case)]},
-        [DONE, DONE],
-    ),
+    "final_answer_checks": Case(TOOLS, lambda case: {"final_answer_checks": [second_of(case)]}, [DONE, DONE]),
     "logger": Case(TOOLS, lambda case: {"logger": NotingLogger(case)}, [ECHO, {"text": "no call"}, DONE]),
     "logger of a coder": Case(CODE, lambda case: {"logger": NotingLogger(case)}, [code("1 / 0"), DONE]),
     "logger of a managed agent": Case(
@@ -244,9 +240,7 @@ CASES: dict[str, Case] = {
     ),
     "executor_type": Case(CODE, lambda _: {"executor_type": "local"}, [code("print(1)"), DONE], is_seen=False),
     "executor_kwargs timeout_seconds": Case(
-        CODE,
-        lambda _: {"executor_kwargs": {"timeout_seconds": 0.5}},
-        [code("import time\ntime.sleep(1.5)"), DONE],
+        CODE, lambda _: {"executor_kwargs": {"timeout_seconds": 0.5}}, [code("import time\ntime.sleep(1.5)"), DONE]
     ),
     "executor timeout_seconds": Case(
         CODE,

@@ -213,11 +213,7 @@ def _accepted() -> dict[str, tuple[Any, Any]]:
     moment = dt.datetime(2020, 1, 2, 3, 4, 5, 6, dt.UTC)
     values = ["text", 17, 1.5, 2j, b"bytes", bytearray(b"array"), [1, [2]], (1, "x"), {"a": 1}, {1, 2}, frozenset({3})]
     values += [moment.date(), dt.time(1, 2, tzinfo=dt.UTC), decimal.Decimal("1.5"), uuid.UUID(int=5)]
-    values += [
-        collections.deque([1]),
-        collections.OrderedDict(b=1),
-        collections.Counter("a"),
-    ]
+    values += [collections.deque([1]), collections.OrderedDict(b=1), collections.Counter("a")]
     moments: Any = type("Moment", (dt.datetime,), {})
     made = {f"a kind of {type(value).__name__}": (_of_subclass(value), value) for value in values}
     return made | {

@@ -54,10 +54,7 @@ class KilledTurn:
 
     def watch(self, service: Service) -> None:
         """Play the turn and read its events until the stream ends."""
-        with (
-            suppress(httpx2.TransportError),
-            posting(service, *self.script, agent=self.agent, **self.body) as stream,
-        ):
+        with suppress(httpx2.TransportError), posting(service, *self.script, agent=self.agent, **self.body) as stream:
             for frame in stream:
                 self.turn = self.turn or frame.data
                 self.frames.append(frame)

@@ -41,10 +41,7 @@ TALKS: dict[str, tuple[str, list[Turn]]] = {
             ([ECHO, {"raise": "kaputt"}], {}),
         ],
     ),
-    "reset": (
-        "scripted",
-        [([{"say": "forgotten"}], {}), ([ECHO, {"say": "remembered"}], {"reset": True})],
-    ),
+    "reset": ("scripted", [([{"say": "forgotten"}], {}), ([ECHO, {"say": "remembered"}], {"reset": True})]),
     "code": (
         "code",
         [

@@ -25,9 +25,7 @@ ENDLESS: Event = {"endless": "on and on ", "pace_s": 0.002}
 def submit_turn(service: Service, *script: dict[str, Any], agent: str = "scripted", **body: Any) -> dict[str, Any]:
     """Submit a turn without waiting. A short one may have ended with the answer."""
     response = service.client.post(
-        "/turn",
-        json={"agent": agent, "message": json.dumps(script)} | body,
-        headers={"Prefer": "respond-async"},
+        "/turn", json={"agent": agent, "message": json.dumps(script)} | body, headers={"Prefer": "respond-async"}
     )
     assert response.status_code in {200, 202}, response.text
     turn: dict[str, Any] = response.json()

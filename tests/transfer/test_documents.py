@@ -294,14 +294,7 @@ def test_an_image_that_many_steps_show_is_read_and_held_once() -> None:
     session.close()
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        png(1001, 1000),
-        png(200, 200)[:-30],
-        b"",
-    ],
-)
+@pytest.mark.parametrize("data", [png(1001, 1000), png(200, 200)[:-30], b""])
 def test_an_image_that_is_too_large_or_broken_is_refused(data: bytes) -> None:
     assert pointer_of(lambda: taken_in(with_images(data))).startswith("/images/")
 

@@ -5,17 +5,7 @@ import re
 
 import pytest
 
-from tests.support.answering import (
-    APPROVE,
-    REJECT,
-    answer,
-    ask,
-    decisions,
-    mail,
-    observed,
-    read,
-    sent,
-)
+from tests.support.answering import APPROVE, REJECT, answer, ask, decisions, mail, observed, read, sent
 from tests.support.service import Service
 from tests.support.streaming import Event, log_of, place
 from tests.support.turns import DONE, delegate, error_code

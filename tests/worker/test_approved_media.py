@@ -104,13 +104,7 @@ def test_a_change_cannot_move_replace_or_drop_an_image(service: Service) -> None
 
 
 @pytest.mark.parametrize(
-    "media",
-    [
-        "deque([picture()])",
-        "{1: 'benign', '1': 'evil'}",
-        "[0] * 100_001 + ['evil']",
-        "10**2500 + 1",
-    ],
+    "media", ["deque([picture()])", "{1: 'benign', '1': 'evil'}", "[0] * 100_001 + ['evil']", "10**2500 + 1"]
 )
 def test_what_the_person_could_not_see_is_not_asked(service: Service, media: str) -> None:
     code = f"from collections import deque\npost('eve', {media})"

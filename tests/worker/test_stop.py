@@ -80,10 +80,7 @@ def test_a_stop_amid_steps_that_follow_each_other_fast_keeps_just_those_that_wer
 
 def test_a_stop_keeps_the_finished_steps_of_a_loop_of_an_authors_own(tmp_path: Path, gate: Gate) -> None:
     settings = {"AGENTS": "workflow=tests.support.cancellation:make_workflow", "DEMO_AGENTS": "0"}
-    with (
-        Service(tmp_path, settings) as service,
-        posting(service, ECHO, gate.script, ECHO, agent="workflow") as stream,
-    ):
+    with Service(tmp_path, settings) as service, posting(service, ECHO, gate.script, ECHO, agent="workflow") as stream:
         turn = stop_at(service, gate, stream)
         assert turn["step_count"] == 2
         assert_goes_on(service, turn)

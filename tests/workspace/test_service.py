@@ -100,10 +100,7 @@ def test_files_that_the_agent_may_read_are_listed_and_served_as_downloads(servic
         (mine / hidden).write_bytes(b"secret" if hidden[0] == "s" else bytes(256 * 1024 + 1))
     (mine / "notes/link.md").symlink_to(folder / "handbook/door.key")
     listed = {each["path"]: each for each in service.get(at)["items"]}
-    assert {path: each["size_bytes"] for path, each in listed.items()} == {
-        "notes/plan.md": 10,
-        'notes/é "x".html': 8,
-    }
+    assert {path: each["size_bytes"] for path, each in listed.items()} == {"notes/plan.md": 10, 'notes/é "x".html': 8}
     assert abs(datetime.fromisoformat(listed["notes/plan.md"]["modified_at"]).timestamp() - time.time()) < 600
     page = service.client.get(listed['notes/é "x".html']["url"])
     assert (page.content, page.headers["content-type"]) == (b"<script>", "application/octet-stream")
