@@ -38,9 +38,7 @@ def test_the_page_of_events_follows_a_turn(browser: Browser, tmp_path: Path, ori
 
 
 @pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.deep)])
-def test_a_page_runs_a_tool_for_code_also_for_a_process_after_a_kill(
-    browser: Browser, tmp_path: Path, origin: str, is_killed: bool
-) -> None:
+def test_a_page_runs_a_tool_after_a_kill(browser: Browser, tmp_path: Path, origin: str, is_killed: bool) -> None:
     settings = {"AGENTS": "coder=tests.support.coders:make_coder", "DEMO_AGENTS": "0", "CORS_ORIGINS": origin}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

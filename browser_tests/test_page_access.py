@@ -200,9 +200,7 @@ def test_the_inspector_shows_and_changes_the_memory(page: Page, service: Service
     expect(turn(page)).to_have_count(1)
 
 
-def test_files_of_the_workspace_are_previewed_downloaded_and_refreshed(
-    page: Page, service: Service, gate: Path
-) -> None:
+def test_files_of_the_workspace_are_shown_downloaded_and_refreshed(page: Page, service: Service, gate: Path) -> None:
     choose(page, "keeper")
     evil = "<script>alert(1)</script>"
     names = ("notes/plan.md", "page.html", "mark.svg")

@@ -26,9 +26,7 @@ def test_a_reload_in_the_middle_of_a_turn_loses_and_doubles_no_character(page: P
     assert whole(answer(page)) == "".join(pieces).strip() + "\n"
 
 
-def test_a_lost_connection_is_shown_and_the_turn_resumes(
-    opened: Open, service: Service, gate: Path, sins: list[str]
-) -> None:
+def test_a_lost_connection_is_shown_and_resumes(opened: Open, service: Service, gate: Path, sins: list[str]) -> None:
     page = opened(service, is_alone=True)
     say(page, [{"say": ["Before, ", wait(gate), "after."]}])
     expect(answer(page)).to_have_text("Before,")

@@ -247,9 +247,7 @@ def settled(place: Locator) -> float:
     return now
 
 
-def test_a_long_conversation_is_shown_from_its_end_and_loads_earlier_turns_as_needed(
-    opened: Open, service: Service
-) -> None:
+def test_a_long_conversation_opens_at_its_end_and_loads_earlier_turns(opened: Open, service: Service) -> None:
     page = opened(service, f"/#/c/{long_conversation(service, 50)}")
     expect(answer(page).last).to_contain_text("Answer 50.")
     expect(page.locator(".turn-foot").last).to_be_in_viewport()

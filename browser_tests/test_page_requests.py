@@ -303,9 +303,7 @@ def test_an_answer_that_does_not_arrive_can_be_sent_again(opened: Open, service:
     forgive(sins, "ERR_FAILED")
 
 
-def test_the_list_marks_and_finds_waiting_conversations_and_a_stop_ends_the_wait(
-    opened: Open, service: Service
-) -> None:
+def test_the_list_marks_waiting_conversations_and_a_stop_ends_the_wait(opened: Open, service: Service) -> None:
     page = wait_for_cards(opened, service, MAIL)
     row = page.locator("#list .row", has=page.locator("[aria-current]"))
     expect(row).to_contain_text("mailer · waits for a person")

@@ -27,9 +27,7 @@ from tests.support.service import Service
 from tests.support.waiting import wait_until
 
 
-def test_a_message_that_is_refused_stays_in_its_field(
-    page: Page, service: Service, gate: Path, sins: list[str]
-) -> None:
+def test_a_refused_message_stays_in_its_field(page: Page, service: Service, gate: Path, sins: list[str]) -> None:
     say(page, [{"say": ["One."]}])
     expect(turn(page)).to_have_attribute("data-status", "finished")
     body = {"message": json.dumps([{"say": ["From elsewhere ", wait(gate), "comes this."]}])}
@@ -151,9 +149,7 @@ def test_a_failed_turn_says_what_is_kept_and_a_retry_leaves_it_out(page: Page, s
     assert messages(service, page).count("Try ") == 1
 
 
-def test_an_edited_message_is_a_version_that_is_made_once_it_is_sent(
-    page: Page, service: Service, sins: list[str]
-) -> None:
+def test_an_edited_message_becomes_a_version_once_it_is_sent(page: Page, service: Service, sins: list[str]) -> None:
     say(page, [{"say": ["One."]}])
     ended(page)
     page.locator("#file").set_input_files(png("one.png", 40))
@@ -189,9 +185,7 @@ def test_an_edited_message_is_a_version_that_is_made_once_it_is_sent(
     forgive(sins, "422")
 
 
-def test_an_answer_is_regenerated_and_its_versions_are_listed_on_request_and_deleted_together(
-    opened: Open, service: Service, sins: list[str]
-) -> None:
+def test_versions_of_an_answer_are_listed_and_deleted(opened: Open, service: Service, sins: list[str]) -> None:
     body = {"agent": "talker", "message": 'Versions [{"say": ["One."]}]'}
     said = service.post("/turn", **body).json()
     root = f"/conversations/{said['conversation_id']}"
@@ -284,9 +278,7 @@ def test_messages_queue_while_a_turn_runs_and_one_is_taken_out(page: Page, gate:
     expect(answer(page).first).to_have_text("One ends.")
 
 
-def test_a_message_stops_the_running_turn_and_keeps_or_drops_its_steps(
-    page: Page, service: Service, gate: Path
-) -> None:
+def test_a_message_stops_the_turn_and_keeps_or_drops_its_steps(page: Page, service: Service, gate: Path) -> None:
     for mode, expected in (("interrupt", "Stopped."), ("rollback", "Rolled back.")):
         say(page, [{"call": [["echo", {"text": mode}]]}, {"say": ["Never ", wait(gate), "ends."]}])
         expect(answer(page).last).to_have_text("Never")

@@ -28,9 +28,7 @@ def prefixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service
 
 
 @pytest.mark.parametrize("strips", mostly_deep([True, False], fast=[False]))
-def test_page_and_docs_work_below_a_prefix(
-    opened: Callable[..., Page], prefixed: tuple[Service, str], *, strips: bool
-) -> None:
+def test_all_works_below_a_prefix(opened: Callable[..., Page], prefixed: tuple[Service, str], *, strips: bool) -> None:
     service, address_inside = prefixed
     with proxy(address_inside, PREFIX, strips=strips) as address:
         service.client.base_url = address

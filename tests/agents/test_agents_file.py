@@ -139,9 +139,7 @@ raise RuntimeError("bad " + os.environ["SHOP_KEY"])
 
 
 @pytest.mark.parametrize(("module", "text"), [("failing_shop", FAILING), ("failing_module", FAILING_MODULE)])
-def test_an_error_of_a_factory_shows_no_key_that_the_file_names(
-    module: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_of_a_factory_hide_keys(module: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = f"correct horse battery {module}"
     monkeypatch.setenv("SHOP_KEY", key)
     (tmp_path / f"{module}.py").write_text(text)
@@ -174,9 +172,7 @@ def test_an_agent_with_tool_servers_alone_needs_their_extra(tmp_path: Path, monk
         Catalog([load_agents_file(file)[1]])
 
 
-def test_base_tools_without_their_packages_are_named_as_the_file_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_base_tools_without_packages_are_named_as_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ddgs", None)
     monkeypatch.setenv("SHOP_KEY", KEY)
     file = tmp_path / "agents.toml"

@@ -74,9 +74,7 @@ def same(text: str) -> str:
 
 
 @pytest.mark.parametrize("what", REAL)
-def test_what_can_cross_is_the_value_itself(
-    observed: Service, noted: Path, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_can_cross_does_so(observed: Service, noted: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(coders.NOTED, str(noted))
     script = ending_in(REAL[what])
     bare = coders.make_observed()
@@ -112,9 +110,7 @@ def test_what_cannot_cross_is_a_text_that_says_what_it_is(observed: Service, not
     assert type(turn["output"]) is str
 
 
-def test_a_managed_agents_answer_is_the_value_too_and_its_manager_reads_the_text_of_its_process(
-    observed: Service, noted: Path
-) -> None:
+def test_a_managed_agents_answer_is_the_value_and_its_manager_reads_the_text(observed: Service, noted: Path) -> None:
     task = json.dumps(ending_in(REAL["a set of texts"]))
     turn = observed.play(*code_script(f"print(helper(task={task!r}))"), DONE, agent="lead")
     first, check, output, answer = taken(noted)

@@ -223,9 +223,7 @@ def test_claims_are_sealed_in_the_store_and_in_no_log(as_ada: Service, outside: 
     assert "seats" not in as_ada.log()
 
 
-def test_a_takeover_has_the_claims_of_the_turn_and_replays_nothing_with_another_agent(
-    as_ada: Service, tmp_path: Path
-) -> None:
+def test_a_takeover_has_the_turns_claims_and_replays_with_no_other_agent(as_ada: Service, tmp_path: Path) -> None:
     gates = {agent: Gate(tmp_path / agent) for agent in ("tenant", "fickle")}
     turns = {
         agent: submit_turn(as_ada, {"call": [["block", {"path": str(gate.path)}]]}, ASK, DONE, agent=agent)

@@ -67,9 +67,7 @@ def test_a_start_is_refused_with_one_sentence(workshop: Path, tmp_path: Path) ->
     assert "gave coroutine, not a smolagents agent; return one" in sentence
 
 
-def test_a_module_beside_an_app_of_the_users_own_is_found_where_the_command_is_started(
-    workshop: Path, tmp_path: Path
-) -> None:
+def test_a_module_beside_a_users_own_app_is_found_at_the_working_folder(workshop: Path, tmp_path: Path) -> None:
     (workshop / "package" / "my_agents.py").write_text(MODULES["mine.py"])
     settings = {
         "AGENTS": "second=my_agents:make, first=my_agents:make, my_agents:make_shop, my_agents:make",

@@ -77,9 +77,7 @@ class TestTheFactory:
         assert len({id(model) for model in models}) == 1
         models[0].client.close()
 
-    def test_never_falls_back_to_the_keys_and_addresses_of_the_environment(
-        self, llm: LLM, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_never_uses_keys_and_addresses_of_the_environment(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", KEY)
         monkeypatch.setenv("OPENAI_BASE_URL", "http://stray.invalid/v1")
         keyless = chat_factory(ChatOptions("gpt-4o", llm.base_url, None))()
@@ -91,9 +89,7 @@ class TestTheFactory:
             assert model_of(openai).client.base_url.host == "api.openai.com"
 
     @pytest.mark.parametrize("base", [None, "https://api.openai.com/v1"])
-    def test_limits_an_answer_of_openai_by_the_name_that_its_reasoning_models_take(
-        self, monkeypatch: pytest.MonkeyPatch, base: str | None
-    ) -> None:
+    def test_limits_an_answer_by_reasoning_models(self, monkeypatch: pytest.MonkeyPatch, base: str | None) -> None:
         monkeypatch.setenv("CHAT_KEY", KEY)
         model = model_of(chat_factory(ChatOptions("gpt-5-mini", base, "CHAT_KEY", max_tokens=50))())
         with closing(model.client):
@@ -106,9 +102,7 @@ class TestTheFactory:
 
 
 class TestAFailingModel:
-    def test_is_recognised_in_a_planning_step_where_smolagents_does_not_wrap_it(
-        self, llm: LLM, agent: ToolCallingAgent
-    ) -> None:
+    def test_is_recognised_in_a_planning_step_that_wraps_nothing(self, llm: LLM, agent: ToolCallingAgent) -> None:
         planner = ToolCallingAgent(tools=[], model=agent.model, planning_interval=1, verbosity_level=-1)
         llm.fail(429)
         with pytest.raises(Exception, match="429") as caught:

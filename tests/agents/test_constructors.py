@@ -31,9 +31,7 @@ def test_every_argument_is_on_the_list() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_argument_does_what_it_does_in_bare_smolagents(
-    case: str, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arguments_act_as_usual(case: str, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = CASES[case].script
 
     def bare(*, with_it: bool) -> tuple[str, str]:

@@ -174,9 +174,7 @@ VARIABLES = {
 }
 
 
-def test_an_operator_reads_the_last_line_of_a_program_that_ended(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_programs_last_line_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("PAT_HERE", KEY)
     table = McpTable(command=sys.executable, args=("-c", PROGRAM_THAT_FAILS), env={"GITHUB_PAT": "PAT_HERE"})
     with Tools(one=table) as opened:
@@ -209,7 +207,7 @@ def test_secrets_of_a_program_are_told_from_plain_values_by_name_and_form() -> N
     assert secrets_of({"Level": "verbosely"}, "http://tools.example") == {"verbosely"}, "any header is a secret"
 
 
-def test_a_server_that_comes_up_late_is_logged_with_the_restart_that_its_agents_need(
+def test_a_late_server_is_logged_with_the_restart_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(mcp, "START_S", 1.0)
@@ -259,7 +257,7 @@ def test_programs_that_a_server_has_started_end_with_it(tmp_path: Path, monkeypa
     wait_until(lambda: not psutil.pid_exists(first) and not psutil.pid_exists(second))
 
 
-def test_a_key_at_the_end_of_a_long_line_of_the_log_is_masked(
+def test_a_key_at_the_end_of_a_line_is_masked(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -272,7 +270,7 @@ def test_a_key_at_the_end_of_a_long_line_of_the_log_is_masked(
     assert KEY[:6] not in caplog.text
 
 
-def test_a_server_over_http_may_die_freeze_and_come_back_with_other_tools(
+def test_a_server_over_http_may_die_and_freeze(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TWO_KEY", KEY)

@@ -83,7 +83,7 @@ def test_a_stream_that_breaks_at_the_end_of_the_window_is_an_overflow(hasty: Ser
 
 @pytest.mark.parametrize("mode", ["null", "empty"])
 @pytest.mark.parametrize("name", ["openai", "streaming"])
-def test_prompts_after_a_call_without_text_equal_smolagents_own(
+def test_a_call_without_text_prompts_as_smolagents(
     hasty: Service, provider: Endpoint, monkeypatch: pytest.MonkeyPatch, name: str, mode: str
 ) -> None:
     monkeypatch.setenv("ENDPOINT_URL", provider.base_url)
@@ -131,7 +131,7 @@ def test_retries_end_with_the_deadline(service: Service, llm: LLM) -> None:
     ("agent", "requests", "restarts"),
     [("openai", 3, 2), ("azure", 3, 2), ("inference", 3, 2), ("filed", 3, 2), ("retried", 2, 1), ("twice", 3, 0)],
 )
-def test_the_service_alone_repeats_a_call_twice_unless_the_author_chose(
+def test_the_service_repeats_a_call_twice_by_default(
     service: Service, llm: LLM, agent: str, requests: int, restarts: int
 ) -> None:
     llm.fail(500)

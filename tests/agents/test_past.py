@@ -280,9 +280,7 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("examples", mostly_deep([15, 60], fast=[15]))
-def test_whatever_is_done_a_conversation_is_what_a_whole_copy_of_it_would_be(
-    socket_path: Path, raw: Raw, sealer: Sealer, examples: int
-) -> None:
+def test_a_conversation_equals_a_copy_of_it(socket_path: Path, raw: Raw, sealer: Sealer, examples: int) -> None:
     with Loop(socket_path, sealer, log_ttl_s=0) as loop:
         run_state_machine_as_test(
             cast("type[Machine]", partial(Machine, loop, raw)),

@@ -172,7 +172,7 @@ DETAILS: list[tuple[str, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("agent", "usage", "expected"), DETAILS)
-def test_a_turn_shows_which_tokens_were_cached_or_reasoned_with(
+def test_a_turn_counts_cached_and_reasoning_tokens(
     service: Service, server: Provider, agent: str, usage: Any, expected: Any
 ) -> None:
     answer = replace(CODE if agent == "coder" else ANSWER, usage=usage)

@@ -202,9 +202,7 @@ REFUSED: dict[str, Callable[[], MultiStepAgent]] = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_an_agent_that_it_cannot_serve_is_refused_at_start(
-    words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unservable_agent_is_refused_at_start(words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(remote.FOLDER, str(folder))
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")  # the default Unix socket would be left open
     with pytest.raises(StartError) as caught:

@@ -132,9 +132,7 @@ def test_a_vendor_that_refuses_the_key_costs_a_block_and_shows_no_key(tmp_path: 
         ),
     ],
 )
-def test_a_mistake_about_an_executor_stops_the_start(
-    executor: str, rest: str, tools: str, words: str, tmp_path: Path
-) -> None:
+def test_a_mistaken_executor_stops_the_start(executor: str, rest: str, tools: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(StartError) as caught:
         Catalog(load_agents_file(agents_file(tmp_path, executor, rest, tools)))
     assert words in caught.value.message

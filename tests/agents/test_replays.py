@@ -65,18 +65,14 @@ def resumed(service: Service, folder: Path) -> dict[str, Event]:
     return {name: wait_for_end(service, turn) for name, turn in turns.items()}
 
 
-def test_a_replay_that_asks_for_less_than_the_journal_holds_ends_as_diverged(
-    service: Service, resumed: dict[str, Event]
-) -> None:
+def test_a_replay_that_asks_for_less_than_the_journal_diverges(service: Service, resumed: dict[str, Event]) -> None:
     turn = resumed["shorter"]
     assert (turn["status"], turn["reply"], turn["attempts"]) == ("failed", None, 2)
     assert turn["error"]["code"] == "replay_diverged"
     assert service.follow_up(turn, DONE)["status"] == "finished"
 
 
-def test_a_call_that_cannot_have_come_before_those_in_the_journal_is_not_made(
-    resumed: dict[str, Event], folder: Path
-) -> None:
+def test_a_call_that_cannot_precede_those_in_the_journal_is_not_made(resumed: dict[str, Event], folder: Path) -> None:
     assert resumed["earlier"]["error"]["code"] == "replay_diverged"
     assert not (folder / "earlier.acted.started").exists()
 

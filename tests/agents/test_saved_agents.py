@@ -171,9 +171,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("attack", HOSTILE)
-def test_a_hostile_folder_stops_the_start(
-    attack: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hostile_folder_is_refused(attack: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change, expected = HOSTILE[attack]
     change(saved)
     monkeypatch.setenv("SHOP_KEY", KEY)
@@ -185,9 +183,7 @@ def test_a_hostile_folder_stops_the_start(
     assert expected in caught.value.message
 
 
-def test_executor_and_model_of_a_folder_are_never_made(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_executor_and_model_of_a_folder_are_idle(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = {"class": "TransformersModel", "data": {"model_id": "x/y", "trust_remote_code": True}}
     _change(**{"class": "CodeAgent", "model": model, "executor_type": "docker", "executor_kwargs": {"x": 1}})(saved)
     monkeypatch.setenv("SHOP_KEY", KEY)

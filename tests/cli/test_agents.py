@@ -26,9 +26,7 @@ def settings(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
     return {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}
 
 
-def test_check_makes_each_agent_and_names_the_one_that_needs_a_mend(
-    settings: dict[str, str], llm: LLM, tmp_path: Path
-) -> None:
+def test_check_makes_each_agent_and_names_the_broken_one(settings: dict[str, str], llm: LLM, tmp_path: Path) -> None:
     file = tmp_path / "agents.toml"
     file.write_text(file.read_text() + 'tools = ["nowhere_at_all:search"]\n')
     status, output, errors = run(tmp_path, settings, "agents", "check")
@@ -68,9 +66,7 @@ def test_show_prints_model_tools_fingerprint_and_prompts(settings: dict[str, str
 
 
 @pytest.mark.parametrize("command", mostly_deep(["serve", "check", "agents show shop"], fast=["serve"]))
-def test_a_start_that_fails_leaves_no_program_of_an_mcp_server(
-    settings: dict[str, str], tmp_path: Path, command: str
-) -> None:
+def test_a_failed_start_leaves_no_mcp_server_behind(settings: dict[str, str], tmp_path: Path, command: str) -> None:
     script = f"sleep 600 >/dev/null 2>&1 & echo $! > {tmp_path}/started; exec {sys.executable} -m {HOSTILE} names"
     file = tmp_path / "agents.toml"
     text = file.read_text().replace("deadline_s = 90", 'mcp = ["one"]\nunsafe_to_repeat = ["nothing"]')  # found late

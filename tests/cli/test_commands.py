@@ -67,9 +67,7 @@ def test_settings_of_files_are_used(tmp_path: Path) -> None:
         (".env", b"A=1\nB=2\nC=\xff", ".env, line 3: not UTF-8: save the file"),
     ],
 )
-def test_a_file_with_a_mistake_is_refused_by_name_and_line(
-    file: str, content: bytes, sentence: str, tmp_path: Path
-) -> None:
+def test_a_mistaken_file_is_refused_by_name_and_line(file: str, content: bytes, sentence: str, tmp_path: Path) -> None:
     (tmp_path / file).write_bytes(content)
     assert sentence_of(run(tmp_path, {}, "serve", cwd=tmp_path)).startswith(f"smolsessions: {sentence}")
 

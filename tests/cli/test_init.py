@@ -104,7 +104,7 @@ FILE = '[agents.other]\nfactory = "mine:make_shop"\ndescription = "first of the 
     ],
     ids=["code", "file"],
 )
-def test_changed_code_takes_over_while_running_turns_end_in_the_earlier_code(
+def test_changed_code_leaves_running_turns_to_the_earlier_code(
     name: str, first: str, broken: str, second: str, tmp_path: Path
 ) -> None:
     changed, gate = tmp_path / name, Gate(tmp_path / "gate")

@@ -124,9 +124,7 @@ def test_an_exported_conversation_is_imported(service: Service, ask: Callable[..
     assert len(set(names.split())) == 2
 
 
-def test_conversations_are_deleted_after_a_question(
-    service: Service, ask: Callable[..., Ending], tmp_path: Path
-) -> None:
+def test_a_deletion_asks_first(service: Service, ask: Callable[..., Ending], tmp_path: Path) -> None:
     url = str(service.client.base_url)
     kept, first, second = (played(service, DONE) for _ in range(3))
     unasked = subprocess.run(

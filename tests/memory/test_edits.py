@@ -61,9 +61,7 @@ def play(service: Service, message: str, turn: Event | None, agent: str) -> Even
 
 
 @of_both(editors.FACTORIES)
-def test_edited_prompts_equal_those_of_an_agent_in_one_process(
-    services: dict[str, Service], name: str, temperature: str
-) -> None:
+def test_edited_prompts_equal_those_in_one_process(services: dict[str, Service], name: str, temperature: str) -> None:
     service, bare, turn = services[temperature], editors.FACTORIES[name](), None
     expected: list[int] = []
     for number, message in enumerate(MESSAGES, 1):
@@ -135,9 +133,7 @@ def test_an_export_closes_the_gaps_of_destroyed_steps(services: dict[str, Servic
 
 
 @of_both(editors.RUINS)
-def test_a_callback_that_breaks_the_memory_fails_its_turn_and_loses_no_step(
-    services: dict[str, Service], name: str, temperature: str
-) -> None:
+def test_a_broken_memory_loses_no_step(services: dict[str, Service], name: str, temperature: str) -> None:
     service = services[temperature]
     script = {"call": [["add", {"a": 1, "b": 2}]]}
     turn = service.play(script, agent=name)
@@ -149,9 +145,7 @@ def test_a_callback_that_breaks_the_memory_fails_its_turn_and_loses_no_step(
 
 
 @of_both(editors.FOREIGN)
-def test_a_callback_that_leaves_a_foreign_value_in_a_step_breaks_no_route(
-    services: dict[str, Service], name: str, temperature: str
-) -> None:
+def test_a_foreign_value_in_a_step_breaks_no_route(services: dict[str, Service], name: str, temperature: str) -> None:
     service = services[temperature]
     script = {"call": [["add", {"a": 1, "b": 2}]]}, {"call": [["final_answer", {"answer": "done"}]]}
     turn = service.play(*script, agent=name)

@@ -64,9 +64,7 @@ def test_aborted_request_bodies_are_freed(service: Service) -> None:
 
 
 @pytest.mark.parametrize(("form", "options"), [pytest.param("WEBP", {}, marks=deep), ("JPEG", {"progressive": True})])
-def test_images_of_costly_formats_may_have_half_the_pixels(
-    service: Service, form: str, options: dict[str, object]
-) -> None:
+def test_images_of_costly_formats_have_half_the_pixels(service: Service, form: str, options: dict[str, object]) -> None:
     refused = service.post("/turn", message="Look.", images=[square(form, 3600, **options)])
     assert (refused.status_code, refused.json()["code"]) == (413, "too_large"), refused.text
     assert service.play({"say": "seen"}, images=[square(form, 3500, **options)])["reply"] == "seen"

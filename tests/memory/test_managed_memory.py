@@ -65,9 +65,7 @@ def test_calls_of_a_conversation_share_a_memory_on_any_process(service: Service)
 
 
 @pytest.mark.parametrize("agent", ["lead", "mentor"])
-def test_a_call_that_is_continued_after_a_kill_remembers_those_before_it(
-    service: Service, tmp_path: Path, agent: str
-) -> None:
+def test_a_call_continued_after_a_kill_remembers_those_before_it(service: Service, tmp_path: Path, agent: str) -> None:
     gate = Gate(tmp_path / "gate")
     before, during = say("a"), [ECHO, gate.script, PROMPT]
     script = [helped(before), helped(during)]

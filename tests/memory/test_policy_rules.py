@@ -103,9 +103,7 @@ def tokens_of(steps: Sequence[MemoryStep], box: Box) -> int:
 @repeated(10)
 @settings(max_examples=30, deadline=None)
 @given(MEMORIES, st.lists(RULES, max_size=4))
-def test_policies_keep_the_order_and_do_not_change_the_memory(
-    _time: int, memory: list[MemoryStep], rules: list[Any]
-) -> None:
+def test_policies_keep_the_order_and_the_memory(_time: int, memory: list[MemoryStep], rules: list[Any]) -> None:
     box, before, same = tools(), copy.deepcopy(memory), list(memory)
     shown = apply_policy(memory, policy_of(rules), box)
     places = places_of(shown, same, box)
@@ -158,7 +156,7 @@ def test_a_budget_holds_if_possible_and_shows_whole_turns(_time: int, memory: li
 @repeated(5)
 @settings(max_examples=30, deadline=None)
 @given(MEMORIES, MEMORIES, st.integers(0, 9))
-def test_notes_recent_steps_and_the_current_task_follow_a_summary(
+def test_notes_recent_steps_and_task_follow_a_summary(
     _time: int, before: list[MemoryStep], after: list[MemoryStep], recent: int
 ) -> None:
     summary = SummaryStep("short", min(recent, len(before)))
@@ -177,7 +175,7 @@ def test_notes_recent_steps_and_the_current_task_follow_a_summary(
 @repeated(5)
 @settings(max_examples=30, deadline=None)
 @given(MEMORIES, MEMORIES, st.integers(1, 9), st.integers(1, 3000))
-def test_rules_after_a_summary_treat_the_rest_as_without_it(
+def test_rules_ignore_a_summary_before_them(
     _time: int, before: list[MemoryStep], after: list[MemoryStep], n: int, most: int
 ) -> None:
     summary = SummaryStep("short", 0)

@@ -338,9 +338,7 @@ HARMFUL: list[list[dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("script", HARMFUL)
-def test_half_a_character_and_a_value_that_exits_the_interpreter_end_at_most_their_turn(
-    service: Service, script: list[dict[str, Any]]
-) -> None:
+def test_half_a_character_or_an_exit_fails_only_its_turn(service: Service, script: list[dict[str, Any]]) -> None:
     turn = service.play(*script, agent="odd")
     assert turn["status"] == "finished" or turn["error"]["code"] == "agent_error"
     assert service.steps(turn)

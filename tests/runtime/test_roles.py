@@ -143,9 +143,7 @@ def test_connections_are_not_bound_by_what_a_shell_begins_with(web: Service) -> 
         assert one_more.getresponse().status == 200
 
 
-def test_turns_that_no_work_plays_are_warned_of_and_wait_for_one(
-    outside: StoreServer, web: Service, tmp_path: Path
-) -> None:
+def test_turns_without_a_worker_are_warned_of_and_wait(outside: StoreServer, web: Service, tmp_path: Path) -> None:
     it = make_killed_turn(tmp_path, agent="unplayed")
     submit_killed_turn(web, it)
     answer = web.client.post(
@@ -181,9 +179,7 @@ def test_a_work_answers_health_and_nothing_else_whatever_address_it_has(work: Se
 
 
 @pytest.mark.parametrize("first", mostly_deep(["killed", "stopped"], fast=["stopped"]))
-def test_a_work_that_dies_or_hangs_in_a_turn_costs_nothing_but_time(
-    first: str, outside: StoreServer, web: Service, tmp_path: Path
-) -> None:
+def test_a_dead_or_hanging_worker_costs_time(first: str, outside: StoreServer, web: Service, tmp_path: Path) -> None:
     it, agents = make_killed_turn(tmp_path, 4, agent="doomed"), "doomed=tests.support.ledgers:make_teller"
     with started(outside, tmp_path, "work", AGENTS=agents, LEASE_S="0.5") as (work,), ExitStack() as stack:
         with posting(web, *it.script, agent=it.agent) as stream:
@@ -202,9 +198,7 @@ def test_a_work_that_dies_or_hangs_in_a_turn_costs_nothing_but_time(
         assert wait_for_end(web, it.turn) == ended
 
 
-def test_a_web_that_ends_leaves_its_streams_to_another_one_and_the_turn_alone(
-    outside: StoreServer, web: Service, work: Service, tmp_path: Path
-) -> None:
+def test_streams_of_an_ended_web_move_on(outside: StoreServer, web: Service, work: Service, tmp_path: Path) -> None:
     it = make_killed_turn(tmp_path, 2)
     assert work.process.poll() is None
     with started(outside, tmp_path, "web") as (first,):

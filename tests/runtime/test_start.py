@@ -92,9 +92,7 @@ def test_another_address_of_this_machine_is_served_under_its_own_name(tmp_path: 
         assert foreign.is_client_error, foreign.text
 
 
-def test_a_second_service_on_the_data_folder_is_refused_while_the_first_goes_on(
-    service: Service, tmp_path: Path
-) -> None:
+def test_a_second_service_on_the_data_folder_is_refused(service: Service, tmp_path: Path) -> None:
     first = service.play({"say": "one"})
     sentence = sentence_of(run(tmp_path, {"DATA_DIR": str(service.folder / "data")}))
     assert f"in use by process {service.process.pid}" in sentence
@@ -146,9 +144,7 @@ def test_a_file_of_secrets_that_all_users_may_read_is_refused(tmp_path: Path, na
     assert SECRET_FILES[name] not in sentence
 
 
-def test_a_store_outside_is_served_and_named_and_leaves_the_data_folder_alone(
-    outside_store: str, tmp_path: Path
-) -> None:
+def test_a_store_outside_is_named_and_leaves_the_data_folder_alone(outside_store: str, tmp_path: Path) -> None:
     keys = write_private(tmp_path / "keys", run(tmp_path, {}, "keys", "seal")[1])
     settings = {"REDIS_URL": f"unix://:{SECRET}@{outside_store}", "SEAL_KEYS_FILE": str(keys)}
     with Service(tmp_path, settings) as running:
@@ -160,9 +156,7 @@ def test_a_store_outside_is_served_and_named_and_leaves_the_data_folder_alone(
     assert not (tmp_path / "data").exists()
 
 
-def test_a_store_that_refuses_the_password_or_lacks_rights_is_named_with_the_mend(
-    outside_store: str, tmp_path: Path
-) -> None:
+def test_a_store_that_refuses_password_or_rights_is_named(outside_store: str, tmp_path: Path) -> None:
     users = {"channel": "~* +@all", "key": "&* +@all", "it may not run TIME, ZADD": "~* &* +@all -zadd -time"}
     login = ("refuses the login", "put its user into SMOLSESSIONS_REDIS_URL, and the password")
     table = {
@@ -312,9 +306,7 @@ def test_all_may_come_in_where_the_operator_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", mostly_deep(["utf-8", "latin-1"], fast=["latin-1"]))
-def test_the_description_in_the_repository_is_the_one_that_is_served(
-    encoding: str, service: Service, tmp_path: Path
-) -> None:
+def test_the_description_in_the_repository_is_served(encoding: str, service: Service, tmp_path: Path) -> None:
     ending = run(tmp_path, {}, "openapi", PYTHONIOENCODING=encoding)
     described = (ROOT / "openapi.yaml").read_text("utf-8")
     assert ending == (0, described, ""), "run `make refresh`"
@@ -326,9 +318,7 @@ def test_version_is_the_packages(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", mostly_deep([signal.SIGTERM, signal.SIGINT], fast=[signal.SIGTERM]))
-def test_a_signal_lets_the_step_that_runs_end_and_takes_nothing_new(
-    number: signal.Signals, tmp_path: Path, gate: Gate
-) -> None:
+def test_a_signal_lets_the_running_step_end_and_no_more(number: signal.Signals, tmp_path: Path, gate: Gate) -> None:
     service = Service(tmp_path, PLAIN)
     calls = [gate.script["call"][0], ["echo", {"text": "in a thread of smolagents' own"}]]
     body = {"agent": "scripted", "message": json.dumps([{"call": calls}, {"say": "it went on"}])}
@@ -442,9 +432,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("python", "found"), [("old", "3.9"), ("no-such-python", "missing")])
-def test_a_python_that_is_too_old_or_missing_is_named_before_anything_is_installed(
-    checkout: Path, python: str, found: str
-) -> None:
+def test_an_old_or_missing_python_is_named_before_any_install(checkout: Path, python: str, found: str) -> None:
     old = checkout / "old"
     old.write_text('#!/bin/sh\ncase "$2" in *exit*) exit 1;; esac\necho 3.9\n')
     old.chmod(0o755)

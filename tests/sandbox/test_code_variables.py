@@ -126,9 +126,7 @@ def test_additional_arguments_last_and_can_be_replaced(cold: Service) -> None:
 
 
 @pytest.mark.parametrize("how", mostly_deep(["cancelled", "failed", "deadline"], fast=["cancelled", "failed"]))
-def test_a_turn_that_does_not_finish_keeps_the_variables_of_its_finished_steps(
-    cold: Service, gate: Gate, how: str
-) -> None:
+def test_an_unfinished_turn_keeps_the_variables_of_its_finished_steps(cold: Service, gate: Gate, how: str) -> None:
     turn, _ = play_code(cold, "kept = [1]\nother = kept")
     blocks = code_script("kept.append(2)", f"kept.append(3)\nwait_for(path={str(gate.path)!r})\n{BUSY}")
     script = [*code_script("kept.append(2)"), {"raise": "no more"}] if how == "failed" else blocks
@@ -150,9 +148,7 @@ def test_a_reset_hides_steps_and_keeps_variables(cold: Service) -> None:
     assert then(cold, turn, "print(kept)", reset=True) == ["1"]
 
 
-def test_a_deleted_conversation_leaves_no_variables_and_a_finished_turn_no_uncommitted_ones(
-    cold: Service, outside: StoreServer
-) -> None:
+def test_deleted_conversations_and_finished_turns_leave_no_variables(cold: Service, outside: StoreServer) -> None:
     raw = outside.client()
     turn, _ = play_code(cold, "kept = 1", "kept = 2")
     assert [name for name in raw.keys(f"*{turn['conversation_id']}*") if b"pending" in name] == []
@@ -189,9 +185,7 @@ TAMPERINGS: dict[str, Callable[[Chunks, Chunks], Chunks]] = {
 
 
 @pytest.mark.parametrize("what", mostly_deep(TAMPERINGS, fast=["pieces swapped", "older pieces"]))
-def test_variables_that_were_tampered_with_are_refused_and_nothing_else_is_touched(
-    cold: Service, outside: StoreServer, what: str
-) -> None:
+def test_tampered_variables_alone_are_refused(cold: Service, outside: StoreServer, what: str) -> None:
     raw = outside.client()
     other, _ = play_code(cold, "first = [1]")
     turn, _ = play_code(cold, "first = [1]\nsecond = [2]\nthird = 3")

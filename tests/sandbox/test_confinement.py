@@ -339,9 +339,7 @@ def test_no_hidden_path_is_readable_through_a_readable_folder(tmp_path: Path) ->
     assert {str(path.relative_to(folder)) for path in readable.listed if path.is_relative_to(folder)} == {".", "a"}
 
 
-def test_of_an_import_folder_only_modules_that_all_may_read_are_readable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_public_modules_of_an_import_folder_are_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A project folder holds keys and data beside its modules, and an environment that is a link."""
     folder, venv = tmp_path / "project", tmp_path / "venv"
     venv.mkdir()

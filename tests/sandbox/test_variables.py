@@ -53,9 +53,7 @@ def carried(another_process: Callable[..., Any], first: str, then: str) -> str:
 
 
 @pytest.mark.parametrize("kind", [*CARRIED, *CARRIED_WITH_PANDAS])
-def test_values_that_code_made_behave_the_same_in_another_process(
-    another_process: Callable[..., Any], kind: str
-) -> None:
+def test_values_of_code_behave_the_same_in_another_process(another_process: Callable[..., Any], kind: str) -> None:
     carried(another_process, *(CARRIED | CARRIED_WITH_PANDAS)[kind])
 
 
@@ -108,9 +106,7 @@ def test_a_module_is_restored_only_if_it_is_authorized(executor: LocalPythonExec
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_no_value_makes_a_save_fail_or_drops_other_values(
-    another_process: Callable[..., Any], executor: LocalPythonExecutor, kind: str
-) -> None:
+def test_no_value_breaks_a_save(another_process: Callable[..., Any], executor: LocalPythonExecutor, kind: str) -> None:
     executor("def boom():\n    return None\nsafe = [1]; also = safe")
     executor(HOSTILE[kind])
     executor("def boom():\n    raise KeyError('boom')")

@@ -99,9 +99,7 @@ def test_many_steps_and_variables_are_forked_rolled_back_and_destroyed_in_pieces
 
 
 @pytest.mark.parametrize(("action", "body"), [("prune", PRUNE), ("rollback", {"turn": 1})])
-def test_a_change_that_was_killed_leaves_all_as_it_was(
-    server: StoreServer, tmp_path: Path, action: str, body: dict[str, Any]
-) -> None:
+def test_a_killed_change_is_undone(server: StoreServer, tmp_path: Path, action: str, body: dict[str, Any]) -> None:
     with Service(tmp_path / "service", PLAIN | server.settings) as service, server.client() as raw:
         made = service.post("/imports", **with_steps(20_000)).json()["id"]
         service.play(DONE, conversation_id=made)  # which forgets the variables

@@ -53,9 +53,7 @@ async def test_an_owner_that_fills_one_agent_leaves_others_their_turn_at_another
     assert taken == ["many/0", "few/0", "many/1", "many/2"]
 
 
-async def test_a_conversation_that_is_missing_in_the_ready_set_is_not_claimed(
-    one: Store, other: Store, raw: Raw
-) -> None:
+async def test_a_conversation_missing_in_the_ready_set_is_not_claimed(one: Store, other: Store, raw: Raw) -> None:
     for name in ("many/0", "many/1", "many/2", "few/0"):
         await stores.submit(one, name)
     raw.zrem(stores.READY, "many/1")
@@ -80,9 +78,7 @@ async def test_an_owner_that_fills_the_queue_leaves_a_share_of_it_to_others(sock
         assert [await accepted(owner) for owner in ("a", "b", "e")] == [0, 2, 5]
 
 
-async def test_a_turn_that_waits_does_not_make_a_conversation_ready_that_is_leased(
-    one: Store, other: Store, raw: Raw
-) -> None:
+async def test_a_turn_that_waits_makes_no_leased_conversation_ready(one: Store, other: Store, raw: Raw) -> None:
     lease = await stores.begin(one, "c")
     assert [await stores.submit(other, "c", on_busy=on_busy) for on_busy in ("enqueue", "interrupt")] == [2, 3]
     assert await stores.claim(other) == []
@@ -95,9 +91,7 @@ async def test_a_turn_that_waits_does_not_make_a_conversation_ready_that_is_leas
     assert (await stores.claim(one), raw.exists(stores.key_of("queue", "c"))) == ([], 0)
 
 
-async def test_a_claim_that_cannot_be_opened_is_set_aside_for_good(
-    one: Store, raw: Raw, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_unreadable_claim_is_set_aside(one: Store, raw: Raw, caplog: pytest.LogCaptureFixture) -> None:
     for name in "bc":
         await stores.submit(one, name)
     raw.lset(stores.key_of("queue", "b"), 0, 10**16 - 1)  # a number that no turn has
@@ -179,9 +173,7 @@ async def test_a_turn_is_claimed_as_it_is_submitted_if_a_thread_is_free(one: Sto
         seats.free = 1
 
 
-async def test_a_turn_waits_behind_one_that_is_ready_although_a_thread_is_free(
-    one: Store, other: Store, raw: Raw
-) -> None:
+async def test_a_turn_waits_behind_a_ready_one_although_a_thread_is_free(one: Store, other: Store, raw: Raw) -> None:
     await all_asked(one, other)
     seats = Seats(one)
     stores.submit_raw(raw, 1, "of another process")

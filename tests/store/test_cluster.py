@@ -84,9 +84,7 @@ def play_on_each(
     return owners
 
 
-def test_turns_are_played_on_all_primaries_and_go_on_at_either_service_after_a_move(
-    cluster: ValkeyCluster, pair: Pair
-) -> None:
+def test_turns_run_on_all_primaries_and_go_on_anywhere_after_a_move(cluster: ValkeyCluster, pair: Pair) -> None:
     owners = play_on_each(cluster, pair[0])
     for turns in owners.values():
         assert pair[1].follow_up(turns[0], {"say": "two"})["turn"] == 2
@@ -98,9 +96,7 @@ def test_turns_are_played_on_all_primaries_and_go_on_at_either_service_after_a_m
 
 
 @deep
-def test_each_feature_works_at_any_partition_and_is_seen_at_the_other_service(
-    cluster: ValkeyCluster, pair: Pair, tmp_path: Path
-) -> None:
+def test_features_work_at_any_partition_and_either_service(cluster: ValkeyCluster, pair: Pair, tmp_path: Path) -> None:
     conversations = [turns[0] for turns in play_on_each(cluster, pair[0]).values()]
     for number, turn in enumerate(conversations):
         place, at = f"/conversations/{turn['conversation_id']}", {"conversation_id": turn["conversation_id"]}
@@ -136,9 +132,7 @@ def test_each_feature_works_at_any_partition_and_is_seen_at_the_other_service(
 
 @deep
 @pytest.mark.parametrize("how", ["killed", "frozen"])
-def test_a_primary_that_goes_amid_turns_costs_no_step_and_stops_no_other_partition(
-    cluster: ValkeyCluster, pair: Pair, how: str
-) -> None:
+def test_a_primary_lost_amid_turns_costs_no_step_and_no_partition(cluster: ValkeyCluster, pair: Pair, how: str) -> None:
     owners = play_on_each(cluster, pair[0], "streamed", most=4)
     old = max(owners, key=lambda node: len(owners[node]))
     first, second, *_ = at_old = [{"conversation_id": turn["conversation_id"]} for turn in owners[old]]
@@ -186,9 +180,7 @@ def test_a_partition_that_is_half_way_is_away_and_whole_when_it_is_there(cluster
 
 
 @deep
-def test_services_follow_a_cluster_whose_nodes_all_move_away(
-    cluster: ValkeyCluster, pair: Pair, tmp_path: Path
-) -> None:
+def test_services_follow_a_cluster_whose_nodes_all_move(cluster: ValkeyCluster, pair: Pair, tmp_path: Path) -> None:
     first = failover.play_some(pair[0], 4)
     patients = load_while(pair, cluster.roll)
     failover.check_all(pair, patients)
@@ -251,7 +243,7 @@ def guarded(folder: Path) -> Iterator[tuple[ValkeyCluster, dict[str, str], Path]
 
 
 @deep
-def test_a_user_with_the_least_rights_and_tls_do_for_all_with_a_password_file_that_changes(
+def test_the_least_rights_tls_and_a_changing_password_file_suffice(
     guarded: tuple[ValkeyCluster, dict[str, str], Path], tmp_path: Path
 ) -> None:
     cluster, settings, _ = guarded

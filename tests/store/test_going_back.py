@@ -36,9 +36,7 @@ raw = raw_store()
 
 
 @pytest.mark.parametrize("kind", mostly_deep(KINDS, fast=["rememberer"]))
-def test_a_fork_at_or_a_rollback_to_any_turn_is_what_a_conversation_is_that_stopped_there(
-    service: Service, tmp_path: Path, kind: str
-) -> None:
+def test_forks_and_rollbacks_equal_a_shorter_conversation(service: Service, tmp_path: Path, kind: str) -> None:
     past, expected = history_of(kind, tmp_path), []
     whole, last = new_conversation(service, kind), len(past.turns)
     for turn in range(last + 1):

@@ -96,9 +96,7 @@ def broken_off(server: StoreServer, tmp_path: Path, gate: Gate) -> Iterator[dict
     gate.open()
 
 
-def test_an_open_turn_goes_on_with_the_new_key_alone(
-    server: StoreServer, tmp_path: Path, gate: Gate, broken_off: dict[str, Any]
-) -> None:
+def test_no_turn_needs_an_old_key(server: StoreServer, tmp_path: Path, gate: Gate, broken_off: dict[str, Any]) -> None:
     new, settings = new_key(), CODE | server.settings | {"LOG_TTL_S": "0"}
     assert kinds_under(server, SEAL_KEY) == KINDS | OF_OPEN_TURN
     rekey(tmp_path / "rekey", settings, f"{new},{SEAL_KEY}")

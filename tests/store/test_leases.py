@@ -66,9 +66,7 @@ async def test_a_task_that_no_step_followed_is_kept(one: Store, other: Store, ra
     assert last.step_counts == {"task": 3, "action": 2}
 
 
-async def test_a_commit_whose_writes_the_store_took_back_leaves_the_turn_to_another(
-    one: Store, other: Store, raw: Raw
-) -> None:
+async def test_a_commit_whose_writes_were_undone_leaves_the_turn_to_another(one: Store, other: Store, raw: Raw) -> None:
     lease = await stores.begin(one, "c")
     await stores.emit(raw, lease, "a", stores.packed_step())
     raw.hset(stores.key_of("run", "c", 1), "written", 0)  # as after a failover to a replica that had none of it
@@ -124,9 +122,7 @@ async def test_attempts_that_began_and_wrote_no_effect_are_counted(one: Store, o
     assert (await stores.claim_one(other)).crashes == 1
 
 
-async def test_a_process_that_has_the_store_for_itself_takes_back_all_leases_at_its_start(
-    socket_path: Path, raw: Raw
-) -> None:
+async def test_a_process_alone_with_the_store_takes_all_leases_at_its_start(socket_path: Path, raw: Raw) -> None:
     assert raw.ping()
     async with stores.open_replica(socket_path) as dead:
         await stores.begin(dead, "c")
@@ -136,9 +132,7 @@ async def test_a_process_that_has_the_store_for_itself_takes_back_all_leases_at_
         assert (await stores.claim_one(alone)).attempt == 2
 
 
-async def test_a_process_that_had_lost_the_store_spares_turns_whose_leases_expire(
-    one: Store, other: Store, raw: Raw
-) -> None:
+async def test_a_process_that_had_lost_the_store_spares_expired_turns(one: Store, other: Store, raw: Raw) -> None:
     await stores.begin(one, "c")
     raw.client_kill_filter(_type="normal", skipme=True)
     for _ in range(2):  # the report of the loss is sent behind the first command that waited

@@ -77,9 +77,7 @@ async def claim_soon(store: Store) -> list[HeldLease]:
 
 
 @pytest.mark.parametrize("it_came", [False, True], ids=["after it stopped", "before it stopped"])
-async def test_what_comes_late_to_one_that_stops_goes_back_at_once(
-    outside: StoreServer, raw: Raw, *, it_came: bool
-) -> None:
+async def test_a_late_claim_of_one_that_stops_is_returned(outside: StoreServer, raw: Raw, *, it_came: bool) -> None:
     assert raw.ping()
     async with opened(outside) as ending, opened(outside) as other:
         for number in range(12):
@@ -115,9 +113,7 @@ async def test_nothing_is_taken_anywhere_beside_a_turn_that_is_suspected(outside
         assert set.union(*claims) == {str(number) for number in range(12)}
 
 
-async def test_one_that_is_busy_takes_nothing_anywhere_until_it_is_free_for_a_suspect(
-    outside: StoreServer, raw: Raw
-) -> None:
+async def test_a_busy_one_takes_nothing_until_it_is_free_for_a_suspect(outside: StoreServer, raw: Raw) -> None:
     async with opened(outside) as store:
         await submit(store, "3")
         raw.hset(f"{place_of(raw, '3')}:run:{ref_of('3')}:1", "counted", MAX_CRASHES - 1)
@@ -241,9 +237,7 @@ def test_a_key_of_one_conversation_is_refused_for_another_wherever_both_lie(pair
         assert one.get(f"/conversations/y{number}")["turn_count"] == 0
 
 
-def test_the_number_of_partitions_is_the_stores(
-    pair: tuple[Service, Service], outside: StoreServer, tmp_path: Path
-) -> None:
+def test_the_store_fixes_its_partitions(pair: tuple[Service, Service], outside: StoreServer, tmp_path: Path) -> None:
     turn = say(pair[0], "kept").json()
     with Service(tmp_path / "unset", PLAIN | outside.settings) as service:
         assert service.get(f"/conversations/{turn['conversation_id']}")["turn_count"] == 1

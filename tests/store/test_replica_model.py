@@ -511,9 +511,7 @@ def ended_as(turn: Turn) -> Ended:
 
 @pytest.mark.parametrize("examples", mostly_deep([25, 75], fast=[25]))
 @pytest.mark.parametrize("log_ttl_s", [0, stores.LOG_TTL_S])
-def test_whatever_replicas_do_every_turn_ends_once(
-    socket_path: Path, raw: Raw, sealer: Sealer, log_ttl_s: int, examples: int
-) -> None:
+def test_every_turn_ends_once(socket_path: Path, raw: Raw, sealer: Sealer, log_ttl_s: int, examples: int) -> None:
     """The fast tier plays the same examples each time, the deep one others."""
     known = settings(
         max_examples=examples,

@@ -46,9 +46,7 @@ def pair(sentinels: Sentinels, services: Pair) -> Pair:
 
 
 @pytest.mark.parametrize("how", mostly_deep(["killed", "cut off"], fast=["killed"]))
-def test_a_primary_that_goes_amid_turns_costs_no_step_and_goes_on_at_another(
-    sentinels: Sentinels, pair: Pair, how: str
-) -> None:
+def test_a_primary_lost_amid_turns_costs_no_step_and_is_replaced(sentinels: Sentinels, pair: Pair, how: str) -> None:
     """A primary that is cut off still answers, but writes that only it has are lost. Services must look for another."""
     turns = failover.play_some(pair[0], 4)
     patients = failover.load(pair)
@@ -159,9 +157,7 @@ def guarded(folder: Path) -> Iterator[tuple[Sentinels, dict[str, str], Path]]:
 
 
 @deep
-def test_a_user_with_the_least_rights_and_tls_do_for_all(
-    guarded: tuple[Sentinels, dict[str, str], Path], tmp_path: Path
-) -> None:
+def test_the_least_rights_and_tls_suffice(guarded: tuple[Sentinels, dict[str, str], Path], tmp_path: Path) -> None:
     sentinels, settings, _ = guarded
     with Service(tmp_path / "service", settings) as service:
         turns = failover.play_some(service, 4)

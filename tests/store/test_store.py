@@ -88,9 +88,7 @@ def test_a_service_outlives_the_store_again_and_again(pair: tuple[Service, Servi
 
 
 @pytest.mark.parametrize("how", mostly_deep(["killed", "frozen", "flushed"], fast=["frozen", "flushed"]))
-def test_a_turn_that_runs_while_the_store_is_away_finishes(
-    tmp_path: Path, server: StoreServer, gate: Gate, how: str
-) -> None:
+def test_a_turn_finishes_while_the_store_is_away(tmp_path: Path, server: StoreServer, gate: Gate, how: str) -> None:
     script: Script = [gate.script, {"call": [["echo", {"text": "after"}]]}, {"say": "end"}]
     with Service(tmp_path / "service", PLAIN | server.settings) as service, ThreadPoolExecutor() as pool:
         first = service.play({"say": "one"})
@@ -117,9 +115,7 @@ def test_a_turn_that_runs_while_the_store_is_away_finishes(
         assert [name for name in names if name in FINAL] == ["turn.finished"]
 
 
-def test_a_message_that_cannot_be_read_ends_nothing_and_hides_no_end(
-    cold: Service, outside: StoreServer, gate: Gate
-) -> None:
+def test_an_unreadable_message_ends_nothing_and_hides_no_end(cold: Service, outside: StoreServer, gate: Gate) -> None:
     turn, raw = submit_turn(cold, gate.script, {"say": "end"}), outside.client()
     gate.reached()
     ref = f"local/{turn['conversation_id']}".encode()
@@ -166,9 +162,7 @@ def test_a_stream_passes_many_events_of_a_newer_release(cold: Service, outside: 
         assert "event: turn.finished" in "".join(texts)
 
 
-def test_a_stream_ends_where_its_log_was_damaged_and_the_turn_goes_on(
-    cold: Service, outside: StoreServer, tmp_path: Path
-) -> None:
+def test_a_stream_ends_at_damage_and_the_turn_goes_on(cold: Service, outside: StoreServer, tmp_path: Path) -> None:
     first, second, logged = Gate(tmp_path / "first"), Gate(tmp_path / "second"), len(cold.log())
     turn = submit_turn(cold, first.script, second.script, {"say": "end"})
     first.reached()
@@ -251,9 +245,7 @@ def with_a_past(service: Service, raw: Raw) -> Tampering:
 
 
 @pytest.mark.parametrize("what", TAMPERINGS)
-def test_a_conversation_that_was_tampered_with_says_so_and_no_other_is_touched(
-    cold: Service, outside: StoreServer, what: str
-) -> None:
+def test_tampering_is_named_and_touches_no_other(cold: Service, outside: StoreServer, what: str) -> None:
     other = cold.play({"say": "one"})
     it = with_a_past(cold, outside.client())
     TAMPERINGS[what](it)
@@ -376,9 +368,7 @@ def all_of(service: Service) -> list[Any]:
     return pages
 
 
-def test_users_that_make_a_restart_lose_data_are_named_at_start_and_mended_bring_it_back(
-    store: Store, tmp_path: Path
-) -> None:
+def test_users_whose_restart_loses_data_are_named_and_mended_restore_it(store: Store, tmp_path: Path) -> None:
     mended = store.users.read_text().splitlines()[0]
     store.change_users(mended, BAD)
     store.restart()

@@ -29,9 +29,7 @@ async def test_a_submission_that_is_asked_twice_is_one_turn_behind_others_too(on
     assert [lease.turn.number for lease in await one.scheduler.claim({stores.AGENT: stores.KIND}, 9)] == [1]
 
 
-async def test_a_turn_that_is_over_before_its_acceptance_is_known_is_not_made_again(
-    one: Store, other: Store, raw: Raw
-) -> None:
+async def test_a_turn_over_before_its_acceptance_is_known_is_not_repeated(one: Store, other: Store, raw: Raw) -> None:
     for rounds in range(8):
         accepting = asyncio.create_task(stores.submit(one, f"lost {rounds}"))
         for _ in range(rounds):
@@ -126,9 +124,7 @@ async def test_a_delete_finds_long_logs_whose_set_was_damaged(socket_path: Path,
         (("rollback", "rollback"), "rolled_back", 2),
     ],
 )
-async def test_a_claim_brings_what_leaves_least(
-    one: Store, other: Store, asked: tuple[OnBusy, OnBusy], code: str, by: int
-) -> None:
+async def test_claims_are_least(one: Store, other: Store, asked: tuple[OnBusy, OnBusy], code: str, by: int) -> None:
     await stores.submit(one, "c")
     for on_busy in asked:
         await stores.submit(other, "c", on_busy=on_busy)

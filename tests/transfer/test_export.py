@@ -61,7 +61,7 @@ def lived(service: Service, kind: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_taken_out_and_brought_in_elsewhere_is_the_same_and_goes_on_the_same(
+def test_an_import_elsewhere_is_the_same_and_goes_on_the_same(
     service: Service, elsewhere: Service, tmp_path: Path, kind: str
 ) -> None:
     name = lived(service, kind, tmp_path)
@@ -225,7 +225,7 @@ VALUES = st.sampled_from([*NUMBERS, None, True, False, "", "x", "finished", HALF
 @repeated(8)
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), value=VALUES)
-def test_a_document_with_any_part_replaced_is_refused_or_a_conversation(
+def test_a_changed_document_is_refused_or_whole(
     _time: int, service: Service, document: dict[str, Any], data: st.DataObject, value: Any
 ) -> None:
     found = changed(document, "/rollbacks", [[1, 0]])

@@ -251,9 +251,7 @@ def test_a_chunk_under_another_id_is_named() -> None:
 @repeated(5)
 @given(JSON, st.data())
 @settings(max_examples=20, deadline=None)
-def test_bytes_of_a_value_that_were_changed_are_a_value_of_json_or_refused(
-    _time: int, value: Any, data: st.DataObject
-) -> None:
+def test_changed_bytes_of_a_value_are_a_value_of_json_or_refused(_time: int, value: Any, data: st.DataObject) -> None:
     pickled = pickle.dumps({"x": value}, 5)
     changed = bytearray(pickled)
     changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))

@@ -547,9 +547,7 @@ def test_a_message_cut_short_anywhere_is_an_error() -> None:
 @repeated(8)
 @given(st.data())
 @settings(max_examples=150, deadline=None)
-def test_a_message_with_other_bytes_in_it_is_read_or_an_error_and_nothing_else(
-    _time: int, source: st.DataObject
-) -> None:
+def test_a_message_with_changed_bytes_is_read_or_an_error(_time: int, source: st.DataObject) -> None:
     data = bytearray(dumps(RICH, CARRIED))
     for _ in range(source.draw(st.integers(1, 4))):
         data[source.draw(st.integers(0, len(data) - 1))] = source.draw(st.integers(0, 255))

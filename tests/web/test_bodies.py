@@ -81,9 +81,7 @@ def probed(service: Service) -> Iterator[list[float]]:
 
 @pytest.mark.parametrize("senders", mostly_deep([1, 6], fast=[1]))
 @pytest.mark.parametrize("case", BODIES)
-def test_bodies_that_take_long_to_parse_are_refused_and_block_no_probe(
-    service: Service, case: str, senders: int
-) -> None:
+def test_bodies_that_parse_slowly_are_refused_and_block_no_probe(service: Service, case: str, senders: int) -> None:
     method, path, make = BODIES[case]
     body = make()
     service.post("/conversations", id="c")

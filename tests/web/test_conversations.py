@@ -297,9 +297,7 @@ def test_the_id_of_a_deleted_conversation_is_free_after_a_while_and_not_before(b
     assert "old" not in response.json()["reply"]
 
 
-def test_a_turn_whose_conversation_was_deleted_writes_nothing_to_one_of_the_same_name(
-    brief: Service, gate: Gate
-) -> None:
+def test_a_turn_of_a_deleted_conversation_writes_nothing_to_its_namesake(brief: Service, gate: Gate) -> None:
     new = Gate(gate.path.with_name("new"))
     with held_turn(brief, gate.path, conversation_id=_made(brief, "twin")):
         assert brief.client.delete("/conversations/twin").status_code == 204

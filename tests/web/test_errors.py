@@ -151,7 +151,7 @@ small = shared_service(
         ("PATCH", "/conversations/{}", BAD_PATCHES),
     ],
 )
-def test_a_body_is_refused_with_a_pointer_to_its_wrong_member(
+def test_a_wrong_member_is_named_by_a_pointer(
     service: Service, kept: str, method: str, path: str, table: dict[str, list[Any]]
 ) -> None:
     rest = {"message": "hi"} if table is BAD_TURNS else {}
@@ -502,9 +502,7 @@ END: dict[str, Any] = {"say": "end"}
         ("scripted", [{"call": [[5, None]]}, END]),
     ],
 )
-def test_answers_and_arguments_of_any_shape_are_a_turn_like_others(
-    service: Service, agent: str, script: list[dict[str, Any]]
-) -> None:
+def test_answers_and_arguments_may_have_any_shape(service: Service, agent: str, script: list[dict[str, Any]]) -> None:
     turn = service.play(*script, agent=agent)
     assert turn["status"] in {"finished", "failed"}
     where = f"/conversations/{turn['conversation_id']}"

@@ -105,9 +105,7 @@ def test_files_are_variables_of_code_in_later_turns_too(files: Service, agent: s
         ),
     ],
 )
-def test_a_variable_of_a_file_can_be_written_and_takes_no_name_that_is_taken(
-    files: Service, names: list[str], variables: str, arguments: Event
-) -> None:
+def test_file_variables_are_writable(files: Service, names: list[str], variables: str, arguments: Event) -> None:
     sent_files = [sent(name, "text/csv", name) for name in names]
     block = f"final_answer([{', '.join([variables, *arguments])}])"
     turn = files.play(*code_script(block), agent="coder", files=sent_files, additional_args=arguments)

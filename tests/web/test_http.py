@@ -204,7 +204,7 @@ class LeapingLoop(asyncio.SelectorEventLoop):
         pytest.param(500_000, [400], None, 408, id="it takes longer than a body may"),
     ],
 )
-def test_a_body_has_a_rate_and_a_time_except_while_no_one_reads_it(
+def test_a_body_has_a_rate_and_time_while_it_is_read(
     first_bytes: int, leaps_s: list[float], until: str | None, status: int
 ) -> None:
     async def send_half_and_leap() -> int:
@@ -323,9 +323,7 @@ def test_a_disconnect_is_noticed_after_a_pipelined_request(service: Service, gat
 
 
 @pytest.mark.parametrize(("kind", "statuses"), [(b"application/json", [100, 201]), (b"text/plain", [415])])
-def test_a_body_that_is_waited_with_is_asked_for_unless_refused(
-    service: Service, kind: bytes, statuses: list[int]
-) -> None:
+def test_a_withheld_body_is_asked_for_unless_refused(service: Service, kind: bytes, statuses: list[int]) -> None:
     head = b"POST /conversations HTTP/1.1\r\nHost: localhost\r\nContent-Type: " + kind
     with connected(service, head + b"\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n") as connection:
         answers = connection.makefile("rb")

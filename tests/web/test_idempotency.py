@@ -65,9 +65,7 @@ def test_a_request_is_attached_while_its_turn_runs(pair: tuple[Service, Service]
 
 
 @pytest.mark.parametrize("is_over", [False, True])
-def test_a_stream_that_is_asked_for_again_begins_with_the_first_event(
-    pair: tuple[Service, Service], key: str, gate: Gate, is_over: bool
-) -> None:
+def test_a_repeated_stream_has_all_events(pair: tuple[Service, Service], key: str, gate: Gate, is_over: bool) -> None:
     asked = {"agent": "streamed", "message": json.dumps([ECHO, gate.script, DONE])}
     headers = EVENTS | {"Idempotency-Key": key}
     if is_over:
@@ -90,9 +88,7 @@ def test_a_stream_that_is_asked_for_again_begins_with_the_first_event(
     assert [events[0]["type"] for events in raw] == ["turn.queued"] * 3
 
 
-def test_requests_that_arrive_everywhere_at_once_begin_one_conversation(
-    pair: tuple[Service, Service], key: str
-) -> None:
+def test_simultaneous_requests_begin_one_conversation(pair: tuple[Service, Service], key: str) -> None:
     before = conversations(pair[0])
     turns = at_once(pair, key)
     assert turns == turns[:1] * 12
@@ -107,9 +103,7 @@ def at_once(pair: tuple[Service, Service], key: str, **body: Any) -> list[Event]
 
 
 @pytest.mark.parametrize("on_busy", ["enqueue", "interrupt", "rollback"])
-def test_requests_that_arrive_everywhere_at_once_add_one_turn_and_stop_not_their_own(
-    pair: tuple[Service, Service], key: str, on_busy: str
-) -> None:
+def test_simultaneous_requests_add_one_turn(pair: tuple[Service, Service], key: str, on_busy: str) -> None:
     first = submit_turn(pair[0], {"call": [["compute", {"seconds": 0.2}]]}, DONE)
     body: Event = {"conversation_id": first["conversation_id"], "on_busy": on_busy}
     turns = at_once(pair, key, **body)
@@ -119,9 +113,7 @@ def test_requests_that_arrive_everywhere_at_once_add_one_turn_and_stop_not_their
     assert turn_counts(pair[0], first) == (2, None, 0)
 
 
-def test_a_key_is_looked_up_before_it_is_asked_whether_a_turn_runs(
-    pair: tuple[Service, Service], key: str, gate: Gate
-) -> None:
+def test_a_key_is_looked_up_before_a_running_turn(pair: tuple[Service, Service], key: str, gate: Gate) -> None:
     first = turn_of(post_with_key(pair[0], key, DONE))
     body = {"conversation_id": first["conversation_id"]}
     second = turn_of(post_with_key(pair[0], key + "2", DONE, **body))
@@ -171,9 +163,7 @@ def test_a_key_that_is_reused_for_another_request_is_refused(pair: tuple[Service
     assert turn_of(post_with_key(pair[1], key, DONE, **BASE)) == first
 
 
-def test_an_image_makes_a_request_another_one_and_how_it_is_written_does_not(
-    pair: tuple[Service, Service], key: str
-) -> None:
+def test_an_image_makes_another_request_and_its_spelling_does_not(pair: tuple[Service, Service], key: str) -> None:
     data = png("red")
     first = turn_of(post_with_key(pair[0], key, DONE, images=[data]))
     assert turn_of(post_with_key(pair[1], key, DONE, images=[f"data:image/png;base64,{data}"])) == first
@@ -181,9 +171,7 @@ def test_an_image_makes_a_request_another_one_and_how_it_is_written_does_not(
         problem(post_with_key(pair[1], key, DONE, images=images), 422, "idempotency_key_reused")
 
 
-def test_how_the_answer_is_wanted_and_the_order_of_names_make_no_other_request(
-    pair: tuple[Service, Service], key: str
-) -> None:
+def test_form_of_the_answer_and_order_of_names_make_no_other_request(pair: tuple[Service, Service], key: str) -> None:
     conversation = pair[0].post("/conversations", agent="scripted").json()["id"]
     first = turn_of(post_with_key(pair[0], key, DONE, **BASE, conversation_id=conversation))
     turned = BASE | {"additional_args": {"b": [1, 2], "a": 1}, "reset": False, "on_busy": "reject"}
@@ -222,9 +210,7 @@ def test_a_refusal_is_not_kept_under_the_key(pair: tuple[Service, Service], key:
     assert turn_of(post_with_key(pair[1], key, DONE, **body))["turn"] == 3
 
 
-def test_a_turn_that_failed_or_was_cancelled_is_not_played_again(
-    pair: tuple[Service, Service], key: str, gate: Gate
-) -> None:
+def test_a_failed_or_cancelled_turn_is_not_played_again(pair: tuple[Service, Service], key: str, gate: Gate) -> None:
     failed = turn_of(post_with_key(pair[0], key, {"raise": "no"}))
     assert (failed["status"], turn_of(post_with_key(pair[1], key, {"raise": "no"}))) == ("failed", failed)
     with held_turn(pair[0], gate.path) as first:
@@ -252,9 +238,7 @@ def test_a_key_whose_conversation_was_deleted_makes_no_other_turn(pair: tuple[Se
     assert turn_counts(pair[0], turns[1]) == (1, None, 0)
 
 
-def test_a_key_lasts_a_day_and_then_makes_another_conversation(
-    pair: tuple[Service, Service], outside: StoreServer, key: str
-) -> None:
+def test_a_key_lasts_a_day_and_no_longer(pair: tuple[Service, Service], outside: StoreServer, key: str) -> None:
     seen = set()
     for _ in range(2):
         with outside.client() as store:
@@ -288,9 +272,7 @@ def test_a_key_outlives_a_change_of_the_keys_that_seal_and_a_process(tmp_path: P
             assert set(store.hkeys("{p000}:about")) == {b"schema", b"partitions", b"canary", b"pepper"}
 
 
-def test_a_process_that_does_not_play_the_agent_attaches_all_the_same(
-    replicas: tuple[Service, Service], key: str
-) -> None:
+def test_a_process_without_the_agent_attaches_all_the_same(replicas: tuple[Service, Service], key: str) -> None:
     first = turn_of(post_with_key(replicas[0], key, DONE))
     assert turn_of(post_with_key(replicas[1], key, DONE)) == first
     problem(post_with_key(replicas[1], key + "2", DONE), 422, "unknown_agent")

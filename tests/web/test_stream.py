@@ -199,7 +199,7 @@ def test_a_refusal_is_a_problem_and_no_broken_stream(strict: Service, gate: Gate
         problem(strict.client.get(place(turn, "/events"), headers=headers | {"Last-Event-ID": "99"}), status, code)
 
 
-def test_every_reader_sees_every_event_once_the_plain_one_the_one_that_is_cut_and_those_on_another_process(
+def test_every_reader_sees_every_event_once_also_after_cuts_and_on_another_process(
     replicas: tuple[Service, Service], gate: Gate
 ) -> None:
     here, there = replicas
@@ -284,9 +284,7 @@ def test_on_disconnect_cancel_does_not_stop_a_turn_whose_reader_stays(service: S
     problem(response, 422, "invalid_request")
 
 
-def test_a_reader_that_stops_reading_is_dropped_and_delays_no_other(
-    strict: Service, service: Service, gate: Gate
-) -> None:
+def test_a_stopped_reader_is_dropped_and_delays_no_other(strict: Service, service: Service, gate: Gate) -> None:
     """The second service waits longer for its readers than the flood lasts."""
     flood = [piece for _ in range(60) for piece in ({"large": 200_000}, [0, " "])]
     for each, is_dropped, own in ((strict, True, gate), (service, False, Gate(gate.path.with_name("other")))):

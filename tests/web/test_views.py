@@ -131,9 +131,7 @@ def test_a_conversation_is_queued_while_its_turn_waits_for_a_thread(tmp_path: Pa
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-def test_a_page_of_large_steps_or_images_is_bounded_and_the_next_ones_bring_the_rest(
-    service: Service, order: str
-) -> None:
+def test_pages_of_large_steps_or_images_are_bounded_and_complete(service: Service, order: str) -> None:
     steps = [{"type": "task", "turn": 1, "task": os.urandom(500_000).hex()} for _ in range(10)]
     texts = service.post("/imports", **memory_of(1) | {"steps": steps}).json()["id"]
     large = [encoded(PIL.Image.frombytes("RGB", (1100, 1100), os.urandom(1100 * 1100 * 3))) for _ in range(10)]

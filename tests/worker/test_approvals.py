@@ -275,9 +275,7 @@ def test_a_turn_names_more_tools_and_takes_none_away(service: Service) -> None:
         ("threaded", ["echo"], "thread"),
     ],
 )
-def test_a_turn_that_names_what_cannot_wait_is_refused(
-    service: Service, agent: str, names: list[str], says: str
-) -> None:
+def test_a_turn_with_a_wrong_approve_is_refused(service: Service, agent: str, names: list[str], says: str) -> None:
     response = service.post("/turn", agent=agent, message="[]", approve=names)
     assert (response.status_code, error_code(response)) == (422, "invalid_request")
     assert response.json()["errors"][0]["pointer"].startswith("/approve")

@@ -75,9 +75,7 @@ def test_a_turn_that_failed_later_leaves_its_finished_steps(service: Service, ag
 
 
 @pytest.mark.parametrize(("agent", "entry"), [("streamed", ECHO), ("streamed-code", CODE)])
-def test_a_turn_that_was_stopped_amid_a_step_leaves_the_steps_before_it(
-    service: Service, agent: str, entry: Event
-) -> None:
+def test_a_turn_stopped_amid_a_step_leaves_the_steps_before_it(service: Service, agent: str, entry: Event) -> None:
     script = [entry, ENDLESS]
     with posting(service, *script, agent=agent) as stream:
         stream.until("message.delta", step=2)

@@ -148,9 +148,7 @@ class Where(Tool):
         ("wild", partial(make_coder, ("sqlite3",)), {"code": "print(where('key'))"}),
     ],
 )
-def test_prompts_are_those_of_a_bare_agent_with_such_a_tool(
-    service: Service, agent: str, make: Any, entry: Event
-) -> None:
+def test_prompts_equal_those_of_a_bare_agents_tool(service: Service, agent: str, make: Any, entry: Event) -> None:
     script = [entry, {"prompt": True}]
     bare = make(tools=[*TOOLS, Where()]).run(json.dumps(script))  # type: ignore[no-untyped-call]
     turn = ask(service, *script, agent=agent, client_tools=[WHERE])

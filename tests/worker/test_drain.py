@@ -102,9 +102,7 @@ def drained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service,
 
 
 @pytest.mark.parametrize("where", ["model", "tool"])
-def test_the_step_that_runs_is_finished_and_the_next_one_is_begun_elsewhere(
-    drained: tuple[Service, dict[str, KilledTurn]], where: str
-) -> None:
+def test_the_next_step_runs_elsewhere(drained: tuple[Service, dict[str, KilledTurn]], where: str) -> None:
     service, it = drained[0], drained[1][where]
     assert it.calls == ["model", "note a"]
     assert it.frames[-1].event == "step.finished"
@@ -165,7 +163,7 @@ def test_a_block_that_outlives_the_drain_is_broken_off_at_its_next_call_and_none
 
 
 @pytest.mark.parametrize("tool", ["note", "charge"])
-def test_a_tool_that_outlives_the_drain_is_left_and_is_of_unknown_outcome_to_the_next_process(
+def test_a_tool_that_outlives_the_drain_has_an_unknown_outcome(
     hurried: tuple[Service, dict[str, KilledTurn]], tool: str
 ) -> None:
     service, it = hurried[0], hurried[1][tool]

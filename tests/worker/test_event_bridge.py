@@ -36,9 +36,7 @@ async def begun(store: Store, *, can_wait: bool = True) -> tuple[HeldLease, Loop
 
 
 @pytest.mark.parametrize("can_wait", [True, False])
-async def test_a_turn_that_is_handed_back_at_once_keeps_the_start_of_its_attempt(
-    one: Store, other: Store, raw: Raw, can_wait: bool
-) -> None:
+async def test_a_turn_handed_back_keeps_its_start(one: Store, other: Store, raw: Raw, can_wait: bool) -> None:
     lease, bridge = await begun(one, can_wait=can_wait)
     bridge.emit(None, effect=("model:1", b"sealed"))
     bridge.request_stop("drained")
@@ -53,9 +51,7 @@ async def test_a_turn_that_is_handed_back_at_once_keeps_the_start_of_its_attempt
 
 
 @pytest.mark.parametrize("is_elsewhere", [False, True], ids=["here", "elsewhere"])
-async def test_a_reader_that_comes_gets_the_events_that_wait_and_later_ones_at_once(
-    one: Store, other: Store, is_elsewhere: bool
-) -> None:
+async def test_a_new_reader_gets_waiting_events_and_later_ones(one: Store, other: Store, is_elsewhere: bool) -> None:
     lease, bridge = await begun(one)
     await lease.flush()
     assert not lease.watched
@@ -71,9 +67,7 @@ async def test_a_reader_that_comes_gets_the_events_that_wait_and_later_ones_at_o
 
 
 @pytest.mark.parametrize("follows", [False, True])
-async def test_a_turn_of_another_process_is_watched_if_its_request_follows_it(
-    one: Store, other: Store, *, follows: bool
-) -> None:
+async def test_a_turn_of_another_process_is_watched_on_request(one: Store, other: Store, *, follows: bool) -> None:
     await submit(one, "c", follows=follows)
     lease = await claim_one(other)
     assert lease.watched == follows
@@ -95,9 +89,7 @@ async def test_events_without_a_reader_wait_for_the_commit_except_the_start(one:
     ]
 
 
-async def test_a_run_that_ends_before_the_loop_wakes_writes_the_start_with_its_key_and_no_last_effect(
-    one: Store, raw: Raw
-) -> None:
+async def test_a_run_that_ends_before_the_loop_wakes_writes_its_start_and_no_last_effect(one: Store, raw: Raw) -> None:
     lease, bridge = await begun(one)
     bridge.emit(RESTARTED, None, ("model:1", b"sealed"))
     bridge.run_has_ended = True
@@ -166,9 +158,7 @@ async def test_a_thread_that_emits_faster_than_the_loop_writes_waits_for_it(one:
     assert [name for _, name in await read_events(one, "c", 1)].count("message.restarted") == count
 
 
-async def test_the_first_reason_to_stop_counts_and_frees_a_thread_that_waits_for_its_write(
-    one: Store, raw: Raw
-) -> None:
+async def test_the_first_reason_to_stop_counts_and_frees_a_waiting_thread(one: Store, raw: Raw) -> None:
     _, bridge = await begun(one)
     raw.client_pause(600_000, all=False)  # writes
     flushing = asyncio.create_task(asyncio.to_thread(bridge.flush, ("tool:1.1:echo:1", b"")))

@@ -40,7 +40,7 @@ def consult(text: str) -> dict[str, Any]:
         ("judged", "crash2", [consult("first"), consult("crash2"), {"say": "heard first, heard crash2"}]),
     ],
 )
-def test_inner_calls_are_replayed_with_the_outer_one(
+def test_replays_inner_calls(
     service: Service, folder: Path, agent: str, crash: str, script: list[dict[str, Any]]
 ) -> None:
     (folder / "asked").write_text("")

@@ -65,9 +65,7 @@ def test_an_answer_of_another_form_goes_back_to_the_agent(service: Service, agen
         ),
     ],
 )
-def test_prompts_are_those_of_a_bare_agent_with_such_a_check(
-    service: Service, agent: str, make: Any, entry: Any, shown: Event
-) -> None:
+def test_prompts_equal_those_of_a_bare_agent(service: Service, agent: str, make: Any, entry: Any, shown: Event) -> None:
     asks: Event = {"call": [["echo", {"text": "a"}]]} if agent == "plain" else {"code": "echo('a')"}
     script = [entry("short"), asks, asks, {"prompt": True}]  # the model counts a refused answer twice
 

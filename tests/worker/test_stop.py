@@ -198,9 +198,7 @@ def test_the_deadline_of_turns_without_one_is_a_setting_and_so_is_the_longest(tm
 
 
 @pytest.mark.parametrize("how", ["a stop", "a deadline"])
-def test_a_tool_that_heeds_nothing_holds_up_nobody_and_what_it_does_later_is_not_kept(
-    narrow: Service, gate: Gate, how: str
-) -> None:
+def test_a_tool_that_ignores_a_stop_holds_up_nobody_and_keeps_nothing(narrow: Service, gate: Gate, how: str) -> None:
     stuck = threads(narrow)["stuck"]
     body: Event = {"deadline_s": 4} if how == "a deadline" else {}
     with posting(narrow, ECHO, gate.script, {"say": "a zombie's answer"}, **body) as stream:

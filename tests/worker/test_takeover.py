@@ -182,9 +182,7 @@ def test_turns_of_every_kind_that_are_killed_at_some_of_their_calls_end_as_those
 @deep
 @pytest.mark.parametrize("watched", [True, False], ids=["watched", "unwatched"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_turn_that_is_killed_at_any_of_its_calls_ends_as_one_that_is_not(
-    tmp_path: Path, kind: str, *, watched: bool
-) -> None:
+def test_a_turn_killed_at_any_of_its_calls_ends_as_one_that_is_not(tmp_path: Path, kind: str, *, watched: bool) -> None:
     check_takeovers(tmp_path, {kind: None}, watched=lambda _: watched)
 
 

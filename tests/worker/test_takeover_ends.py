@@ -228,9 +228,7 @@ def test_a_turn_that_was_taken_over_can_be_rolled_back_with_the_steps_of_all_att
     assert {step["turn"] for step in service.steps(it.turn)} == {1, 3}
 
 
-def test_a_turn_is_left_for_a_while_to_those_that_have_its_agent_as_it_was(
-    tmp_path: Path, outside: StoreServer
-) -> None:
+def test_a_turn_is_left_to_processes_with_its_unchanged_agent_first(tmp_path: Path, outside: StoreServer) -> None:
     it = make_killed_turn(tmp_path, 4, agent="changing")
     settings = WITHOUT_CODE | outside.settings
     first = Service(tmp_path / "first", settings)
@@ -279,9 +277,7 @@ def test_a_turn_that_ends_its_process_again_and_again_runs_alone_and_is_given_up
         assert neighbour.ledger.calls.count("note a") == 1
 
 
-def test_a_turn_that_crashed_twice_waits_for_an_idle_process_and_holds_up_nobody_once_it_got_further(
-    tmp_path: Path, outside: StoreServer
-) -> None:
+def test_a_turn_that_crashed_twice_runs_alone_until_it_advances(tmp_path: Path, outside: StoreServer) -> None:
     it, other = make_killed_turn(tmp_path / "it", 1, 2, 4), make_killed_turn(tmp_path / "other", 1)
     settings = WITHOUT_CODE | outside.settings
     crashing = Service(tmp_path / "crashing", settings)
@@ -305,9 +301,7 @@ def test_a_turn_that_crashed_twice_waits_for_an_idle_process_and_holds_up_nobody
 
 
 @pytest.mark.parametrize("agent", mostly_deep(["teller", "writer"], fast=["teller"]))
-def test_a_process_that_stood_still_for_longer_than_its_lease_does_nothing_more_to_the_turn(
-    tmp_path: Path, outside: StoreServer, agent: str
-) -> None:
+def test_a_process_that_slept_beyond_its_lease_writes_nothing(tmp_path: Path, outside: StoreServer, agent: str) -> None:
     it = make_killed_turn(tmp_path, 4, agent=agent)
     path = str(it.ledger.path)
     if agent == "writer":

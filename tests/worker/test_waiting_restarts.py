@@ -50,9 +50,7 @@ def receivers(service: Service) -> list[str]:
     return [line.partition(":")[0] for line in sent(service)]
 
 
-def test_a_wait_outlives_drains_kills_and_days_and_another_process_plays_on(
-    pair: tuple[Service, Service], outside: StoreServer
-) -> None:
+def test_a_wait_outlives_drains_kills_and_days(pair: tuple[Service, Service], outside: StoreServer) -> None:
     service, other = pair
     turn = ask(service, loop("a", "b", "c"), DONE, agent="code-mailer")
     stopped = ask(service, {"call": [mail("none")]}, DONE)
@@ -92,9 +90,7 @@ def test_results_of_a_clients_tool_are_asked_for_once_over_kills(pair: tuple[Ser
     check_numbers(log_of(playing, turn))
 
 
-def test_an_approved_call_that_meets_the_end_of_its_process_is_approved_again_by_nobody(
-    pair: tuple[Service, Service], gate: Gate
-) -> None:
+def test_an_approved_call_is_not_approved_again_after_a_kill(pair: tuple[Service, Service], gate: Gate) -> None:
     """One call ends its process, while others have just been approved, or run."""
     service, _ = pair
     turns = [ask(service, {"call": [mail(f"k{number}")]}, DONE) for number in range(4)]

@@ -39,9 +39,7 @@ def test_few_agents_stay_and_none_of_a_turn_that_failed_or_with_many_bytes(few: 
         wait_until(lambda: warm(few) == 2)
 
 
-def test_an_unused_agent_does_not_stay_and_one_is_forgotten_if_another_process_played_on(
-    few: Service, outside: StoreServer, tmp_path: Path
-) -> None:
+def test_an_agent_is_dropped_if_unused_or_outdated(few: Service, outside: StoreServer, tmp_path: Path) -> None:
     first, apart = few.play({"say": "one"}), few.play({"say": "one"})
     with Service(tmp_path, PLAIN | outside.settings | {"WARM_IDLE_S": "0.2"}) as other:
         few.process.send_signal(signal.SIGSTOP)  # otherwise the conversation would be left to it for a moment
@@ -71,9 +69,7 @@ def test_a_turn_that_never_started_says_so(narrow: Service, tmp_path: Path) -> N
     assert timing["duration_ms"] == 0
 
 
-def test_a_turn_whose_end_the_store_does_not_tell_is_answered_as_accepted(
-    tmp_path: Path, server: StoreServer, gate: Gate
-) -> None:
+def test_a_turn_with_an_unknown_end_is_answered_as_accepted(tmp_path: Path, server: StoreServer, gate: Gate) -> None:
     body = {"agent": "scripted", "message": json.dumps([gate.script, DONE])}
     with Service(tmp_path / "service", PLAIN | server.settings) as service, ThreadPoolExecutor(1) as pool:
         answering = pool.submit(service.client.post, "/turn", json=body, headers={"Prefer": "wait=2"})

@@ -108,9 +108,7 @@ def with_workspace(make: Callable[[], MultiStepAgent]) -> Callable[[], MultiStep
 
 
 @pytest.mark.parametrize("make", CODE.values(), ids=CODE)
-def test_an_agent_with_a_workspace_gets_no_tool_that_runs_code(
-    make: Callable[[], MultiStepAgent], tmp_path: Path
-) -> None:
+def test_agents_with_a_workspace_have_no_tool_to_run_code(make: Callable[[], MultiStepAgent], tmp_path: Path) -> None:
     folders = ConversationFolders(tmp_path)
     with pytest.raises(StartError, match=r"runs (its )?code"):
         check_factory("shop", with_workspace(make), folders)
