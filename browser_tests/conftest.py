@@ -43,7 +43,6 @@ def profile(browser: Browser) -> Iterator[BrowserContext]:
 
 @pytest.fixture(scope="session")
 def service(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Yield a running service. Each test uses conversations of its own."""
     assert browser
     folder = tmp_path_factory.mktemp("service")
     agents = ",".join([talker.AGENTS, *(each for each in approvals.AGENTS.split(",") if each.split("=")[0] in WAITING)])
@@ -114,7 +113,6 @@ def opened(browser: Browser, tab: Page, sins: list[str]) -> Iterator[Callable[..
 
 @pytest.fixture
 def page(opened: Callable[..., Page], service: Service) -> Page:
-    """Return the page without a conversation."""
     return opened(service)
 
 
@@ -128,8 +126,6 @@ def opened_once(profile: BrowserContext, service: Service) -> Iterator[Page]:
 
 
 class _Watch:
-    """Listens to pages of one test for errors."""
-
     def __init__(self, sins: list[str], pages: list[Page]) -> None:
         self.own = ""
         self._sins = sins

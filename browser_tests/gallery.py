@@ -54,7 +54,6 @@ def service() -> Iterator[Service]:
 
 @contextmanager
 def state(context: BrowserContext, running: Service, name: str) -> Iterator[Page]:
-    """Yield a page in a state of the gallery, and end what the state began."""
     desk = Desk(running, context.new_page())
     try:
         if name != "empty":

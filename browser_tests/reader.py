@@ -35,18 +35,15 @@ def say(page: Page, script: Sequence[dict[str, Any]], title: str = "") -> None:
 
 
 def send(page: Page, script: Sequence[dict[str, Any]], title: str = "") -> None:
-    """Type a script and send it, whatever comes of it."""
     message(page).fill(f"{title} {json.dumps(script)}".strip())
     message(page).press("Enter")
 
 
 def ended(page: Page, status: str = "finished", at: int = -1) -> None:
-    """Wait for the end of a turn, the last one by default."""
     expect(turn(page).nth(at)).to_have_attribute("data-status", status)
 
 
 def conversation_of(page: Page) -> str:
-    """Return the path of the open conversation."""
     return f"/conversations/{page.url.rpartition('/')[2]}"
 
 
@@ -55,7 +52,6 @@ def choose(page: Page, agent: str) -> None:
 
 
 def act(row: Locator, name: str) -> None:
-    """Choose an item of the menu of a row of the list."""
     row.hover()
     row.get_by_role("button").click()
     row.page.get_by_role("menuitem", name=name, exact=True).click()
@@ -70,7 +66,6 @@ def answer(page: Page) -> Locator:
 
 
 def whole(place: Locator) -> str | None:
-    """Return the text with its white space."""
     return place.text_content()
 
 
@@ -97,7 +92,6 @@ def reach(page: Page, selector: str, key: str) -> None:
 
 
 def fits(page: Page) -> bool:
-    """Return true if nothing is wider than the window."""
     widths: list[int] = page.evaluate(
         "[document.documentElement, document.body, document.getElementById('scroll')].map((part) => part.scrollWidth)"
     )
@@ -110,7 +104,6 @@ def at_end(page: Page) -> bool:
 
 
 def top(place: Locator) -> float:
-    """Return the distance from the top of the window."""
     return float(place.evaluate("(at) => at.getBoundingClientRect().y"))
 
 

@@ -150,7 +150,6 @@ def ask_supplier(item: str) -> str:
 
 
 def photo() -> str:
-    """Return a picture of a cup as a message holds it."""
     image = PIL.Image.new("RGB", (320, 220), (214, 226, 222))
     draw = PIL.ImageDraw.Draw(image)
     draw.ellipse((215, 75, 275, 145), outline=(176, 84, 46), width=14)
@@ -162,7 +161,6 @@ def photo() -> str:
 
 
 def make_shop() -> ToolCallingAgent:
-    """Return an agent whose refunds and e-mails wait for a person."""
     agent = _caller(
         [find_order, check_stock, refund, send_email, draw_chart, write_invoice, read_aloud],
         description="Finds orders, pays back and writes e-mails. A person approves each payment and each e-mail.",

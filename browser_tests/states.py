@@ -49,7 +49,6 @@ class Desk:
         return conversation
 
     def begin(self, conversation: str, message: str, **body: Any) -> None:
-        """Begin a turn that waits for ever."""
         path = f"/conversations/{conversation}/turns"
         response = self.service.client.post(path, json={"message": message, **body}, headers=BACKGROUND)
         assert response.status_code == HTTPStatus.ACCEPTED, response.text
@@ -73,7 +72,6 @@ class Desk:
         return self.page
 
     def steps(self, *opened: int) -> Locator:
-        """Open the steps of the last turn, and some steps."""
         work = self.page.locator(".turn").last.locator("> .played > .work")
         if work.get_attribute("open") is None:
             work.locator("> summary").click()
@@ -166,7 +164,6 @@ def stopped(desk: Desk) -> None:
 
 
 def rolled_back(desk: Desk) -> None:
-    """Show a turn that is no longer in the memory."""
     conversation = desk.play(ORDER, "Please check the samovar too.")
     assert desk.service.post(f"/conversations/{conversation}/rollback", turn=1).status_code == HTTPStatus.OK
     desk.open(conversation)
@@ -253,7 +250,6 @@ def lost(desk: Desk) -> None:
 
 
 def missing(desk: Desk) -> None:
-    """Show the address of a conversation that was deleted."""
     desk.page.goto(f"{str(desk.service.client.base_url).rstrip('/')}/#/c/gone")
     expect(desk.page.locator("#missing")).to_be_visible()
 

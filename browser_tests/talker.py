@@ -96,7 +96,6 @@ TOOLS = [agents.echo, agents.fail, picture]
 
 
 def make_talker(**options: Any) -> ToolCallingAgent:
-    """Return an agent that calls tools. A managed agent has a name and a description."""
     own = {"model": Talker(), "tools": TOOLS, "description": "Says what the message says."}
     return agents.make_scripted(**(own | options))
 
@@ -107,7 +106,6 @@ def make_coder(**options: Any) -> CodeAgent:
 
 
 def make_picky() -> ToolCallingAgent:
-    """Make an agent that takes only an answer with a full stop at its end."""
     checks = [lambda answer, _memory, **_: str(answer).endswith(".")]
     picky = make_talker(final_answer_checks=checks, description="Wants a full stop.")
     return smolsessions.options(picky, memory_policy=[{"name": "keep_last_n_steps", "n": 50}])

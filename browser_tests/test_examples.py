@@ -21,7 +21,6 @@ class Files(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def origin() -> Iterator[str]:
-    """Serve the examples, and yield the origin of their pages."""
     files = ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=str(ROOT / "examples")))
     threading.Thread(target=files.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{files.server_address[1]}"

@@ -31,7 +31,6 @@ LAID_OUT = """() => [...document.querySelectorAll(".turn .answer")].filter(
 
 
 def long_conversation(service: Service, turns: int) -> str:
-    """Import a conversation of many turns and return its id."""
     said = service.play({"say": ["Once."]}, agent="talker")
     export = service.get(f"/conversations/{said['conversation_id']}/export")
     (one,), steps = export["turns"], export["steps"]

@@ -48,7 +48,6 @@ def cards(page: Page) -> Locator:
 def wait_for_cards(
     opened: Open, service: Service, *calls: Any, agent: Any = "mailer", client_tools: Any = (), **options: Any
 ) -> Page:
-    """Open the page of a turn that calls tools and waits for a person."""
     body = {"agent": agent, "message": json.dumps([{"call": calls}, DONE]), "client_tools": client_tools}
     response = service.client.post("/turn", json=body)
     assert response.status_code == HTTPStatus.ACCEPTED, response.text
@@ -63,7 +62,6 @@ def mails(service: Service) -> str:
 
 
 def turn_of(page: Page, service: Service) -> tuple[str, dict[str, Any]]:
-    """Return the path of a page's first turn, and the turn."""
     path = f"{conversation_of(page)}/turns/1"
     return path, service.get(path)
 

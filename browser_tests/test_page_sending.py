@@ -116,7 +116,6 @@ def test_files_are_attached_sent_shown_and_downloaded(page: Page) -> None:
 
 
 def downloaded(page: Page, place: str) -> tuple[str, bytes]:
-    """Click a file. Return its name and its content."""
     with page.expect_download() as found:
         page.locator(place).click()
     return found.value.suggested_filename, found.value.path().read_bytes()

@@ -32,7 +32,6 @@ OTHERS = data("other_agents.toml")
 
 @pytest.fixture(scope="module")
 def served(request: pytest.FixtureRequest, folder: Path) -> Iterator[Service]:
-    """Yield a service whose agents are those of a file."""
     file = folder / "agents.toml"
     file.write_text(ONE_AGENT.format(base=request.getfixturevalue("_llm_server").base_url) + OTHERS)
     (folder / "deciding.py").write_text(data("deciding.txt"))

@@ -57,7 +57,6 @@ def nothing_noted(noted: Path) -> None:
 
 
 def ending_in(block: str) -> list[Event]:
-    """Return a script of code that ends in a value, and then answers with it."""
     lines, _, value = block.rpartition("\n")
     return code_script(f"{lines}\nvalue = {value}\nvalue", "print(value)\nfinal_answer(value)")
 

@@ -32,7 +32,6 @@ REFUSED = refused("refused_agents.yaml", key=KEY, key_=KEY.replace("-", "_"))
 
 @pytest.fixture(scope="module")
 def workshop(folder: Path) -> Path:
-    """Return a user's folder with modules of all kinds."""
     for name, text in MODULES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)

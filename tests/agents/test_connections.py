@@ -47,7 +47,6 @@ def serving(provider: Endpoint, folder: Path, **settings: str) -> Service:
 
 
 def in_call(service: Service, provider: Endpoint, agent: str, mode: str, **body: Any) -> dict[str, Any]:
-    """Begin a turn whose model call is in progress when this returns."""
     calls = provider.calls
     turn = submit_turn(service, agent=agent, message=mode, **body)
     assert provider.wait(lambda it: it.calls > calls, within_s=PATIENCE_S)

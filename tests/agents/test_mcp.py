@@ -51,7 +51,6 @@ def notes_of(service: Service, text: str) -> list[str]:
 
 
 def count(service: Service, name: str, outcome: str = "") -> float:
-    """Return the sum of a metric's samples, or of those with an outcome."""
     found = totals(service).items()
     return sum(value for key, value in found if key.startswith(f"smolsessions_{name}{{") and outcome in key)
 

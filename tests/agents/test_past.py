@@ -46,8 +46,6 @@ class State:
 
 @dataclass
 class Life:
-    """Expected conversation, with whole copies of its state after each turn."""
-
     ref: Ref
     now: State = field(default_factory=State)
     after: list[State] = field(default_factory=lambda: [State()])
@@ -63,7 +61,6 @@ class Life:
         return {*range(self.now.total)} - self.now.line - self.destroyed
 
     def note(self) -> None:
-        """Record the end of a turn."""
         self.now.live.add(self.turns + 1)
         self.after.append(deepcopy(self.now))
 

@@ -217,7 +217,6 @@ def test_prompts_of_consecutive_turns_share_their_beginning(service: Service, se
 
 
 def without_marks(request: Request) -> str:
-    """Return a prompt as text, without the marks for the cache."""
     prompt = {name: request.body.get(name) for name in ("system", "messages")}
     text = json.dumps(prompt).replace(', "cache_control": {"type": "ephemeral"}', "")
     return text.replace(', {"cachePoint": {"type": "default"}}', "")

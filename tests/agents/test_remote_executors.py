@@ -45,7 +45,6 @@ def unmarked(folder: Path) -> None:
 
 
 def play_and_kill(service: Service, folder: Path, *blocks: str) -> tuple[dict[str, Any], list[str]]:
-    """Play blocks, kill the service while one hangs, and let the next process play the rest."""
     turn = submit_turn(service, *code_script(*blocks), DONE, agent="remote")
     wait_until(lambda: bool(remote.marks(folder, "hangs")))
     service.kill()

@@ -51,14 +51,12 @@ class Stock(Tool):  # type: ignore[misc, unused-ignore]
 
 @pytest.fixture
 def elsewhere() -> Iterator[LLM]:
-    """Yield the endpoint that the saved models name."""
     with LLM() as llm:
         yield llm
 
 
 @pytest.fixture
 def saved(tmp_path: Path, elsewhere: LLM) -> Path:
-    """Save an agent that manages another one."""
     stock: Tool = Stock()  # type: ignore[no-untyped-call]
 
     def model() -> OpenAIModel:

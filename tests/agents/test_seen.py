@@ -253,7 +253,6 @@ def test_a_turn_that_is_watched_from_its_first_event_names_its_attempt(service: 
 
 
 def to(agent: str, *script: Event) -> list[Any]:
-    """Call an agent with a script of its own."""
     return [agent, {"task": json.dumps(script)}]
 
 

@@ -2,9 +2,7 @@
 
 They play the scripts of `tests.support.agents` and `tests.support.streaming`. Every entry has two more members:
     "key"       of the model call, which names it in the ledger          "wait_ms"   how long the model takes
-Tools receive their keys as an argument.
-
-PYTEST_DONT_REWRITE: the service, which is another process, imports this.
+Tools receive their keys as an argument. PYTEST_DONT_REWRITE.
 """
 
 import asyncio

@@ -69,8 +69,6 @@ class Said:
 
 @dataclass
 class Talk:
-    """A conversation in progress."""
-
     plan: Plan
     name: str
     said: list[Said] = field(default_factory=list)
@@ -156,7 +154,6 @@ class Clients:
         return self._is_accepted(said, response)
 
     async def _post_and_read(self, talk: Talk, said: Said) -> bool:
-        """Post the turn and read its events from the answer while the connection lasts."""
         is_accepted = False
         with suppress(httpx2.TransportError):
             async with self.http.stream(
@@ -189,7 +186,6 @@ class Clients:
             await asyncio.sleep(PAUSE_S)
 
     async def _follow(self, said: Said) -> None:
-        """Read a turn's events up to the final one, from one process after the other."""
         timeout = httpx2.Timeout(ANSWER_S, read=SILENCE_S)
         async with asyncio.timeout(TURN_S):
             while not said.over:
@@ -262,7 +258,6 @@ class Clients:
 
 
 def answer_to(request: Event) -> Event:
-    """Return the answer to a request, the same in every round."""
     name = {"request_id": request["request_id"]}
     if request["kind"] == "question":
         return name | {"decision": "approve", "text": f"answer to {request['question']}"}
@@ -278,7 +273,6 @@ def answer_to(request: Event) -> Event:
 
 
 async def _events(response: httpx2.Response) -> AsyncIterator[Event]:
-    """Yield the events of a stream. An event that is cut in the middle is dropped."""
     rest = b""
     async for chunk in response.aiter_raw():
         *blocks, rest = (rest + chunk).split(b"\n\n")

@@ -47,7 +47,6 @@ class Conductor:
                 tasks.create_task(self._do(kind, ways[kind]))
 
     async def look(self, over: asyncio.Event) -> None:
-        """Inspect the store repeatedly. A finding that is seen twice in a row is not transient."""
         while not over.is_set():
             if not self.store.frozen:
                 self.astray.update(await asyncio.to_thread(lambda: astray(self.store.places())))

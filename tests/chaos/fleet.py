@@ -34,8 +34,6 @@ class Harm:
 
 @dataclass
 class Member:
-    """One process."""
-
     folder: Path
     process: subprocess.Popen[str]
     url: str = ""
@@ -65,7 +63,6 @@ class Fleet:
 
     @property
     def up(self) -> list[int]:
-        """Return the places whose processes serve and are not frozen."""
         return [place for place, member in enumerate(self.members) if member and member.url and not member.frozen]
 
     @property
@@ -101,18 +98,15 @@ class Fleet:
             self.members[place] = None
 
     async def start_all(self) -> None:
-        """Start a process in every place that has none."""
         await asyncio.gather(*(self.start(place) for place, member in enumerate(self.members) if not member))
 
     async def kill(self, place: int, kind: str = "kill") -> None:
-        """End a process as a power cut does, and start another."""
         member = self._take_out(place, kind)
         member.process.kill()
         self._follow(self._bury(member))
         await self.start(place)
 
     async def stop(self, place: int, for_s: float) -> None:
-        """Freeze a process for a while."""
         member = self.members[place]
         assert member
         at = time.time()
@@ -131,13 +125,11 @@ class Fleet:
         await self.start(place)
 
     async def settle(self) -> None:
-        """Wait until terminating processes have exited, and every place has a process."""
         await asyncio.gather(*self._leaving)
         for _ in range(5):
             await self.start_all()
 
     def look(self) -> None:
-        """Report processes that exited by themselves."""
         for member in self.members:
             if member and member.url and not member.condemned and member.process.poll() is not None:
                 member.condemned, member.url = True, ""
@@ -168,7 +160,6 @@ class Fleet:
         return named
 
     async def close(self) -> None:
-        """End all processes."""
         for task in self._leaving:
             task.cancel()
         await asyncio.gather(*self._leaving, return_exceptions=True)

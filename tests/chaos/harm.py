@@ -49,7 +49,6 @@ class LoneHarm:
         return to_store | _one_at_a_time(cut=self._cut, stall=self._stall, delay=self._delay)
 
     async def _blackout(self) -> str:
-        """End everything at once."""
         async with asyncio.TaskGroup() as tasks:
             for place in self.fleet.up:
                 tasks.create_task(self.fleet.kill(place, "blackout"))

@@ -112,7 +112,6 @@ def no_old_fence_writes(_calm: Round, wild: Round) -> Iterator[str]:
 
 
 def _late_lines(lines: list[Line]) -> list[Line]:
-    """Return the calls that a turn's first process began after the second process had begun one."""
     begun = [line for line in lines if line.phase == "begun"]
     if len(begun) > 1 and begun[0].kind == "model" and begun[0].key == begun[1].key:
         del begun[0]  # this process lost the turn before its attempt was known, and may be the one that takes it over
@@ -202,7 +201,6 @@ def _shown_steps_run_again(wild: Round, said: Said, runs: dict[str, list[Line]])
 
 
 def answer_key(request: Event) -> str:
-    """Return the key of a request's call in the ledger."""
     return str((request["arguments"] or {}).get("key", request["request_id"]))
 
 

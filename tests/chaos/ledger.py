@@ -38,12 +38,10 @@ def counted(kind: str, key: str, given: str = "") -> Iterator[None]:
 
 
 def wait(ms: float) -> None:
-    """Sleep for the latency of a provider or a tool."""
     time.sleep(seconds(ms))
 
 
 def seconds(ms: float) -> float:
-    """Return a latency, scaled by the round's pace."""
     _, pace = _now(_folder())
     return ms / 1000 * pace
 
@@ -56,7 +54,6 @@ def begin_round(folder: Path, name: str, pace: float) -> None:
 
 
 def read(folder: Path, name: str) -> list[Line]:
-    """Read a round's lines, in the order in which they were written."""
     if not (folder / name).exists():
         return []
     rows = (row.split("\t") for row in (folder / name).read_text().splitlines())

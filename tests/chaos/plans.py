@@ -59,7 +59,6 @@ class Plan:
 
 
 def draw_plans(turns: int, seed: int, agents: Collection[str] = SHARES) -> list[Plan]:
-    """Draw conversations with this number of turns in total."""
     draw = random.Random(seed)
     order = [agent for agent, share in SHARES.items() if agent in agents for _ in range(share)]
     draw.shuffle(order)
@@ -108,18 +107,15 @@ def _call(draw: random.Random, name: str, key: str) -> list[Any]:
 
 
 def _task(draw: random.Random, name: str, key: str) -> str:
-    """Write the task of a managed agent."""
     does = [_draws] if name == "coder" else [_calls("work"), _calls("work", "work")][: draw.randint(1, 2)]
     return json.dumps(_script(draw, key, *does, _prompt))
 
 
 def _asks(draw: random.Random, place: str) -> Entry:
-    """Ask a person, beside a call."""
     return {"call": [["ask_user", {"question": f"{place}?"}], _call(draw, "work", f"{place}.b")]}
 
 
 def _charges(_draw: random.Random, place: str) -> Entry:
-    """Loop over calls that wait for a person."""
     code = f"""
 import random
 for number in range(3):
@@ -195,8 +191,6 @@ def _transfers(draw: random.Random, place: str) -> Entry:
 
 
 def _sends(*names: str) -> Maker:
-    """Call managed agents from code."""
-
     def make(draw: random.Random, place: str) -> Entry:
         tasks = [(name, _task(draw, name, f"{place}.{letter}")) for name, letter in zip(names, "abc", strict=False)]
         return {"code": "\n".join(f"print({name}(task={task!r}))" for name, task in tasks)}

@@ -19,7 +19,6 @@ SHOWN = 6
 
 
 def report(calm: Round, wild: Round, title: str) -> tuple[str, bool]:
-    """Return the text, and whether all invariants hold."""
     found = breaches(calm, wild)
     rows = _rows(calm, wild)
     widths = [max(len(row[column]) for row in rows) for column in range(3)]

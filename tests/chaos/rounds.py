@@ -31,7 +31,6 @@ class Round:
             yield from talk.said
 
     def lines_of(self) -> dict[str, list[Line]]:
-        """Return the ledger lines of each turn."""
         found: dict[str, list[Line]] = defaultdict(list)
         for line in self.lines:
             found[line.turn].append(line)
@@ -43,11 +42,9 @@ class Round:
         return any(0 < line.at - at < THAWED_S for at in on)
 
     def runs(self) -> dict[str, list[Line]]:
-        """Return the runs of each call by its key."""
         return {key: lines for calls in self.runs_of().values() for key, lines in calls.items()}
 
     def runs_of(self) -> dict[str, dict[str, list[Line]]]:
-        """Return the runs of each turn's calls."""
         found: dict[str, dict[str, list[Line]]] = defaultdict(lambda: defaultdict(list))
         for line in self.lines:
             if line.phase == "begun":
@@ -60,13 +57,11 @@ def attempts(said: Said) -> int:
 
 
 def code_of(said: Said) -> str:
-    """Return the status of a turn, or the code of its error."""
     error = said.turn.get("error")
     return str(error["code"] if error else said.turn.get("status"))
 
 
 def call_records(said: Said) -> dict[str, list[Event]]:
-    """Return a turn's records of tool calls by the keys in the calls' arguments."""
     found: dict[str, list[Event]] = defaultdict(list)
     for call in said.turn.get("tool_calls", ()):
         if isinstance(call["arguments"], dict) and "key" in call["arguments"]:
@@ -75,7 +70,6 @@ def call_records(said: Said) -> dict[str, list[Event]]:
 
 
 def requests_of(said: Said) -> list[Event]:
-    """Return the requests of a turn for a person's decision."""
     return [request for event in said.log if event["type"] == "turn.waiting" for request in event["requests"]]
 
 

@@ -45,7 +45,6 @@ class Scale:
 
 
 async def run(scale: Scale, folder: Path) -> tuple[Round, Round]:
-    """Play both rounds in a new folder."""
     drawn = plans.draw_plans(scale.turns, scale.seed, scale.agents)
     ledger.begin_round(folder / "ledger", "calm", CALM_PACE)
     async with AsyncExitStack() as stack:

@@ -29,7 +29,6 @@ class LoneStore(StoreServer):
         self.options |= SYNCED
 
     def end(self, number: signal.Signals) -> None:
-        """End the server by a signal, even while it is frozen."""
         assert self.process
         self.process.send_signal(number)
         self.thaw()
@@ -40,15 +39,12 @@ class LoneStore(StoreServer):
 
 
 class ClusterStore(ValkeyCluster):
-    """Cluster of six nodes."""
-
     @property
     def frozen(self) -> bool:
         """True while a node is stopped, because an inspection would then take long."""
         return any(node.frozen for node in self.nodes)
 
     def places(self) -> dict[str, Node]:
-        """Return the primary of each partition that has one."""
         found: dict[str, Node] = {}
         with suppress(*AWAY):
             for place in PARTITIONS:

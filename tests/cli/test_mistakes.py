@@ -60,8 +60,6 @@ def test_a_command_that_cannot_be_done_ends_with_a_sentence(case: str, tmp_path:
 
 @contextmanager
 def other_server(status: int, kind: str, body: bytes) -> Iterator[str]:
-    """Yield the address of a server of something else."""
-
     class Foreign(Handler):
         def _answer(self) -> None:
             self.body()
@@ -93,7 +91,6 @@ def test_another_server_is_noticed(status: int, kind: str, body: bytes, tmp_path
 
 
 def ending(*arguments: str, shell: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in a shell, as `$0 "$@"`."""
     return subprocess.run(
         ["bash", "-c", f"set -o pipefail; {shell}", *command(*arguments)],
         cwd=ROOT,

@@ -29,18 +29,15 @@ async def test_turns_under_random_kills_end_as_they_do_without(tmp_path_factory:
 
 @pytest.fixture(scope="module")
 async def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Round, Round]:
-    """Return two rounds without any harm."""
     scale = Scale(turns=8, seed=32, processes=1, at_once=3, harm=())
     return await run(scale, tmp_path_factory.mktemp("calm"))
 
 
 def first(wild: Round) -> Said:
-    """Return a finished turn that calls a tool in its first step."""
     return next(said for said in wild.said() if said.turn["reply"] and f"{said.key}/0.a" in wild.runs())
 
 
 def called(wild: Round) -> Line:
-    """Return the run of that tool."""
     return wild.runs()[f"{first(wild).key}/0.a"][0]
 
 

@@ -31,7 +31,6 @@ def helped(*scripts: list[Event], name: str = "helper") -> Event:
 
 
 def answers(service: Service, turn: Event, name: str = "helper") -> list[str]:
-    """Return the answers of the helper in a turn, by the order of its calls."""
     ended = [each.data for each in log_of(service, turn) if each.event == "tool.result" and each.data["name"] == name]
     return [each["result"] for each in sorted(ended, key=lambda each: each["call_id"])]
 

@@ -40,8 +40,6 @@ OF_SMOLAGENTS = [kind for kind in subclasses(AgentError) if kind.__module__ == "
 
 
 class QuotaError(AgentExecutionError):
-    """User-defined error with its own signature."""
-
     def __init__(self, left: int) -> None:
         super().__init__(f"{left} left", LOGGER)
         self.left = left
@@ -51,7 +49,6 @@ class QuotaError(AgentExecutionError):
 
 
 def action(**fields: Any) -> ActionStep:
-    """Make a step as an agent leaves it."""
     function = ChatMessageToolCallFunction(name="make", arguments={"what": "x"})
     call = ChatMessageToolCall(id="call_1", type="function", function=function)
     message = ChatMessage(

@@ -40,7 +40,6 @@ AGENTS = {
 
 @contextmanager
 def started(server: StoreServer, folder: Path, *roles: str, **settings: str) -> Iterator[list[Service]]:
-    """Start a process of each role on one store, and yield them."""
     with ExitStack() as stack:
         yield [
             stack.enter_context(
@@ -74,7 +73,6 @@ def work(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def pids(service: Service) -> dict[str, int]:
-    """Return the latest process of each number."""
     return {number: int(pid) for number, pid in re.findall(r"process (\d+) is pid (\d+)", service.log())}
 
 
@@ -242,7 +240,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 def standing(service: Service, folder: Path, count: int) -> list[KilledTurn]:
-    """Begin turns, and return them once all block in their first tool."""
     killed_turns = []
     for number in range(count):
         (folder / str(number)).mkdir(parents=True)
@@ -253,7 +250,6 @@ def standing(service: Service, folder: Path, count: int) -> list[KilledTurn]:
 
 
 def go_on(service: Service, killed_turns: list[KilledTurn]) -> list[Event]:
-    """Release turns, wait for their ends, and return them."""
     for it in killed_turns:
         it.ledger.go()
     return [wait_for_end(service, it.turn) for it in killed_turns]
@@ -377,7 +373,6 @@ def test_a_set_finishes_its_steps_unless_a_second_signal_hurries_it_and_what_han
 
 
 def labels(it: KilledTurn) -> list[str]:
-    """Return the calls of a turn, without the models' prompts."""
     return [call.split(" ")[0] if call.startswith("model") else call for call in it.ledger.calls]
 
 

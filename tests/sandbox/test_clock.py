@@ -129,8 +129,6 @@ def test_a_block_that_waits_for_a_person_shows_and_sends_the_same_times(tmp_path
 
 @dataclass
 class Effects:
-    """Bridge that keeps effects."""
-
     effects: dict[str, bytes] = field(default_factory=dict)
 
     def emit(self, _event: Any, _step: Any, effect: tuple[str, bytes]) -> None:

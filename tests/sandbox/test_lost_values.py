@@ -40,7 +40,6 @@ def keeping(agent: str, *things: tuple[str, str]) -> list[Event]:
 
 
 def told(service: Service, turn: Event) -> list[str]:
-    """Return the tool results of a turn."""
     steps = [step for step in service.steps(turn) if step["type"] == "action" and step["turn"] == turn["turn"]]
     return [str(step["observations"]).rpartition("\n")[2] for step in steps[:-1]]
 

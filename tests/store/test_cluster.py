@@ -47,7 +47,6 @@ def pair(cluster: ValkeyCluster, services: Pair) -> Pair:
 
 
 def partition_of(cluster: ValkeyCluster, turn: Event) -> str:
-    """Return the hash tag of a conversation's keys."""
     name = f"*:conversation:local/{turn['conversation_id']}"
     found: set[str] = {key.decode() for node in cluster.primaries() for key in node.ask("KEYS", name)}
     assert len(found) == 1, found

@@ -153,7 +153,6 @@ def faults_of_writes(it: Victim, *, gone: bool) -> Iterator[str]:
 
 
 def faults_of_others(it: Victim) -> Iterator[str]:
-    """Check that the list, the metrics and another conversation are unaffected."""
     other = it.untouched["conversation_id"]
     listed = it.service.client.get("/conversations")
     if listed.status_code != 200 or other not in [each["id"] for each in listed.json()["items"]]:

@@ -107,7 +107,6 @@ def outlive_a_signal(client: Redis) -> int:
 
 
 def write(folder: Path, values: int) -> Path:
-    """Write a list of that many values into the folder, and return the file that holds them."""
     with embedded_server(folder) as server, connect(server.socket_path) as client:
         for number in range(values):
             client.rpush("list", f"value {number}")

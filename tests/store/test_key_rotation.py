@@ -31,7 +31,6 @@ OF_OPEN_TURN = {"pending", "run", "journal"}
 
 
 def rekey(folder: Path, settings: dict[str, str], keys: str) -> int:
-    """Run the command, and return the number of records."""
     status, output, errors = run(folder, settings | {"SEAL_KEYS": keys}, "store", "rekey")
     found = re.fullmatch(r"(\d+) records were sealed again\.\n", output)
     assert status == 0, output + errors
@@ -47,7 +46,6 @@ def kinds_under(server: StoreServer, key: str) -> set[str]:
 
 
 def counts_of(folder: Path, settings: dict[str, str], keys: str) -> dict[str, int]:
-    """Return the numbers of records by key that `check` prints."""
     _, output, errors = run(folder, PLAIN | settings | {"SEAL_KEYS": keys}, "check")
     found = re.search(r"^store +\w+ .*?\(([^)]*)\)", output, re.MULTILINE)
     assert found, output + errors

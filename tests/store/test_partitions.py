@@ -70,7 +70,6 @@ async def test_one_that_has_nothing_hears_of_work_at_any_partition(outside: Stor
 
 
 async def claim_soon(store: Store) -> list[HeldLease]:
-    """Claim as a worker that waits for news and never polls."""
     while not (leases := await claim(store)):
         await store.scheduler.wait_for_work(60)
     return leases
@@ -164,7 +163,6 @@ async def test_a_conversation_whose_last_worker_has_ended_waits_for_no_one(outsi
 
 
 async def list_all(store: Store, limit: int) -> list[str]:
-    """Return all conversations by their creation, read in pages of a limit."""
     found, cursor, is_first = list[str](), None, True
     while cursor or is_first:
         page = await store.conversations.conversations(OWNER, ConversationQuery(sort="created"), cursor, limit)

@@ -42,8 +42,6 @@ TASK = "New task:\n"
 
 
 class ScriptedModel(Model):
-    """Plays the script of the newest task in its prompt."""
-
     def generate(
         self,
         messages: list[ChatMessage],
@@ -67,7 +65,6 @@ class ScriptedModel(Model):
 
 
 def place_in(messages: list[ChatMessage]) -> tuple[str, int]:
-    """Return the newest task, and the number of the model calls after it."""
     texts = [text_of(message) for message in messages]
     start = max(index for index, text in enumerate(texts) if text.startswith(TASK))
     return texts[start], sum(text.startswith(("Observation:\n", "Error:\n", "Call id:")) for text in texts[start + 1 :])
@@ -156,8 +153,6 @@ class Money:
 
 
 class Opaque:
-    """A class of a user's own without a JSON form."""
-
     def __str__(self) -> str:
         return "opaque!"
 
@@ -309,7 +304,6 @@ _SHARED: MultiStepAgent | None = None
 
 
 def make_same() -> MultiStepAgent:
-    """Make the mistake of giving the same agent twice."""
     global _SHARED  # noqa: PLW0603 - the mistake is the point
     _SHARED = _SHARED or make_scripted()
     return _SHARED
@@ -327,8 +321,6 @@ CHECKED_AT_START = 2
 
 
 class Broken(ToolCallingAgent):  # type: ignore[misc, unused-ignore]
-    """Fails if messages are requested in summary mode."""
-
     def write_memory_to_messages(self, summary_mode: bool = False) -> list[ChatMessage]:
         if summary_mode:
             raise RuntimeError("broken")
@@ -355,7 +347,6 @@ def make_leaving() -> ToolCallingAgent:
 
 
 def make_clinging() -> ToolCallingAgent:
-    """Make an agent that cannot be cleaned up."""
     agent = make_scripted()
     vars(agent)["cleanup"] = lambda: 1 / 0
     return agent

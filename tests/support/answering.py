@@ -25,17 +25,14 @@ def asking_service(folder: Path, **settings: str) -> Service:
 
 
 def sent(service: Service) -> list[str]:
-    """Return the e-mails that the agents have sent."""
     return Path(service.environment[OUTBOX]).read_text().splitlines()
 
 
 def mail(to: str, text: str = "hi") -> list[Any]:
-    """Return a call, as scripts hold it."""
     return ["send_email", {"to": to, "text": text}]
 
 
 def ask(service: Service, *script: Event, agent: str = "mailer", **body: Any) -> Event:
-    """Play a script until its turn waits for a person, and return the turn."""
     response = service.post("/turn", agent=agent, message=json.dumps(script), **body)
     assert response.status_code == 202, response.text
     turn: Event = response.json()
@@ -51,7 +48,6 @@ def answering(service: Service, turn: Event, *answers: Event, **headers: str) ->
 
 
 def answer(service: Service, turn: Event, *answers: Event, status: int = 200) -> Event:
-    """Send answers, and return the turn at its end or at its next wait (`status` 202)."""
     response = answering(service, turn, *answers)
     assert response.status_code == status, response.text
     found: Event = response.json()
@@ -68,7 +64,6 @@ def wait_for_requests(service: Service, turn: Event, count: int = 1) -> Event:
 
 
 def submit_asking(service: Service, *script: Event, agent: str = "mailer", count: int = 1, **body: Any) -> Event:
-    """Submit a turn without waiting for its requests, and return it with them."""
     return wait_for_requests(service, submit_turn(service, *script, agent=agent, **body), count)
 
 

@@ -1,6 +1,6 @@
 """Agents whose calls need a person's approval, or that ask questions. Their e-mails are lines of a file.
 
-PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
+PYTEST_DONT_REWRITE: other processes import this, too.
 """
 
 import asyncio
@@ -113,7 +113,6 @@ TOOLS = [send_email, send_and_crash, delete_file, agents.echo, agents.wait_for, 
 
 
 def make_plain(**options: Any) -> ToolCallingAgent:
-    """Make an agent without approvals of its own."""
     templates = agents.script_templates("toolcalling_agent.yaml")
     return agents.make_scripted(**({"tools": [*TOOLS], "prompt_templates": templates, "max_steps": 12} | options))
 
@@ -153,7 +152,6 @@ def _is_outside(name: str, arguments: dict[str, Any], caller: Caller) -> bool:
 
 
 def make_careful() -> ToolCallingAgent:
-    """Make an agent whose last tool is unsafe to repeat."""
     return smolsessions.options(make_plain(), approve=["send_*"], unsafe_to_repeat=["send_and_crash"])
 
 
@@ -164,7 +162,6 @@ def make_moody() -> ToolCallingAgent:
 
 
 def make_personal(caller: Caller) -> ToolCallingAgent:
-    """Make an agent that differs between callers."""
     agent = make_plain(instructions=f"Work for {caller.owner} in {caller.conversation_id}.")
     return smolsessions.options(agent, approve=["send_*"])
 

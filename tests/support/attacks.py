@@ -1,6 +1,6 @@
 """Attacks on the interpreter: ways to name a hidden thing, to read it, and to pass it on natively.
 
-PYTEST_DONT_REWRITE: the process that runs them imports this too.
+PYTEST_DONT_REWRITE: other processes import this, too.
 """
 
 import types

@@ -42,7 +42,6 @@ def observed(service: Service, key: str, turn: dict[str, Any]) -> list[str]:
 
 
 def told(turn: dict[str, Any], owner: str, claims: dict[str, Any], **metadata: Any) -> str:
-    """Return the words of the tool `whose`."""
     return json.dumps([owner, turn["conversation_id"], claims, metadata], sort_keys=True)
 
 

@@ -35,7 +35,6 @@ def shown_outputs(service: Service, turn: Event) -> list[str]:
 
 
 def printed(text: str) -> str:
-    """Return the printed output of a block."""
     return text.removeprefix("Execution logs:\n").rpartition("\nLast output")[0]
 
 

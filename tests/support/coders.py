@@ -1,6 +1,6 @@
 """Agents for the tests whose models write code: with imports, limits, helpers, and classes that are carried or not.
 
-PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
+PYTEST_DONT_REWRITE: other processes import this, too.
 """
 
 import os
@@ -26,8 +26,6 @@ HOST = ["os", "posix", "socket", "io", "pathlib", "ctypes", "signal", "threading
 
 @dataclass
 class Parcel:
-    """A class that agents carry."""
-
     weight: int
     label: str
 
@@ -88,7 +86,6 @@ def make_coder(
 
 
 def make_whole() -> CodeAgent:
-    """Make a coder that manages another one."""
     helper = make_coder(name="helper", description="Computes.")
     return make_coder((*LIBRARIES, "time", "threading"), managed_agents=[helper], max_print_outputs_length=2000)
 
@@ -111,8 +108,6 @@ def make_walker(*imports: str) -> CodeAgent:
 
 
 class Keep(Tool):  # type: ignore[misc, unused-ignore]
-    """Keeps things in its agent's state."""
-
     name = "keep"
     description = "Keeps something."
     inputs = {  # noqa: RUF012 - smolagents' way

@@ -118,7 +118,6 @@ def _spoilt(value: bytes) -> list[tuple[str, bytes]]:
 
 
 def code_of(body: Any) -> str | None:
-    """Return the error code of a problem or of a failed turn."""
     if not isinstance(body, dict):
         return None
     error = body.get("error")

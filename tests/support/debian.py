@@ -37,7 +37,6 @@ def skip(reason: str) -> NoReturn:
 
 @cache
 def find(package: str) -> tuple[str | None, str]:
-    """Return the path of the first program found, or the reason why none is installed."""
     names = PROGRAMS[package]
     if path := _on_path(names):
         return path, ""

@@ -46,8 +46,6 @@ PORTS = ("8000", "8001", "6400")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block with the marks before it."""
-
     page: Path
     line: int
     language: str
@@ -115,7 +113,6 @@ class Reader:
                 os.kill(int(file.read_text()), signal.SIGTERM)
 
     def follow(self, block: Block) -> None:
-        """Do as the block says. Raises AssertionError if its page is wrong."""
         text = self._here(block.text)
         if block.title:
             (self._cwd() / block.title).write_text(text)

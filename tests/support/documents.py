@@ -47,7 +47,6 @@ def reader() -> VariableReader:
 
 
 def stored(steps: Sequence[MemoryStep], stored_classes: tuple[type, ...] = ()) -> tuple[list[bytes], dict[str, bytes]]:
-    """Return the steps as the store has them, with their images."""
     for step in steps:
         strip(step)
     packed = [pack(step, 1, stored_classes) for step in steps]
@@ -72,7 +71,6 @@ def export(
 
 
 def document_of(portable: Exported, **more: Any) -> dict[str, Any]:
-    """Return an exported memory as a document of one turn."""
     return {
         "format": FORMAT,
         "version": VERSION,

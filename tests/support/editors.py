@@ -1,7 +1,4 @@
-"""Agents whose author's callbacks change the memory, one for each way to do it.
-
-PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
-"""
+"""Agents whose author's callbacks change the memory, one for each way to do it. PYTEST_DONT_REWRITE."""
 
 import functools
 import os

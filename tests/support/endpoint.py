@@ -63,12 +63,10 @@ def lookup(word: str) -> str:
 
 
 def make_openai(*, base: str = "ENDPOINT_URL", **client: Any) -> ToolCallingAgent:
-    """Make an agent whose client has these options. `base` names the variable of the address."""
     return _agent(OpenAIModel("m", api_base=os.environ[base], api_key=KEY, client_kwargs=client))
 
 
 def make_streaming() -> ToolCallingAgent:
-    """Make an agent whose author asks smolagents to stream."""
     agent = make_openai()
     agent.stream_outputs = True
     return agent
@@ -79,8 +77,6 @@ def make_eager() -> ToolCallingAgent:
 
 
 def make_openai_whole() -> ToolCallingAgent:
-    """Make an agent whose model has no stream method."""
-
     class Whole(OpenAIModel):
         generate_stream = property()  # `hasattr` is false
 

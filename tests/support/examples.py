@@ -115,7 +115,6 @@ def _stable_word(value: float | str, name: str) -> float | str:
 
 
 def record(folder: Path) -> dict[str, Any]:
-    """Play all operations on a service of their own."""
     with Service(folder, settings=SETTINGS) as service:
         recorder = Recorder(service)
         _play(recorder)

@@ -13,7 +13,6 @@ MAX_BYTES = 4_000_000
 
 
 def echo(text: object) -> str:
-    """Tool of another process."""
     return f"<{text}>"
 
 
@@ -22,8 +21,6 @@ def final_answer(answer: object) -> object:
 
 
 class Fetch:
-    """Tool that is an object with a secret."""
-
     def __init__(self) -> None:
         self.secret = "sk-secret"
 

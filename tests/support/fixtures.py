@@ -34,8 +34,6 @@ def shared_service(
 
 
 def raw_store(**options: Any) -> Any:
-    """Return a fixture: a client of the store `outside`."""
-
     @pytest.fixture
     def raw(outside: StoreServer) -> Iterator[Raw]:
         with outside.client(**options) as client:
@@ -52,14 +50,12 @@ narrow = shared_service({"THREADS": "1"}, scope="session")
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
-    """Yield a store server that the tests of a module share."""
     with running_store(tmp_path_factory.mktemp("outside")) as shared:
         yield shared
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder that the fixtures of a module share."""
     return tmp_path_factory.mktemp("folder")
 
 

@@ -29,7 +29,6 @@ class History:
         return self.folder / "gate"
 
     def play(self, service: Service, conversation: str, first: int, last: int) -> None:
-        """Play some of the turns, counted from 1."""
         for script, body, how in self.turns[first - 1 : last]:
             self._play(service, script, how, agent=self.agent, conversation_id=conversation, **body)
 

@@ -55,7 +55,6 @@ _PUBLIC = """
 
 
 def subclass(base: type, **more: Any) -> Any:
-    """Return a subclass whose methods all leave a mark."""
     own = {name: property(marking(name)) for name in _PUBLIC if name != "load"}
     return type(f"Bad{base.__name__}", (base,), {**_ALL, **own, "__getattribute__": marking("getattribute"), **more})
 

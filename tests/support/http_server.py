@@ -1,7 +1,4 @@
-"""HTTP server in threads of the test, and a handler that logs nothing.
-
-PYTEST_DONT_REWRITE: other processes import this, too.
-"""
+"""HTTP server in threads of the test, and a handler that logs nothing. PYTEST_DONT_REWRITE."""
 
 import threading
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""Agents whose models have an identity that is plain, hostile, or the caller's.
-
-PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
-"""
+"""Agents whose models have an identity that is plain, hostile, or the caller's. PYTEST_DONT_REWRITE."""
 
 from typing import Any
 
@@ -49,14 +46,12 @@ def make_managing() -> ToolCallingAgent:
 
 
 def make_personal(caller: smolsessions.Caller) -> MultiStepAgent:
-    """Make an agent whose model and prompt are the caller's."""
     agent = make_plain(agents.ScriptedModel(model_id=f"model-of-{caller.owner or 'nobody'}{caller.claims or ''}"))
     agent.instructions = f"You serve {caller.owner or 'nobody'}."
     return agent
 
 
 def make_own() -> ToolCallingAgent:
-    """Make an agent whose texts are its own, except those of `final_answer`."""
     plan = {"initial_plan": "", "update_plan_pre_messages": "", "update_plan_post_messages": ""}
     templates: Any = {"system_prompt": "You are {{tools | length}}.", "planning": plan}
     templates |= {

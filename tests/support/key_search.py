@@ -1,6 +1,6 @@
 """Search for keys in all that a service leaves behind: answers, log, files, and the store with its seals opened.
 
-PYTEST_DONT_REWRITE: the service, which is another process, imports the model of this module, too.
+PYTEST_DONT_REWRITE: other processes import this, too.
 """
 
 import base64
@@ -51,8 +51,6 @@ class Breaking(OpenAIModel):
 
 
 class Careless(Tool):
-    """Tool that fails with the key of the model in its error."""
-
     name = "careless"
     description = "Fails."
     inputs = {}  # noqa: RUF012 - smolagents asks for it here
@@ -102,7 +100,6 @@ def files_of(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def values_of(store: StoreServer) -> Iterator[tuple[str, bytes]]:
-    """Yield each value of a store as it is stored, with its name."""
     with store.client() as raw:
         for name in raw.scan_iter(count=1000):
             for value in _parts(raw, name):

@@ -34,8 +34,6 @@ def note_call(ledger: str, *words: str) -> Event:
 
 @dataclass
 class KilledTurn:
-    """A turn whose process is killed at one of its calls."""
-
     ledger: Ledger
     agent: str
     script: Script
@@ -49,11 +47,9 @@ class KilledTurn:
 
     @property
     def in_flight(self) -> list[str]:
-        """Calls that had begun and not ended."""
         return list((Counter(self.calls) - Counter(self.ends)).elements())
 
     def watch(self, service: Service) -> None:
-        """Play the turn and read its events until the stream ends."""
         with suppress(httpx2.TransportError), posting(service, *self.script, agent=self.agent, **self.body) as stream:
             for frame in stream:
                 self.turn = self.turn or frame.data
@@ -160,7 +156,6 @@ def spoken(frames: list[Frame]) -> dict[tuple[Any, ...], str]:
 
 
 def named(frames: list[Frame]) -> Counter[tuple[str, str]]:
-    """Count the step and tool events by their ids."""
     names = {"step.started": "step_id", "step.finished": "step_id", "tool.call": "call_id", "tool.result": "call_id"}
     return Counter((frame.event, frame.data[names[frame.event]]) for frame in frames if frame.event in names)
 

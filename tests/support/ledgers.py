@@ -4,7 +4,7 @@ A ledger is a folder. Its path is in the turn's message and in the arguments of 
 each call that was made, and `ends` one for each call that ended. A call whose number is in `at` writes `reached` and
 waits for its release. Numbers count the calls of all processes, so a call that is made again does not block again.
 
-PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
+PYTEST_DONT_REWRITE: other processes import this, too.
 """
 
 import os
@@ -32,13 +32,10 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True)
 class Ledger:
-    """Record of the calls of a turn."""
-
     path: Path
 
     @classmethod
     def at(cls, path: Path, *numbers: int) -> "Ledger":
-        """Make a ledger that blocks at these calls."""
         path.mkdir(parents=True)
         (path / "at").write_text(" ".join(map(str, numbers)))
         (path / "reached").write_text("0")
@@ -61,7 +58,6 @@ class Ledger:
 
     @property
     def stands(self) -> bool:
-        """True while a call is blocked."""
         return bool(self.reached) and not (self.path / f"go.{self.reached}").exists()
 
     def go(self) -> None:
@@ -87,7 +83,6 @@ class Ledger:
 
 
 def made(ledger: str, label: str) -> None:
-    """Record a whole call."""
     Ledger(Path(ledger)).enter(label)
     Ledger(Path(ledger)).leave(label)
 
@@ -228,8 +223,6 @@ class LastingNotebook(Notebook):
 
 
 class Counter(Tool):  # type: ignore[misc, unused-ignore]
-    """Counts in its agent's state."""
-
     name = "count"
     description = "Counts."
     inputs = {"ledger": {"type": "string", "description": "where that is written down"}}  # noqa: RUF012
@@ -263,7 +256,6 @@ def make_writer(**options: Any) -> CodeAgent:
 
 
 def make_boss() -> ToolCallingAgent:
-    """Make an agent that manages a helper, a coder, and a lead with a helper of its own."""
     helper = make_teller(name="helper", description="Helps.")
     writer = make_writer(name="writer", description="Writes code.")
     lead = make_teller(
@@ -273,7 +265,6 @@ def make_boss() -> ToolCallingAgent:
 
 
 def make_author() -> CodeAgent:
-    """Make a coder that manages an agent that plans."""
     return make_writer(managed_agents=[make_teller(name="helper", description="Helps.", planning_interval=1)])
 
 
@@ -290,7 +281,6 @@ def make_threaded() -> CodeAgent:
 
 
 def make_keeper() -> ToolCallingAgent:
-    """Make an agent with tools that remember."""
     counter = Counter()
     agent = make_teller(tools=(Notebook(), LastingNotebook(), counter))
     counter.state = agent.state
@@ -298,12 +288,10 @@ def make_keeper() -> ToolCallingAgent:
 
 
 def make_caller() -> ToolCallingAgent:
-    """Make an agent with a tool that keeps things in its state."""
     return coders.keeping(make_teller())
 
 
 def make_wary() -> ToolCallingAgent:
-    """Make an agent that itself lists a tool as unsafe to repeat."""
     return smolsessions.options(make_teller(), unsafe_to_repeat=["note"])
 
 

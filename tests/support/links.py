@@ -6,7 +6,6 @@ from tests.support.streaming import Event, log_of
 
 
 def contents(service: Service, links: list[Event]) -> list[tuple[str, str, bytes]]:
-    """Fetch files or images by their links. Return their names, their types and the bytes."""
     found = []
     for link in links:
         response = service.client.get(link["url"])

@@ -1,7 +1,4 @@
-"""Model provider that returns scripted answers in order, as OpenAI's protocol has them.
-
-PYTEST_DONT_REWRITE: no asserts here, and pytest would complain where a test imports this before another one loads it.
-"""
+"""Model provider that returns scripted answers in order, as OpenAI's protocol has them. PYTEST_DONT_REWRITE."""
 
 import json
 from collections.abc import Iterator
@@ -16,11 +13,9 @@ class LLM(Provider):
     """The provider. Each verb scripts the answer to one request. The service receives `llm.base_url`."""
 
     def answer(self, answer: object) -> None:
-        """Call `final_answer`."""
         self.call(("final_answer", {"answer": answer}))
 
     def call(self, *calls: tuple[str, dict[str, Any]]) -> None:
-        """Call tools, all in one step."""
         self.script.append(Answer(calls=calls))
 
     def say(self, text: str) -> None:
@@ -60,6 +55,5 @@ def _llm_server() -> Iterator[LLM]:
 
 @pytest.fixture
 def llm(_llm_server: LLM) -> LLM:
-    """Return the provider with an empty script."""
     _llm_server.reset()
     return _llm_server

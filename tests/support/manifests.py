@@ -1,7 +1,4 @@
-"""Rendered manifests: the objects of an overlay, and its pods as their nodes would start them.
-
-PYTEST_DONT_REWRITE: pytest would complain where a test imports this before another one loads it.
-"""
+"""Rendered manifests: the objects of an overlay, and its pods as their nodes would start them. PYTEST_DONT_REWRITE."""
 
 import base64
 import os
@@ -88,8 +85,6 @@ def metrics_of(overlay: "Overlay") -> set[str]:
 
 @dataclass(frozen=True)
 class Overlay:
-    """All manifests of one rendering."""
-
     manifests: list[Manifest]
 
     @classmethod
@@ -108,7 +103,6 @@ class Overlay:
         return Pod(self, workload)
 
     def roles(self) -> list["Pod"]:
-        """Return the pods of web and work."""
         return [self.pod(f"smolsessions-{role}") for role in ROLES]
 
     def pods(self) -> list["Pod"]:
@@ -117,8 +111,6 @@ class Overlay:
 
 @dataclass(frozen=True)
 class Pod:
-    """A workload's pod, which has one container."""
-
     overlay: Overlay
     workload: Manifest
 

@@ -41,8 +41,6 @@ class Marks(enum.Flag):
 
 
 class Array:
-    """Looks like numpy's."""
-
     def tolist(self) -> list[list[int]]:
         return [[1, 2], [3, 4]]
 

@@ -105,7 +105,6 @@ def play_as_new(service: Service, name: str, conversation: str = "") -> Json:
 
 
 def once(service: Service) -> Any:
-    """Post the turn that has an Idempotency-Key."""
     body = {"agent": "scripted", "message": json.dumps([ECHO, {"say": "once"}])}
     return service.client.post("/turn", json=body, headers={"Idempotency-Key": ONCE})
 

@@ -19,7 +19,6 @@ def description() -> dict[str, Any]:
 
 @cache
 def validator(name: str) -> Draft202012Validator:
-    """Return the validator of one schema of the description."""
     schema = {"$ref": f"#/components/schemas/{name}", "components": description()["components"]}
     return Draft202012Validator(schema)
 

@@ -57,7 +57,6 @@ class Patient:
         return bool(self.frames) and self.frames[-1].event in FINAL
 
     def play(self) -> "Patient":
-        """Submit the turn and read it to its end."""
         key = os.urandom(8).hex()
         end = time.monotonic() + PATIENCE_S
         number = 0
@@ -86,7 +85,6 @@ class Patient:
         assert turn["step_count"] == len(steps)
 
     def _read(self, service: Service, key: str) -> None:
-        """Read events until the stream ends. A refused request yields none."""
         asked = {"agent": self.agent, "message": json.dumps(self.script)} | self.body
         if self.frames:
             headers = EVENTS | {"Last-Event-ID": str(self.frames[-1].id)}
@@ -106,7 +104,6 @@ class Patient:
 
 @contextmanager
 def playing(patients: Sequence[Patient]) -> Iterator[list[Future[Patient]]]:
-    """Play turns side by side. All of them have ended on exit."""
     with ThreadPoolExecutor(len(patients)) as pool:
         found = [pool.submit(patient.play) for patient in patients]
         yield found

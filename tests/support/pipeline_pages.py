@@ -41,7 +41,6 @@ _MESSAGE = ("type", "call_id", "channel")
 
 @contextmanager
 def player(folder: Path) -> Iterator[Player]:
-    """Yield a player with a service, a store and a model provider of its own."""
     with ExitStack() as stack:
         store = stack.enter_context(running_store(folder / "store"))
         provider = stack.enter_context(LLM())
@@ -264,7 +263,6 @@ def _holds(value: Any, text: str) -> bool:
 
 
 def main() -> None:
-    """Play all turns, and write their blocks into the pages."""
     with tempfile.TemporaryDirectory() as folder, player(Path(folder)) as played_by:
         for scenario in SCENARIOS:
             file = FOLDER / f"{scenario.page}.md"

@@ -1,9 +1,7 @@
 """Turns that docs/pipelines shows: agents, scripted answers of their model, and a record of the turn as it was played.
 
 The model is a real HTTP server, the service a real process on a store of its own. The store's MONITOR shows the order
-of all writes. A tool sends `ECHO` to the store when it runs, and so has its place in that order.
-
-PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
+of all writes. A tool sends `ECHO` to the store when it runs, and so has its place in that order. PYTEST_DONT_REWRITE.
 """
 
 import os
@@ -35,8 +33,6 @@ ORDER = "Order A17: two lamps, sent on Monday."
 
 
 class Entry(NamedTuple):
-    """One thing that happened: `kind` is event, queue, journal, step, tool or commit."""
-
     kind: str
     name: str
 
@@ -86,8 +82,6 @@ SCENARIOS = _scenarios()
 
 
 class Player:
-    """Plays scenarios on a service. `provider` answers as the scenario says."""
-
     def __init__(self, service: Service, store: StoreServer, provider: LLM) -> None:
         self._service, self._store, self._provider = service, store, provider
 

@@ -1,7 +1,8 @@
 """Parents that have imported the service once and fork processes of it, which saves a test the imports.
 
 `python -m tests.support.preloaded FD` is a parent. It takes requests from the socket FD until that is closed.
-PYTEST_DONT_REWRITE: forked services are processes of their own.
+
+PYTEST_DONT_REWRITE: other processes import this, too.
 """
 
 import atexit
@@ -37,8 +38,6 @@ _first_use = threading.Lock()
 
 
 class ForkedProcess:
-    """Process of the service, with the methods of `Popen` that tests use. `stdout` is None if it goes to a file."""
-
     def __init__(self, status: socket.socket, stdout: TextIO | None) -> None:
         self._status = status
         self.stdout = stdout
@@ -146,7 +145,6 @@ def main() -> None:
 
 
 def _keep(status_fd: int, output: int, errors: int) -> NoReturn:
-    """Fork a process of the service, and report its end."""
     status = socket.socket(fileno=status_fd)
     command, environment, cwd = json.loads(status.makefile().readline())
     pid = os.fork()
@@ -178,7 +176,6 @@ def _serve(command: list[str], environment: dict[str, str], output: int, errors:
 
 
 def _reap() -> None:
-    """Reap the keepers that have ended."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG) != (0, 0):
             pass

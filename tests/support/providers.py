@@ -1,9 +1,7 @@
 """Model providers on loopback: a server that speaks the protocols of OpenAI, Azure, Ollama, Anthropic and Bedrock.
 
 The path of a request selects its protocol. Each `Answer` is scripted, and serves one request. Error bodies have the
-shapes that the providers document.
-
-PYTEST_DONT_REWRITE: other processes import this, too.
+shapes that the providers document. PYTEST_DONT_REWRITE.
 """
 
 import json
@@ -68,13 +66,10 @@ class Request:
 
     @property
     def text(self) -> str:
-        """The whole prompt as one text."""
         return json.dumps(self.body["messages"])
 
 
 class Provider(Server):
-    """The server. A request beyond the script gets the status 418. `connections` counts those that were opened."""
-
     def __init__(self) -> None:
         super().__init__(_Handler)
         self.script: deque[Answer] = deque()
@@ -92,7 +87,6 @@ class Provider(Server):
         super().__exit__()
 
     def play(self, *answers: Answer) -> None:
-        """Replace the script, and forget earlier requests."""
         self.script, self.requests = deque(answers), []
 
     def next_answer(self, _request: Request) -> Answer:
@@ -181,8 +175,6 @@ class _Handler(Handler):
 
 @dataclass(frozen=True)
 class Protocol:
-    """Forms of an answer. `stream` returns the events of its text, and those of its end."""
-
     whole: Callable[[Answer], Any]
     stream: Callable[[Answer], tuple[list[bytes], list[bytes]]]
     error: bytes

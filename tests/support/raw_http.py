@@ -26,7 +26,6 @@ def answer_on(connection: socket.socket) -> tuple[HTTPResponse, bytes]:
 
 
 def problem_on(connection: socket.socket, status: int, code: str) -> HTTPResponse:
-    """Check that the connection's last answer is this problem."""
     response, body = answer_on(connection)
     assert (response.status, response.headers["content-type"]) == (status, "application/problem+json"), body
     found = json.loads(body)

@@ -36,8 +36,6 @@ def refused(name: str, **values: str) -> dict[str, Refused]:
 
 @contextmanager
 def started(table: Mapping[str, Refused], logs: Path, cwd: Path = ROOT) -> Iterator[dict[str, Future[Ending]]]:
-    """Start all cases of a table. Yield their endings by name."""
-
     def start(number: int, case: Refused) -> Ending:
         return run(logs / str(number), dict(case.settings), cwd=cwd / case.folder, **case.environment)
 

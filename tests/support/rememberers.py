@@ -1,6 +1,6 @@
 """Agents that remember in every way: steps, plans, notes, variables, `agent.state`, a tool's own state.
 
-PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
+PYTEST_DONT_REWRITE: other processes import this, too.
 """
 
 from typing import TypeVar
@@ -19,8 +19,6 @@ AGENTS = ",".join(
 
 
 class Shelf(Tool):  # type: ignore[misc, unused-ignore]
-    """Keeps words of its own, and their number in the agent's state."""
-
     name = "shelf"
     description = "Keeps a word and gives all of them."
     inputs = {"word": {"type": "string", "description": "a word to keep"}}  # noqa: RUF012 - smolagents' way

@@ -1,8 +1,6 @@
 """Agents with memory policies, models that report tokens and sum up, and policies of an operator's own.
 
-Each request for a summary is appended to `asked` in REMEMBERING_FOLDER, as one line of JSON.
-
-PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
+Each request for a summary is appended to `asked` in REMEMBERING_FOLDER, as one line of JSON. PYTEST_DONT_REWRITE.
 """
 
 import copy
@@ -135,7 +133,6 @@ def tasks_alone(steps: list[MemoryStep]) -> list[MemoryStep]:
 
 
 def shout(steps: list[MemoryStep]) -> list[MemoryStep]:
-    """Change steps in place, whatever they hold, and the list too."""
     for step in steps:
         if isinstance(step, ActionStep):
             step.observations = step.observations and step.observations.upper()
@@ -164,7 +161,6 @@ def leave_process(_steps: list[MemoryStep]) -> list[MemoryStep]:
 
 
 def tear(steps: list[MemoryStep]) -> list[MemoryStep]:
-    """Show calls without their results."""
     for step in steps:
         if isinstance(step, ActionStep):
             step.observations = None
@@ -172,7 +168,6 @@ def tear(steps: list[MemoryStep]) -> list[MemoryStep]:
 
 
 def orphan(steps: list[MemoryStep]) -> list[MemoryStep]:
-    """Show results without their calls."""
     for step in steps:
         if isinstance(step, ActionStep):
             step.tool_calls = None

@@ -1,6 +1,6 @@
 """Agents whose code runs in a remote executor: here, in another process that takes code through a pipe.
 
-PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
+PYTEST_DONT_REWRITE: other processes import this, too.
 """
 
 import json

@@ -2,7 +2,7 @@
 
 A container is a real Jupyter kernel gateway, as in smolagents' image. A sandbox of E2B is a Python process.
 
-PYTEST_DONT_REWRITE: the tests' servers import it, too.
+PYTEST_DONT_REWRITE: other processes import this, too.
 """
 
 import json
@@ -24,8 +24,6 @@ GATEWAY = (sys.executable, "-m", "kernel_gateway", "--KernelGatewayApp.ip=127.0.
 
 
 class Sandboxes:
-    """The places that were started, in their order."""
-
     def __init__(self, folder: Path, key: str = "") -> None:
         self.folder = folder
         self.key = key
@@ -45,7 +43,6 @@ class Sandboxes:
         self.started.append(place)
 
     def end(self, number: int) -> None:
-        """Kill a place with all its processes. It may have ended."""
         with self.started[number] as place:
             if place.poll() is None:
                 os.killpg(place.pid, signal.SIGKILL)
@@ -142,7 +139,6 @@ class E2BService(_Handler):
 
 @contextmanager
 def serving(handler: type[_Handler], folder: Path, key: str = "") -> Iterator[Sandboxes]:
-    """Serve places for code until the block ends, and end them."""
     places = Sandboxes(folder, key)
     with Server(type("PlacesHandler", (handler,), {"places": places})) as server:
         places.url = server.url

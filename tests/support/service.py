@@ -80,7 +80,6 @@ class Service:
         self.stop()
 
     def start(self) -> None:
-        """Start and wait until it says where it listens."""
         for _ in range(START_TRIES):
             self.process = self._fork() if self._is_forkable() else self._spawn()
             if (first := self._line()) or TOO_SLOW not in self.log():
@@ -102,13 +101,11 @@ class Service:
         raise AssertionError(self.log())
 
     def stop(self) -> int:
-        """End it as an operator does."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self._end()
 
     def kill(self) -> None:
-        """End it as a power cut does."""
         self.process.kill()
         self._end()
 
@@ -119,14 +116,12 @@ class Service:
         return self.client.post(path, json=body)
 
     def play(self, *script: dict[str, Any], **body: Any) -> dict[str, Any]:
-        """Play a script as one turn and return the turn."""
         response = self.post("/turn", message=json.dumps(script), **({"agent": "scripted"} | body))
         assert response.status_code == 200, response.text
         turn: dict[str, Any] = response.json()
         return turn
 
     def follow_up(self, turn: dict[str, Any], *script: dict[str, Any], **body: Any) -> dict[str, Any]:
-        """Play the next turn of the same conversation."""
         return self.play(*script, agent=turn["agent"]["name"], conversation_id=turn["conversation_id"], **body)
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:

@@ -13,7 +13,6 @@ _began = pytest.StashKey[float]()
 
 
 def note_log(path: Path) -> None:
-    """Note the log of a service that this process starts."""
     _logs.add(path)
 
 

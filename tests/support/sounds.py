@@ -1,7 +1,4 @@
-"""Agents with tools that take and return files and audio, and files for them.
-
-PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
-"""
+"""Agents with tools that take and return files and audio, and files for them. PYTEST_DONT_REWRITE."""
 
 import base64
 import io
@@ -22,7 +19,6 @@ PDF = b"%PDF-1.4\n\x00\xff the contract"
 
 
 def sound(rate: int = 8000, frames: int = 8) -> bytes:
-    """Return the bytes of a WAV file."""
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as out:
         out.setnchannels(1)
@@ -33,7 +29,6 @@ def sound(rate: int = 8000, frames: int = 8) -> bytes:
 
 
 def sent(name: str, media_type: str, data: bytes | str) -> dict[str, str]:
-    """Return a file as the body of a turn holds it."""
     content = data.encode() if isinstance(data, str) else data
     return {"name": name, "media_type": media_type, "data": base64.b64encode(content).decode()}
 

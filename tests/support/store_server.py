@@ -16,8 +16,6 @@ Raw = Any  # redis-py annotates the answers of both its clients at once
 
 
 class StoreServer(Node):
-    """Valkey server behind a socket in its folder."""
-
     def __init__(self, folder: Path) -> None:
         self.socket_path = folder / "outside.sock"
         # With `everysec` a slow fsync holds writes back that are acknowledged, and a kill would lose them.

@@ -167,7 +167,6 @@ async def claim_one(store: Store) -> HeldLease:
 
 
 async def begin(store: Store, conversation: str, **options: Any) -> HeldLease:
-    """Submit a turn, and claim it."""
     await submit(store, conversation, **options)
     return await claim_one(store)
 
@@ -192,7 +191,6 @@ async def wait_until_async(condition: Callable[[], bool]) -> None:
 
 
 def expire_lease(raw: Raw, conversation: str) -> None:
-    """Expire a lease by moving its time into the past."""
     raw.zadd(LEASES, {str(ref_of(conversation)): 1}, xx=True)
     assert raw.zscore(LEASES, str(ref_of(conversation))) == 1
 
@@ -239,14 +237,12 @@ def emit_raw(raw: Raw, lease: HeldLease, *entries: list[Any], serial: int = 2) -
 
 
 def refusals(raw: Raw) -> int:
-    """Return how often the server ran out of memory."""
     return int(raw.info("errorstats").get("errorstat_OOM", {"count": 0})["count"])
 
 
 def submit_raw(
     raw: Raw, turn: int, record: str, on_busy: OnBusy = "reject", *, worker: str = "", idem: str = ""
 ) -> Any:
-    """Run submit.lua directly."""
     named: dict[str, str | bytes | int] = {
         "owner": "local",
         "ref": str(ref_of("c")),
@@ -289,8 +285,6 @@ def error_code_of(turn: Turn) -> str | None:
 
 @dataclass
 class Loop:
-    """An event loop in a thread of its own, with the stores of two replicas."""
-
     socket_path: Path
     sealer: Sealer
     log_ttl_s: int = LOG_TTL_S

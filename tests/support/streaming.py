@@ -5,9 +5,7 @@ A streamed model plays the scripts of `tests.support.agents`, in pieces of three
                           {"large": 1000}: a text of that length,
                           {"gate": "path"}: writes `started` beside that file and waits for the file
     {"endless": "text"}   the same piece again and again, until the turn is stopped
-`pace_s` in an entry is the duration of each of its pieces.
-
-PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
+`pace_s` in an entry is the duration of each of its pieces. PYTEST_DONT_REWRITE.
 """
 
 import hashlib
@@ -44,8 +42,6 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class Frame:
-    """One event of a stream, as it came."""
-
     event: str
     id: int
     data: Event
@@ -90,7 +86,6 @@ class Stream:
         raise AssertionError(f"no {kind} {members} in {[frame.event for frame in self.seen]}")
 
     def rest(self) -> list[Frame]:
-        """Read to the end of the stream, whichever it is."""
         return list(self)
 
 
@@ -105,7 +100,6 @@ def _frame(block: bytes) -> Frame:
 def posting(
     service: Service, *script: Event, agent: str = "streamed", query: Event | None = None, **body: Any
 ) -> Iterator[Stream]:
-    """Post a script as a turn and watch it."""
     asked = {"agent": agent, "message": json.dumps(script)} | body
     with service.client.stream("POST", "/turn", params=query, json=asked, headers=EVENTS) as response:
         assert response.status_code == 200, response.read()
@@ -114,7 +108,6 @@ def posting(
 
 @contextmanager
 def watching(service: Service, turn: Event, last: int | str | None = None, **query: Any) -> Iterator[Stream]:
-    """Watch a turn. `last` is sent as Last-Event-ID."""
     headers = EVENTS | ({} if last is None else {"Last-Event-ID": str(last)})
     with service.client.stream("GET", place(turn, "/events"), params=query, headers=headers) as response:
         assert response.status_code == 200, response.read()
@@ -122,13 +115,11 @@ def watching(service: Service, turn: Event, last: int | str | None = None, **que
 
 
 def log_of(service: Service, turn: Event, last: int | str | None = None, **query: Any) -> list[Frame]:
-    """Return a turn's events up to the end of their stream."""
     with watching(service, turn, last, **query) as stream:
         return stream.rest()
 
 
 def seen(service: Service, *script: Event, agent: str = "streamed", **body: Any) -> list[Event]:
-    """Play a script as one turn, which finishes. Return its events."""
     with posting(service, *script, agent=agent, **body) as stream:
         events = [frame.data for frame in stream]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
@@ -156,7 +147,6 @@ def effects(service: Service, turn: Event, **query: Any) -> list[Event]:
 
 
 def spoken(events: list[Event], channel: str, **members: Any) -> str:
-    """Join the pieces of a channel."""
     pieces = [event for event in events if event["type"] == "message.delta" and event["channel"] == channel]
     return "".join(event["text"] for event in pieces if event.items() >= members.items())
 
@@ -227,7 +217,6 @@ class StreamedModel(agents.ScriptedModel):
 
 
 def entry_of(messages: list[ChatMessage]) -> Event:
-    """Return the entry at the current place of the script."""
     task, done = agents.place_in(messages)
     script = agents.script_of(task)
     return script[min(done, len(script) - 1)]
@@ -321,7 +310,6 @@ def make_streamed_planner() -> ToolCallingAgent:
 
 
 def make_family() -> ToolCallingAgent:
-    """Make an agent that manages a coder, and a lead with a helper."""
     helper = make_streamed(name="helper", description="Helps.")
     lead = make_streamed(name="lead", description="Leads a helper.", managed_agents=[helper])
     coder = make_streamed_code(name="coder", description="Codes.")
@@ -329,7 +317,6 @@ def make_family() -> ToolCallingAgent:
 
 
 def make_code_family() -> CodeAgent:
-    """Make a coder that manages an agent that plans."""
     helper = make_streamed(name="helper", description="Helps.", planning_interval=1)
     return make_streamed_code(managed_agents=[helper])
 

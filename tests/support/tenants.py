@@ -1,6 +1,6 @@
 """Agents that differ by caller, and tools that ask for the caller in every thread that they may run in.
 
-PYTEST_DONT_REWRITE: the service, which is another process, imports this too.
+PYTEST_DONT_REWRITE: other processes import this, too.
 """
 
 import asyncio

@@ -39,7 +39,6 @@ class Terminal:
         os.write(self._descriptor, keys)
 
     def reply(self, pattern: str, keys: str | bytes) -> None:
-        """Wait for a pattern in the output, and type a line, or keys."""
         self.wait_for(pattern)
         self.type(keys if isinstance(keys, bytes) else keys.encode() + b"\n")
 

@@ -40,7 +40,6 @@ class Tools:
         self.servers.close()
 
     def all(self) -> dict[str, Any]:
-        """Return the tools. Raises `AgentUnavailableError`."""
         return {tool.name: tool for tool in self.servers.tools(self._names, self._taken)}
 
     def is_up(self) -> bool:
@@ -90,7 +89,6 @@ class HttpServer:
 
 
 def programs_of(pid: int, program: str = PROGRAM) -> list[psutil.Process]:
-    """Return the MCP servers that a process has started."""
     return [child for child in psutil.Process(pid).children() if program in _command_of(child)]
 
 

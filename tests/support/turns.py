@@ -52,7 +52,6 @@ def wait_until_back(service: Service) -> None:
 
 
 def error_code(response: httpx2.Response) -> str | None:
-    """Return the error code of an answer, or of the failed turn that it holds."""
     body = response.json()
     found: str | None = body["error"]["code"] if body.get("error") else body.get("code")
     return found
@@ -60,7 +59,6 @@ def error_code(response: httpx2.Response) -> str | None:
 
 @contextmanager
 def held_turn(service: Service, gate: Path, *, agent: str = "scripted", **body: Any) -> Iterator[Event]:
-    """Yield a turn that runs until it is released."""
     turn = submit_turn(service, Gate(gate).script, DONE, agent=agent, **body)
     Gate(gate).reached()
     try:

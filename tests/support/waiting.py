@@ -13,8 +13,6 @@ PATIENCE_S = float(os.environ.get("TESTS_PATIENCE_S", "120"))
 
 @dataclass
 class Gate:
-    """Gate that blocks the tool `wait_for` until it is opened."""
-
     path: Path
 
     @property

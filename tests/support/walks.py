@@ -1,6 +1,6 @@
 """Walks attributes as model-written code can, from every name that a block sees. Imported by the code itself.
 
-PYTEST_DONT_REWRITE: the processes for code import this too.
+PYTEST_DONT_REWRITE: other processes import this, too.
 """
 
 import ast
@@ -31,8 +31,6 @@ class Operand:
 
 
 class Name(str):  # noqa: SLOT000 - as code writes one
-    """A name that denies its underscores."""
-
     def startswith(self, *_: Any) -> bool:
         return False
 

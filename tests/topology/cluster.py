@@ -47,7 +47,6 @@ class ValkeyCluster(Topology):
         return self.lines[self.nodes.index(node)].port if self.lines else node.port
 
     def view(self, node: Node) -> list[Member]:
-        """Return all nodes as seen by one of them."""
         return [_member(line) for line in node.ask("CLUSTER", "NODES").decode().splitlines()]
 
     @staticmethod
@@ -66,7 +65,6 @@ class ValkeyCluster(Topology):
         return found[0]
 
     def owners(self, key: str | int) -> list[Node]:
-        """Return the owners of a key's slot, as seen by the living nodes."""
         slot = key if isinstance(key, int) else self.slot_of(key)
         views = [self.view(node) for node in self._living()]
         names = {each.name for members in views for each in members if each.holds(slot)}
@@ -83,13 +81,11 @@ class ValkeyCluster(Topology):
         return [node for node in held if node.lives]
 
     def restart(self, node: Node) -> None:
-        """Start a killed node again. The cluster decides its role."""
         node.start()
         for name, rules in self._users.items():
             node.ask("ACL", "SETUSER", name, *rules)
 
     def roll(self) -> None:
-        """Restart every node on another port, one after the other, as an operator's rolling update does."""
         for node in sorted(self.nodes, key=lambda node: node in self.primaries()):
             if node in self.primaries():
                 heir = self.replica_of(node)
@@ -106,7 +102,6 @@ class ValkeyCluster(Topology):
         until(lambda: all(self._is_settled(node) for node in self._living()), "the cluster is whole")
 
     def move(self, key: str, to: Node, *, atomically: bool = True) -> None:
-        """Move a key's slot to another primary, atomically (Valkey 9) or key by key, as operators did before."""
         slot, source = self.slot_of(key), self.primary_of(key)
         if atomically:
             source.ask("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", self._name_of(to))
@@ -127,7 +122,6 @@ class ValkeyCluster(Topology):
             node.ask("CLUSTER", "SETSLOT", slot, "NODE", self._name_of(to))
 
     def add_user(self, name: str, *rules: str) -> None:
-        """Create a user on every living node, and on the others after their restart."""
         self._users[name] = ("reset", "on", *rules)
         for node in self._living():
             node.ask("ACL", "SETUSER", name, *self._users[name])

@@ -32,11 +32,9 @@ class Exchange(Line):
         return f"redis://{HOST}:{self.port}"
 
     def answered(self, kind: str) -> int:
-        """Return the number of open connections of a kind that are not silenced."""
         return len(self._do(self._of(kind)))
 
     def reset(self, kind: str) -> int:
-        """Reset all connections of a kind. Return their number."""
         return self._do(self._reset(kind))
 
     def silence(self, kind: str) -> int:

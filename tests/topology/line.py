@@ -56,7 +56,6 @@ class Line:
         self._cut.add(address)
 
     def mend(self, address: str) -> None:
-        """Break the silenced connections, and let the address pass again."""
         self._cut.discard(address)
         self._do(self._break(address))
 

@@ -81,7 +81,6 @@ class Node:
         self.until_up()
 
     def renumber(self) -> None:
-        """Use another port from the next start on."""
         self.port = free_port()
         if "cluster-port" in self.options:
             self.options["cluster-port"] = str(free_port())
@@ -91,7 +90,6 @@ class Node:
         until(self._answers, f"a server in {self.folder} answers")
 
     def kill(self) -> None:
-        """Kill the server as a power cut does, even while it is frozen."""
         if self.process:
             self.process.kill()
             self.process.wait(PATIENCE_S)
@@ -109,7 +107,6 @@ class Node:
 
     @property
     def lives(self) -> bool:
-        """True while the server runs and is not frozen."""
         return bool(self.process and self.process.poll() is None and not self.frozen)
 
     def client(self, **options: Any) -> Raw:

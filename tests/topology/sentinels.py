@@ -42,7 +42,6 @@ class Sentinels(Topology):
         return f"{self.address('sentinel', ports, user, password)}/{service}/{db}"
 
     def primary(self) -> Node:
-        """Return the primary as seen by most sentinels."""
         ports = [self._seen_by(sentinel) for sentinel in self.sentinels if sentinel.lives]
         port = max(ports, key=ports.count)
         return next(node for node, line in zip(self.nodes, self.lines, strict=True) if line.port == port)
@@ -66,7 +65,6 @@ class Sentinels(Topology):
         return self.primary()
 
     def until_whole(self) -> None:
-        """Wait until every other living server follows the primary."""
         until(self._is_whole, "all follow the primary")
 
     def _is_whole(self) -> bool:

@@ -47,7 +47,6 @@ from tests.support.tiers import repeated
 
 
 def same(steps: list[Any]) -> list[Step]:
-    """Export and import steps. Their messages, descriptions and JSON stay the same."""
     data, attachments = stored(steps)
     before = [unpack(one, attachments) for one in data]
     portable = export(data, attachments, {})
@@ -267,7 +266,6 @@ def test_many_edits_of_many_steps_are_applied_in_a_moment() -> None:
 
 
 def with_images(*images: bytes, shows: int = 1) -> dict[str, Any]:
-    """Return a document whose steps show images."""
     named = {hashlib.sha256(data).hexdigest()[:32]: base64.b64encode(data).decode() for data in images}
     return document([]) | {
         "images": {name: {"type": "image/png", "data": data} for name, data in named.items()},

@@ -27,7 +27,6 @@ MB = 1024 * 1024
 
 
 def variables_of(names: list[str]) -> tuple[LocalPythonExecutor, Variables]:
-    """Return an interpreter that may import modules of these names, and its variables."""
     executor = LocalPythonExecutor(names, timeout_seconds=None)
     use_state(executor)
     executor.send_tools({})
@@ -35,7 +34,6 @@ def variables_of(names: list[str]) -> tuple[LocalPythonExecutor, Variables]:
 
 
 def pieces_of(code: str) -> dict[str, bytes]:
-    """Return the chunks of the names that a block defines."""
     executor, variables = variables_of(["math", "functools", "collections", "datetime"])
     executor(code)
     return in_piece(variables.save().changed)
@@ -46,14 +44,12 @@ def in_piece(changed: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def pieces_with(values: dict[str, Any]) -> dict[str, bytes]:
-    """Return the chunks of values, as if a block had defined them."""
     executor, variables = variables_of([])
     executor.state.update(values)
     return in_piece(variables.save().changed)
 
 
 def values_in(pieces: dict[str, bytes]) -> dict[str, Any]:
-    """Return the variables that the first agent's code finds."""
     executor, variables = variables_of([])
     given = {name.removeprefix(":v:"): data for name, data in pieces.items() if name.startswith(":v:")}
     assert variables.load(given) == []

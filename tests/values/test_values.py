@@ -254,8 +254,6 @@ def test_a_key_whose_copy_could_be_none_has_a_json_form_alone(value: Any) -> Non
 
 
 class Watching:
-    """Descriptor that records each write."""
-
     def __get__(self, made: object, kind: type) -> int:
         return 0
 

@@ -168,7 +168,6 @@ def test_a_stream_stays_open_while_its_turn_waits_and_sees_the_answer(service: S
 
 
 def stream_answers(service: Service, turn: Event, number: int = 0, until: str | None = None) -> list[Frame]:
-    """Approve a request of a turn, and return the events of the answer."""
     body = {"answers": [{"request_id": turn["requests"][number]["request_id"], "decision": "approve"}]}
     query = {"until": until} if until else None
     with service.client.stream("POST", place(turn, "/answers"), json=body, params=query, headers=EVENTS) as response:

@@ -96,7 +96,6 @@ def test_bodies_that_parse_slowly_are_refused_and_block_no_probe(service: Servic
 
 @contextmanager
 def takes_little_memory(service: Service) -> Iterator[None]:
-    """Check that the service's memory grows little within the block, at its peak."""
     process = psutil.Process(service.process.pid)
     files = Path(f"/proc/{process.pid}")
     (files / "clear_refs").write_text("5")  # the peak begins anew

@@ -43,7 +43,6 @@ brief = shared_service(CODELESS | {"ID_REUSE_S": "1"})
 
 @pytest.fixture(scope="module")
 def planned(service: Service) -> dict[str, Any]:
-    """Return the last of three turns, with steps of all types."""
     turn = service.play({"call": [["echo", {"text": "a"}]]}, {"say": "one"}, agent="planner")
     turn = service.follow_up(turn, {"call": [["fail", {"reason": "b"}]]}, {"say": "two"})
     return service.follow_up(turn, {"say": "three"})

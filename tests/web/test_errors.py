@@ -124,7 +124,6 @@ OTHERS: list[tuple[str, str, Any]] = [
 
 @pytest.fixture(scope="module")
 def kept(service: Service) -> str:
-    """Return a conversation of one turn that no refused request may change."""
     return str(service.play({"say": "kept"}, metadata={"a": 1})["conversation_id"])
 
 

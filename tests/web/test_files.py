@@ -46,7 +46,6 @@ files = shared_service({"AGENTS": AGENTS, "MAX_FILE_BYTES": "100000"})
 
 @pytest.fixture(scope="module")
 def document(files: Service) -> Event:
-    """Return the export of a conversation with two files in its first message."""
     turn = files.play({"say": "hi"}, agent="teller", files=FILES)
     return export(files, turn["conversation_id"])
 

@@ -74,7 +74,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 def closed(connections: list[socket.socket]) -> list[bytes]:
-    """Wait until all connections are closed. Return the last bytes of each."""
     said = dict.fromkeys(connections, b"")
     poll = select.poll()
     known = {connection.fileno(): connection for connection in connections}

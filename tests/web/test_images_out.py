@@ -90,7 +90,6 @@ def test_an_image_inside_of_data_is_not_exported_and_has_no_link_after_an_import
 
 
 def sizes_of(service: Service, images: list[Event]) -> list[tuple[int, int]]:
-    """Fetch images by their links, and return the sizes that the files have."""
     found = [PIL.Image.open(io.BytesIO(data)).size for _, _, data in contents(service, images)]
     assert found == [(image["width"], image["height"]) for image in images]
     return found

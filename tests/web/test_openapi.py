@@ -77,7 +77,6 @@ def test_each_operation_is_described_with_its_keys_headers_and_examples() -> Non
 
 
 def undescribed(name: str, schema: dict[str, Any]) -> list[str]:
-    """Return the schemas and fields without a description, also inside lists and unions."""
     inner = [*schema.get("anyOf", ()), *schema.get("oneOf", ()), *([schema["items"]] if "items" in schema else [])]
     found = [path for each in inner for path in undescribed(name, each)]
     for field, described in schema.get("properties", {}).items():

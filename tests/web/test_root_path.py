@@ -35,7 +35,6 @@ def address(below: Service, request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def links_in(value: Any) -> set[str]:
-    """Return all texts of JSON that are addresses."""
     if isinstance(value, dict | list):
         return set().union(*map(links_in, value.values() if isinstance(value, dict) else value))
     return {value} if isinstance(value, str) and re.match(r"/[a-z]+/", value) else set()

@@ -52,7 +52,6 @@ def strict(folder: Path) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def ended(service: Service) -> Event:
-    """Return a turn that is over and has some events."""
     return service.play(ECHO, DONE)
 
 
@@ -309,7 +308,6 @@ def test_a_stopped_reader_is_dropped_and_delays_no_other(strict: Service, servic
 
 @contextmanager
 def stopped_reader(service: Service, turn: Event) -> Iterator[int]:
-    """Yield the port of a connection that has asked for a turn's events and reads no more of them."""
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect(("127.0.0.1", service.client.base_url.port))
@@ -390,7 +388,6 @@ def test_a_page_of_another_origin_may_not(strict: Service, service: Service) -> 
 
 
 def ask(service: Service, turn: Event, last: Any = None, after: Any = None, **headers: str) -> httpx2.Response:
-    """Request a turn's events and return the whole response."""
     cursor = {} if last is None else {b"Last-Event-ID": last if isinstance(last, bytes) else str(last).encode()}
     named: dict[Any, Any] = {name.encode(): value.encode() for name, value in (EVENTS | headers).items()}
     query = {} if after is None else {"after": str(after)}
@@ -398,7 +395,6 @@ def ask(service: Service, turn: Event, last: Any = None, after: Any = None, **he
 
 
 def read_in_pieces(service: Service, turn: Event, every: int) -> list[Frame]:
-    """Read a turn's events. Cut each connection after `every` events, and resume from the last one."""
     frames: list[Frame] = []
     while not frames or frames[-1].event not in FINAL:
         with watching(service, turn, frames[-1].id if frames else None) as stream:

@@ -31,7 +31,6 @@ ECHO: Event = {"call": [["echo", {"text": "first"}]]}
 
 
 def prompt(service: Service, of: Event, **query: Any) -> list[list[str]]:
-    """Return role and text of each message except the system message, as the model of `shown` does."""
     found = service.get(f"/conversations/{of['conversation_id']}/prompt", **query)
     assert found["rebuilt"] is ("turn" in query)
     assert all(message["tokens"] > 0 for message in found["messages"])
@@ -43,7 +42,6 @@ def _text(content: Any) -> str:
 
 
 def shown(turn: Event) -> list[list[str]]:
-    """Return the prompt that the turn's model saw."""
     found: list[list[str]] = json.loads(turn["reply"])
     return found
 

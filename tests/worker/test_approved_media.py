@@ -22,7 +22,6 @@ service = shared_service(asking_service, MAX_WARM_MB="0")
 
 
 def fetched(service: Service, shown: Event) -> bytes:
-    """Return the bytes behind a link, which have the hash that is shown."""
     response = service.client.get(shown["url"])
     assert response.status_code == 200, response.text
     assert hashlib.sha256(response.content).hexdigest() == shown["sha256"]

@@ -38,7 +38,6 @@ narrow = shared_service(CODELESS | {"THREADS": "1", "MAX_TURNS_BEHIND": "2"})
 
 @pytest.fixture(scope="module")
 def trio(folder: Path) -> Iterator[list[Service]]:
-    """Yield three services on one store, which let a hundred turns wait."""
     with running_store(folder / "store") as server, ExitStack() as stack:
         settings = CODELESS | server.settings | {"MAX_TURNS_BEHIND": "100"}
         yield [stack.enter_context(Service(folder / name, settings)) for name in "abc"]
@@ -50,7 +49,6 @@ def in_order(turns: list[Event]) -> bool:
 
 
 def ended_by(service: Service, turn: Event, how: str, by: int) -> Event:
-    """Wait for the end of a turn that turn `by` stopped, check its error, and return it."""
     ended = wait_for_end(service, turn)
     assert (ended["status"], ended["error"]["code"], ended["error"]["retryable"]) == ("cancelled", CODES[how], False)
     assert f"Turn {by} " in ended["error"]["message"]

@@ -35,12 +35,10 @@ HURRIED_S = 2.0  # until a thread that ignores a stop is abandoned
 
 
 def called(it: KilledTurn) -> list[str]:
-    """Return the calls of a turn, without the models' prompts."""
     return [call.split(" ")[0] if call.startswith("model") else call for call in it.ledger.calls]
 
 
 def told(service: Service, turn: Event) -> list[Frame]:
-    """Check the log of a turn that is over, and return it."""
     frames = log_of(service, turn)
     check_log(frames, frames)
     assert [count for count in Counter(frame.raw for frame in frames).values() if count > 1] == []
@@ -56,7 +54,6 @@ def goes_on(service: Service, it: KilledTurn, turn: Event) -> bool:
 
 
 def ended(service: Service, it: KilledTurn) -> Event:
-    """Check that a turn was finished by the next process, and return it."""
     turn = wait_for_end(service, it.turn)
     assert (turn["status"], turn["reply"], turn["attempts"]) == ("finished", "done", 2)
     frames = told(service, turn)

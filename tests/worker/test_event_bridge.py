@@ -28,7 +28,6 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def begun(store: Store, *, can_wait: bool = True) -> tuple[HeldLease, LoopEventBridge]:
-    """Submit a turn, claim it, and begin its first attempt."""
     lease = await begin(store, "c")
     bridge = LoopEventBridge(lease)
     bridge.begin(1, can_wait=can_wait)

@@ -92,7 +92,6 @@ def written(ledger: str, loop: str = "kept") -> Script:
 
 
 def authored(ledger: str) -> Script:
-    """Code that calls a planning agent twice."""
     task = json.dumps([note_call(ledger, "a"), {"say": "helped"}])
     return [
         {"code": f"one = helper({task!r})\nprint(one)\nL = {ledger!r}"},
@@ -125,8 +124,6 @@ def judged(ledger: str) -> Script:
 
 
 def failing(ledger: str) -> Script:
-    """A managed agent whose model fails: at once, and after a call."""
-
     def to(*script: Event) -> Event:
         return {"call": [["helper", {"task": json.dumps([*script, {"raise": f"kaputt {ledger}"}])}]]}
 

@@ -79,8 +79,6 @@ BLOCKED_AT = {
 
 @dataclass
 class Killed:
-    """Turns that were taken over, by case. `reader` watches one of them in another process."""
-
     service: Service
     turns: dict[str, KilledTurn]
     behind: list[Event]

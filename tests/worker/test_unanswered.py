@@ -26,7 +26,6 @@ FACTORIES: dict[str, Callable[[], MultiStepAgent]] = {
 
 
 def bare_run(agent: MultiStepAgent, *script: Event, **options: Any) -> Any:
-    """Play a turn with a bare agent, and return its result, or None if it fails."""
     try:
         return agent.run(json.dumps(script), reset=False, **options)
     except AgentError:
@@ -34,7 +33,6 @@ def bare_run(agent: MultiStepAgent, *script: Event, **options: Any) -> Any:
 
 
 def tasks(service: Service, turn: Event, **query: Any) -> list[tuple[int, bool]]:
-    """Return each task's turn, and whether the task is marked as unanswered."""
     page = service.get(f"/conversations/{turn['conversation_id']}/steps", type="task", limit=100, **query)
     return [(step["turn"], step["unanswered"]) for step in page["items"]]
 

@@ -34,7 +34,6 @@ DAY_S = 86_400
 
 @pytest.fixture
 def pair(outside: StoreServer, tmp_path: Path) -> Iterator[tuple[Service, Service]]:
-    """Yield two services on one store, with one outbox. The second one is not started."""
     first, second = (asking_service(tmp_path, **outside.settings) for _ in range(2))
     second.folder = tmp_path / "second"
     with ExitStack() as stack:

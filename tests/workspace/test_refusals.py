@@ -170,7 +170,6 @@ def test_a_workspace_serves_its_conversation_alone(tmp_path: Path) -> None:
 
 
 def with_agent(folder: Path, workspace: str) -> dict[str, str]:
-    """Return the settings of a service with an agent that has a workspace."""
     file = folder / "agents.toml"
     file.write_text(f'[agents.w]\nfactory = "tests.support.agents:make_scripted"\nworkspace = {{{workspace}}}\n')
     return {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}
