@@ -14,7 +14,9 @@ from smolsessions.agent_options import WorkspaceOptions
 from smolsessions.agents.config.schema import AgentTable, McpTable, ModelOptions, ModelTable
 from smolsessions.cli.commands import app
 from smolsessions.client.sync.client import Client
+from smolsessions.core.errors import FAILURES, STEP_FAILURES, codes_of_answers
 from smolsessions.settings import Settings, settings_table
+from smolsessions.web.problems import status_of
 from smolsessions.wire.events import MODELS_OF_TYPES, StepEvent, TurnEvent
 
 if TYPE_CHECKING:
@@ -39,6 +41,11 @@ def parts() -> Iterator[tuple[Path, str, str]]:
     """Yield each part with its page and the name of its marks."""
     yield DOCS / "reference" / "settings.md", "settings", settings_table()
     yield DOCS / "reference" / "commands.md", "commands", _commands()
+    page, answers = DOCS / "reference" / "errors.md", sorted(codes_of_answers().items())
+    rows = [f"- `{code}` ({status_of(kind()).value}): {kind().message}" for code, kind in answers]
+    yield page, "answers", "\n".join(rows)
+    for name, meanings in {"turns": FAILURES, "steps": STEP_FAILURES}.items():
+        yield page, name, "\n".join(f"- `{code}`: {meaning}" for code, meaning in sorted(meanings.items()))
     yield DOCS / "client.md", "methods", _methods()
     yield DOCS / "agents.md", "keys", _keys()
     yield DOCS / "events.md", "members", f"{_members(TurnEvent)}\n\n{_members(StepEvent)}"

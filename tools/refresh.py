@@ -9,14 +9,12 @@ from pathlib import Path
 
 from smolsessions.agents.config import json_schema
 from smolsessions.web.app import schema_yaml
-from smolsessions.web.problems import errors_reference
 from tools import reference
 
 
 def main() -> None:
     root = Path(__file__).parent.parent
     (root / "openapi.yaml").write_text(schema_yaml(), "utf-8")
-    (root / "docs" / "reference" / "errors.md").write_text(errors_reference(), "utf-8")
     folder = root / "app" / "smolsessions" / "agents" / "config"
     (folder / json_schema.FILE).write_text(json_schema.schema_text(), "utf-8")
     for page, name, text in reference.parts():

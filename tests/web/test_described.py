@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from smolsessions.core.errors import FAILURES, codes_of_answers
-from smolsessions.web.problems import errors_reference
 from tests.support.openapi import assert_described, validator
 from tests.support.problems import problem
 from tests.support.service import ROOT, Service
@@ -137,10 +136,6 @@ def test_each_code_of_an_answer_has_a_page(service: Service) -> None:
         assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
         assert answer().message.split(";")[0].replace("'", "&#x27;") in page.text
     problem(service.client.get("/docs/errors/never"), 404, "not_found")
-
-
-def test_the_list_of_codes_is_the_one_of_the_code() -> None:
-    assert (ROOT / "docs" / "reference" / "errors.md").read_text("utf-8") == errors_reference(), "run `make refresh`"
 
 
 def test_each_failure_of_a_turn_is_listed() -> None:

@@ -62,20 +62,30 @@ def describe(app: FastAPI) -> dict[str, Any]:
         name: {"description": text, "schema": {"type": kind}, "example": example}
         for name, (text, kind, example) in HEADERS.items()
     }
-    operations = [operation for path in document["paths"].values() for operation in path.values()]
-    for operation in operations:
+    components["parameters"] = {}
+    operations = [(path, operation) for path, each in document["paths"].items() for operation in each.values()]
+    for path, operation in operations:
         operation["summary"] = re.split(r"\.(?:\s|$)", operation["description"])[0]
         # A service without API keys needs none, and health never needs one.
         operation["security"] = [*operation["security"], {}] if "security" in operation else []
         for status in filter(problems.is_error, operation["responses"]):
             operation["responses"][status] = {"$ref": f"#/components/responses/{problems.name_of(status)}"}
-        for parameter in operation.get("parameters", ()):
+        parameters = operation.get("parameters", [])
+        of_path = [each for each in parameters if each["in"] == "path"]
+        of_path.sort(key=lambda each: path.index(f"{{{each['name']}"))
+        parameters[:] = of_path + [each for each in parameters if each["in"] != "path"]
+        for place, parameter in enumerate(parameters):
             parameter["schema"].pop("description", None)
-    components["parameters"] = _take_path_parameters(document["paths"])
+            if place < len(of_path):
+                name = parameter["name"]
+                if name in {"name", "path"}:  # of an agent, an image, a file
+                    name = f"{path.split('/')[-2].rstrip('s')}_{name}"
+                components["parameters"][name] = parameter
+                parameters[place] = {"$ref": f"#/components/parameters/{name}"}
     _drop_titles([document["paths"], components["schemas"]])
     # `tests/support/examples.py` recorded these requests and answers.
     recorded = json.loads(files("smolsessions.web").joinpath("examples.json").read_text("utf-8"))
-    for operation in operations:
+    for _, operation in operations:
         name = operation["operationId"]
         if name in recorded["requests"]:
             for content in operation["requestBody"]["content"].values():
@@ -87,22 +97,6 @@ def describe(app: FastAPI) -> dict[str, Any]:
         response = components["responses"][problems.name_of(status)]
         response["content"]["application/problem+json"]["example"] = example
     return document
-
-
-def _take_path_parameters(paths: dict[str, Any]) -> dict[str, Any]:
-    """Move the parameters of paths to one place, by their names: `conversation_id`, `turn`, `image_name`."""
-    found: dict[str, Any] = {}
-    for path, operations in paths.items():
-        for parameters in (operation.get("parameters", []) for operation in operations.values()):
-            for place, parameter in enumerate(parameters):
-                if parameter["in"] != "path":
-                    continue
-                name = parameter["name"]
-                if name in {"name", "path"}:  # of an agent, an image, a file
-                    name = f"{path.split('/')[-2].rstrip('s')}_{name}"
-                found[name] = parameter
-                parameters[place] = {"$ref": f"#/components/parameters/{name}"}
-    return found
 
 
 def _drop_titles(node: Any) -> None:

@@ -23,31 +23,6 @@ from smolsessions.web.links import link
 from smolsessions.wire.conversations import Conversation
 from smolsessions.wire.problems import Problem
 
-_HEAD = """# Codes of errors
-
-All codes of refused requests, and of failed and cancelled turns. A `code` is stable. More may come, so a client passes
-unknown ones on. Each has a page at `/docs/errors/CODE`, which is the `type` of its problem.
-
-## Answers to requests
-
-`application/problem+json` (RFC 9457): `type`, `title`, `status`, `code`, `detail`, `instance`, and `errors` if fields
-are named. `instance` is the request's id, also in the header `X-Request-Id` and in the service's log.
-
-"""
-_TURNS = """
-## Failed and cancelled turns
-
-`error.code` of a turn with the status `failed` or `cancelled`, in a 200, as the request went well. `error.retryable` is
-true if the same message may succeed later.
-
-"""
-_STEPS = """
-## Steps and calls
-
-`error.code` of a step, of a call's result and of an effect. The agent's model reads the error and goes on, so the turn
-may still be `finished`. `agent_error` and `model_error` are used here, too.
-
-"""
 ErrorForm = Callable[[dict[str, Any], dict[str, str]], JSONResponse]
 """Makes a dialect's answer from the members and the headers of a problem."""
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
@@ -121,7 +96,7 @@ def open_responses(model: type[BaseModel] | None, *codes: int, status: int = 200
     """Describe a route that needs no API key."""
     described: dict[int | str, Any] = {}
     if model:
-        described[status] = {"model": model, "description": first_sentence(model)}
+        described[status] = {"model": model, "description": (model.__doc__ or "").partition("\n")[0]}
     names = ["Location"] if status == HTTPStatus.CREATED else []
     if model is Conversation:
         names.append("ETag")
@@ -132,10 +107,6 @@ def open_responses(model: type[BaseModel] | None, *codes: int, status: int = 200
 
 def headers(*names: str) -> dict[str, Any]:
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
-
-
-def first_sentence(model: type[BaseModel]) -> str:
-    return (model.__doc__ or "").partition("\n")[0]
 
 
 def name_of(status: int | str) -> str:
@@ -230,14 +201,6 @@ def install(app: FastAPI, of_framework: Mapping[HTTPStatus, Callable[[], errors.
             allowed = [one["method"] for one in asked if any(each.matches(one)[0] is Match.FULL for each in app.routes)]
             response.headers["Allow"] = ", ".join(allowed)
         return response
-
-
-def errors_reference() -> str:
-    answers = errors.codes_of_answers()
-    rows = [f"- `{code}` ({status_of(answers[code]()).value}): {answers[code]().message}" for code in sorted(answers)]
-    of_turns, of_steps = errors.FAILURES, errors.STEP_FAILURES
-    turns, steps = ("\n".join(f"- `{code}`: {each[code]}" for code in sorted(each)) for each in (of_turns, of_steps))
-    return _HEAD + "\n".join(rows) + "\n" + _TURNS + turns + "\n" + _STEPS + steps + "\n"
 
 
 def serve_error_pages(app: FastAPI, headers: Mapping[str, str]) -> None:

@@ -13,45 +13,17 @@ from urllib.parse import quote
 from pydantic import BaseModel, TypeAdapter
 from pydantic_core import to_json
 
+from smolsessions.core import events, records
 from smolsessions.core.agent_ports import AgentInfo
 from smolsessions.core.effects import EffectEntry
-from smolsessions.core.events import (
-    EVENT_TYPES,
-    InputAnswered,
-    Logged,
-    MessageDelta,
-    StepFinished,
-    ToolReturned,
-    TurnEnded,
-    TurnQueued,
-    TurnWaiting,
-)
 from smolsessions.core.media import StepFile, StepImage
 from smolsessions.core.memories import ExportedMemory, PrunePreview
-from smolsessions.core.records import (
-    AgentName,
-    Conversation,
-    Failure,
-    Outcome,
-    Page,
-    Ref,
-    StepType,
-    ToolCall,
-    Turn,
-)
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.times import time_text
 from smolsessions.web.cursors import cursor_at
 from smolsessions.web.links import link
-from smolsessions.wire.conversations import Agent as AgentAnswer
-from smolsessions.wire.conversations import Conversation as ConversationAnswer
-from smolsessions.wire.conversations import PromptSize
+from smolsessions.wire import conversations, turns
 from smolsessions.wire.events import MODELS_OF_TYPES, InputAnswer, KnownEvent, TurnEvent
-from smolsessions.wire.turns import Approval as ApprovalAnswer
-from smolsessions.wire.turns import InputRequest as InputRequestAnswer
-from smolsessions.wire.turns import Timing
-from smolsessions.wire.turns import ToolCall as ToolCallAnswer
-from smolsessions.wire.turns import Turn as TurnAnswer
 from smolsessions.wire.words import Time
 
 _CODE = "python_interpreter"
@@ -59,7 +31,7 @@ _REF = "#/components/schemas/{model}"
 KINDS_OF_VARIABLES = {"code": "variable", "state": "state", "tools": "tool"}
 CODES_OF_EFFECTS = {"model": "model_error", "tool": "tool_error", "code": "execution_error", "check": "agent_error"}
 MAX_PREVIEW_CHARS = 500
-NO_OUTCOME = Outcome("finished")
+NO_OUTCOME = records.Outcome("finished")
 """Values of a turn that is not over."""
 
 
@@ -75,7 +47,7 @@ def view_of(model: type[BaseModel], *records: Any, **own: Any) -> dict[str, Any]
         found.update(zip(names, values_of(record), strict=False))
         for name in times:
             if found[name] is not None:
-                found[name] = time_view(found[name])
+                found[name] = time_text(found[name], "milliseconds")
     found |= own
     return found
 
@@ -94,18 +66,13 @@ def _shared(model: type[BaseModel], record: Any) -> tuple[list[str], Callable[[A
     return names, attrgetter(*names, "__class__", "__class__"), times  # two more, so that it always returns a tuple
 
 
-def time_view(seconds: float) -> str:
-    """Return a time as JSON, to the millisecond."""
-    return time_text(seconds, "milliseconds")
-
-
-def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:
+def turn_view(turn: records.Turn, *, internal: bool = False) -> dict[str, Any]:
     """Return a turn as an answer. `internal` includes internal tools."""
     outcome, timing, place = turn.outcome or NO_OUTCOME, turn.timing, turn.ref.id
     calls = [call for call in outcome.tool_calls if internal or not call.internal]
     started_at = timing.started_at or timing.finished_at  # a turn that never started was queued until its end
     return view_of(
-        TurnAnswer,
+        turns.Turn,
         outcome,
         turn,
         conversation_id=place,
@@ -119,12 +86,12 @@ def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:
         output_files=media_views(place, outcome.files),
         tool_call_names=[call.name for call in calls if not is_refused(call)],
         tool_calls=[
-            view_of(ToolCallAnswer, call, approval=view_of(ApprovalAnswer, call.approval)) if call.approval else call
+            view_of(turns.ToolCall, call, approval=view_of(turns.Approval, call.approval)) if call.approval else call
             for call in calls
         ],
         requests=[] if turn.outcome else request_views(place, turn.requests),
         timing=view_of(
-            Timing,
+            turns.Timing,
             timing,
             queued_ms=_ms_between(timing.submitted_at, started_at),
             duration_ms=_ms_between(started_at, timing.finished_at and timing.finished_at - timing.waited_s),
@@ -134,7 +101,7 @@ def turn_view(turn: Turn, *, internal: bool = False) -> dict[str, Any]:
     )
 
 
-def is_refused(call: ToolCall) -> bool:
+def is_refused(call: records.ToolCall) -> bool:
     """Return whether a call was not made: a person rejected it, or its request expired."""
     return call.approval is not None and call.approval.decision in {"rejected", "expired"}
 
@@ -148,7 +115,7 @@ def request_views(conversation_id: str, requests: Iterable[InputRequest]) -> lis
             view = media_view(conversation_id, shown.part)
             kind = "images" if isinstance(shown.part, StepImage) else "files"
             media[kind].append({"pointer": shown.pointer, "sha256": shown.sha256, **view})
-        views.append(view_of(InputRequestAnswer, request, **media))
+        views.append(view_of(turns.InputRequest, request, **media))
     return views
 
 
@@ -169,28 +136,27 @@ def media_views(conversation_id: str, parts: Iterable[StepImage | StepFile]) -> 
     return [media_view(conversation_id, part) for part in parts]
 
 
-def agent_view(info: AgentInfo, confinement: Mapping[AgentName, str | None], *, default: bool) -> dict[str, Any]:
-    name = info.version.name
-    return view_of(AgentAnswer, info, info.version, code_confinement=confinement[name], default=default)
+def agent_view(info: AgentInfo, confinement: str | None, *, default: bool) -> dict[str, Any]:
+    return view_of(conversations.Agent, info, info.version, code_confinement=confinement, default=default)
 
 
-def conversation_view(conversation: Conversation, model: type[BaseModel] = ConversationAnswer) -> dict[str, Any]:
+def conversation_view(conversation: records.Conversation, *, listed: bool = False) -> dict[str, Any]:
     origin = conversation.forked_from
     return view_of(
-        model,
+        conversations.ListedConversation if listed else conversations.Conversation,
         conversation,
         id=conversation.ref.id,
         status=conversation.status,
-        step_counts={kind: conversation.step_counts.get(kind, 0) for kind in get_args(StepType)},
+        step_counts={kind: conversation.step_counts.get(kind, 0) for kind in get_args(records.StepType)},
         forked_from=origin and {"conversation_id": origin[0], "turn": origin[1]},
     )
 
 
 def prune_view(
-    weighed: PrunePreview, count: int, conversation: Conversation | None, *, destroyed: bool
+    weighed: PrunePreview, count: int, conversation: records.Conversation | None, *, destroyed: bool
 ) -> dict[str, Any]:
     before, after = (
-        view_of(PromptSize, size, tokens_are="estimated" if size.is_estimate else "reported")
+        view_of(conversations.PromptSize, size, tokens_are="estimated" if size.is_estimate else "reported")
         for size in (weighed.before, weighed.after)
     )
     return {
@@ -262,7 +228,7 @@ def effect_view(entry: EffectEntry) -> dict[str, Any]:
         "attempt": outcome.attempt if outcome else key.begun_by,
         "repeated": outcome.repeated if outcome else key.is_repeated,
         "ok": outcome.error is None if outcome else None,
-        "error": Failure(CODES_OF_EFFECTS[key.kind], f"The call raised {outcome.error}.")
+        "error": records.Failure(CODES_OF_EFFECTS[key.kind], f"The call raised {outcome.error}.")
         if outcome and outcome.error
         else None,
         "duration_ms": outcome.duration_ms if outcome else None,
@@ -279,7 +245,7 @@ def step_view(conversation_id: str, step: dict[str, Any]) -> dict[str, Any]:
     return {**step, "images": images, "files": files}
 
 
-def page_view(page: Page[Any], view: Callable[[Any], Any], *of: str) -> dict[str, Any]:
+def page_view(page: records.Page[Any], view: Callable[[Any], Any], *of: str) -> dict[str, Any]:
     """Return a page of the list that `of` names."""
     return {"items": [view(item) for item in page.items], "next_cursor": cursor_at(page.next_cursor, *of)}
 
@@ -289,7 +255,7 @@ def event_schemas() -> dict[str, Any]:
     known = TypeAdapter[Any](KnownEvent).json_schema(ref_template=_REF)
     schemas: dict[str, Any] = known.pop("$defs")
     other = TurnEvent.model_json_schema(ref_template=_REF)
-    other["properties"]["type"] |= {"not": {"enum": list(EVENT_TYPES)}, "examples": ["tool.progress"]}
+    other["properties"]["type"] |= {"not": {"enum": list(events.EVENT_TYPES)}, "examples": ["tool.progress"]}
     return {
         "Event": {
             "description": "One event of a turn (docs/events.md). A later release may add types: pass them over.",
@@ -301,22 +267,22 @@ def event_schemas() -> dict[str, Any]:
     }
 
 
-def event_view(ref: Ref, turn: int, logged: Logged, *, internal: bool) -> dict[str, Any]:
+def event_view(ref: records.Ref, turn: int, logged: events.Logged, *, internal: bool) -> dict[str, Any]:
     """Return an event as JSON data. `internal` includes internal tools in the final event's turn."""
     event = logged.event
     own: dict[str, Any] = {"type": event.type, "seq": logged.seq, "conversation_id": ref.id, "turn": turn}
-    if isinstance(event, TurnQueued):
+    if isinstance(event, events.TurnQueued):
         own["attempt"] = 0
-    elif isinstance(event, TurnEnded):
+    elif isinstance(event, events.TurnEnded):
         own |= {"attempt": event.result.attempts, "result": turn_view(event.result, internal=internal)}
-    elif isinstance(event, TurnWaiting):
+    elif isinstance(event, events.TurnWaiting):
         own["requests"] = request_views(ref.id, event.requests)
-    elif isinstance(event, InputAnswered):
+    elif isinstance(event, events.InputAnswered):
         own["answers"] = [view_of(InputAnswer, answer) for answer in event.answers]
-    elif isinstance(event, ToolReturned):
+    elif isinstance(event, events.ToolReturned):
         code = "execution_error" if event.name == _CODE else "tool_error"
-        own["error"] = None if event.error is None else Failure(code, event.error)
-    elif isinstance(event, StepFinished):
+        own["error"] = None if event.error is None else records.Failure(code, event.error)
+    elif isinstance(event, events.StepFinished):
         own |= {
             "error": event.error and event.error.failure,
             "images": media_views(ref.id, event.images),
@@ -324,6 +290,6 @@ def event_view(ref: Ref, turn: int, logged: Logged, *, internal: bool) -> dict[s
         }
     where = (event.where,) if hasattr(event, "where") else ()
     view = view_of(MODELS_OF_TYPES[event.type], *where, event, **own)
-    if isinstance(event, MessageDelta) and event.index is None:  # only pieces of a tool call's arguments have them
+    if isinstance(event, events.MessageDelta) and event.index is None:  # only pieces of a call's arguments have them
         del view["index"], view["name"]
     return view

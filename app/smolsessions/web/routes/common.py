@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from smolsessions.core import records
 from smolsessions.core.errors import InvalidRequestError
-from smolsessions.core.records import Order, Owner, Turn
+from smolsessions.core.records import Order, Owner, Ref, Turn
 from smolsessions.web.auth import Authenticator
 from smolsessions.web.links import link
 from smolsessions.wire.requests import MAX_INT, ClientTool
@@ -130,6 +130,13 @@ def _identified(request: Request) -> Scope:
 
 
 CallerOwner = Annotated[Owner, Depends(owner_of)]
+
+
+async def ref_of(owner: CallerOwner, conversation_id: PathId) -> Ref:
+    return Ref(owner, conversation_id)
+
+
+CallerRef = Annotated[Ref, Depends(ref_of)]
 CallerClaims = Annotated[dict[str, Any], Depends(claims_of)]
 
 

@@ -12,21 +12,11 @@ from weakref import WeakValueDictionary
 from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 from pydantic_core import to_json
 
+from smolsessions.core import records
 from smolsessions.core.conversations import Conversations
 from smolsessions.core.errors import InvalidRequestError, PreconditionFailedError
-from smolsessions.core.records import (
-    AgentName,
-    Conversation,
-    ConversationFields,
-    ConversationQuery,
-    ConversationStatus,
-    IdempotentRequest,
-    Owner,
-    Ref,
-    SearchIn,
-    Sort,
-    StepType,
-)
+from smolsessions.core.records import AgentName, Owner
+from smolsessions.web import views
 from smolsessions.web.body import SMALL_DOCUMENT_BYTES, read_document
 from smolsessions.web.cursors import PLACE, number_at, position_of
 from smolsessions.web.files import download_headers, served
@@ -36,47 +26,17 @@ from smolsessions.web.routes.common import (
     Ascending,
     CallerClaims,
     CallerOwner,
+    CallerRef,
     Cursor,
     IdempotencyKey,
     Limit,
     Limits,
-    PathId,
     StrictRoute,
     answer,
     tools_of,
 )
-from smolsessions.web.views import (
-    agent_view,
-    conversation_view,
-    message_view,
-    page_view,
-    prune_view,
-    step_view,
-    variable_views,
-    view_of,
-    workspace_views,
-)
-from smolsessions.wire.conversations import (
-    AgentDetails,
-    AgentLimits,
-    AgentList,
-    ConversationPage,
-    ListedConversation,
-    Prompt,
-    PruneResult,
-    StepPage,
-    VariableList,
-    WorkspaceFileList,
-)
-from smolsessions.wire.conversations import Conversation as ConversationAnswer
-from smolsessions.wire.requests import (
-    MAX_INT,
-    ConversationPatch,
-    ForkRequest,
-    NewConversation,
-    PruneRequest,
-    RollbackRequest,
-)
+from smolsessions.wire import conversations as wire
+from smolsessions.wire import requests
 
 AgentPath = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The agent's name.")]
 ImageName = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="The image's name, a hash of its content.")]
@@ -84,25 +44,25 @@ FileName = Annotated[
     str, Path(pattern=r"^[0-9a-f]{32}$", description="The file's name in its `url`, a hash of its content.")
 ]
 FilePath = Annotated[str, Path(min_length=1, max_length=1024, description="Path in the workspace, as notes/plan.md.")]
-StepKind = Annotated[StepType | None, Query(alias="type", description="Only steps of this type.")]
+StepKind = Annotated[records.StepType | None, Query(alias="type", description="Only steps of this type.")]
 Archived = Annotated[
     bool, Query(description="Include steps that a prune or a rollback removed from the memory. Each is marked.")
 ]
 Summary = Annotated[bool, Query(description="The prompt of a planning step, without the model's own messages.")]
 PastTurn = Annotated[
     int | None,
-    Query(ge=1, le=MAX_INT, description="Rebuild the prompt of this turn, which is over. Null: the next one."),
+    Query(ge=1, le=requests.MAX_INT, description="Rebuild the prompt of this turn, which is over. Null: the next one."),
 ]
 PastStep = Annotated[int, Query(ge=1, le=400, description="With `turn`: the prompt before this step of it, from 1.")]
-SortBy = Annotated[Sort, Query(description="`updated`: by their last change. `created`: by their creation.")]
+SortBy = Annotated[records.Sort, Query(description="`updated`: by their last change. `created`: by their creation.")]
 OfAgent = Annotated[str | None, Query(min_length=1, max_length=64, description="Only conversations of this agent.")]
-OfStatus = Annotated[ConversationStatus | None, Query(description="Only conversations in this state.")]
+OfStatus = Annotated[records.ConversationStatus | None, Query(description="Only conversations in this state.")]
 Searched = Annotated[
     str | None,
     Query(min_length=1, max_length=200, description="Only conversations with this text, in upper or lower case."),
 ]
 SearchPlace = Annotated[
-    SearchIn,
+    records.SearchIn,
     Query(
         description="`title`: `q` is searched for in titles. `messages`: also in messages and answers. Such a page is "
         "short, or empty, if it took many records. Its `next_cursor` continues the search."
@@ -123,7 +83,7 @@ IfMatch = Annotated[
     str | None,
     Header(alias="If-Match", description="ETag of an earlier answer. A conversation that has changed since is a 412."),
 ]
-Patch = Annotated[ConversationPatch, Body(media_type="application/merge-patch+json")]
+Patch = Annotated[requests.ConversationPatch, Body(media_type="application/merge-patch+json")]
 NewId = Annotated[
     str | None,
     Query(
@@ -153,14 +113,14 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
     router = APIRouter(tags=["conversations"], route_class=StrictRoute)
 
     @router.post(
-        "/conversations", status_code=201, responses=responses(ConversationAnswer, 409, 413, 415, 422, status=201)
+        "/conversations", status_code=201, responses=responses(wire.Conversation, 409, 413, 415, 422, status=201)
     )
     async def create_conversation(
-        owner: CallerOwner, request: Request, body: NewConversation, idempotency_key: IdempotencyKey = None
+        owner: CallerOwner, request: Request, body: requests.NewConversation, idempotency_key: IdempotencyKey = None
     ) -> Response:
         """Create an empty conversation. POST /turn also creates one."""
         tools = tools_of(body.client_tools)
-        fields = ConversationFields(
+        fields = records.ConversationFields(
             body.metadata, body.policy, body.ttl_s, approve=tuple(body.approve), client_tools=tools
         )
         once = await _once(request, idempotency_key)
@@ -168,7 +128,7 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
         return _created(made)
 
     @router.get(
-        "/conversations", responses=responses(ConversationPage, 422), openapi_extra={"parameters": [OF_METADATA]}
+        "/conversations", responses=responses(wire.ConversationPage, 422), openapi_extra={"parameters": [OF_METADATA]}
     )
     async def list_conversations(
         request: Request,
@@ -191,20 +151,18 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
         metadata = sorted((name[len(METADATA) : -1], value) for name, value in given if name.startswith(METADATA))
         if len(metadata) > MOST_FILTERS:
             raise InvalidRequestError.in_parameter("query", "metadata", f"names more than {MOST_FILTERS} members")
-        query = ConversationQuery(sort, order, agent, status, tuple(metadata), q, search_in)
+        query = records.ConversationQuery(sort, order, agent, status, tuple(metadata), q, search_in)
         of = ("conversations", owner, repr(query))
         page = await conversations.store.conversations(owner, query, position_of(cursor, PLACE, *of), limit)
-        return answer(page_view(page, partial(conversation_view, model=ListedConversation), *of))
+        return answer(views.page_view(page, partial(views.conversation_view, listed=True), *of))
 
-    @router.get(AT, responses=responses(ConversationAnswer, 404, 422))
-    async def get_conversation(owner: CallerOwner, conversation_id: PathId) -> Response:
+    @router.get(AT, responses=responses(wire.Conversation, 404, 422))
+    async def get_conversation(ref: CallerRef) -> Response:
         """Return one conversation."""
-        return _shown(await conversations.store.conversation(Ref(owner, conversation_id)))
+        return _shown(await conversations.store.conversation(ref))
 
-    @router.patch(AT, responses=responses(ConversationAnswer, 404, 412, 413, 415, 422))
-    async def update_conversation(
-        owner: CallerOwner, conversation_id: PathId, body: Patch, if_match: IfMatch = None
-    ) -> Response:
+    @router.patch(AT, responses=responses(wire.Conversation, 404, 412, 413, 415, 422))
+    async def update_conversation(ref: CallerRef, body: Patch, if_match: IfMatch = None) -> Response:
         """Change metadata, memory policy, time to live, title or approvals by a merge patch.
 
         A running turn is not affected.
@@ -215,23 +173,22 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
         if "client_tools" in changes:
             changes["client_tools"] = tools_of(body.client_tools)
 
-        def check(now: Conversation) -> None:
+        def check(now: records.Conversation) -> None:
             tags = {"*"} if if_match is None else {tag.strip() for tag in if_match.split(",")}
-            if not tags & {"*", _etag(to_json(conversation_view(now)))}:
+            if not tags & {"*", _etag(to_json(views.conversation_view(now)))}:
                 raise PreconditionFailedError
 
-        return _shown(await conversations.patch(Ref(owner, conversation_id), changes, check))
+        return _shown(await conversations.patch(ref, changes, check))
 
     @router.delete(AT, status_code=204, responses=responses(None, 404, 422))
-    async def delete_conversation(owner: CallerOwner, conversation_id: PathId) -> Response:
+    async def delete_conversation(ref: CallerRef) -> Response:
         """Permanently delete a conversation, after cancelling its running and queued turns."""
-        await conversations.delete(Ref(owner, conversation_id))
+        await conversations.delete(ref)
         return Response(status_code=204)
 
-    @router.get(f"{AT}/steps", responses=responses(StepPage, 404, 409, 422))
+    @router.get(f"{AT}/steps", responses=responses(wire.StepPage, 404, 409, 422))
     async def list_steps(
-        owner: CallerOwner,
-        conversation_id: PathId,
+        ref: CallerRef,
         *,
         limit: Limit = 20,
         cursor: Cursor = None,
@@ -243,10 +200,9 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
 
         A page of one type, or of large steps, may hold fewer than `limit`. `next_cursor` shows whether more follow.
         """
-        ref = Ref(owner, conversation_id)
-        of = ("steps", owner, conversation_id, order, str(kind), str(archived))
+        of = ("steps", *ref, order, str(kind), str(archived))
         page = await conversations.steps(ref, number_at(cursor, *of), limit, kind, archived=archived, order=order)
-        return answer(page_view(page, partial(step_view, conversation_id), *of))
+        return answer(views.page_view(page, partial(views.step_view, ref.id), *of))
 
     return router
 
@@ -259,9 +215,9 @@ def file_routes(conversations: Conversations) -> APIRouter:
         responses={200: {"content": PICTURE, "description": "The image."}, **responses(None, 404, 422)},
         response_class=Response,
     )
-    async def get_image(owner: CallerOwner, conversation_id: PathId, name: ImageName) -> Response:
+    async def get_image(ref: CallerRef, name: ImageName) -> Response:
         """Return an image of a step. It never changes, because its name is a hash of its content."""
-        kind, data = await conversations.image(Ref(owner, conversation_id), name)
+        kind, data = await conversations.image(ref, name)
         return Response(data, media_type=kind, headers=IMAGE_HEADERS)
 
     @router.get(
@@ -269,26 +225,26 @@ def file_routes(conversations: Conversations) -> APIRouter:
         responses={200: {"content": CONTENT, "description": "The file."}, **responses(None, 404, 422)},
         response_class=Response,
     )
-    async def get_file(owner: CallerOwner, conversation_id: PathId, name: FileName) -> Response:
+    async def get_file(ref: CallerRef, name: FileName) -> Response:
         """Return a file of a message or an answer, as a download. It never changes, as its name is a hash."""
-        file = await conversations.file(Ref(owner, conversation_id), name)
+        file = await conversations.file(ref, name)
         kind, headers = served(file)
         return Response(file.data, media_type=kind, headers=headers)
 
-    @router.get(f"{AT}/workspace/files", responses=responses(WorkspaceFileList, 404, 422))
-    async def list_workspace_files(owner: CallerOwner, conversation_id: PathId) -> Response:
+    @router.get(f"{AT}/workspace/files", responses=responses(wire.WorkspaceFileList, 404, 422))
+    async def list_workspace_files(ref: CallerRef) -> Response:
         """List the files of the conversation's workspace that the agent may read."""
-        files, is_whole = await conversations.workspace_files(Ref(owner, conversation_id))
-        return answer({"items": workspace_views(conversation_id, files), "complete": is_whole})
+        files, is_whole = await conversations.workspace_files(ref)
+        return answer({"items": views.workspace_views(ref.id, files), "complete": is_whole})
 
     @router.get(
         f"{AT}/workspace/files/{{path:path}}",
         responses={200: {"content": CONTENT, "description": "The file."}, **responses(None, 404, 422)},
         response_class=Response,
     )
-    async def get_workspace_file(owner: CallerOwner, conversation_id: PathId, path: FilePath) -> Response:
+    async def get_workspace_file(ref: CallerRef, path: FilePath) -> Response:
         """Return a file of the conversation's workspace, as a download."""
-        data = await conversations.workspace_file(Ref(owner, conversation_id), path)
+        data = await conversations.workspace_file(ref, path)
         headers = download_headers(path.rpartition("/")[2])
         return Response(data, media_type="application/octet-stream", headers=headers)
 
@@ -304,7 +260,7 @@ def memory_routes(conversations: Conversations) -> APIRouter:
     @router.post(
         "/imports",
         status_code=201,
-        responses=responses(ConversationAnswer, 409, 413, 415, 422, status=201),
+        responses=responses(wire.Conversation, 409, 413, 415, 422, status=201),
         openapi_extra={"requestBody": {"required": True, "content": DOCUMENT}},
     )
     async def import_conversation(
@@ -321,11 +277,10 @@ def memory_routes(conversations: Conversations) -> APIRouter:
             once = await _once(request, idempotency_key)
             return _created(await conversations.import_document(owner, document, new_id, agent, once))
 
-    @router.get(f"{AT}/prompt", responses=responses(Prompt, 404, 409, 422))
+    @router.get(f"{AT}/prompt", responses=responses(wire.Prompt, 404, 409, 422))
     async def get_prompt(
-        owner: CallerOwner,
+        ref: CallerRef,
         claims: CallerClaims,
-        conversation_id: PathId,
         *,
         summary_mode: Summary = False,
         turn: PastTurn = None,
@@ -336,67 +291,63 @@ def memory_routes(conversations: Conversations) -> APIRouter:
         The memory policy is applied. A rebuilt prompt comes from the steps on record, with the agent's instructions
         and the policy as they are now. Steps that were destroyed are missing.
         """
-        found, left_out = await conversations.prompt(
-            Ref(owner, conversation_id), claims, summary_mode=summary_mode, turn=turn, step=step
-        )
-        views = [message_view(conversation_id, message) for message in found]
-        return answer({"messages": views, "left_out": left_out, "rebuilt": turn is not None})
+        found, left_out = await conversations.prompt(ref, claims, summary_mode=summary_mode, turn=turn, step=step)
+        messages = [views.message_view(ref.id, message) for message in found]
+        return answer({"messages": messages, "left_out": left_out, "rebuilt": turn is not None})
 
-    @router.get(f"{AT}/variables", responses=responses(VariableList, 404, 409, 422))
-    async def list_variables(owner: CallerOwner, conversation_id: PathId) -> Response:
+    @router.get(f"{AT}/variables", responses=responses(wire.VariableList, 404, 409, 422))
+    async def list_variables(ref: CallerRef) -> Response:
         """List the variables that the agent keeps between turns, with previews and sizes."""
-        exported = await conversations.variables(Ref(owner, conversation_id))
-        return answer({"items": await asyncio.to_thread(variable_views, exported)})
+        exported = await conversations.variables(ref)
+        return answer({"items": await asyncio.to_thread(views.variable_views, exported)})
 
-    @router.post(f"{AT}/prune", responses=responses(PruneResult, *WRITE))
+    @router.post(f"{AT}/prune", responses=responses(wire.PruneResult, *WRITE))
     async def prune_conversation(
-        owner: CallerOwner,
+        ref: CallerRef,
         claims: CallerClaims,
-        conversation_id: PathId,
-        body: Annotated[PruneRequest | None, Body()] = None,
+        body: Annotated[requests.PruneRequest | None, Body()] = None,
     ) -> Response:
         """Remove the steps from the memory that a policy drops. They stay on record, except if destroyed."""
-        request = body or PruneRequest()
+        request = body or requests.PruneRequest()
         weighed, count, conversation = await conversations.prune(
-            Ref(owner, conversation_id), claims, request.policy, dry_run=request.dry_run, destroy=request.destroy
+            ref, claims, request.policy, dry_run=request.dry_run, destroy=request.destroy
         )
-        return answer(prune_view(weighed, count, conversation, destroyed=request.destroy))
+        return answer(views.prune_view(weighed, count, conversation, destroyed=request.destroy))
 
-    @router.post(f"{AT}/rollback", responses=responses(ConversationAnswer, *WRITE))
-    async def roll_back_conversation(owner: CallerOwner, conversation_id: PathId, body: RollbackRequest) -> Response:
+    @router.post(f"{AT}/rollback", responses=responses(wire.Conversation, *WRITE))
+    async def roll_back_conversation(ref: CallerRef, body: requests.RollbackRequest) -> Response:
         """Restore the steps and variables that the conversation had after a turn. Later turns stay on record."""
-        return _shown(await conversations.history.roll_back(Ref(owner, conversation_id), body.turn))
+        return _shown(await conversations.history.roll_back(ref, body.turn))
 
-    @router.post(f"{AT}/fork", status_code=201, responses=responses(ConversationAnswer, *WRITE, status=201))
+    @router.post(f"{AT}/fork", status_code=201, responses=responses(wire.Conversation, *WRITE, status=201))
     async def fork_conversation(
-        owner: CallerOwner,
+        ref: CallerRef,
         request: Request,
-        conversation_id: PathId,
-        body: Annotated[ForkRequest | None, Body()] = None,
+        body: Annotated[requests.ForkRequest | None, Body()] = None,
         idempotency_key: IdempotencyKey = None,
     ) -> Response:
         """Create a conversation from the state of this one after a turn."""
-        asked, once = body or ForkRequest(), await _once(request, idempotency_key)
-        made = await conversations.fork(Ref(owner, conversation_id), asked.turn, asked.metadata, once)
+        asked, once = body or requests.ForkRequest(), await _once(request, idempotency_key)
+        made = await conversations.fork(ref, asked.turn, asked.metadata, once)
         return _created(made)
 
     @router.get(
         f"{AT}/export",
         responses={200: {"content": DOCUMENT, "description": "The document."}, **responses(None, 404, 409, 422)},
     )
-    async def export_conversation(owner: CallerOwner, conversation_id: PathId) -> Response:
+    async def export_conversation(ref: CallerRef) -> Response:
         """Return the whole conversation as a document without pickles (docs/export.md)."""
-        return Response(await conversations.export(Ref(owner, conversation_id)), media_type="application/json")
+        return Response(await conversations.export(ref), media_type="application/json")
 
     return router
 
 
-def _created(made: Conversation) -> Response:
+def _created(made: records.Conversation) -> Response:
     return _shown(made, 201, {"Location": link(f"/conversations/{made.ref.id}")})
 
 
-def _shown(conversation: Conversation, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    response = answer(conversation_view(conversation), status, headers)
+def _shown(conversation: records.Conversation, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    response = answer(views.conversation_view(conversation), status, headers)
     response.headers["ETag"] = _etag(bytes(response.body))
     return response
 
@@ -408,28 +359,28 @@ def _etag(body: bytes) -> str:
 def agent_routes(conversations: Conversations, limits: Limits) -> APIRouter:
     router = APIRouter(tags=["agents"], route_class=StrictRoute)
 
-    @router.get("/agents", responses=responses(AgentList))
+    @router.get("/agents", responses=responses(wire.AgentList))
     async def list_agents(_owner: CallerOwner) -> Response:
         """List the agents, the default agent first."""
-        confinement, first = await conversations.confinement(), conversations.agents()[0]
-        items = [agent_view(info, confinement, default=info is first) for info in conversations.agents()]
+        confinement, infos = await conversations.confinement(), conversations.agents()
+        items = [views.agent_view(each, confinement[each.version.name], default=each is infos[0]) for each in infos]
         return answer({"items": items})
 
-    @router.get("/agents/{name}", responses=responses(AgentDetails, 404, 409, 422))
+    @router.get("/agents/{name}", responses=responses(wire.AgentDetails, 404, 409, 422))
     async def get_agent(name: AgentPath, _owner: CallerOwner) -> Response:
         """Return an agent with the schema of its tools, its examples and its limits."""
         info = conversations.agent(AgentName(name))
         is_default = conversations.agents()[0].version.name == info.version.name
-        view = agent_view(info, await conversations.confinement(), default=is_default)
-        own = view_of(AgentLimits, limits, deadline_s=info.deadline_s or limits.deadline_s)
+        view = views.agent_view(info, (await conversations.confinement())[info.version.name], default=is_default)
+        own = views.view_of(wire.AgentLimits, limits, deadline_s=info.deadline_s or limits.deadline_s)
         return answer({**view, "limits": own})
 
     return router
 
 
-async def _once(request: Request, key: str | None) -> IdempotentRequest | None:
+async def _once(request: Request, key: str | None) -> records.IdempotentRequest | None:
     """Return the request of a key: its path, its query and its body as they were sent."""
     if key is None:
         return None
     place = f"{request.url.path}?{request.url.query}\n"
-    return IdempotentRequest(key, place.encode() + await request.body())
+    return records.IdempotentRequest(key, place.encode() + await request.body())

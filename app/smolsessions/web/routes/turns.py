@@ -28,6 +28,7 @@ from smolsessions.web.routes.common import (
     Answered,
     Ascending,
     CallerOwner,
+    CallerRef,
     Cursor,
     Delivery,
     IdempotencyKey,
@@ -35,7 +36,6 @@ from smolsessions.web.routes.common import (
     Limit,
     Limits,
     OnDisconnect,
-    PathId,
     Prefer,
     StrictRoute,
     TurnNumber,
@@ -56,6 +56,7 @@ LastEventId = Annotated[
     str | None, Header(alias="Last-Event-ID", description="The last event that the client has; wins over `after`.")
 ]
 After = Annotated[str | None, Query(description="Number of an event. Only later events are sent.")]
+AT = "/conversations/{conversation_id}/turns"
 _HEADERS = headers("Location", "Preference-Applied")
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
@@ -227,30 +228,27 @@ def new_turn_routes(new_turns: NewTurns) -> APIRouter:
         """Send a message to an agent, and return the turn at its end or stream its events."""
         return await new_turns.answer(request.scope, body, request.headers.get("accept"), delivery, idempotency_key)
 
-    @router.post("/conversations/{conversation_id}/turns", responses=_RESPONSES)
-    async def create_conversation_turn(  # noqa: PLR0917 - FastAPI passes them by name
+    @router.post(AT, responses=_RESPONSES)
+    async def create_conversation_turn(
         request: Request,
-        owner: CallerOwner,
-        conversation_id: PathId,
+        ref: CallerRef,
         body: TurnRequest,
         delivery: Answered,
         idempotency_key: IdempotencyKey = None,
     ) -> Response:
         """Send a message in this conversation, and return the turn at its end or stream its events."""
-        set_conversation(body, conversation_id)
-        return await create_turn(request, owner, body, delivery, idempotency_key)
+        set_conversation(body, ref.id)
+        return await create_turn(request, ref.owner, body, delivery, idempotency_key)
 
     return router
 
 
 def turn_routes(new_turns: NewTurns, turns: Turns, limits: Limits, streams: EventStreams) -> APIRouter:
     router = APIRouter(tags=["turns"], route_class=StrictRoute)
-    at = "/conversations/{conversation_id}/turns"
 
-    @router.get(at, responses=responses(TurnPage, 404, 422))
+    @router.get(AT, responses=responses(TurnPage, 404, 422))
     async def list_turns(
-        owner: CallerOwner,
-        conversation_id: PathId,
+        ref: CallerRef,
         *,
         limit: Limit = 20,
         cursor: Cursor = None,
@@ -261,20 +259,18 @@ def turn_routes(new_turns: NewTurns, turns: Turns, limits: Limits, streams: Even
 
         A page of large turns may hold fewer than `limit`. `next_cursor` shows whether more follow.
         """
-        of = ("turns", owner, conversation_id, order)
-        page = await turns.store.turns(Ref(owner, conversation_id), number_at(cursor, *of), limit, order)
+        of = ("turns", *ref, order)
+        page = await turns.store.turns(ref, number_at(cursor, *of), limit, order)
         return answer(page_view(page, partial(turn_view, internal=include_internal_tools), *of))
 
-    @router.get(f"{at}/{{turn}}", responses=responses(TurnAnswer, 404, 422))
-    async def get_turn(
-        owner: CallerOwner, conversation_id: PathId, number: TurnNumber, include_internal_tools: Internal = False
-    ) -> Response:
+    @router.get(f"{AT}/{{turn}}", responses=responses(TurnAnswer, 404, 422))
+    async def get_turn(ref: CallerRef, number: TurnNumber, include_internal_tools: Internal = False) -> Response:
         """Return one turn."""
-        turn = await turns.store.turn(Ref(owner, conversation_id), number)
+        turn = await turns.store.turn(ref, number)
         return answer(turn_view(turn, internal=include_internal_tools))
 
     @router.get(
-        f"{at}/{{turn}}/events",
+        f"{AT}/{{turn}}/events",
         response_class=Response,
         responses={
             200: {"description": "The turn's events, live or from its log. See docs/events.md.", **EVENT_STREAM},
@@ -286,8 +282,7 @@ def turn_routes(new_turns: NewTurns, turns: Turns, limits: Limits, streams: Even
         },
     )
     async def get_turn_events(  # noqa: PLR0917 - FastAPI passes them by name
-        owner: CallerOwner,
-        conversation_id: PathId,
+        ref: CallerRef,
         number: TurnNumber,
         last_event_id: LastEventId = None,
         after: After = None,
@@ -297,16 +292,14 @@ def turn_routes(new_turns: NewTurns, turns: Turns, limits: Limits, streams: Even
     ) -> Response:
         """Stream a turn's events, from its beginning or from a cursor."""
         cursor = cursor_of(last_event_id, after)
-        subscription = await turns.subscribe(
-            Ref(owner, conversation_id), number, cursor, until_waiting=until == "waiting"
-        )
+        subscription = await turns.subscribe(ref, number, cursor, until_waiting=until == "waiting")
         if subscription is None:
             return Response(status_code=204)
         delivery = Delivery(on_disconnect=on_disconnect, until=until)
         return TurnStream(streams, subscription, delivery, cursor, internal=include_internal_tools)
 
     @router.post(
-        f"{at}/{{turn}}/cancel",
+        f"{AT}/{{turn}}/cancel",
         responses={
             200: {"model": TurnAnswer, "description": "The turn, which is over.", "headers": _HEADERS},
             202: {"model": TurnAnswer, "description": "The stop is requested.", "headers": _HEADERS},
@@ -314,25 +307,23 @@ def turn_routes(new_turns: NewTurns, turns: Turns, limits: Limits, streams: Even
         },
     )
     async def cancel_turn(
-        owner: CallerOwner,
-        conversation_id: PathId,
+        ref: CallerRef,
         number: TurnNumber,
         prefer: Prefer = None,
         include_internal_tools: Internal = False,
     ) -> Response:
         """Stop a turn at its next model call, piece of text or tool call. Finished steps are kept."""
         wait_s, applied = wait_of(prefer, limits.wait_s) if prefer else (0.0, None)
-        turn = await turns.cancel(Ref(owner, conversation_id), number, wait_s if applied else 0.0)
+        turn = await turns.cancel(ref, number, wait_s if applied else 0.0)
         return turn_answer(turn, applied, internal=include_internal_tools)
 
     @router.post(
-        f"{at}/{{turn}}/answers",
+        f"{AT}/{{turn}}/answers",
         responses={**_RESPONSES, **responses(None, *WRITE, 404, 409)},
     )
     async def answer_turn(
         request: Request,
-        _owner: CallerOwner,
-        conversation_id: PathId,
+        ref: CallerRef,
         number: TurnNumber,
         body: AnswersRequest,
         delivery: Answered,
@@ -342,12 +333,11 @@ def turn_routes(new_turns: NewTurns, turns: Turns, limits: Limits, streams: Even
         The stream begins with the event of these answers.
         """
         accept = request.headers.get("accept")
-        return await new_turns.go_on(request.scope, conversation_id, number, body, accept, delivery)
+        return await new_turns.go_on(request.scope, ref.id, number, body, accept, delivery)
 
-    @router.get(f"{at}/{{turn}}/effects", responses=responses(EffectPage, 404, 422))
+    @router.get(f"{AT}/{{turn}}/effects", responses=responses(EffectPage, 404, 422))
     async def list_turn_effects(
-        owner: CallerOwner,
-        conversation_id: PathId,
+        ref: CallerRef,
         number: TurnNumber,
         *,
         limit: Limit = 20,
@@ -359,8 +349,8 @@ def turn_routes(new_turns: NewTurns, turns: Turns, limits: Limits, streams: Even
         A model call is listed once it was answered. The list of a turn that is over is empty: its journal is deleted.
         A page of large results may hold fewer than `limit`. `next_cursor` shows whether more follow.
         """
-        of = ("effects", owner, conversation_id, str(number), order)
-        page = await turns.effects(Ref(owner, conversation_id), number, number_at(cursor, *of), limit, order)
+        of = ("effects", *ref, str(number), order)
+        page = await turns.effects(ref, number, number_at(cursor, *of), limit, order)
         view = page_view(Page(page.items, page.next_cursor), effect_view, *of)
         return answer({**view, "complete": page.is_whole})
 
