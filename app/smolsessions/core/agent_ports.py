@@ -6,25 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from smolsessions.core import records
 from smolsessions.core.callers import Caller
 from smolsessions.core.effects import EffectOutcome
 from smolsessions.core.events import ReplayState, StepEvent
 from smolsessions.core.frozen import record
 from smolsessions.core.memories import ExportedMemory, ImportedMemory, Memory, PackedStep, PrunePreview
 from smolsessions.core.policies import Policy
-from smolsessions.core.records import (
-    NO_SETTINGS,
-    AgentName,
-    AgentVersion,
-    ClientTool,
-    ConversationSettings,
-    LeftOut,
-    Outcome,
-    Suspension,
-    Turn,
-    TurnInput,
-    Usage,
-)
+from smolsessions.core.records import AgentName, Turn, TurnInput
 
 
 @record
@@ -40,7 +29,7 @@ class ToolInfo:
 class AgentInfo:
     """Description of an agent, as `GET /agents` returns it."""
 
-    version: AgentVersion
+    version: records.AgentVersion
     description: str
     tools: tuple[ToolInfo, ...]
     max_steps: int
@@ -115,7 +104,7 @@ class Session(Protocol):
     """Size of the images and variables that it holds between turns."""
 
     @property
-    def version(self) -> AgentVersion:
+    def version(self) -> records.AgentVersion:
         """The agent that answers, for the record of its turns."""
 
     def serves(self, caller: Caller) -> bool:
@@ -129,8 +118,8 @@ class Session(Protocol):
         bridge: EventBridge,
         *,
         replay: ReplayState | None = None,
-        settings: ConversationSettings = NO_SETTINGS,
-    ) -> Outcome | Suspension:
+        settings: records.ConversationSettings = records.NO_SETTINGS,
+    ) -> records.Outcome | records.Suspension:
         """Run the agent in the calling thread, and emit its events and finished steps.
 
         Effects of earlier attempts (`replay`) are not repeated. An exception of the agent is a failed outcome, and a
@@ -141,7 +130,7 @@ class Session(Protocol):
     def cut_model_calls(self) -> None:
         """End waits for a model's provider, after a stop was requested. Called on the loop while `run_turn` runs."""
 
-    def partial_outcome(self) -> Outcome:
+    def partial_outcome(self) -> records.Outcome:
         """Return the running turn as cancelled, with its steps so far. Its thread does not return."""
 
     def close(self) -> None:
@@ -183,7 +172,7 @@ class AgentCatalog(Protocol):
     def task_step(self, turn: Turn, turn_input: TurnInput) -> PackedStep:
         """Return the task of a turn that ended before its agent ran. Raises `ServiceError` if it is too large."""
 
-    def journal_usage(self, replay: ReplayState) -> Usage:
+    def journal_usage(self, replay: ReplayState) -> records.Usage:
         """Return the tokens of the model calls in a turn's journal."""
 
     def effect_outcome(self, start: bytes) -> EffectOutcome:
@@ -192,10 +181,10 @@ class AgentCatalog(Protocol):
     def check_policy(self, name: AgentName, policy: Policy, pointer: str) -> None:
         """Raise `InvalidRequestError` at this pointer for a policy that the agent cannot have."""
 
-    def check_approve(self, name: AgentName, tools: Sequence[str], client_tools: Sequence[ClientTool]) -> None:
+    def check_approve(self, name: AgentName, tools: Sequence[str], client_tools: Sequence[records.ClientTool]) -> None:
         """Raise `InvalidRequestError` at `/approve` for tools that the agent lacks, or if it cannot wait."""
 
-    def check_client_tools(self, name: AgentName, tools: Sequence[ClientTool]) -> None:
+    def check_client_tools(self, name: AgentName, tools: Sequence[records.ClientTool]) -> None:
         """Raise `InvalidRequestError` for tools that the agent cannot have beside its own, or if it cannot wait."""
 
     def check_output_schema(self, schema: dict[str, Any]) -> None:
@@ -209,7 +198,7 @@ class AgentCatalog(Protocol):
 
     def messages(
         self, caller: Caller, memory: Memory, policy: Policy | None, *, summary_mode: bool
-    ) -> tuple[list[dict[str, Any]], LeftOut | None]:
+    ) -> tuple[list[dict[str, Any]], records.LeftOut | None]:
         """Return the model's next messages, and the part that the policy (None: the agent's) leaves out."""
 
     def preview_prune(self, caller: Caller, memory: Memory, policy: Policy | None) -> PrunePreview:

@@ -10,40 +10,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from smolsessions.core import errors, records
 from smolsessions.core.agent_ports import AgentCatalog, AgentInfo
 from smolsessions.core.attachments import File, decode_file
 from smolsessions.core.callers import Caller
 from smolsessions.core.documents import encode_document, parse_document
-from smolsessions.core.errors import (
-    AgentNotFoundError,
-    AgentUnavailableError,
-    ConversationExistsError,
-    ConversationNotFoundError,
-    InvalidRequestError,
-    NotFoundError,
-    ServiceError,
-    StoreUnavailableError,
-    TooLargeError,
-    UnknownAgentError,
-)
 from smolsessions.core.json_data import bounded, json_pointer, merge
 from smolsessions.core.memories import ExportedMemory, ImportedConversation, Memory, PrunePreview, StoredStep, with_gaps
 from smolsessions.core.policies import Policy
-from smolsessions.core.records import (
-    AgentName,
-    Conversation,
-    ConversationFields,
-    IdempotentRequest,
-    LeftOut,
-    Order,
-    Owner,
-    Page,
-    Ref,
-    Rollback,
-    StepType,
-    Turn,
-    title_of,
-)
+from smolsessions.core.records import AgentName, Conversation, Owner, Page, Ref, Turn
 from smolsessions.core.store_ports import ConversationStore, HistoryStore, TurnStore, WorkspaceFolders, WriteFiles
 
 log = logging.getLogger(__name__)
@@ -51,7 +26,7 @@ log = logging.getLogger(__name__)
 MOST_TRIES = 5
 
 
-class FilesUnwrittenError(ServiceError, code="internal"):
+class FilesUnwrittenError(errors.ServiceError, code="internal"):
     """The files of the workspace could not be written, so nothing was made; the service's log says why."""
 
 
@@ -90,9 +65,9 @@ class Conversations:
     def agent(self, name: AgentName) -> AgentInfo:
         """Raises `AgentNotFoundError` and `AgentUnavailableError`."""
         if sentence := self._agents.unavailable.get(name):
-            raise AgentUnavailableError(sentence)
+            raise errors.AgentUnavailableError(sentence)
         if name not in self._agents.infos:
-            raise AgentNotFoundError
+            raise errors.AgentNotFoundError
         return self._agents.infos[name]
 
     async def confinement(self) -> Mapping[AgentName, str | None]:
@@ -103,8 +78,8 @@ class Conversations:
         owner: Owner,
         conversation_id: str | None,
         agent: AgentName | None,
-        draft: ConversationFields,
-        once: IdempotentRequest | None = None,
+        draft: records.ConversationFields,
+        once: records.IdempotentRequest | None = None,
     ) -> Conversation:
         agent = self._known(agent)
         self._check(agent, draft)
@@ -112,23 +87,23 @@ class Conversations:
         return await self._make_once(ref, once, lambda ref: self.store.create(ref, agent, draft))
 
     async def _make_once(
-        self, ref: Ref, once: IdempotentRequest | None, make: Callable[[Ref], Awaitable[Conversation]]
+        self, ref: Ref, once: records.IdempotentRequest | None, make: Callable[[Ref], Awaitable[Conversation]]
     ) -> Conversation:
         """Make a conversation. A request with a known key gets the one that the first made, as it is now."""
         if once is None:
             return await make(ref)
         ref, is_new = await self._turns.reserve(ref, once)
         if not is_new:
-            with suppress(ConversationNotFoundError):  # the process of the first request ended before it was made
+            with suppress(errors.ConversationNotFoundError):  # its first process ended before it was made
                 return await self.store.conversation(ref)
         try:
             return await make(ref)
-        except ConversationExistsError:
+        except errors.ConversationExistsError:
             if not is_new:  # another request with the key was faster
                 return await self.store.conversation(ref)
             await self._turns.release(ref.owner, once)
             raise
-        except (StoreUnavailableError, asyncio.CancelledError):
+        except (errors.StoreUnavailableError, asyncio.CancelledError):
             raise  # it may have been made
         except BaseException:
             await self._turns.release(ref.owner, once)
@@ -140,11 +115,11 @@ class Conversations:
         `check` raises if the conversation may not be changed as it is.
         """
 
-        def changed(now: Conversation) -> ConversationFields:
+        def changed(now: Conversation) -> records.ConversationFields:
             check(now)
             metadata = merge(now.metadata, changes.get("metadata", {}))
             draft = replace(
-                ConversationFields({}, now.policy, now.ttl_s, now.title, now.approve, now.client_tools),
+                records.ConversationFields({}, now.policy, now.ttl_s, now.title, now.approve, now.client_tools),
                 **changes | {"metadata": metadata},
             )
             self._check(now.agent, draft)
@@ -160,7 +135,7 @@ class Conversations:
                 await asyncio.to_thread(self._folders.delete, *ref)
 
     async def fork(
-        self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None, once: IdempotentRequest | None = None
+        self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None, once: records.IdempotentRequest | None = None
     ) -> Conversation:
         """Create a conversation from the state of this one after a turn, with the files as they are now.
 
@@ -168,14 +143,21 @@ class Conversations:
         """
         files, left_out = await asyncio.to_thread(self._folders.files, *ref) if self._folders else ({}, {})
         if "" in left_out:
-            raise TooLargeError(f"The workspace {left_out['']}; delete files first.")
+            raise errors.TooLargeError(f"The workspace {left_out['']}; delete files first.")
         write, about = self._writer_of(files), metadata and bounded(metadata)
         return await self._make_once(
             self.history.name_beside(ref), once, lambda new: self.history.fork(ref, new, turn, about, write)
         )
 
     async def steps(
-        self, ref: Ref, first: int | None, limit: int, kind: StepType | None, *, archived: bool, order: Order
+        self,
+        ref: Ref,
+        first: int | None,
+        limit: int,
+        kind: records.StepType | None,
+        *,
+        archived: bool,
+        order: records.Order,
     ) -> Page[dict[str, Any]]:
         """Return steps as JSON, with hidden ones. `archived` adds archived and rolled back ones."""
         agent, page, attachments = await self.store.steps(ref, first, limit, kind, archived=archived, order=order)
@@ -192,13 +174,13 @@ class Conversations:
     async def image(self, ref: Ref, name: str) -> tuple[str, bytes]:
         data = await self.store.attachment(ref, name)
         if decode_file(data):
-            raise NotFoundError
+            raise errors.NotFoundError
         return await asyncio.to_thread(self._agents.image_file, data)
 
     async def file(self, ref: Ref, name: str) -> File:
         if file := decode_file(await self.store.attachment(ref, name)):
             return file
-        raise NotFoundError
+        raise errors.NotFoundError
 
     async def workspace_files(self, ref: Ref) -> tuple[dict[str, tuple[int, float]], bool]:
         """Return size and time of the files that the agent may read, by path, and whether it is all of them."""
@@ -212,11 +194,11 @@ class Conversations:
             data = await asyncio.to_thread(self._folders.file, *ref, path)
             if data is not None:
                 return data
-        raise NotFoundError
+        raise errors.NotFoundError
 
     async def prompt(
         self, ref: Ref, claims: Mapping[str, Any], *, summary_mode: bool, turn: int | None = None, step: int = 1
-    ) -> tuple[list[dict[str, Any]], LeftOut | None]:
+    ) -> tuple[list[dict[str, Any]], records.LeftOut | None]:
         """Return the model's next messages without the next task, and the part that the policy leaves out.
 
         They are those of a caller with these claims. With `turn` they are rebuilt: those before a step of that turn,
@@ -254,7 +236,7 @@ class Conversations:
                     return weighed, destroyed[1], destroyed[0]
             elif amended := await self.history.archive(ref, memory.version, places):
                 return weighed, count, amended
-        raise StoreUnavailableError("Others keep changing this conversation; try again.")
+        raise errors.StoreUnavailableError("Others keep changing this conversation; try again.")
 
     async def export(self, ref: Ref) -> bytes:
         """Return a whole conversation as a document, in JSON."""
@@ -287,7 +269,7 @@ class Conversations:
         data: Any,
         conversation_id: str | None,
         agent: AgentName | None,
-        once: IdempotentRequest | None = None,
+        once: records.IdempotentRequest | None = None,
     ) -> Conversation:
         """Create a conversation from a document. `agent` replaces the document's.
 
@@ -297,7 +279,7 @@ class Conversations:
         document, members = await asyncio.to_thread(parse_document, data)
         name = self._known(document.agent if agent is None else agent)
         memory = await asyncio.to_thread(self._agents.import_document, name, members, self._max_pixels)
-        draft = ConversationFields(
+        draft = records.ConversationFields(
             document.metadata, document.policy, approve=document.approve, client_tools=document.client_tools
         )
         self._check(name, draft)
@@ -311,16 +293,20 @@ class Conversations:
                     break
             if refusal:
                 path, sentence = refusal
-                raise InvalidRequestError.at(json_pointer(["workspace", path] if path else ["workspace"]), sentence)
+                raise errors.InvalidRequestError.at(
+                    json_pointer(["workspace", path] if path else ["workspace"]), sentence
+                )
             return files
 
         files = await asyncio.to_thread(checked_files)
         ref = Ref(owner, conversation_id or secrets.token_hex(12))
         last = max((step.turn for step in memory.steps), default=0)
         turns = await asyncio.to_thread(document.turns_of, ref, last)
-        title = title_of(turns[0].message) if turns and "title" not in document.model_fields_set else document.title
+        title = (
+            records.title_of(turns[0].message) if turns and "title" not in document.model_fields_set else document.title
+        )
         draft = replace(draft, title=title)
-        rollbacks = tuple(Rollback(after, to) for after, to in document.rollbacks)
+        rollbacks = tuple(records.Rollback(after, to) for after, to in document.rollbacks)
         imported = ImportedConversation(tuple(turns), rollbacks, memory)
         write = self._writer_of(files)
         return await self._make_once(
@@ -347,12 +333,12 @@ class Conversations:
     def _known(self, agent: AgentName | None) -> AgentName:
         """Return the agent of a new conversation. Raises `UnknownAgentError` and `AgentUnavailableError`."""
         if sentence := self._agents.unavailable.get(agent or self._default_agent):
-            raise AgentUnavailableError(sentence)
+            raise errors.AgentUnavailableError(sentence)
         if agent is not None and agent not in self._agents.infos:
-            raise UnknownAgentError.at("/agent", f"no agent {agent!r} here; GET /agents lists them")
+            raise errors.UnknownAgentError.at("/agent", f"no agent {agent!r} here; GET /agents lists them")
         return agent or self._default_agent
 
-    def _check(self, agent: AgentName, draft: ConversationFields) -> None:
+    def _check(self, agent: AgentName, draft: records.ConversationFields) -> None:
         """Raise a `ServiceError` for fields that a conversation with this agent cannot have."""
         bounded(draft.metadata)
         if draft.policy is not None:

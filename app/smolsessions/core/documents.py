@@ -9,22 +9,13 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import to_json
 
+from smolsessions.core import records
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.json_data import MAX_PROBLEMS, derived_from, invalid_request, json_pointer, storable
 from smolsessions.core.media import StepFile, StepImage
 from smolsessions.core.memories import ConversationRecord, ExportedMemory
 from smolsessions.core.policies import Policy, policy_data
-from smolsessions.core.records import (
-    AgentName,
-    AgentVersion,
-    ClientTool,
-    Items,
-    Outcome,
-    Ref,
-    Timing,
-    Turn,
-    TurnOptions,
-)
+from smolsessions.core.records import Items, Outcome, Turn
 from smolsessions.core.times import seconds_of, time_text
 
 Part = TypeVar("Part", bound=BaseModel)
@@ -49,9 +40,9 @@ class TurnDocument(BaseModel):
 
     turn: int = Field(ge=1, le=2**31 - 1)
     message: str
-    agent: AgentVersion
-    timing: Timing
-    options: TurnOptions = TurnOptions()
+    agent: records.AgentVersion
+    timing: records.Timing
+    options: records.TurnOptions = records.TurnOptions()
     attempts: int = Field(1, ge=0)
     additional_args: dict[str, Any] = {}
     output_images: Items[StepImage] = ()
@@ -66,11 +57,11 @@ class ConversationDocument(BaseModel):
     format: str
     version: Literal[1]
     id: str | None = None
-    agent: AgentName | None = Field(None, max_length=64)
+    agent: records.AgentName | None = Field(None, max_length=64)
     title: str | None = Field(None, min_length=1, max_length=200)
     metadata: dict[str, Any] = {}
     policy: Policy | None = None
-    client_tools: Annotated[Items[ClientTool], Field(max_length=64)] = ()
+    client_tools: Annotated[Items[records.ClientTool], Field(max_length=64)] = ()
     approve: Annotated[Items[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=50)] = ()
     turns: Annotated[Items[TurnDocument], Field(max_length=MAX_TURNS)] = ()
     rollbacks: Annotated[
@@ -90,7 +81,7 @@ class ConversationDocument(BaseModel):
                 raise InvalidRequestError.at(json_pointer(["workspace", path]), "is no base64") from None
         return files
 
-    def turns_of(self, ref: Ref, last: int) -> list[Turn]:
+    def turns_of(self, ref: records.Ref, last: int) -> list[Turn]:
         """Return the records of its turns. `last` is the number of the last turn with a step."""
         if last > len(self.turns):
             raise InvalidRequestError.at("/turns", f"there are steps of turn {last}, and it is not among these")

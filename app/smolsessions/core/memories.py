@@ -6,17 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import Any
 
+from smolsessions.core import records
 from smolsessions.core.frozen import record
-from smolsessions.core.records import (
-    AgentName,
-    Conversation,
-    ConversationSettings,
-    EntryType,
-    PromptSize,
-    Rollback,
-    StepType,
-    Turn,
-)
+from smolsessions.core.records import AgentName, StepType, Turn
 
 
 @record
@@ -26,8 +18,8 @@ class PrunePreview:
     `shortened` steps are cut by the policy in a prompt. A prune does not change them.
     """
 
-    before: PromptSize
-    after: PromptSize
+    before: records.PromptSize
+    after: records.PromptSize
     left_out: tuple[int, ...]
     shortened: int
     edits: tuple[int, ...] = ()
@@ -41,7 +33,7 @@ class PackedStep:
     `variables` are the changed pieces by name. None deletes a piece.
     """
 
-    type: EntryType
+    type: records.EntryType
     turn: int
     data: bytes
     attachments: dict[str, bytes]
@@ -78,7 +70,7 @@ class StoredStep:
     """Step as the store returns it."""
 
     index: int
-    type: EntryType
+    type: records.EntryType
     turn: int
     data: bytes
     attachments: tuple[str, ...]
@@ -101,7 +93,7 @@ class Memory:
 
     agent: AgentName
     metadata: dict[str, Any]
-    settings: ConversationSettings
+    settings: records.ConversationSettings
     version: Version
     steps: tuple[StoredStep, ...]
     attachments: dict[str, bytes]
@@ -119,9 +111,9 @@ class Version:
 class ConversationRecord:
     """Whole conversation for an export, without events. `pieces` are its variables."""
 
-    conversation: Conversation
+    conversation: records.Conversation
     turns: tuple[Turn, ...]
-    rollbacks: tuple[Rollback, ...]
+    rollbacks: tuple[records.Rollback, ...]
     steps: tuple[StoredStep, ...]
     attachments: dict[str, bytes]
     pieces: dict[str, bytes]
@@ -132,7 +124,7 @@ class ImportedConversation:
     """Conversation for an import."""
 
     turns: tuple[Turn, ...]
-    rollbacks: tuple[Rollback, ...]
+    rollbacks: tuple[records.Rollback, ...]
     memory: ImportedMemory
 
 

@@ -7,29 +7,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, TypeVar
 
+from smolsessions.core import records
 from smolsessions.core.callers import Caller
 from smolsessions.core.effects import JournaledResult, JournalSizes
 from smolsessions.core.events import Event, Logged, ReplayState
 from smolsessions.core.frozen import record
 from smolsessions.core.memories import ConversationRecord, ImportedConversation, Memory, PackedStep, StoredStep, Version
-from smolsessions.core.records import (
-    AgentName,
-    Conversation,
-    ConversationFields,
-    ConversationQuery,
-    ConversationSettings,
-    IdempotentRequest,
-    Order,
-    Outcome,
-    Owner,
-    Page,
-    Ref,
-    StepType,
-    Submission,
-    Suspension,
-    Turn,
-    TurnInput,
-)
+from smolsessions.core.records import AgentName, Conversation, Owner, Page, Ref, Turn
 from smolsessions.core.requests import Answer
 
 WriteFiles = Callable[[Ref], Awaitable[Callable[[], Awaitable[None]]]]
@@ -90,7 +74,7 @@ class LogReader(Protocol):
 class TurnStore(Protocol):
     """Turns that are submitted, read and cancelled."""
 
-    async def submit(self, new: Submission) -> tuple[Turn, bool]:
+    async def submit(self, new: records.Submission) -> tuple[Turn, bool]:
         """Append a turn to its conversation's queue in one atomic step. Return it with its number and agent.
 
         If the same request made a turn before, that turn is returned, with False. The id of a conversation that a
@@ -100,19 +84,19 @@ class TurnStore(Protocol):
         `TooManyTurnsError`, `OverloadedError` and the errors of `recall`. Then nothing was written.
         """
 
-    async def reserve(self, ref: Ref, once: IdempotentRequest) -> tuple[Ref, bool]:
+    async def reserve(self, ref: Ref, once: records.IdempotentRequest) -> tuple[Ref, bool]:
         """Reserve a name for a key, of a conversation or a turn. Returns the reserved name, and whether it is new.
 
         Raises `IdempotencyKeyReusedError` if another request had the key.
         """
 
-    async def reserved(self, owner: Owner, once: IdempotentRequest) -> Ref | None:
+    async def reserved(self, owner: Owner, once: records.IdempotentRequest) -> Ref | None:
         """Return the name that is reserved for a key."""
 
-    async def release(self, owner: Owner, once: IdempotentRequest) -> None:
+    async def release(self, owner: Owner, once: records.IdempotentRequest) -> None:
         """Forget a key whose request was refused."""
 
-    async def recall(self, owner: Owner, once: IdempotentRequest) -> Turn | None:
+    async def recall(self, owner: Owner, once: records.IdempotentRequest) -> Turn | None:
         """Return the turn that this request made before, or None.
 
         Raises `IdempotencyKeyReusedError` if its key came with another request, and `ConversationNotFoundError` if
@@ -153,25 +137,25 @@ class TurnStore(Protocol):
         If the turn ended meanwhile, they are missing.
         """
 
-    async def turns(self, ref: Ref, first: int | None, limit: int, order: Order = "asc") -> Page[Turn]:
+    async def turns(self, ref: Ref, first: int | None, limit: int, order: records.Order = "asc") -> Page[Turn]:
         """Return turns from number `first` on. None: from the first of this order. Large ones make a page shorter."""
 
 
 class ConversationStore(Protocol):
     """Conversations between turns."""
 
-    async def create(self, ref: Ref, agent: AgentName, draft: ConversationFields) -> Conversation:
+    async def create(self, ref: Ref, agent: AgentName, draft: records.ConversationFields) -> Conversation:
         """Raises `ConversationExistsError`."""
 
     async def conversation(self, ref: Ref) -> Conversation:
         """Raises `ConversationNotFoundError`."""
 
     async def conversations(
-        self, owner: Owner, query: ConversationQuery, after: str | None, limit: int
+        self, owner: Owner, query: records.ConversationQuery, after: str | None, limit: int
     ) -> Page[Conversation]:
         """Return an owner's conversations behind a cursor. A filtered page may be short, although more follow."""
 
-    async def patch(self, ref: Ref, change: Callable[[Conversation], ConversationFields]) -> Conversation:
+    async def patch(self, ref: Ref, change: Callable[[Conversation], records.ConversationFields]) -> Conversation:
         """Store the result of `change`, which is called again after a concurrent write."""
 
     async def delete(self, ref: Ref) -> Sequence[Turn]:
@@ -182,10 +166,10 @@ class ConversationStore(Protocol):
         ref: Ref,
         first: int | None,
         limit: int,
-        kind: StepType | None = None,
+        kind: records.StepType | None = None,
         *,
         archived: bool = False,
-        order: Order = "asc",
+        order: records.Order = "asc",
     ) -> tuple[AgentName, Page[StoredStep], dict[str, bytes]]:
         """Return steps from index `first`, or from below it, with hidden ones and their attachments.
 
@@ -244,7 +228,7 @@ class HistoryStore(Protocol):
         self,
         ref: Ref,
         agent: AgentName,
-        draft: ConversationFields,
+        draft: records.ConversationFields,
         imported: ImportedConversation,
         write_files: WriteFiles,
     ) -> Conversation:
@@ -286,7 +270,7 @@ class Lease(Protocol):
     """Fenced right of a worker to write to one conversation while it runs one turn."""
 
     turn: Turn
-    turn_input: TurnInput
+    turn_input: records.TurnInput
     caller: Caller
     """Caller of the turn. The metadata are those at the claim."""
     attempt: int
@@ -294,7 +278,7 @@ class Lease(Protocol):
     """Version of the conversation's steps. A warm session of this version needs no loading."""
     fingerprint: str
     """Fingerprint of the agent that began the turn."""
-    settings: ConversationSettings
+    settings: records.ConversationSettings
     """Those of the conversation at the claim."""
     crashes: int
     """Number of attempts that ended with their process and without a new effect."""
@@ -369,13 +353,13 @@ class Lease(Protocol):
     async def flush(self) -> None:
         """Wait until all writes so far are acknowledged. Raises `LeaseLostError` and `SealBrokenError`."""
 
-    async def suspend(self, pause: Suspension) -> bool:
+    async def suspend(self, pause: records.Suspension) -> bool:
         """Let the turn wait for a person, and release the lease. Retried until the store answers.
 
         Returns False, and keeps the lease, if the turn is to stop. Raises as `commit` does.
         """
 
-    async def commit(self, outcome: Outcome) -> Turn:
+    async def commit(self, outcome: records.Outcome) -> Turn:
         """End the turn: keep its steps, append the final event, release the lease. Retried until the store answers.
 
         A pending stop request is part of the returned turn. A turn that is rolled back is cancelled, and leaves the

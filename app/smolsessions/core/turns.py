@@ -12,6 +12,7 @@ from dataclasses import asdict, field, replace
 from functools import partial
 from typing import Any
 
+from smolsessions.core import errors, records
 from smolsessions.core.agent_ports import AgentCatalog
 from smolsessions.core.effects import (
     MAX_PAGE_BYTES,
@@ -21,41 +22,16 @@ from smolsessions.core.effects import (
     JournalSizes,
     effect_keys,
 )
-from smolsessions.core.errors import (
-    AgentUnavailableError,
-    AlreadyAnsweredError,
-    ConversationExistsError,
-    ConversationNotFoundError,
-    InvalidRequestError,
-    NotWaitingError,
-    RequestNotFoundError,
-    ServiceError,
-    StoreUnavailableError,
-    UnknownAgentError,
-)
 from smolsessions.core.frozen import changed, record
 from smolsessions.core.json_data import bounded
 from smolsessions.core.media import StepFile, StepImage
-from smolsessions.core.records import (
-    AgentName,
-    AgentVersion,
-    ClientTool,
-    IdempotentRequest,
-    Order,
-    Owner,
-    Ref,
-    Submission,
-    Timing,
-    Turn,
-    TurnInput,
-    TurnOptions,
-)
+from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.core.requests import Answer, InputRequest
 from smolsessions.core.store_ports import LogReader, TurnStore
 
 CheckArguments = Callable[[dict[str, Any], Any], Sequence[tuple[str, str]]]
 """Returns pointer and message of each mistake in arguments or a result, by their JSON Schema."""
-_NO_OPTIONS = TurnOptions()
+_NO_OPTIONS = records.TurnOptions()
 
 
 @record
@@ -66,8 +42,8 @@ class NewTurn:
     conversation_id: str | None = None
     create: bool = False
     agent: AgentName | None = None
-    options: TurnOptions = field(default_factory=TurnOptions)
-    turn_input: TurnInput = field(default_factory=TurnInput)
+    options: records.TurnOptions = field(default_factory=records.TurnOptions)
+    turn_input: records.TurnInput = field(default_factory=records.TurnInput)
     images: tuple[StepImage, ...] = ()
     files: tuple[StepFile, ...] = ()
     additional_args: dict[str, Any] = field(default_factory=dict)
@@ -75,16 +51,16 @@ class NewTurn:
     idempotency_key: str | None = None
 
     @property
-    def idempotent_request(self) -> IdempotentRequest | None:
+    def idempotent_request(self) -> records.IdempotentRequest | None:
         """The key with everything that makes two requests equal. The form of the response is not part of it."""
         if self.idempotency_key is None:
             return None
         # The names of images and files are hashes of their bytes.
-        fields = asdict(replace(self, idempotency_key=None, turn_input=TurnInput()))
+        fields = asdict(replace(self, idempotency_key=None, turn_input=records.TurnInput()))
         fields |= fields.pop("options")
         # Without defaults, so that a later release with more fields makes the same bytes.
         sent = {name: value for name, value in fields.items() if value and name != "turn_input"}
-        return IdempotentRequest(self.idempotency_key, json.dumps(sent, sort_keys=True).encode())
+        return records.IdempotentRequest(self.idempotency_key, json.dumps(sent, sort_keys=True).encode())
 
 
 class Turns:
@@ -112,7 +88,7 @@ class Turns:
         if once and (known := await self.store.recall(owner, once)):
             return await self._read(known, for_end=for_end)
         if new.agent is not None and new.agent not in self._agents.infos and new.agent not in self._agents.unavailable:
-            raise UnknownAgentError.at("/agent", f"no agent {new.agent!r} here; GET /agents lists them")
+            raise errors.UnknownAgentError.at("/agent", f"no agent {new.agent!r} here; GET /agents lists them")
         is_named = new.conversation_id is not None
         ref = Ref(owner, new.conversation_id or secrets.token_hex(12))
         turn = Turn(
@@ -121,28 +97,28 @@ class Turns:
             agent=self._version_of(new.agent or self._default_agent),
             message=new.message,
             options=new.options,
-            timing=Timing(time.time()),
+            timing=records.Timing(time.time()),
             images=new.images,
             files=new.files,
             additional_args=new.additional_args,
         )
         create = None if is_named and not new.create else bounded(new.metadata)
         version_of = partial(self._version_of, options=new.options)
-        submission = Submission(
+        submission = records.Submission(
             turn, new.turn_input, create, new.agent is not None, version_of, once, is_named, follows=not for_end
         )
         subscription = self._subscribe(turn, is_new=True, for_end=for_end)  # before the first event
         try:
             existing = changed(submission, create=None)
-            refusal: ServiceError | None = None
+            refusal: errors.ServiceError | None = None
             # Most named conversations exist. The last try is for one that another request has created in between.
             for attempt in (existing, submission, existing) if is_named and new.create else (submission,):
                 try:
                     subscription.turn, is_new = await self.store.submit(attempt)
                     break
-                except ConversationExistsError as error:  # another request has just created it, or it was deleted
+                except errors.ConversationExistsError as error:  # another request made it, or it was deleted
                     refusal = error
-                except ConversationNotFoundError as error:
+                except errors.ConversationNotFoundError as error:
                     refusal = refusal or error
             else:
                 assert refusal
@@ -207,7 +183,7 @@ class Turns:
         names = {answer.request_id for answer in answers}
         return turn, min((each.seq for each in turn.answered if each.request_id in names), default=1) - 1, new
 
-    async def effects(self, ref: Ref, number: int, first: int | None, limit: int, order: Order) -> EffectPage:
+    async def effects(self, ref: Ref, number: int, first: int | None, limit: int, order: records.Order) -> EffectPage:
         """Return effects of a turn that is not over, from place `first` on. Large results make a page shorter."""
         turn = await self.store.turn(ref, number)
         journal = JournalSizes() if turn.outcome else await self.store.journal(ref, number)
@@ -276,8 +252,11 @@ class Turns:
         return subscription
 
     def _version_of(
-        self, name: AgentName, client_tools: Sequence[ClientTool] = (), options: TurnOptions = _NO_OPTIONS
-    ) -> AgentVersion:
+        self,
+        name: AgentName,
+        client_tools: Sequence[records.ClientTool] = (),
+        options: records.TurnOptions = _NO_OPTIONS,
+    ) -> records.AgentVersion:
         """Return the version of an agent. Raises a `ServiceError` if it cannot play a turn with these options.
 
         `client_tools` are those of the turn and its conversation.
@@ -285,7 +264,7 @@ class Turns:
         info = self._agents.infos.get(name)
         if info is None:
             unknown = f"The conversation's agent {name!r} is not configured here."
-            raise AgentUnavailableError(self._agents.unavailable.get(name, unknown))
+            raise errors.AgentUnavailableError(self._agents.unavailable.get(name, unknown))
         if options.output_schema is not None:
             self._agents.check_output_schema(options.output_schema)
         if options.client_tools:
@@ -306,7 +285,7 @@ class Turns:
             timer.cancel()
         try:
             return await self.store.turn(turn.ref, turn.number)
-        except StoreUnavailableError:
+        except errors.StoreUnavailableError:
             return turn  # the caller must learn that it was accepted
 
 
@@ -347,11 +326,11 @@ def new_answers(turn: Turn, answers: Sequence[Answer], check_arguments: CheckArg
         name = answer.request_id
         if name in known:
             if known[name] != answer.digest:
-                raise AlreadyAnsweredError(request_id=name)
+                raise errors.AlreadyAnsweredError(request_id=name)
             continue
         if name not in still_open:
             is_of_turn = name.startswith(f"{turn.ref.id}:{turn.number}:")
-            raise NotWaitingError if turn.outcome and is_of_turn else RequestNotFoundError
+            raise errors.NotWaitingError if turn.outcome and is_of_turn else errors.RequestNotFoundError
         if any(name == each.request_id for each in new):
             problems.append({"pointer": f"/answers/{place}/request_id", "message": "is answered twice in this request"})
         of_kind = _problems_of_result if "result" in {still_open[name].kind, answer.decision} else _problems
@@ -359,9 +338,9 @@ def new_answers(turn: Turn, answers: Sequence[Answer], check_arguments: CheckArg
         problems += [{"pointer": f"/answers/{place}{pointer}", "message": message} for pointer, message in found]
         new.append(answer)
     if problems:
-        raise InvalidRequestError.of(problems)
+        raise errors.InvalidRequestError.of(problems)
     if new and not waits:
-        raise NotWaitingError
+        raise errors.NotWaitingError
     return new
 
 

@@ -11,23 +11,13 @@ from typing import Any, NamedTuple, get_args
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
+from smolsessions.core import records
 from smolsessions.core.errors import DAMAGED, NEWER, SealBrokenError
 from smolsessions.core.events import Event, PersonEvent, StepEvent, TurnQueued, TurnStarted
 from smolsessions.core.frozen import changed
 from smolsessions.core.memories import Head, PackedStep, StoredStep
 from smolsessions.core.policies import policy_of
-from smolsessions.core.records import (
-    AgentName,
-    ClientTool,
-    ConversationSettings,
-    EntryType,
-    Origin,
-    Owner,
-    Ref,
-    Rollback,
-    Turn,
-    TurnInput,
-)
+from smolsessions.core.records import AgentName, Ref, Turn, TurnInput
 from smolsessions.core.requests import Answer
 from smolsessions.store.seal import TAG_BYTES
 
@@ -43,7 +33,7 @@ HEAD_MEMBERS = frozenset({4, 7})  # the last three, sets of removed steps, are l
 _TOOL_SETTINGS = ("approve", "client_tools")
 _NO_INPUT = b'{"sizes":[]}\n'
 # Stored by number: append only.
-_TYPES: tuple[EntryType, ...] = ("task", "planning", "action", "note", "summary", "edit")
+_TYPES: tuple[records.EntryType, ...] = ("task", "planning", "action", "note", "summary", "edit")
 
 
 def number(data: bytes | None, most: int = 2**53) -> int:
@@ -197,7 +187,7 @@ def started(turn: Turn, at: float, attempts: int, *, waits: bool = False) -> Tur
 
 def ref_of(scope: str) -> Ref:
     owner, _, conversation_id = scope.partition("/")
-    return Ref(Owner(owner), conversation_id)
+    return Ref(records.Owner(owner), conversation_id)
 
 
 class SealedFields(NamedTuple):
@@ -237,19 +227,19 @@ def decode_metadata(data: bytes) -> dict[str, Any]:
     return metadata
 
 
-def encode_settings(settings: ConversationSettings) -> bytes:
+def encode_settings(settings: records.ConversationSettings) -> bytes:
     pairs = {"lineage": list(map(astuple, settings.lineage)), "rollbacks": list(map(astuple, settings.rollbacks))}
     given = {name: found for name in _TOOL_SETTINGS if (found := getattr(settings, name))}
     return to_json({"policy": settings.policy} | pairs | given)
 
 
-def decode_settings(data: bytes) -> ConversationSettings:
+def decode_settings(data: bytes) -> records.ConversationSettings:
     fields = from_json(data)
     try:
         policy = None if fields["policy"] is None else policy_of(fields["policy"])
-        lineage = tuple(Origin(*origin) for origin in fields["lineage"])
-        rollbacks = tuple(Rollback(*rollback) for rollback in fields["rollbacks"])
-        client_tools = tuple(ClientTool(**tool) for tool in fields.get("client_tools", ()))
-        return ConversationSettings(policy, lineage, rollbacks, tuple(fields.get("approve", ())), client_tools)
+        lineage = tuple(records.Origin(*origin) for origin in fields["lineage"])
+        rollbacks = tuple(records.Rollback(*rollback) for rollback in fields["rollbacks"])
+        client_tools = tuple(records.ClientTool(**tool) for tool in fields.get("client_tools", ()))
+        return records.ConversationSettings(policy, lineage, rollbacks, tuple(fields.get("approve", ())), client_tools)
     except (ValueError, TypeError, KeyError) as error:
         raise SealBrokenError(f"a conversation's record {NEWER}") from error

@@ -172,7 +172,7 @@ class Authenticator:
     def _refresh(self, path: Path, *, is_start: bool = False) -> None:
         """Read the file if it has changed. Raises `OSError`, and at start `StartError`."""
         # An open of a pipe would wait for ever without O_NONBLOCK.
-        with open(path, "rb", opener=_open_at_once) as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             found = os.fstat(file.fileno())
             if not S_ISREG(found.st_mode):
                 raise OSError(errno.EINVAL, "it is no regular file")
@@ -191,10 +191,6 @@ class Authenticator:
                 if not self._identities:
                     log.warning("%s holds no key, so all requests are refused", path, extra={"action": "keys.none"})
         self._checked_at = time.monotonic()
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _identities(content: bytes, path: Path, *, is_start: bool) -> dict[bytes, Identity]:

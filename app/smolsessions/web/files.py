@@ -17,7 +17,7 @@ import PIL.Image
 from smolsessions.core.attachments import Audio, File, described, encode_file, is_text, name_flaw, name_of
 from smolsessions.core.errors import InvalidRequestError, TooLargeError
 from smolsessions.core.media import StepFile, StepImage, image_name
-from smolsessions.wire.requests import FileIn
+from smolsessions.wire.requests import AnswerIn, FileIn, TurnRequest
 
 _IMAGE_URL = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 _IMAGE_FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
@@ -43,19 +43,22 @@ _EXTENSION = re.compile(r"\.[A-Za-z0-9]{1,10}$")
 _RATE = slice(24, 28)  # in the head of a WAV file
 
 
-async def read_images(
-    images: list[str], max_pixels: int, at: str = ""
-) -> tuple[tuple[bytes, ...], tuple[StepImage, ...]]:
-    """Return the images' bytes, and their names and sizes. The error names an image that is refused.
+async def read_media(
+    sent: TurnRequest | AnswerIn, max_pixels: int, max_bytes: int, arguments: Collection[str] = (), at: str = ""
+) -> tuple[tuple[bytes, ...], tuple[StepImage, ...], tuple[bytes, ...], tuple[StepFile, ...]]:
+    """Return the bytes and records of a request's images, then those of its files. An error names the refused one.
 
-    Pillow releases the interpreter lock while it decodes.
+    `arguments` are the names of other variables. Pillow releases the interpreter lock while it decodes.
     """
-    if not images:
-        return (), ()
-    return await asyncio.get_running_loop().run_in_executor(_THREAD, _read_images, images, max_pixels, at)
+    if not sent.images and not sent.files:
+        return (), (), (), ()
+    return await asyncio.get_running_loop().run_in_executor(
+        _THREAD,
+        lambda: (*read_images(sent.images, max_pixels, at), *read_files(sent.files, max_bytes, arguments, at)),
+    )
 
 
-def _read_images(images: list[str], max_pixels: int, at: str) -> tuple[tuple[bytes, ...], tuple[StepImage, ...]]:
+def read_images(images: list[str], max_pixels: int, at: str) -> tuple[tuple[bytes, ...], tuple[StepImage, ...]]:
     found, sizes, left = [], [], max_pixels  # all images of a turn are in memory together, so they share the bound
     for index, text in enumerate(images):
         pointer = f"{at}/images/{index}"
@@ -95,16 +98,7 @@ def decode_base64(text: str, pointer: str, url: re.Pattern[str], kind: str) -> b
         raise InvalidRequestError.at(pointer, f"is neither base64 nor a data:{kind};base64, URL") from None
 
 
-async def read_files(
-    files: Sequence[FileIn], max_bytes: int, arguments: Collection[str], at: str = ""
-) -> tuple[tuple[bytes, ...], tuple[StepFile, ...]]:
-    """Return the files as they are stored, and their records. `arguments` are the names of other variables."""
-    if not files:
-        return (), ()
-    return await asyncio.get_running_loop().run_in_executor(_THREAD, _read_files, files, max_bytes, arguments, at)
-
-
-def _read_files(
+def read_files(
     files: Sequence[FileIn], max_bytes: int, arguments: Collection[str], at: str
 ) -> tuple[tuple[bytes, ...], tuple[StepFile, ...]]:
     if sum(len(file.data) for file in files) * 3 // 4 > max_bytes + 1000:  # before anything is decoded

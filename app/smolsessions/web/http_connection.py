@@ -234,8 +234,7 @@ class Connection(HttpToolsProtocol):
             head = b"".join(name + b": " + value + b"\r\n" for name, value in fields)
             self.transport.write(STATUS_LINE[response.status_code] + head + b"\r\n" + response.body)
         self._disarm()
-        self._disconnect()
-        self.transport.close()
+        self._break_off()
 
     def _break_off(self) -> None:
         """Close the connection in the middle of an answer, so that its client does not take it for whole."""

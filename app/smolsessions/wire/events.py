@@ -6,19 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from smolsessions.wire.turns import (
-    AGENT_PATH,
-    CALL_ID,
-    INTERNAL,
-    STEP_ID,
-    Answerer,
-    Failure,
-    File,
-    Image,
-    InputRequest,
-    Turn,
-    Usage,
-)
+from smolsessions.wire import turns
 from smolsessions.wire.words import Channel, DecisionWord, EventType, StepKind, Time
 
 KIND = "Kind of event, also the `event:` line."
@@ -40,9 +28,9 @@ class TurnEvent(BaseModel):
 class StepEvent(TurnEvent):
     """Members of events inside a step."""
 
-    step_id: str = Field(description=STEP_ID)
+    step_id: str = Field(description=turns.STEP_ID)
     step: int = Field(description="Number of the step in its agent's run, from 1.")
-    agent: str = Field(description=AGENT_PATH)
+    agent: str = Field(description=turns.AGENT_PATH)
     parent_call_id: str | None = Field(description="The tool call that called this agent. Null: the turn's own agent.")
 
 
@@ -88,10 +76,10 @@ class ToolCalled(StepEvent):
     """A tool, a managed agent or a code block is about to run."""
 
     type: Literal["tool.call"] = Field(description=KIND)
-    call_id: str = Field(description=CALL_ID)
+    call_id: str = Field(description=turns.CALL_ID)
     name: str = Field(description="Name of the tool or of the managed agent.")
     arguments: Any = Field(description="JSON with long texts cut.")
-    internal: bool = Field(description=INTERNAL)
+    internal: bool = Field(description=turns.INTERNAL)
     repeated: bool = Field(description="True if an earlier attempt started this call, and ended before its result.")
 
 
@@ -99,12 +87,12 @@ class ToolReturned(StepEvent):
     """The call returned (`result`, cut) or failed (`error`, cut)."""
 
     type: Literal["tool.result"] = Field(description=KIND)
-    call_id: str = Field(description=CALL_ID)
+    call_id: str = Field(description=turns.CALL_ID)
     name: str = Field(description="Name of the tool or of the managed agent.")
-    internal: bool = Field(description=INTERNAL)
+    internal: bool = Field(description=turns.INTERNAL)
     ok: bool = Field(description="True if the call returned.")
     result: str | None = Field(description="Its result as text, cut after 2,000 characters. Null after an error.")
-    error: Failure | None = Field(description="Its error, cut after 2,000 characters. Null if it returned.")
+    error: turns.Failure | None = Field(description="Its error, cut after 2,000 characters. Null if it returned.")
     duration_ms: float = Field(description="Duration of the call in milliseconds.")
     repeated: bool = Field(description="True if the call was made again, because a process ended during the first.")
 
@@ -114,12 +102,16 @@ class StepFinished(StepEvent):
 
     type: Literal["step.finished"] = Field(description=KIND)
     kind: StepKind
-    error: Failure | None = Field(description="Its error, as its agent's model sees it, cut after 2,000 characters.")
+    error: turns.Failure | None = Field(
+        description="Its error, as its agent's model sees it, cut after 2,000 characters."
+    )
     observations: str | None = Field(description="Text that the model is shown next, cut after 2,000 characters.")
-    images: list[Image] = Field(description="Images that the model is shown next, and those of the step's output.")
-    files: list[File] = Field(description="Files and audio of the step's output.")
+    images: list[turns.Image] = Field(
+        description="Images that the model is shown next, and those of the step's output."
+    )
+    files: list[turns.File] = Field(description="Files and audio of the step's output.")
     is_final_answer: bool = Field(description="True if its output is the answer of its agent.")
-    usage: Usage | None = Field(description="Tokens of its model calls, as far as the model reports them.")
+    usage: turns.Usage | None = Field(description="Tokens of its model calls, as far as the model reports them.")
     duration_ms: float | None = Field(description="Milliseconds that it took.")
 
 
@@ -127,7 +119,7 @@ class TurnWaiting(TurnEvent):
     """The turn waits for a person. It goes on after the answers, however late they come."""
 
     type: Literal["turn.waiting"] = Field(description=KIND)
-    requests: list[InputRequest] = Field(description="The open requests.")
+    requests: list[turns.InputRequest] = Field(description="The open requests.")
 
 
 class InputAnswer(BaseModel):
@@ -139,7 +131,7 @@ class InputAnswer(BaseModel):
     reason: str | None = Field(description="Reason for the agent's model. Null: none.")
     text: str | None = Field(description="Answer to a question. Null for an approval.")
     error: str | None = Field(description="Reason why the client's tool has no result. Null for others.")
-    by: Answerer | None = Field(description="Who answered.")
+    by: turns.Answerer | None = Field(description="Who answered.")
     at: Time = Field(description="Time of the answer.")
 
 
@@ -154,7 +146,7 @@ class TurnEnded(TurnEvent):
     """The final event. It holds the whole turn."""
 
     type: Literal["turn.finished", "turn.failed", "turn.cancelled"] = Field(description=KIND)
-    result: Turn = Field(description="The turn at its end.")
+    result: turns.Turn = Field(description="The turn at its end.")
 
 
 KnownEvent = Annotated[

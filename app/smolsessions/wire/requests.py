@@ -6,7 +6,7 @@ from functools import partial
 from keyword import iskeyword
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from smolsessions.core.json_data import MAX_OBJECT_BYTES, storable
 from smolsessions.core.policies import Policy
@@ -24,9 +24,6 @@ Agent = Annotated[AgentName, Field(min_length=1, max_length=64)]
 Approve = Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=50, fail_fast=True)]
 Ttl = Annotated[float, Field(ge=1, le=10 * 366 * 86400)]
 
-# Defaults in the API's description of fields with a factory: pydantic copies a list or an object for each request.
-NO_LIST: dict[str, JsonValue] = {"default": []}
-NO_OBJECT: dict[str, JsonValue] = {"default": {}}
 
 POLICY = "Rules that bound the memory in the prompt. Null: the agent's own policy."
 TTL = "Seconds from its last use until the conversation is deleted. Null: it is kept."
@@ -93,22 +90,19 @@ class TurnRequest(Body):
     create: bool = Field(False, description="Create the conversation `conversation_id` if there is none, not a 404.")
     agent: Agent | None = Field(None, description="Agent of a new conversation. An existing one keeps its own.")
     images: list[str] = Field(
-        default_factory=list,
+        [],
         max_length=16,
         fail_fast=True,
-        json_schema_extra=NO_LIST,
         description="PNG, JPEG, GIF or WebP, as base64 or as a data: URL. At most 25 million pixels together.",
     )
     files: list[FileIn] = Field(
-        default_factory=list,
+        [],
         max_length=16,
         fail_fast=True,
-        json_schema_extra=NO_LIST,
         description="Files for the agent's tools and code. The model reads their names only. At most 5 MiB together.",
     )
     additional_args: JsonObject = Field(
-        default_factory=dict,
-        json_schema_extra=NO_OBJECT,
+        {},
         description="Variables for the agent. They become part of the prompt. At most 1 MiB of JSON. A body over "
         "64 KiB may hold at most 10000 values.",
     )
@@ -127,23 +121,15 @@ class TurnRequest(Body):
         "`interrupt` and `rollback` stop it and wait: `interrupt` keeps its finished steps, `rollback` drops them.",
     )
     approve: Approve = Field(
-        default_factory=list,
-        json_schema_extra=NO_LIST,
-        description=f"{APPROVE} They hold for this turn, beside those of conversation and agent.",
+        [], description=f"{APPROVE} They hold for this turn, beside those of conversation and agent."
     )
     client_tools: ClientTools = Field(
-        default_factory=list,
-        json_schema_extra=NO_LIST,
-        description=f"{CLIENT_TOOLS} They hold for this turn, and win over those of the conversation.",
+        [], description=f"{CLIENT_TOOLS} They hold for this turn, and win over those of the conversation."
     )
     output_schema: JsonObject | None = Field(
         None, description="JSON Schema of the answer, without foreign references. Null: the agent's, if it has one."
     )
-    metadata: JsonObject = Field(
-        default_factory=dict,
-        json_schema_extra=NO_OBJECT,
-        description=f"{METADATA} An existing conversation keeps its own.",
-    )
+    metadata: JsonObject = Field({}, description=f"{METADATA} An existing conversation keeps its own.")
 
 
 class AnswerIn(Body):

@@ -6,19 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from smolsessions.wire import words
 from smolsessions.wire.requests import ClientTool
-from smolsessions.wire.words import (
-    ApprovalWord,
-    EffectKind,
-    EffectState,
-    FailureCode,
-    OnBusyWord,
-    PlaceOfCall,
-    RequestWord,
-    RunOutcome,
-    Status,
-    Time,
-)
 
 CURSOR = "`cursor` of the next page. Null: this is the last page."
 CALL_ID = "Id of the call, unique in the turn."
@@ -61,9 +50,9 @@ class Answerer(BaseModel):
 class Approval(BaseModel):
     """Person's decision on a call."""
 
-    decision: ApprovalWord
+    decision: words.ApprovalWord
     by: Answerer | None = Field(description="Who decided. Null: nobody did in time.")
-    at: Time = Field(description="Time of the decision, or of the end of the wait.")
+    at: words.Time = Field(description="Time of the decision, or of the end of the wait.")
     reason: str | None = Field(description="Reason that was given. Null: none.")
 
 
@@ -102,7 +91,7 @@ class InputRequest(BaseModel):
     """Request of a waiting turn: for the approval of a call, an answer to a question, or a result of your tool."""
 
     request_id: str = Field(description="Its id, unique for its owner. It names conversation, turn and call.")
-    kind: RequestWord
+    kind: words.RequestWord
     call_id: str = Field(description=CALL_ID)
     tool: str = Field(description="Name of the tool or managed agent, or `python_interpreter` for a code block.")
     arguments: Any = Field(description="Arguments of the call, as JSON: those that the tool gets if it is approved.")
@@ -111,8 +100,8 @@ class InputRequest(BaseModel):
     choices: list[str] | None = Field(description="Answers to choose from. Null: any text.")
     agent: str = Field(description=AGENT_PATH)
     step_id: str = Field(description=STEP_ID)
-    asked_at: Time = Field(description="Time at which it was asked first.")
-    expires_at: Time = Field(description="Time after which it counts as rejected.")
+    asked_at: words.Time = Field(description="Time at which it was asked first.")
+    expires_at: words.Time = Field(description="Time after which it counts as rejected.")
     replaces: str | None = Field(description="Earlier request for the same call with other arguments. Null: none.")
     images: list[ShownImage] = Field(description="Images among the arguments.")
     files: list[ShownFile] = Field(description="Files among the arguments.")
@@ -132,7 +121,7 @@ class ToolCall(BaseModel):
     duration_ms: float = Field(description="Duration of the call in milliseconds.")
     repeated: bool = Field(description="True if the call was made again, because a process ended during the first.")
     approval: Approval | None = Field(description="A person's decision on it. Null: it needed none.")
-    where: PlaceOfCall
+    where: words.PlaceOfCall
 
 
 class Usage(BaseModel):
@@ -157,7 +146,7 @@ class LeftOut(BaseModel):
 class Failure(BaseModel):
     """Error of a turn, of a step or of a call."""
 
-    code: FailureCode
+    code: words.FailureCode
     message: str = Field(description="For people.")
     retryable: bool = Field(description="True if the same message may succeed later. False for steps and calls.")
 
@@ -165,9 +154,9 @@ class Failure(BaseModel):
 class Timing(BaseModel):
     """Times of a turn."""
 
-    submitted_at: Time = Field(description="Time at which the turn was accepted.")
-    started_at: Time | None = Field(description="Null for a turn that waits, or that ended before it started.")
-    finished_at: Time | None = Field(description="Time of the turn's end. Null: it is not over.")
+    submitted_at: words.Time = Field(description="Time at which the turn was accepted.")
+    started_at: words.Time | None = Field(description="Null for a turn that waits, or that ended before it started.")
+    finished_at: words.Time | None = Field(description="Time of the turn's end. Null: it is not over.")
     queued_ms: float | None = Field(
         description="Milliseconds until its start, or its end if it never started. Null: it waits."
     )
@@ -183,7 +172,7 @@ class TurnOptions(BaseModel):
     max_steps: int | None = Field(description="Most steps of the turn. Null: the agent's own limit.")
     deadline_s: float | None = Field(description="Longest duration in seconds. Null: the service's own limit.")
     reset: bool = Field(description="True if earlier steps are hidden from the model from this turn on.")
-    on_busy: OnBusyWord
+    on_busy: words.OnBusyWord
     approve: list[str] = Field(description="Tools that need an approval in this turn, beside others.")
     client_tools: list[ClientTool] = Field(description="Tools that the client runs, in this turn.")
     output_schema: dict[str, Any] | None = Field(description="JSON Schema of the answer. Null: none was sent.")
@@ -194,7 +183,7 @@ class Turn(BaseModel):
 
     conversation_id: str = Field(description="Id of the turn's conversation.")
     turn: int = Field(description="Number of the turn in its conversation: 1, 2, 3 …")
-    status: Status
+    status: words.Status
     agent: AgentVersion = Field(description="Agent of the turn.")
     message: str = Field(description="The user's message.")
     images: list[Image] = Field(description="Images of the message. Empty until its start, and once destroyed.")
@@ -212,7 +201,7 @@ class Turn(BaseModel):
         description="Its calls, in order. Internal ones only with `include_internal_tools`."
     )
     requests: list[InputRequest] = Field(description="Open requests of a waiting turn, for POST …/answers.")
-    outcome: RunOutcome | None = Field(description="How smolagents ended the run. Null until then.")
+    outcome: words.RunOutcome | None = Field(description="How smolagents ended the run. Null until then.")
     step_count: int = Field(description="Number of the finished steps of the turn's own agent, plans among them.")
     usage: Usage = Field(description="Tokens of all model calls in finished steps.")
     timing: Timing = Field(description="Times of the turn.")
@@ -233,11 +222,11 @@ class TurnPage(BaseModel):
 class Effect(BaseModel):
     """Effect in a turn's journal: a call whose result a replay returns. The result itself is not shown."""
 
-    kind: EffectKind
+    kind: words.EffectKind
     call_id: str = Field(description=f"{CALL_ID} Of a request and its answer: the call that waits.")
     step_id: str | None = Field(description="Step of the call. Null: it belongs to no step, as that of a summary.")
     name: str | None = Field(description="Name of the tool, or of the fallback model that answered. Null for others.")
-    state: EffectState
+    state: words.EffectState
     attempt: int | None = Field(
         description="Attempt that made the call, or began it last. Null for a request and its answer."
     )

@@ -10,22 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, NoReturn
 
+from redis import exceptions
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection, SSLConnection
-from redis.exceptions import (
-    AskError,
-    ClusterDownError,
-    MasterDownError,
-    MovedError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    TryAgainError,
-)
-from redis.exceptions import (
-    ConnectionError as ServerError,
-)
 
 from smolsessions.core.errors import StoreFullError, StoreUnavailableError
 from smolsessions.store.connection.commands import Command, Reply, ask, pack, refuse
@@ -44,8 +31,15 @@ KEEPALIVE_S = 15.0
 LOG_AGAIN_S = 30.0
 MOST_OPENING = 3
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
-_WRONG_SERVER = (NoScriptError, ReadOnlyError, MasterDownError, MovedError, ClusterDownError, ServerError)
-_TEMPORARY = (*_WRONG_SERVER, AskError, TryAgainError)
+_WRONG_SERVER = (
+    exceptions.NoScriptError,
+    exceptions.ReadOnlyError,
+    exceptions.MasterDownError,
+    exceptions.MovedError,
+    exceptions.ClusterDownError,
+    exceptions.ConnectionError,
+)
+_TEMPORARY = (*_WRONG_SERVER, exceptions.AskError, exceptions.TryAgainError)
 
 
 class Pipeline:
@@ -120,7 +114,7 @@ class Pipeline:
             while True:
                 try:
                     await self._serve()
-                except (RedisError, OSError, TimeoutError) as error:
+                except (exceptions.RedisError, OSError, TimeoutError) as error:
                     # Each new reason at once, and any reason at times: a loss and its persistence often have two.
                     now, why = self._loop.time(), error_text(error)
                     if why not in self._logged or now - self._logged_at > LOG_AGAIN_S:
@@ -172,7 +166,7 @@ class Pipeline:
             task = asyncio.current_task() if sys.version_info < (3, 11, 3) else None
             while task and task.cancelling():
                 task.uncancel()
-            _, defects = group.split((RedisError, OSError, TimeoutError))
+            _, defects = group.split((exceptions.RedisError, OSError, TimeoutError))
             raise defects or _first(group) from None
         finally:
             self._commands = None
@@ -196,7 +190,7 @@ class Pipeline:
         await self._is_subscribed.wait()
 
     def _on_message(self, message: Any) -> None:
-        if isinstance(message, RedisError):
+        if isinstance(message, exceptions.RedisError):
             raise message
         kind, channel, payload = message
         if kind == b"smessage":
@@ -243,7 +237,7 @@ class Pipeline:
     def _on_reply(self, value: Any) -> None:
         self._received_at = self._loop.time()
         _, reply, acknowledged = self._sent.popleft()
-        if isinstance(value, OutOfMemoryError):
+        if isinstance(value, exceptions.OutOfMemoryError):
             self._on_loss("full")
             if not self._full_at or self._received_at - self._full_at > LOG_AGAIN_S:
                 self._full_at = self._received_at
@@ -253,7 +247,7 @@ class Pipeline:
                     extra={"action": "store.full"},
                 )
             refuse(reply, StoreFullError())
-        elif isinstance(value, RedisError):
+        elif isinstance(value, exceptions.RedisError):
             self._on_loss("refused")
             is_temporary = isinstance(value, _TEMPORARY) or str(value).startswith("NOREPLICAS")
             refuse(reply, StoreUnavailableError() if is_temporary else value)

@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from redis import exceptions
 from redis.asyncio.sentinel import MasterNotFoundError
-from redis.exceptions import (
-    AuthenticationError,
-    AuthenticationWrongNumberOfArgsError,
-    MovedError,
-    NoPermissionError,
-    ReadOnlyError,
-    RedisError,
-)
 
 from smolsessions.core.errors import StartError
 from smolsessions.store.connection.servers import Address
@@ -31,17 +24,18 @@ _SENTENCES: dict[tuple[type[BaseException], str], str] = {  # by class and words
         "/service/ is the name that they know it by, and, if they need a password of their own, append "
         "?sentinel_username=…&sentinel_password=…"
     ),
-    (NoPermissionError, ""): (
+    (exceptions.NoPermissionError, ""): (
         f"the store gives the user of {_URL} no permission: {{error}}; the rights that it needs are {RIGHTS}, for a "
         "cluster also +cluster|slots, for SMOLSESSIONS_DURABILITY=replicated +wait, for a database other than 0 +select"
     ),
-    (MovedError, ""): NODE_SENTENCE,
-    (ReadOnlyError, ""): (
+    (exceptions.MovedError, ""): NODE_SENTENCE,
+    (exceptions.ReadOnlyError, ""): (
         f"the store at {_URL} is a replica, which takes no writes; write the address of its primary, or "
         "redis+sentinel:// or redis+cluster:// with servers that know the primary"
     ),
 }
-_OF_LOGIN, _LOGIN_WORDS = (AuthenticationError, AuthenticationWrongNumberOfArgsError), ("auth", "username-password")
+_OF_LOGIN = (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError)
+_LOGIN_WORDS = ("auth", "username-password")
 
 
 @contextmanager
@@ -49,7 +43,7 @@ def start_errors(address: Address) -> Iterator[None]:
     """Raise every error of the server, or of the way to it, as a `StartError` whose sentence names the remedy."""
     try:
         yield
-    except (RedisError, OSError, TimeoutError, UnicodeError) as error:
+    except (exceptions.RedisError, OSError, TimeoutError, UnicodeError) as error:
         causes: list[BaseException] = []
         cause: BaseException | None = error
         while cause:

@@ -12,32 +12,10 @@ from operator import itemgetter
 from typing import Any
 from weakref import WeakValueDictionary
 
-from smolsessions.core.errors import (
-    DAMAGED,
-    ConversationExistsError,
-    ConversationNotFoundError,
-    NotFoundError,
-    SealBrokenError,
-    StoreUnavailableError,
-)
+from smolsessions.core import errors, records
 from smolsessions.core.events import Logged, TurnEnded
 from smolsessions.core.memories import Head, StoredStep
-from smolsessions.core.records import (
-    NO_SETTINGS,
-    AgentName,
-    Conversation,
-    ConversationFields,
-    ConversationQuery,
-    ConversationSettings,
-    Failure,
-    Order,
-    Outcome,
-    Owner,
-    Page,
-    Ref,
-    StepType,
-    Turn,
-)
+from smolsessions.core.records import AgentName, Conversation, Owner, Page, Ref, Turn
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import (
     PAGE_BYTES,
@@ -68,19 +46,19 @@ class ConversationStore:
         self._turns = turns
         self._patching: WeakValueDictionary[Ref, asyncio.Lock] = WeakValueDictionary()
 
-    async def create(self, ref: Ref, agent: AgentName, draft: ConversationFields) -> Conversation:
+    async def create(self, ref: Ref, agent: AgentName, draft: records.ConversationFields) -> Conversation:
         scope = self._partitions.scope(ref)
-        fields = sealed_fields(scope, agent, draft, 0, ConversationSettings())
+        fields = sealed_fields(scope, agent, draft, 0, records.ConversationSettings())
         state, *rest = await scope.call("create", owner=ref.owner, agent=agent, ttl=ttl_us(draft.ttl_s), **fields)
         if state == b"exists":
-            raise ConversationExistsError
+            raise errors.ConversationExistsError
         return self.decode_row(*rest[0])
 
     async def conversation(self, ref: Ref) -> Conversation:
         return self.decode_row(*await self._row(ref))
 
     async def conversations(
-        self, owner: Owner, query: ConversationQuery, after: str | None, limit: int
+        self, owner: Owner, query: records.ConversationQuery, after: str | None, limit: int
     ) -> Page[Conversation]:
         """Read a page, merged from all partitions. Its cursor is the score and the id of the last row that was read.
 
@@ -107,7 +85,7 @@ class ConversationStore:
                         if not match:
                             continue
                     found.append(replace(conversation, match=match) if match else conversation)
-                except SealBrokenError as error:  # left out: a read of it alone raises the error
+                except errors.SealBrokenError as error:  # left out: a read of it alone raises the error
                     log.error("conversation %r cannot be listed: %s", ref, error, extra={"action": "seal.broken"})  # noqa: TRY400 - its sentence says all
                 if len(found) == limit:
                     return Page(tuple(found), after if number < len(rows) else None)
@@ -119,7 +97,7 @@ class ConversationStore:
         return Page(tuple(found), after)
 
     async def _rows(
-        self, owner: Owner, query: ConversationQuery, after: str | None, most: int
+        self, owner: Owner, query: records.ConversationQuery, after: str | None, most: int
     ) -> list[tuple[tuple[int, bytes], Any]]:
         """Read `most` rows of all partitions in order, and one more if more follow. Each has its score and name."""
         start, last, turn, *_ = f"{after or ''}   ".split(" ")
@@ -139,7 +117,7 @@ class ConversationStore:
         pages = await asyncio.gather(*map(read, self._partitions))
         return list(heapq.merge(*pages, key=itemgetter(0), reverse=is_falling))[: most + 1]
 
-    async def patch(self, ref: Ref, change: Callable[[Conversation], ConversationFields]) -> Conversation:
+    async def patch(self, ref: Ref, change: Callable[[Conversation], records.ConversationFields]) -> Conversation:
         """Read, change and write, until no other writer interferes. In this process one call runs at a time."""
         scope = self._partitions.scope(ref)
         async with self._patching.setdefault(ref, asyncio.Lock()):
@@ -154,7 +132,7 @@ class ConversationStore:
                 state, *rest = await scope.call("patch", ttl=ttl_us(draft.ttl_s), **read, **fields)
                 if state == b"ok":
                     return self.decode_row(*rest[0])
-        raise StoreUnavailableError("Others keep changing this conversation; try again.")
+        raise errors.StoreUnavailableError("Others keep changing this conversation; try again.")
 
     async def delete(self, ref: Ref) -> list[Turn]:
         scope = self._partitions.scope(ref)
@@ -164,15 +142,16 @@ class ConversationStore:
             try:
                 for turn in await self._turns.open_turns(ref):
                     did = "ran" if turn.status == "running" else "waited"
-                    failure = Failure("conversation_deleted", f"The conversation was deleted while this turn {did}.")
+                    sentence = f"The conversation was deleted while this turn {did}."
+                    failure = records.Failure("conversation_deleted", sentence)
                     timing = replace(turn.timing.wait_over(now), finished_at=now)
-                    ended.append(replace(turn, timing=timing, outcome=Outcome("cancelled", error=failure)))
-            except SealBrokenError:
+                    ended.append(replace(turn, timing=timing, outcome=records.Outcome("cancelled", error=failure)))
+            except errors.SealBrokenError:
                 is_damaged = True
-            records = [(turn.number, scope.seal(codec.encode_turn(turn), "turn", turn.number)) for turn in ended]
+            sealed = [(turn.number, scope.seal(codec.encode_turn(turn), "turn", turn.number)) for turn in ended]
             state, *rest = await scope.call(
                 "delete",
-                *flattened(records),
+                *flattened(sealed),
                 owner=ref.owner,
                 own_channel=partition.channel,
                 log_ttl_s=partition.options.log_ttl_s,
@@ -180,22 +159,22 @@ class ConversationStore:
                 is_damaged=int(is_damaged),
             )
             if state == b"unknown":
-                raise ConversationNotFoundError
+                raise errors.ConversationNotFoundError
             if state == b"ok":
                 for turn, seq in zip(ended, rest[0], strict=True):
                     partition.deliver(ref, turn.number, Logged(seq, TurnEnded(turn)))
                 return ended
-        raise StoreUnavailableError("Turns keep coming to this conversation; try again.")
+        raise errors.StoreUnavailableError("Turns keep coming to this conversation; try again.")
 
     async def steps(
         self,
         ref: Ref,
         first: int | None,
         limit: int,
-        kind: StepType | None = None,
+        kind: records.StepType | None = None,
         *,
         archived: bool = False,
-        order: Order = "asc",
+        order: records.Order = "asc",
     ) -> tuple[AgentName, Page[StoredStep], dict[str, bytes]]:
         scope = self._partitions.scope(ref)
         if first is None:
@@ -210,7 +189,7 @@ class ConversationStore:
             asked = (end, start) if is_falling else (start, end)  # and the step behind them
             found = await scope.call("steps", first=asked[0], last=asked[1], max_bytes=PAGE_BYTES)
             if not found:
-                raise ConversationNotFoundError
+                raise errors.ConversationNotFoundError
             unsealed, generation, head_blob, blobs, settings, stored, queued, record = found
             scope.settings(settings)
             head = open_head(scope, generation, head_blob)
@@ -245,7 +224,7 @@ class ConversationStore:
                 break
         try:
             attachments = await load_images(scope, [step.attachments for step in items])
-        except SealBrokenError:
+        except errors.SealBrokenError:
             if ((await self._row(ref))[1][2] or b"") == head_blob:
                 raise
             return await self.steps(ref, first, limit, kind, archived=archived, order=order)  # destroyed meanwhile
@@ -255,13 +234,13 @@ class ConversationStore:
         scope = self._partitions.scope(ref)
         (blob,) = await image_blobs(scope, [name])
         if blob is None:
-            raise NotFoundError
+            raise errors.NotFoundError
         return await asyncio.to_thread(scope.open, blob, "image", name)
 
     async def _row(self, ref: Ref) -> Any:
         row = await self._partitions.scope(ref).call("read")
         if not row:
-            raise ConversationNotFoundError
+            raise errors.ConversationNotFoundError
         return row
 
     def decode_row(  # noqa: PLR0917 - the order is that of the scripts' answers
@@ -286,11 +265,11 @@ class ConversationStore:
         if (
             codec.number(turns) != stored_turns
             or (listed_at and float(listed_at) != codec.number(created))
-            or (settings == NO_SETTINGS and about.has_settings)
+            or (settings == records.NO_SETTINGS and about.has_settings)
             or (turns != b"0" and about.title is None and not title)
             or (ttl is None) != (expires is None)
         ):
-            raise SealBrokenError(DAMAGED)
+            raise errors.SealBrokenError(errors.DAMAGED)
         origin = settings.lineage[0] if settings.lineage else None
         return Conversation(
             ref=ref,
@@ -328,7 +307,11 @@ def _with_unanswered(scope: Scope, head: Head, step: StoredStep, following: list
 
 
 def sealed_fields(
-    scope: Scope, agent: AgentName, draft: ConversationFields, turns: int, settings: ConversationSettings
+    scope: Scope,
+    agent: AgentName,
+    draft: records.ConversationFields,
+    turns: int,
+    settings: records.ConversationSettings,
 ) -> dict[str, bytes]:
     """Seal a conversation's record and settings, as arguments of scripts. With turns, its title is decided.
 
@@ -336,7 +319,7 @@ def sealed_fields(
     """
     settings = replace(settings, policy=draft.policy, approve=draft.approve, client_tools=draft.client_tools)
     title = "" if turns and draft.title is None else draft.title
-    record = codec.encode_conversation(agent, draft.metadata, title, has_settings=settings != NO_SETTINGS)
+    record = codec.encode_conversation(agent, draft.metadata, title, has_settings=settings != records.NO_SETTINGS)
     return {"record": scope.seal(record, "conversation"), "settings": scope.seal_settings(settings)}
 
 

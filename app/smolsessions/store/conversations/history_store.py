@@ -9,28 +9,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from smolsessions.core.errors import (
-    BusyError,
-    ConversationExistsError,
-    ConversationNotFoundError,
-    HistoryGoneError,
-    InvalidRequestError,
-    SealBrokenError,
-    StoreUnavailableError,
-    TurnNotFoundError,
-)
+from smolsessions.core import errors, records
 from smolsessions.core.memories import ConversationRecord, Head, ImportedConversation, Memory, StoredStep, Version
-from smolsessions.core.records import (
-    AgentName,
-    Conversation,
-    ConversationFields,
-    ConversationSettings,
-    Origin,
-    Ref,
-    Rollback,
-    StepType,
-    Turn,
-)
+from smolsessions.core.records import AgentName, Conversation, Ref, Turn
 from smolsessions.core.store_ports import WriteFiles
 from smolsessions.store import codec
 from smolsessions.store.conversations.conversation_store import ConversationStore, sealed_fields, ttl_us
@@ -62,7 +43,7 @@ class _Snapshot:
 
     scope: Scope
     conversation: Conversation
-    settings: ConversationSettings
+    settings: records.ConversationSettings
     version: Version
     head: Head
     earlier: Head | None
@@ -86,7 +67,7 @@ class HistoryStore:
     async def past_memory(self, ref: Ref, turn: int, step: int) -> Memory:
         played = await self._turns.turn(ref, turn)
         if not played.outcome:
-            raise BusyError(f"Turn {turn} of this conversation is not over; read its prompts afterwards.")
+            raise errors.BusyError(f"Turn {turn} of this conversation is not over; read its prompts afterwards.")
 
         async def read(snapshot: _Snapshot) -> Memory:
             head = await _earlier(snapshot, turn)  # includes a prune or rollback before the turn, and no later one
@@ -95,7 +76,7 @@ class HistoryStore:
             own = [place for place, each in enumerate(steps) if each.turn == turn and each.type in _OF_RUN]
             if step > len(own) + 1:
                 sentence = f"is past the {len(own)} steps that this turn has on record"
-                raise InvalidRequestError.in_parameter("query", "step", sentence)
+                raise errors.InvalidRequestError.in_parameter("query", "step", sentence)
             return await _memory_of(snapshot, steps[: [*own, len(steps)][step - 1]])
 
         return await self._with_snapshot(ref, read, turn, may_run=True)
@@ -136,7 +117,7 @@ class HistoryStore:
             before = tuple(rollback for rollback in snapshot.settings.rollbacks if rollback.after < turns)
             wanted, present = await _chunk_tags(snapshot, earlier), await _chunk_tags(snapshot, head)
             replaced = [name for name, tag in present.items() if wanted.get(name) != tag]
-            settings = replace(snapshot.settings, rollbacks=(*before, Rollback(turns, turn)))
+            settings = replace(snapshot.settings, rollbacks=(*before, records.Rollback(turns, turn)))
             back = await _as_destroyed(snapshot, back)
             parts: dict[str, Argument] = {"turns": turns}
             async with staged_keys(snapshot.scope.partition) as staged:
@@ -165,14 +146,16 @@ class HistoryStore:
             at = origin.turn_count if turn is None else turn
             head = await _as_destroyed(snapshot, snapshot.head if turn is None else await _earlier(snapshot, turn))
             rollbacks = tuple(rollback for rollback in now.rollbacks if rollback.after < at or turn is None)
-            lineage = (Origin(snapshot.scope.name, at), *now.lineage)
+            lineage = (records.Origin(snapshot.scope.name, at), *now.lineage)
             if len(lineage) > MOST_FORKS:
-                raise BusyError(f"This conversation was forked {MOST_FORKS} times in a row; export it and import it.")
+                raise errors.BusyError(
+                    f"This conversation was forked {MOST_FORKS} times in a row; export it and import it."
+                )
             about = origin.metadata if metadata is None else metadata
-            draft = ConversationFields(
+            draft = records.ConversationFields(
                 about, now.policy, title=origin.title, approve=now.approve, client_tools=now.client_tools
             )
-            settings = ConversationSettings(lineage=lineage, rollbacks=rollbacks)
+            settings = records.ConversationSettings(lineage=lineage, rollbacks=rollbacks)
             last: dict[str, int | str] = {"turns": at, "heads": at, "logs": at, "steps": head.count}
             async with staged_keys(new.partition) as staged:
                 for kind in (*last, "images", "old", "oldest"):  # one by one, so that other calls come between
@@ -197,7 +180,7 @@ class HistoryStore:
                 if state != b"ok":
                     await take_back()
             if state == b"exists":
-                raise ConversationExistsError
+                raise errors.ConversationExistsError
             return self._changed(state, rest, {b"moved", b"expired"})
 
         return await self._with_snapshot(ref, copy, turn or 0)
@@ -230,7 +213,7 @@ class HistoryStore:
         self,
         ref: Ref,
         agent: AgentName,
-        draft: ConversationFields,
+        draft: records.ConversationFields,
         imported: ImportedConversation,
         write_files: WriteFiles,
     ) -> Conversation:
@@ -238,15 +221,15 @@ class HistoryStore:
         partition, turns = scope.partition, len(imported.turns)
         is_taken = partial(partition.ask, "EXISTS", f"{partition.name}:conversation:{scope.name}")
         if await is_taken():
-            raise ConversationExistsError
+            raise errors.ConversationExistsError
         sealed, head = await asyncio.to_thread(seal_import, scope, imported)
-        settings = ConversationSettings(rollbacks=imported.rollbacks)
+        settings = records.ConversationSettings(rollbacks=imported.rollbacks)
         async with staged_keys(partition) as staged:
             for kind, values in sealed.items():
                 for start, piece in pieces(values):
                     await partition.call("stage", *piece, staged=staged, kind=kind, at=start)
             if await is_taken():  # its files are not to be touched
-                raise ConversationExistsError
+                raise errors.ConversationExistsError
             take_back = await write_files(ref)
             state, *rest = await scope.call(
                 "import",
@@ -262,9 +245,9 @@ class HistoryStore:
             if state != b"ok":
                 await take_back()
         if state == b"expired":  # the staged keys: the import took longer than they are kept
-            raise StoreUnavailableError
+            raise errors.StoreUnavailableError
         if state == b"exists":
-            raise ConversationExistsError
+            raise errors.ConversationExistsError
         return self._conversations.decode_row(*rest[0])
 
     async def _with_snapshot(
@@ -276,13 +259,13 @@ class HistoryStore:
             found = await self._unless_changed(ref, snapshot.version, operation(snapshot))
             if found is not None:
                 return found
-        raise StoreUnavailableError("Others keep changing this conversation; try again.")
+        raise errors.StoreUnavailableError("Others keep changing this conversation; try again.")
 
     async def _unless_changed(self, ref: Ref, version: Version, reading: Awaitable[T]) -> T | None:
         """Return None instead of raising for data that was destroyed or replaced since `version`."""
         try:
             return await reading
-        except (SealBrokenError, HistoryGoneError):
+        except (errors.SealBrokenError, errors.HistoryGoneError):
             if await self._is_unchanged(ref, version):
                 raise
         return None
@@ -300,7 +283,7 @@ class HistoryStore:
             raise _refusal(b"busy", [first, row[-1]])
         conversation = self._conversations.decode_row(*row)
         if turn > conversation.turn_count:
-            raise TurnNotFoundError
+            raise errors.TurnNotFoundError
         _, _, head, generation, _, _, _, settings, *_ = row[1]
         opened = open_head(scope, generation, head)
         head_then = Head(opened.generation)
@@ -328,7 +311,7 @@ class HistoryStore:
         version: Version,
         head: Head,
         *wanted: Argument,
-        settings: ConversationSettings | None = None,
+        settings: records.ConversationSettings | None = None,
         **more: Argument,
     ) -> Conversation | None:
         """Write a new head. Returns None if the conversation has changed since `version`."""
@@ -366,7 +349,7 @@ async def _earlier(snapshot: _Snapshot, turn: int) -> Head:
         around = await load_steps(snapshot.scope, snapshot.head, max(0, earlier.count - 1), earlier.count + 1)
         if all((step.turn <= turn) == (step.index < earlier.count) for step in around):
             return earlier
-    raise HistoryGoneError(
+    raise errors.HistoryGoneError(
         f"The state of the conversation after turn {turn} is not kept: an older release played it, or it was "
         "imported with variables. Choose a later turn."
     )
@@ -378,7 +361,7 @@ async def _as_destroyed(snapshot: _Snapshot, earlier: Head) -> Head:
     archived, rolled_back = earlier.archived & ~destroyed, earlier.rolled_back & ~destroyed
     head = replace(earlier, destroyed=destroyed, archived=archived, rolled_back=rolled_back)
     if destroyed & ~earlier.destroyed:
-        counts: dict[StepType, int] = {}
+        counts: dict[records.StepType, int] = {}
         for step in await load_steps(snapshot.scope, head, without=head.out):
             counts = counted(counts, step.type, 1)
         head = replace(head, step_counts=counts)
@@ -404,7 +387,7 @@ async def _chunk_tags(snapshot: _Snapshot, head: Head) -> dict[str, bytes]:
     (listed,) = await snapshot.scope.call("chunks", "", head.variables, generation=head.generation)
     if not listed:
         is_present = head.variables == snapshot.head.variables
-        raise SealBrokenError(VARIABLES_SENTENCE) if is_present else HistoryGoneError()
+        raise errors.SealBrokenError(VARIABLES_SENTENCE) if is_present else errors.HistoryGoneError()
     return {"": head.variables, **open_chunk_list(snapshot.scope, head, listed)}
 
 
@@ -414,5 +397,5 @@ def _bits(places: Iterable[int]) -> int:
 
 def _refusal(state: bytes, rest: list[Any]) -> Exception:
     if state == b"busy":
-        return BusyError.of_turn(codec.number(rest[0]), "wait for its end, or stop it", waits=bool(rest[1]))
-    return HistoryGoneError() if state == b"gone" else ConversationNotFoundError()
+        return errors.BusyError.of_turn(codec.number(rest[0]), "wait for its end, or stop it", waits=bool(rest[1]))
+    return errors.HistoryGoneError() if state == b"gone" else errors.ConversationNotFoundError()

@@ -14,36 +14,11 @@ from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
 
+from smolsessions.core import errors, records
 from smolsessions.core.effects import JournaledResult, JournalSizes
-from smolsessions.core.errors import (
-    DAMAGED,
-    BusyError,
-    ConversationExistsError,
-    ConversationNotFoundError,
-    IdempotencyKeyReusedError,
-    NotFoundError,
-    OtherAgentError,
-    OverloadedError,
-    SealBrokenError,
-    StoreUnavailableError,
-    TooManyTurnsError,
-    TurnNotFoundError,
-)
 from smolsessions.core.events import Logged, TurnEnded, TurnQueued
 from smolsessions.core.frozen import changed
-from smolsessions.core.records import (
-    AgentName,
-    ConversationSettings,
-    IdempotentRequest,
-    Order,
-    Outcome,
-    Owner,
-    Page,
-    Ref,
-    Submission,
-    Turn,
-    title_of,
-)
+from smolsessions.core.records import AgentName, Owner, Page, Ref, Turn
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import with_stored_images
 from smolsessions.store.partition import Options, Partition, Partitions
@@ -75,17 +50,17 @@ class IdempotencyKeys:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
-    def idem(self, owner: Owner, once: IdempotentRequest) -> str:
+    def idem(self, owner: Owner, once: records.IdempotentRequest) -> str:
         return self._digest("key", owner, once.key).hex()
 
-    def names(self, owner: Owner, once: IdempotentRequest | None) -> dict[str, str]:
+    def names(self, owner: Owner, once: records.IdempotentRequest | None) -> dict[str, str]:
         """Return the arguments of the scripts that know a key and its request."""
         if once is None:
             return {"idem": "", "digest": ""}
         digest = self._digest("request", owner, once.key, once.request)
         return {"idem": self.idem(owner, once), "digest": digest.hex()}
 
-    def conversation_id(self, owner: Owner, once: IdempotentRequest, nth: int) -> str:
+    def conversation_id(self, owner: Owner, once: records.IdempotentRequest, nth: int) -> str:
         """Return the id of the nth conversation that begins with this key: derived at first, random in the end."""
         if nth >= MOST_DERIVED_IDS:
             return secrets.token_hex(ID_CHARS // 2)
@@ -111,7 +86,7 @@ class TurnStore:
         self._locks: WeakValueDictionary[Ref, asyncio.Lock] = WeakValueDictionary()
         self._next: OrderedDict[Ref, tuple[int, AgentName]] = OrderedDict()
 
-    async def submit(self, new: Submission) -> tuple[Turn, bool]:
+    async def submit(self, new: records.Submission) -> tuple[Turn, bool]:
         if new.once is None:
             return await self._submit_next(new)
         owner, refs = new.turn.ref.owner, iter([new.turn.ref])
@@ -119,18 +94,18 @@ class TurnStore:
             ids = (self._keys.conversation_id(owner, new.once, nth) for nth in range(MOST_OF_A_KEY))
             refs = (Ref(owner, conversation_id) for conversation_id in ids)
         for ref in refs:
-            with suppress(ConversationExistsError):
+            with suppress(errors.ConversationExistsError):
                 accepted = await self._submit_next(replace(new, turn=replace(new.turn, ref=ref)))
                 break
         else:
-            raise ConversationExistsError
+            raise errors.ConversationExistsError
         home = self._home(owner, new.once)
         if home is not self._partitions.of(accepted[0].ref):  # so that another request with the key is refused
-            with suppress(StoreUnavailableError):  # the turn is accepted, and a retry finds it
+            with suppress(errors.StoreUnavailableError):  # the turn is accepted, and a retry finds it
                 await home.call("record_key", **self._keys.names(owner, new.once))
         return accepted
 
-    async def recall(self, owner: Owner, once: IdempotentRequest) -> Turn | None:
+    async def recall(self, owner: Owner, once: records.IdempotentRequest) -> Turn | None:
         state, *rest = await self._home(owner, once).call("find_key", **self._keys.names(owner, once))
         if state == b"attached":
             return await self._attached(owner, *rest)
@@ -138,18 +113,18 @@ class TurnStore:
             raise _refusal(state, rest)
         return None
 
-    async def reserve(self, ref: Ref, once: IdempotentRequest) -> tuple[Ref, bool]:
+    async def reserve(self, ref: Ref, once: records.IdempotentRequest) -> tuple[Ref, bool]:
         """Reserve a name for a key. Returns the reserved name, and whether it is new."""
         found = await self._reserved(ref.owner, once, str(ref))
         assert found, "a name is wanted"
         return found
 
-    async def reserved(self, owner: Owner, once: IdempotentRequest) -> Ref | None:
+    async def reserved(self, owner: Owner, once: records.IdempotentRequest) -> Ref | None:
         """Return the name that is reserved for a key."""
         found = await self._reserved(owner, once, "")
         return found and found[0]
 
-    async def _reserved(self, owner: Owner, once: IdempotentRequest, wanted: str) -> tuple[Ref, bool] | None:
+    async def _reserved(self, owner: Owner, once: records.IdempotentRequest, wanted: str) -> tuple[Ref, bool] | None:
         names = self._keys.names(owner, once)
         state, *rest = await self._home(owner, once).call("reserve", wanted=wanted, keep_s=once.keep_s, **names)
         if state == b"reused":
@@ -158,15 +133,15 @@ class TurnStore:
             return None
         found = codec.ref_of(codec.text(rest[0]))
         if found.owner != owner:
-            raise SealBrokenError
+            raise errors.SealBrokenError
         return found, state == b"new"
 
-    async def release(self, owner: Owner, once: IdempotentRequest) -> None:
+    async def release(self, owner: Owner, once: records.IdempotentRequest) -> None:
         """Forget a key whose request was refused."""
         home = self._home(owner, once)
         await home.ask("DEL", f"{home.name}:idem:{self._keys.idem(owner, once)}")
 
-    def _home(self, owner: Owner, once: IdempotentRequest) -> Partition:
+    def _home(self, owner: Owner, once: records.IdempotentRequest) -> Partition:
         """Return the partition that knows a key, whichever conversation it was sent for."""
         return self._partitions.named(self._keys.idem(owner, once))
 
@@ -181,7 +156,7 @@ class TurnStore:
             turn,
             timing=replace(turn.timing, started_at=None, finished_at=time.time()),
             attempts=0,
-            outcome=Outcome("cancelled"),
+            outcome=records.Outcome("cancelled"),
             last_seq=LAST_SEQ_QUEUED,
         )
         scope = self._partitions.scope(ref)
@@ -223,7 +198,7 @@ class TurnStore:
         sizes = {codec.text(name): size for name, size in zip(found[::2], found[1::2], strict=True)}
         is_whole = length == len(sizes)
         if is_whole and sum(map(bool, sizes.values())) != codec.number(effects):
-            raise SealBrokenError(JOURNAL_SENTENCE)
+            raise errors.SealBrokenError(JOURNAL_SENTENCE)
         return JournalSizes(sizes, is_whole)
 
     async def journaled_results(self, ref: Ref, number: int, keys: Sequence[str]) -> dict[str, JournaledResult]:
@@ -244,10 +219,10 @@ class TurnStore:
     async def turn(self, ref: Ref, number: int) -> Turn:
         page = await self.turns(ref, number, 1)
         if not page.items:
-            raise TurnNotFoundError
+            raise errors.TurnNotFoundError
         return page.items[0]
 
-    async def turns(self, ref: Ref, first: int | None, limit: int, order: Order = "asc") -> Page[Turn]:
+    async def turns(self, ref: Ref, first: int | None, limit: int, order: records.Order = "asc") -> Page[Turn]:
         if order == "desc" and first is None:
             first = (await self._read(ref, 1, 1))[1].last
         first, step = first or 1, 1 if order == "asc" else -1
@@ -268,12 +243,12 @@ class TurnStore:
         scope = self._partitions.scope(ref)
         found = await scope.call("turns", first=first, last=last, max_bytes=max_bytes)
         if not found:
-            raise ConversationNotFoundError
+            raise errors.ConversationNotFoundError
         records, still_open, sealed, last_turn, agent = found
         known = {codec.number(number): (at, attempts, bool(waits)) for number, at, attempts, waits in still_open}
         return records, _OpenTurns(known, scope.settings(sealed), last_turn, agent)
 
-    async def _submit_next(self, new: Submission) -> tuple[Turn, bool]:
+    async def _submit_next(self, new: records.Submission) -> tuple[Turn, bool]:
         """Seal the turn for the expected next number, and retry if another turn has taken it.
 
         Retries of this process run one at a time, so that they do not collide again.
@@ -287,9 +262,9 @@ class TurnStore:
             while time.monotonic() < give_up_at:
                 if accepted := await self._submit_once(new):
                     return accepted
-        raise StoreUnavailableError("Too many turns were posted to this conversation at once; try again.")
+        raise errors.StoreUnavailableError("Too many turns were posted to this conversation at once; try again.")
 
-    async def _submit_once(self, new: Submission, *, is_first: bool = False) -> tuple[Turn, bool] | None:
+    async def _submit_once(self, new: records.Submission, *, is_first: bool = False) -> tuple[Turn, bool] | None:
         """Submit as the next turn. Returns None if another turn has its number, and notes the next."""
         ref, wanted = new.turn.ref, new.turn.agent.name
         number, agent = (1, wanted) if is_first else self._next.get(ref, (0, wanted))
@@ -297,7 +272,7 @@ class TurnStore:
         names_tools = bool(new.turn.options.approve) and not is_first
         if not number or names_tools or (new.asked and agent != wanted):
             if not (found := await scope.call("next_turn")):
-                raise ConversationNotFoundError
+                raise errors.ConversationNotFoundError
             unsealed, turns, record, settings = found
             client_tools = (*scope.settings(settings).client_tools, *client_tools)
             number, agent = (
@@ -305,7 +280,9 @@ class TurnStore:
                 codec.decode_conversation(scope.open(record or b"", "conversation"), unsealed).agent,
             )
         if new.asked and agent != wanted:
-            raise OtherAgentError(f"The conversation belongs to the agent {agent!r}; leave agent out, or name it.")
+            raise errors.OtherAgentError(
+                f"The conversation belongs to the agent {agent!r}; leave agent out, or name it."
+            )
         turn = changed(new.turn, number=number, agent=new.version_of(agent, client_tools))
         reservation, lease = self._scheduler.reserve_thread(scope.partition, agent, ref.owner), None
         try:
@@ -336,10 +313,10 @@ class TurnStore:
     async def _attached(self, owner: Owner, scope: bytes, number: bytes) -> Turn:
         ref = codec.ref_of(codec.text(scope))
         if ref.owner != owner:
-            raise SealBrokenError
+            raise errors.SealBrokenError
         return await self.turn(ref, codec.number(number))
 
-    async def _send(self, turn: Turn, new: Submission, reservation: Reservation | None) -> list[Any]:
+    async def _send(self, turn: Turn, new: records.Submission, reservation: Reservation | None) -> list[Any]:
         """Seal a turn, run submit.lua, and retry for a moment: the same sealed record makes no second turn.
 
         The time of the request follows the reply `ok`.
@@ -347,10 +324,10 @@ class TurnStore:
         scope = self._partitions.scope(turn.ref)
         conversation, title, data = b"", b"", codec.encode_input(new.turn_input)
         if new.create is not None:
-            about = codec.encode_conversation(turn.agent.name, new.create, title_of(turn.message))
+            about = codec.encode_conversation(turn.agent.name, new.create, records.title_of(turn.message))
             conversation = scope.seal(about, "conversation")
         elif turn.number == 1:
-            title = scope.seal(title_of(turn.message).encode(), "title")
+            title = scope.seal(records.title_of(turn.message).encode(), "title")
         record = codec.encode_turn(turn)
 
         def seal_both() -> tuple[bytes, bytes]:
@@ -382,7 +359,7 @@ class TurnStore:
             try:
                 reply: list[Any] = await scope.call("submit", *agents, **arguments)
                 break
-            except StoreUnavailableError:
+            except errors.StoreUnavailableError:
                 if time.monotonic() > give_up_at:
                     raise
             is_retry = True
@@ -390,7 +367,7 @@ class TurnStore:
             if self._scheduler.has_lease(scope.name, turn.number):  # it was made ready, and claimed since
                 arguments["worker"] = ""
         if is_retry and reply[0] != b"ok":
-            with suppress(NotFoundError):
+            with suppress(errors.NotFoundError):
                 stored = await self.turn(turn.ref, turn.number)
                 if (stored.message, stored.timing.submitted_at) == (turn.message, turn.timing.submitted_at):
                     return [b"ok", 1, sent_at]  # the first reply was lost, and the turn has progressed since
@@ -412,7 +389,7 @@ class _OpenTurns:
     """
 
     open: dict[int, tuple[bytes, bytes, bool]]
-    settings: ConversationSettings
+    settings: records.ConversationSettings
     last: int
     agent: bytes
 
@@ -420,7 +397,7 @@ class _OpenTurns:
 def _decoded(ref: Ref, number: int, record: bytes, known: _OpenTurns) -> Turn:
     turn = codec.decode_turn(record, ref, number)
     if not turn.outcome and (number not in known.open or turn.agent.name.encode() != known.agent):
-        raise SealBrokenError(DAMAGED)
+        raise errors.SealBrokenError(errors.DAMAGED)
     at, attempts, waits = known.open.get(number, (b"", b"", False))
     if known.settings.is_rolled_back(number, known.last):
         turn = replace(turn, rolled_back=True)
@@ -433,19 +410,21 @@ def _refusal(state: bytes, rest: list[Any]) -> Exception:
     match state:
         case b"busy":
             advice = "wait for its end, or choose with on_busy how both turns go on"
-            return BusyError.of_turn(codec.number(rest[0]), advice, waits=bool(rest[1]))
+            return errors.BusyError.of_turn(codec.number(rest[0]), advice, waits=bool(rest[1]))
         case b"full":
-            return TooManyTurnsError(
+            return errors.TooManyTurnsError(
                 f"{int(rest[0])} turns wait in this conversation, more may not (SMOLSESSIONS_MAX_TURNS_BEHIND); try "
                 "again when one of them is over."
             )
         case b"overloaded":
-            return OverloadedError()
+            return errors.OverloadedError()
         case b"reused":
             named = {"in": "header", "parameter": "Idempotency-Key"}
-            return IdempotencyKeyReusedError(errors=[{**named, "message": "was sent with another request before"}])
+            return errors.IdempotencyKeyReusedError(
+                errors=[{**named, "message": "was sent with another request before"}]
+            )
         case b"gone":
-            return ConversationNotFoundError(
+            return errors.ConversationNotFoundError(
                 "The conversation of the turn that this Idempotency-Key made was deleted; use a new key for a new turn."
             )
-    return {b"unknown": ConversationNotFoundError, b"taken": ConversationExistsError}[state]()
+    return {b"unknown": errors.ConversationNotFoundError, b"taken": errors.ConversationExistsError}[state]()

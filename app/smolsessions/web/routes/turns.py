@@ -21,7 +21,7 @@ from smolsessions.core.requests import Answer, Answerer
 from smolsessions.core.turns import NewTurn, Turns
 from smolsessions.web.body import HeldBody, in_thread_if_large
 from smolsessions.web.cursors import number_at
-from smolsessions.web.files import read_files, read_images
+from smolsessions.web.files import read_media
 from smolsessions.web.problems import WRITE, headers, responses
 from smolsessions.web.routes.common import (
     KEY,
@@ -144,8 +144,9 @@ class NewTurns:
             raise InvalidRequestError.at("/max_steps", f"is more than {limits.max_steps}")
         if body.deadline_s is not None and body.deadline_s > limits.max_deadline_s:
             raise InvalidRequestError.at("/deadline_s", f"is more than {limits.max_deadline_s:g}")
-        data, images = await read_images(body.images, limits.max_image_pixels)
-        stored, files = await read_files(body.files, limits.max_file_bytes, body.additional_args)
+        data, images, stored, files = await read_media(
+            body, limits.max_image_pixels, limits.max_file_bytes, body.additional_args
+        )
         return NewTurn(
             message=body.message,
             conversation_id=body.conversation_id,
@@ -201,8 +202,7 @@ class NewTurns:
         for place, sent in enumerate(body.answers):
             at = f"/answers/{place}"
             given = _answer_of(sent, at, by, now)
-            images, sizes = await read_images(sent.images, pixels, at)
-            files, stored = await read_files(sent.files, file_bytes, (), at)
+            images, sizes, files, stored = await read_media(sent, pixels, file_bytes, at=at)
             pixels -= sum(image.width * image.height for image in sizes)
             file_bytes -= sum(file.size_bytes for file in stored)
             answers.append(replace(given, images=images, files=files))
