@@ -380,10 +380,7 @@ def _problems(request: InputRequest, answer: Answer, check_arguments: CheckArgum
     for media in request.media:
         label = _part_at(request.arguments, media.pointer)  # None: a key of the pointer was cut
         if label is None or _part_at(answer.arguments, media.pointer) != label:
-            yield (
-                f"/arguments{media.pointer}",
-                "is an image or a file; leave its label there, or reject the call",
-            )
+            yield f"/arguments{media.pointer}", "is an image or a file; leave its label there, or reject the call"
 
 
 def _part_at(part: Any, pointer: str) -> Any:

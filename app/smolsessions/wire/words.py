@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 from pydantic import Field, JsonValue, PlainSerializer, WithJsonSchema
 
-from smolsessions.core.effects import EffectKind as KindOfEffect
-from smolsessions.core.effects import EffectState as StateOfEffect
+from smolsessions.core import effects, events, records, requests
 from smolsessions.core.errors import FAILURES, STEP_FAILURES, codes_of_answers
-from smolsessions.core.events import EVENT_TYPES, MessageChannel
-from smolsessions.core.events import StepKind as EventStepKind
-from smolsessions.core.records import ConversationStatus as StatusOfConversation
-from smolsessions.core.records import OnBusy, RunState, TurnStatus
-from smolsessions.core.records import StepType as EntryType
-from smolsessions.core.requests import ApprovalDecision, Decision, RequestKind
 
 
-def _word(known: Iterable[str], meaning: str) -> object:
-    words: list[JsonValue] = list(known)
+def _word(known: Any, meaning: str) -> object:
+    """Describe a text whose `known` words are a list, or those of a `Literal`."""
+    words: list[JsonValue] = list(get_args(known) or known)
     text = f"{meaning} Known values: {', '.join(f'`{each}`' for each in words)}. More may come."
     return Field(description=text, examples=[words[0]], json_schema_extra={"x-extensible-enum": words})
 
@@ -31,36 +24,35 @@ Time = Annotated[
     WithJsonSchema({"type": "string", "format": "date-time"}),
 ]
 """Time in UTC. JSON has it to the millisecond."""
-Status = Annotated[str, _word(get_args(TurnStatus), "State of the turn.")]
+Status = Annotated[str, _word(records.TurnStatus, "State of the turn.")]
 ConversationStatus = Annotated[
     str,
     _word(
-        get_args(StatusOfConversation),
+        records.ConversationStatus,
         "`running`: a turn runs. `queued`: none runs, and at least one is to. `waiting`: a turn waits for a person.",
     ),
 ]
-OnBusyWord = Annotated[str, _word(get_args(OnBusy), "Meeting with a turn of the conversation that runs or waits.")]
+OnBusyWord = Annotated[str, _word(records.OnBusy, "Meeting with a turn of the conversation that runs or waits.")]
 RequestWord = Annotated[
-    str,
-    _word(get_args(RequestKind), "What is asked. `result`: a call of a tool of yours, for you to make."),
+    str, _word(requests.RequestKind, "What is asked. `result`: a call of a tool of yours, for you to make.")
 ]
 ApprovalWord = Annotated[
     str,
-    _word(get_args(ApprovalDecision), "`edited`: approved with other arguments. `expired`: nobody answered in time."),
+    _word(requests.ApprovalDecision, "`edited`: approved with other arguments. `expired`: nobody answered in time."),
 ]
 DecisionWord = Annotated[
     str,
     _word(
-        get_args(Decision),
+        requests.Decision,
         "`reject`: the call is not made, or the question not answered. `result`: the client ran its tool.",
     ),
 ]
-RunOutcome = Annotated[str, _word(get_args(RunState), "How smolagents ended the run.")]
+RunOutcome = Annotated[str, _word(records.RunState, "How smolagents ended the run.")]
 PlaceOfCall = Annotated[str, _word(("service", "client"), "Place where the call ran.")]
-StepType = Annotated[str, _word(get_args(EntryType), "Kind of step.")]
-StepKind = Annotated[str, _word(get_args(EventStepKind), "Kind of step.")]
-Channel = Annotated[str, _word(get_args(MessageChannel), "Part of the model's message.")]
-EventType = Annotated[str, _word(EVENT_TYPES, "Kind of event, also the `event:` line.")]
+StepType = Annotated[str, _word(records.StepType, "Kind of step.")]
+StepKind = Annotated[str, _word(events.StepKind, "Kind of step.")]
+Channel = Annotated[str, _word(events.MessageChannel, "Part of the model's message.")]
+EventType = Annotated[str, _word(events.EVENT_TYPES, "Kind of event, also the `event:` line.")]
 ProblemCode = Annotated[str, _word(sorted(codes_of_answers()), "Stable name of the error (docs/reference/errors.md).")]
 FailureCode = Annotated[
     str, _word(sorted(FAILURES | STEP_FAILURES), "Stable name of the error (docs/reference/errors.md).")
@@ -68,12 +60,12 @@ FailureCode = Annotated[
 EffectKind = Annotated[
     str,
     _word(
-        get_args(KindOfEffect),
+        effects.EffectKind,
         "`code`: a block of code. `check`: of the final answer. `request`: a question or an approval that was asked. "
         "`answer`: a person's answer to it.",
     ),
 ]
-EffectState = Annotated[str, _word(get_args(StateOfEffect), "`begun`: no result is stored yet. `done`: one is.")]
+EffectState = Annotated[str, _word(effects.EffectState, "`begun`: no result is stored yet. `done`: one is.")]
 CodePlace = Annotated[
     str, _word(("child", "thread", "docker", "e2b", "modal", "blaxel", "remote"), "Place where code runs.")
 ]

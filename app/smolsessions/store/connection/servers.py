@@ -62,23 +62,7 @@ class Address:
 
 
 def servers_at(address: Address) -> Servers:
-    """Parse an address. Raises `StartError`, which never contains a password."""
-    _check_files(address)
-    match = _SCHEME.match(address.url)
-    try:
-        if match is None:
-            options, secure = _options(address, dict(parse_url(address.url)))
-            pool = ConnectionPool(**options | ({"connection_class": SSLConnection} if secure else {}))
-            return _OneServer(Redis.from_pool(pool))
-        return (_Cluster if match[2] == "cluster" else _behind_sentinels)(address, match[1])
-    except TypeError as error:  # it names the option without its value
-        raise StartError(f"SMOLSESSIONS_REDIS_URL has an option that nothing takes: {error}") from error
-    except (ValueError, RedisClusterException):
-        raise StartError(_WRONG_ADDRESS) from None
-
-
-def _check_files(address: Address) -> None:
-    """Raise `StartError` if a file is missing, empty or unreadable."""
+    """Check an address and its files, and parse it. Raises `StartError`, which never contains a password."""
     for path, name in ((address.password_file, "PASSWORD_FILE"), (address.ca_file, "CA_FILE")):
         try:
             if path and not path.read_bytes().strip():
@@ -101,6 +85,17 @@ def _check_files(address: Address) -> None:
         log.warning(
             "SMOLSESSIONS_REDIS_CA_FILE is set, and SMOLSESSIONS_REDIS_URL is without TLS: write rediss:// to use it"
         )
+    match = _SCHEME.match(address.url)
+    try:
+        if match is None:
+            options, secure = _options(address, dict(parse_url(address.url)))
+            pool = ConnectionPool(**options | ({"connection_class": SSLConnection} if secure else {}))
+            return _OneServer(Redis.from_pool(pool))
+        return (_Cluster if match[2] == "cluster" else _behind_sentinels)(address, match[1])
+    except TypeError as error:  # it names the option without its value
+        raise StartError(f"SMOLSESSIONS_REDIS_URL has an option that nothing takes: {error}") from error
+    except (ValueError, RedisClusterException):
+        raise StartError(_WRONG_ADDRESS) from None
 
 
 class _OneServer:

@@ -25,7 +25,7 @@ from smolsessions.store.conversations.head import check_count, open_chunk_list, 
 from smolsessions.store.partition import Scope
 
 _REASONS: dict[bytes, Literal["interrupted", "rolled_back"]] = {b"interrupt": "interrupted", b"rollback": "rolled_back"}
-_STRENGTH = ("cancelled", "interrupted", "rolled_back")
+STRENGTH = ("cancelled", "interrupted", "rolled_back")  # a later one counts, if several stops are requested
 
 
 class ClaimReply(NamedTuple):
@@ -107,10 +107,6 @@ class StopRequest:
         """Parse `interrupt:N` or `rollback:N`. Everything else is a plain stop."""
         kind, _, number = flag.partition(b":")
         return cls(_REASONS[kind], int(number)) if kind in _REASONS and number.isdigit() else cls()
-
-    def outranks(self, other: StopRequest) -> bool:
-        """A rollback outranks an interrupt, which outranks a plain stop."""
-        return _STRENGTH.index(self.reason) > _STRENGTH.index(other.reason)
 
     @property
     def rollback_by(self) -> int:

@@ -26,7 +26,7 @@ from smolsessions.store.conversations.head import COUNT_SENTENCE
 from smolsessions.store.partition import Scope, SealedMetadata
 from smolsessions.store.scripts.loader import Argument, as_service_error
 from smolsessions.store.seal import tag_of
-from smolsessions.store.turns.claim import Claim, StopRequest
+from smolsessions.store.turns.claim import STRENGTH, Claim, StopRequest
 from smolsessions.store.turns.event_buffer import EventBuffer
 from smolsessions.store.turns.turn_memory import TurnMemory
 
@@ -131,7 +131,7 @@ class HeldLease:
 
     def cancel(self, flag: bytes = b"1") -> None:
         request = StopRequest.from_flag(flag)
-        if request.outranks(self._stop_request):
+        if STRENGTH.index(request.reason) > STRENGTH.index(self._stop_request.reason):
             self._stop_request = request
         self._stop(request.reason)
 

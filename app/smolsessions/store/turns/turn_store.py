@@ -114,13 +114,11 @@ class TurnStore:
         return None
 
     async def reserve(self, ref: Ref, once: records.IdempotentRequest) -> tuple[Ref, bool]:
-        """Reserve a name for a key. Returns the reserved name, and whether it is new."""
         found = await self._reserved(ref.owner, once, str(ref))
         assert found, "a name is wanted"
         return found
 
     async def reserved(self, owner: Owner, once: records.IdempotentRequest) -> Ref | None:
-        """Return the name that is reserved for a key."""
         found = await self._reserved(owner, once, "")
         return found and found[0]
 
@@ -137,7 +135,6 @@ class TurnStore:
         return found, state == b"new"
 
     async def release(self, owner: Owner, once: records.IdempotentRequest) -> None:
-        """Forget a key whose request was refused."""
         home = self._home(owner, once)
         await home.ask("DEL", f"{home.name}:idem:{self._keys.idem(owner, once)}")
 
@@ -275,10 +272,8 @@ class TurnStore:
                 raise errors.ConversationNotFoundError
             unsealed, turns, record, settings = found
             client_tools = (*scope.settings(settings).client_tools, *client_tools)
-            number, agent = (
-                turns + 1,
-                codec.decode_conversation(scope.open(record or b"", "conversation"), unsealed).agent,
-            )
+            about = codec.decode_conversation(scope.open(record or b"", "conversation"), unsealed)
+            number, agent = turns + 1, about.agent
         if new.asked and agent != wanted:
             raise errors.OtherAgentError(
                 f"The conversation belongs to the agent {agent!r}; leave agent out, or name it."
