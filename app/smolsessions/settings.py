@@ -21,9 +21,8 @@ T = TypeVar("T")
 PREFIX = "SMOLSESSIONS_"
 OF_CLIENTS = frozenset({"URL", "API_KEY"})
 """Variables of the commands that connect to a service."""
-OWN_PATHS = frozenset(
-    "agents ai-sdk conversations docs imports livez mcp metrics openai openapi.json page readyz turn".split()
-)
+_PATHS = "agents ai-sdk conversations docs imports livez mcp metrics openai openapi.json page readyz turn"
+OWN_PATHS = frozenset(_PATHS.split())
 """First segments of the service's own paths."""
 _PREFIX = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9._~-]+)+")
 _HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,253}[a-z0-9_.])?", re.IGNORECASE)
@@ -78,17 +77,13 @@ class Settings(BaseSettings):
         description="Keys that encrypt the store, as id:base64 with commas between. The first encrypts, all decrypt. "
         "`smolsessions keys seal` prints one.",
     )
-    seal_keys_file: Path | None = Field(
-        None, description="File with these keys, one a line. Not read if SEAL_KEYS is set."
-    )
+    seal_keys_file: Path | None = Field(None, description="File with these keys, one a line. SEAL_KEYS wins.")
     api_keys_file: Path | None = Field(
         None,
         description="File of those who may connect: lines `owner sha256-of-key`, with claims as JSON behind it if you "
         "like. `smolsessions keys owner OWNER` prints one.",
     )
-    allow_anonymous: bool = Field(
-        False, description="Listen beyond loopback without API keys: every client is the owner `local`."
-    )
+    allow_anonymous: bool = Field(False, description="Listen beyond loopback without API keys: all are `local`.")
     allowed_hosts: str = Field(
         "",
         description="Names, without scheme and port, by which clients reach a service without API keys or on loopback, "
@@ -213,9 +208,7 @@ class Settings(BaseSettings):
         gt=0,
         description="How long a reader of events may read nothing. Then it is disconnected, and its turn goes on.",
     )
-    deadline_s: float = Field(
-        600, gt=0, description="Longest time of a turn from its start. Then it fails as deadline_exceeded."
-    )
+    deadline_s: float = Field(600, gt=0, description="Longest time of a turn. Then it fails as deadline_exceeded.")
     max_deadline_s: float = Field(3600, gt=0, description="Longest deadline_s that a caller may ask for.")
     lease_s: float = Field(
         5, ge=0.5, le=300, description="How long a worker may be silent. Then another one takes over its turns."

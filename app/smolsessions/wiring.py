@@ -157,9 +157,8 @@ async def make_service(settings: Settings, role: Role, slot: ProcessSlot | None 
         if role.runs_turns:
             catalog.start()
             await asyncio.to_thread(catalog.check_confinement)
-            worker = Worker(
-                store.scheduler, catalog, sessions, threads, metrics.turn_ended, deadline_s=settings.deadline_s
-            )
+            deadline_s, on_end = settings.deadline_s, metrics.turn_ended
+            worker = Worker(store.scheduler, catalog, sessions, threads, on_end, deadline_s=deadline_s)
         else:
             warning = asyncio.create_task(warn_of_waiting_turns(queues))
             stack.callback(warning.cancel)

@@ -214,7 +214,7 @@ def test_a_store_that_may_lose_data_is_named_by_check_and_at_start(server: Store
     assert (status, errors) == (0, "")
     risks = re.findall("^store +WARN +Valkey [^:]*: (.*)", output, re.MULTILINE)
     assert [risk.partition(":")[0] for risk in risks] == [
-        "the store may throw data away when it is full",
+        "a full store may throw data away",
         "the store writes no append-only file",
     ]
     with Service(tmp_path / "service", PLAIN | server.settings) as service:

@@ -196,7 +196,7 @@ def test_authorities_for_a_store_without_tls_are_warned_of(tmp_path: Path) -> No
     file = new_authority(tmp_path / "ours").ca_file
     status, _, said = run(tmp_path, STORE | {"REDIS_CA_FILE": str(file)})
     assert status == 2
-    assert "SMOLSESSIONS_REDIS_URL is without TLS: write rediss://" in said
+    assert "SMOLSESSIONS_REDIS_URL has no TLS: write rediss://" in said
 
 
 def test_a_password_that_changes_is_read_again_and_one_that_is_away_is_named(tmp_path: Path) -> None:

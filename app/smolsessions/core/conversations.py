@@ -293,25 +293,19 @@ class Conversations:
                     break
             if refusal:
                 path, sentence = refusal
-                raise errors.InvalidRequestError.at(
-                    json_pointer(["workspace", path] if path else ["workspace"]), sentence
-                )
+                raise errors.InvalidRequestError.at(json_pointer(filter(None, ["workspace", path])), sentence)
             return files
 
         files = await asyncio.to_thread(checked_files)
         ref = Ref(owner, conversation_id or secrets.token_hex(12))
         last = max((step.turn for step in memory.steps), default=0)
         turns = await asyncio.to_thread(document.turns_of, ref, last)
-        title = (
-            records.title_of(turns[0].message) if turns and "title" not in document.model_fields_set else document.title
-        )
-        draft = replace(draft, title=title)
+        takes_title = turns and "title" not in document.model_fields_set
+        draft = replace(draft, title=records.title_of(turns[0].message) if takes_title else document.title)
         rollbacks = tuple(records.Rollback(after, to) for after, to in document.rollbacks)
         imported = ImportedConversation(tuple(turns), rollbacks, memory)
         write = self._writer_of(files)
-        return await self._make_once(
-            ref, once, lambda ref: self.history.store_import(ref, name, draft, imported, write)
-        )
+        return await self._make_once(ref, once, lambda to: self.history.store_import(to, name, draft, imported, write))
 
     def _writer_of(self, files: dict[str, bytes]) -> WriteFiles:
         async def write(ref: Ref) -> Callable[[], Awaitable[None]]:

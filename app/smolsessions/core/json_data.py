@@ -118,10 +118,8 @@ def invalid_request(errors: Sequence[Any], members: Collection[str] = ()) -> Inv
             message = "there is no such member"
             if len(path) == 1 and (near := difflib.get_close_matches(str(path[0])[:MAX_POINTER_CHARS], members, 1)):
                 message += f"; did you mean {near[0]}?"
-        where = (
-            {"pointer": json_pointer(path)} if place == "body" else {"in": place, "parameter": ".".join(map(str, path))}
-        )
-        problems.append({**where, "message": message})
+        where = {"in": place, "parameter": ".".join(map(str, path))}
+        problems.append({**({"pointer": json_pointer(path)} if place == "body" else where), "message": message})
     return InvalidRequestError.of(problems)
 
 
@@ -143,9 +141,7 @@ def derived_from(record: type, **renamed: str) -> Callable[[type[M]], type[M]]:
                 default = ModelField(default_factory=field.default_factory)
             found[renamed.get(field.name, field.name)] = types[field.name], default
         own = {name: (field.annotation, field) for name, field in model.model_fields.items()}
-        derived = create_model(
-            model.__name__, __config__=model.model_config, __module__=model.__module__, **found | own
-        )
-        return cast("type[M]", derived)
+        options: Any = {"__config__": model.model_config, "__module__": model.__module__}
+        return cast("type[M]", create_model(model.__name__, **options, **found | own))
 
     return derive

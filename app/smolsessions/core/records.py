@@ -208,14 +208,14 @@ class ConversationQuery:
             return False
         if self.search_in == "title" and not self.is_in_title(found):
             return False
-        return all(name in found.metadata and _text(found.metadata[name]) == value for name, value in self.metadata)
+        members = {
+            name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            for name, value in found.metadata.items()
+        }
+        return all(members.get(name) == value for name, value in self.metadata)
 
     def is_in_title(self, found: Conversation) -> bool:
         return not self.q or self.q.casefold() in (found.title or "").casefold()
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @record

@@ -115,9 +115,8 @@ class Sealer:
                     raise SealBrokenError("a stored record is cut short")
                 key_id = blob[2 : 2 + blob[1]].decode("ascii", "replace")
                 if key_id not in self._keys:
-                    raise SealBrokenError(
-                        f"a stored record is sealed with key {key_id!r}, which SMOLSESSIONS_SEAL_KEYS lacks"
-                    )
+                    sentence = f"a stored record is sealed with key {key_id!r}, which SMOLSESSIONS_SEAL_KEYS lacks"
+                    raise SealBrokenError(sentence)
                 prefix, cipher = blob[: 2 + blob[1]], self._cipher(key_id, scope)
             start, end, kept = len(prefix) + NONCE_BYTES, len(blob), b""
             if prefix[0] == REKEYED:
@@ -210,9 +209,8 @@ class _Zstd(threading.local):
 @cache
 def _dictionary() -> zstandard.ZstdCompressionDict:
     """Return a part of format 1. A small record compresses well only against similar ones."""
-    return zstandard.ZstdCompressionDict(
-        importlib.resources.files("smolsessions.store").joinpath("seal-1.zdict").read_bytes()
-    )
+    folder = importlib.resources.files("smolsessions.store")
+    return zstandard.ZstdCompressionDict(folder.joinpath("seal-1.zdict").read_bytes())
 
 
 _zstd = _Zstd()

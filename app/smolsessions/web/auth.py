@@ -134,9 +134,8 @@ class Authenticator:
             self._streams.discard(stream)
 
     def _check_streams(self) -> None:
-        self._timer = (
-            asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check_streams) if self._streams else None
-        )
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(CHECK_INTERVAL_S, self._check_streams) if self._streams else None
         if self._identities is self._checked:
             return
         self._checked = self._identities

@@ -53,9 +53,8 @@ class Metrics:
         self._taken_over = self._add(Counter, "turns_taken_over", "Attempts that continued a turn of an ended process.")
         self._add(Gauge, "threads_free", "Threads without a turn.").set_function(lambda: threads.free)
         self._add(Gauge, "threads_busy", "Threads with a turn.").set_function(lambda: threads.busy)
-        self._add(Gauge, "threads_stuck", "Abandoned threads, whose code ignores the stop.").set_function(
-            lambda: threads.stuck
-        )
+        stuck = self._add(Gauge, "threads_stuck", "Abandoned threads, whose code ignores the stop.")
+        stuck.set_function(lambda: threads.stuck)
         self._add(Gauge, "sessions_warm", "Agents kept in memory between turns.").set_function(sessions)
         self.streams_open = self._add(Gauge, "streams_open", "Open event streams of this process.")
         # These are of the whole store, and the same in every process.
@@ -184,6 +183,5 @@ class _Merged(Collector):
                     family.add_sample(sample.name, {"process": str(number), **sample.labels}, sample.value)
         yield from families.values()
         silent = sum(text is None for text in self._texts)
-        yield GaugeMetricFamily(
-            "smolsessions_processes_silent", "Processes of this set that returned no metrics.", value=silent
-        )
+        text = "Processes of this set that returned no metrics."
+        yield GaugeMetricFamily("smolsessions_processes_silent", text, value=silent)

@@ -49,9 +49,7 @@ class Body(BaseModel):
 class FileIn(Body):
     """File of a message."""
 
-    name: str = Field(
-        min_length=1, max_length=200, description="Name with an extension and without folders: report.csv."
-    )
+    name: str = Field(min_length=1, max_length=200, description="Name with its extension, without folders: report.csv.")
     media_type: str = Field(
         min_length=1,
         max_length=100,
@@ -106,9 +104,7 @@ class TurnRequest(Body):
         description="Variables for the agent. They become part of the prompt. At most 1 MiB of JSON. A body over "
         "64 KiB may hold at most 10000 values.",
     )
-    max_steps: int | None = Field(
-        None, ge=1, description="Most steps of this turn. Null: those of the agent. At most 100."
-    )
+    max_steps: int | None = Field(None, ge=1, description="Most steps of this turn. Null: the agent's. At most 100.")
     deadline_s: float | None = Field(
         None,
         gt=0,
@@ -120,9 +116,7 @@ class TurnRequest(Body):
         description="If a turn of the conversation is running: `reject` returns 409, `enqueue` waits for its end. "
         "`interrupt` and `rollback` stop it and wait: `interrupt` keeps its finished steps, `rollback` drops them.",
     )
-    approve: Approve = Field(
-        [], description=f"{APPROVE} They hold for this turn, beside those of conversation and agent."
-    )
+    approve: Approve = Field([], description=f"{APPROVE} They hold for this turn, beside those of the others.")
     client_tools: ClientTools = Field(
         [], description=f"{CLIENT_TOOLS} They hold for this turn, and win over those of the conversation."
     )
@@ -137,13 +131,9 @@ class AnswerIn(Body):
 
     request_id: str = Field(min_length=1, max_length=500, description="Id of the request.")
     decision: Decision | None = Field(None, description="`reject` also declines to answer. Null: the answer is `text`.")
-    arguments: JsonObject | None = Field(
-        None, description="With `approve`: all arguments of the call, in place of its own."
-    )
+    arguments: JsonObject | None = Field(None, description="With `approve`: all arguments, in place of the call's own.")
     reason: str | None = Field(None, max_length=10_000, description="Told to the agent's model.")
-    text: str | None = Field(
-        None, max_length=100_000, description="Answer to a question: one of its `choices`, if any."
-    )
+    text: str | None = Field(None, max_length=100_000, description="Answer to a question: one of its `choices` if any.")
     result: JsonResult = Field(None, description="Result of your tool, for the kind `result`. At most 1 MiB of JSON.")
     error: str | None = Field(None, max_length=10_000, description="Why your tool has no result. The model reads it.")
     images: list[str] = Field([], max_length=16, fail_fast=True, description="Images of the result, as in POST /turn.")
@@ -200,13 +190,9 @@ class ConversationPatch(Body):
 class PruneRequest(Body):
     """Steps to remove from the memory."""
 
-    policy: Policy | None = Field(
-        None, description="Policy whose dropped steps are archived. Null: the conversation's."
-    )
+    policy: Policy | None = Field(None, description="Policy whose dropped steps are archived. Null: the present one.")
     dry_run: bool = Field(False, description="Only report the changes.")
-    destroy: bool = Field(
-        False, description="Permanently delete the dropped steps, and all archived and rolled back ones."
-    )
+    destroy: bool = Field(False, description="Permanently delete the dropped steps, and all archived and rolled back.")
 
 
 class RollbackRequest(Body):
@@ -218,7 +204,5 @@ class RollbackRequest(Body):
 class ForkRequest(Body):
     """Turn at which the new conversation branches off."""
 
-    turn: int | None = Field(
-        None, ge=0, le=MAX_INT, description="The last turn of the new conversation. Null: the last."
-    )
+    turn: int | None = Field(None, ge=0, le=MAX_INT, description="Last turn of the new conversation. Null: the last.")
     metadata: JsonObject | None = Field(None, description="Metadata of the new conversation. Null: a copy.")

@@ -33,9 +33,7 @@ ConversationStatus = Annotated[
     ),
 ]
 OnBusyWord = Annotated[str, _word(records.OnBusy, "Meeting with a turn of the conversation that runs or waits.")]
-RequestWord = Annotated[
-    str, _word(requests.RequestKind, "What is asked. `result`: a call of a tool of yours, for you to make.")
-]
+RequestWord = Annotated[str, _word(requests.RequestKind, "What is asked. `result`: make a call of your tool.")]
 ApprovalWord = Annotated[
     str,
     _word(requests.ApprovalDecision, "`edited`: approved with other arguments. `expired`: nobody answered in time."),
@@ -54,9 +52,8 @@ StepKind = Annotated[str, _word(events.StepKind, "Kind of step.")]
 Channel = Annotated[str, _word(events.MessageChannel, "Part of the model's message.")]
 EventType = Annotated[str, _word(events.EVENT_TYPES, "Kind of event, also the `event:` line.")]
 ProblemCode = Annotated[str, _word(sorted(codes_of_answers()), "Stable name of the error (docs/reference/errors.md).")]
-FailureCode = Annotated[
-    str, _word(sorted(FAILURES | STEP_FAILURES), "Stable name of the error (docs/reference/errors.md).")
-]
+_FAILURES = sorted(FAILURES | STEP_FAILURES)
+FailureCode = Annotated[str, _word(_FAILURES, "Stable name of the error (docs/reference/errors.md).")]
 EffectKind = Annotated[
     str,
     _word(
@@ -66,12 +63,8 @@ EffectKind = Annotated[
     ),
 ]
 EffectState = Annotated[str, _word(effects.EffectState, "`begun`: no result is stored yet. `done`: one is.")]
-CodePlace = Annotated[
-    str, _word(("child", "thread", "docker", "e2b", "modal", "blaxel", "remote"), "Place where code runs.")
-]
-Confinement = Annotated[
-    str, _word(("namespaces", "landlock", "uid", "none", "not run here"), "Strongest confinement of code.")
-]
+CodePlace = Annotated[str, _word(("child", "thread", "docker", "e2b", "modal", "blaxel", "remote"), "Place of code.")]
+Confinement = Annotated[str, _word(("namespaces", "landlock", "uid", "none", "not run here"), "Confinement of code.")]
 VariableKind = Annotated[
     str,
     _word(
@@ -79,6 +72,4 @@ VariableKind = Annotated[
         "`variable`: of the agent's code. `state`: of its state, such as `additional_args`. `tool`: of a tool.",
     ),
 ]
-TokenCount = Annotated[
-    str, _word(("reported", "estimated"), "`reported`: the tokens are those that the model counted.")
-]
+TokenCount = Annotated[str, _word(("reported", "estimated"), "`reported`: tokens are those that the model counted.")]

@@ -82,9 +82,7 @@ def servers_at(address: Address) -> Servers:
             f"SMOLSESSIONS_REDIS_CA_FILE is {address.ca_file}, which holds no certificate in PEM form ({error.reason})"
         ) from error
     if address.ca_file and not address.url.startswith("rediss"):
-        log.warning(
-            "SMOLSESSIONS_REDIS_CA_FILE is set, and SMOLSESSIONS_REDIS_URL is without TLS: write rediss:// to use it"
-        )
+        log.warning("SMOLSESSIONS_REDIS_CA_FILE is set, and SMOLSESSIONS_REDIS_URL has no TLS: write rediss:// for it")
     match = _SCHEME.match(address.url)
     try:
         if match is None:

@@ -119,9 +119,8 @@ async def _inspect(servers: Servers, client: Redis, sealer: Sealer, options: Opt
     async with client.pubsub() as pubsub:
         await pubsub.ssubscribe(f"{FIRST_PARTITION}:wake")
         await pubsub.get_message(timeout=REPLY_TIMEOUT_S)
-    refused: Any = await client.evalsha(
-        await client.script_load(_REFUSED_COMMANDS), 1, FIRST_PARTITION, *called_commands()
-    )
+    sha = await client.script_load(_REFUSED_COMMANDS)
+    refused: Any = await client.evalsha(sha, 1, FIRST_PARTITION, *called_commands())
     if refused:  # known before a script runs, as what it did before the refusal would not be undone
         raise NoPermissionError(f"it may not run {', '.join(word.decode() for word in refused)}")
     if await client.hexists(ABOUT, "canary"):
@@ -134,9 +133,7 @@ async def _inspect(servers: Servers, client: Redis, sealer: Sealer, options: Opt
     risks = []
     policy = (await client.info("memory")).get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
-        risks.append(
-            f"the store may throw data away when it is full: set its maxmemory-policy to noeviction, not {policy}"
-        )
+        risks.append(f"a full store may throw data away: set its maxmemory-policy to noeviction, not {policy}")
     if not (await client.info("persistence")).get("aof_enabled"):
         risks.append(
             "the store writes no append-only file: a restart of it loses what was written since its last snapshot, or "

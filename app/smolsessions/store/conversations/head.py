@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from smolsessions.core.errors import DAMAGED, ConversationNotFoundError, SealBrokenError
 from smolsessions.core.frozen import changed
@@ -113,10 +113,8 @@ async def with_stored_images(scope: Scope, turn: Turn) -> Turn:
     stored = {name for name, is_there in zip(names, flags, strict=True) if is_there}
 
     def with_stored(owner: T) -> T:
-        kept: Any = {
-            kind: tuple(one for one in getattr(owner, kind) if one.name in stored) for kind in ("images", "files")
-        }
-        return replace(owner, **kept)
+        images = tuple(one for one in owner.images if one.name in stored)
+        return replace(owner, images=images, files=tuple(one for one in owner.files if one.name in stored))
 
     turn = with_stored(turn)
     return replace(turn, outcome=with_stored(turn.outcome)) if turn.outcome else turn

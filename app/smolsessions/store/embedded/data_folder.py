@@ -46,9 +46,8 @@ def locked(folder: Path, grace_s: float) -> Iterator[BinaryIO]:
             server = stack.enter_context((folder / "server.lock").open("a+b"))
             if not _lock(service):
                 owner = (folder / "lock").read_text() or "unknown"
-                raise FolderInUseError(
-                    f"the data folder {folder} is in use by process {owner}; stop it or {OTHER_FOLDER}"
-                )
+                in_use = f"the data folder {folder} is in use by process {owner}; stop it or {OTHER_FOLDER}"
+                raise FolderInUseError(in_use)
             (folder / "lock").write_text(str(os.getpid()))
             (folder / "address").unlink(missing_ok=True)
             pid, socket_path = recorded_server(folder)

@@ -81,9 +81,8 @@ def find_binary() -> Path:
 
         with suppress(exceptions.ValkeyBinaryNotFoundError):
             candidates.append(_binary.get_binary_path())
-    candidates += [
-        Path(found).absolute() for name in ("valkey-server", "redis-server") if (found := shutil.which(name))
-    ]
+    names = ("valkey-server", "redis-server")
+    candidates += [Path(found).absolute() for name in names if (found := shutil.which(name))]
     refused = []
     for candidate in candidates if sys.platform != "win32" else ():
         why = "does not run"

@@ -19,9 +19,8 @@ log = logging.getLogger(__name__)
 
 _FOLDER = importlib.resources.files("smolsessions.store.scripts")
 _PRELUDE = _FOLDER.joinpath("prelude.lua").read_text()
-NAMES = sorted(
-    {entry.name.removesuffix(".lua") for entry in _FOLDER.iterdir() if entry.name.endswith(".lua")} - {"prelude"}
-)
+_FILES = {entry.name.removesuffix(".lua") for entry in _FOLDER.iterdir() if entry.name.endswith(".lua")}
+NAMES = sorted(_FILES - {"prelude"})
 Argument = str | bytes | int
 _HEADER = re.compile(r"^-- ARGV: (.+)$", re.MULTILINE)
 _DEFINED = re.compile(r"^local (?:function )?(\w+)", re.MULTILINE)
@@ -53,10 +52,8 @@ class Script:
         lines = ["#!lua flags=allow-oom"] if name in FREES_MEMORY else []
         lines += ["local partition = KEYS[1]", *(f"local {each} = ARGV[{i}]" for i, each in enumerate(names, 1))]
         if self.rest:
-            count = len(names)
-            lines.append(
-                f"local {self.rest} = {{}} for i = {count + 1}, #ARGV do {self.rest}[i - {count}] = ARGV[i] end"
-            )
+            rest, count = self.rest, len(names)
+            lines.append(f"local {rest} = {{}} for i = {count + 1}, #ARGV do {rest}[i - {count}] = ARGV[i] end")
         # Only the paragraphs of the prelude that it uses: a call creates all functions before it.
         for part in reversed(_PRELUDE.split("\n\n")):
             if any(re.search(rf"\b{defined}\b", body) for defined in _DEFINED.findall(part)):

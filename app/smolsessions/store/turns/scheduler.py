@@ -347,9 +347,8 @@ async def _release(
     partition: Partition, ref: Argument, turn: Argument, fence: Argument, *, is_damaged: bool = False
 ) -> None:
     with suppress(StoreUnavailableError, SealBrokenError):  # the lease expires, and the conversation is claimed again
-        await partition.call(
-            "release", ref=ref, turn=turn, fence=fence, wake=partition.wake, is_damaged=int(is_damaged)
-        )
+        place: dict[str, Argument] = {"ref": ref, "turn": turn, "fence": fence}
+        await partition.call("release", **place, wake=partition.wake, is_damaged=int(is_damaged))
 
 
 def _log_removed(names: Iterable[bytes]) -> None:

@@ -67,9 +67,8 @@ async def read_log(scope: Scope, turn: int, after: int) -> LogPart:
 
     A turn that is over always yields its final event, even if the log has expired or the cursor is behind it.
     """
-    state, *rest = await scope.call(
-        "read_log", turn=turn, after=after, most=MOST_READ, own_channel=scope.partition.channel
-    )
+    channel = scope.partition.channel
+    state, *rest = await scope.call("read_log", turn=turn, after=after, most=MOST_READ, own_channel=channel)
     if state == b"unknown":
         raise TurnNotFoundError
     record, entries, settings, length = rest

@@ -275,9 +275,8 @@ class TurnStore:
             about = codec.decode_conversation(scope.open(record or b"", "conversation"), unsealed)
             number, agent = turns + 1, about.agent
         if new.asked and agent != wanted:
-            raise errors.OtherAgentError(
-                f"The conversation belongs to the agent {agent!r}; leave agent out, or name it."
-            )
+            sentence = f"The conversation belongs to the agent {agent!r}; leave agent out, or name it."
+            raise errors.OtherAgentError(sentence)
         turn = changed(new.turn, number=number, agent=new.version_of(agent, client_tools))
         reservation, lease = self._scheduler.reserve_thread(scope.partition, agent, ref.owner), None
         try:
@@ -414,10 +413,9 @@ def _refusal(state: bytes, rest: list[Any]) -> Exception:
         case b"overloaded":
             return errors.OverloadedError()
         case b"reused":
-            named = {"in": "header", "parameter": "Idempotency-Key"}
-            return errors.IdempotencyKeyReusedError(
-                errors=[{**named, "message": "was sent with another request before"}]
-            )
+            message = "was sent with another request before"
+            problem = {"in": "header", "parameter": "Idempotency-Key", "message": message}
+            return errors.IdempotencyKeyReusedError(errors=[problem])
         case b"gone":
             return errors.ConversationNotFoundError(
                 "The conversation of the turn that this Idempotency-Key made was deleted; use a new key for a new turn."

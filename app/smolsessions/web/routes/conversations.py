@@ -40,14 +40,10 @@ from smolsessions.wire import requests
 
 AgentPath = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The agent's name.")]
 ImageName = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="The image's name, a hash of its content.")]
-FileName = Annotated[
-    str, Path(pattern=r"^[0-9a-f]{32}$", description="The file's name in its `url`, a hash of its content.")
-]
+FileName = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="The file's name in its `url`, a content hash.")]
 FilePath = Annotated[str, Path(min_length=1, max_length=1024, description="Path in the workspace, as notes/plan.md.")]
 StepKind = Annotated[records.StepType | None, Query(alias="type", description="Only steps of this type.")]
-Archived = Annotated[
-    bool, Query(description="Include steps that a prune or a rollback removed from the memory. Each is marked.")
-]
+Archived = Annotated[bool, Query(description="Include steps that a prune or a rollback removed. Each is marked.")]
 Summary = Annotated[bool, Query(description="The prompt of a planning step, without the model's own messages.")]
 PastTurn = Annotated[
     int | None,
@@ -96,25 +92,22 @@ Agent = Annotated[
     AgentName | None,
     Query(min_length=1, max_length=64, description="The new conversation's agent. Without it the document's."),
 ]
-AT = "/conversations/{conversation_id}"
+ALL, AT = "/conversations", "/conversations/{conversation_id}"
 IMAGE_HEADERS = {
     "Cache-Control": "private, max-age=31536000, immutable",
     "Content-Security-Policy": "default-src 'none'",
     "X-Content-Type-Options": "nosniff",
 }
-PICTURE = {
-    f"image/{kind}": {"schema": {"type": "string", "format": "binary"}} for kind in ("png", "jpeg", "gif", "webp")
-}
-CONTENT = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+BYTES = {"schema": {"type": "string", "format": "binary"}}
+PICTURE = {f"image/{kind}": BYTES for kind in ("png", "jpeg", "gif", "webp")}
+CONTENT = {"application/octet-stream": BYTES}
 DOCUMENT = {"application/json": {"schema": {"type": "object", "description": "See docs/export.md."}}}
 
 
 def conversation_routes(conversations: Conversations) -> APIRouter:
     router = APIRouter(tags=["conversations"], route_class=StrictRoute)
 
-    @router.post(
-        "/conversations", status_code=201, responses=responses(wire.Conversation, 409, 413, 415, 422, status=201)
-    )
+    @router.post(ALL, status_code=201, responses=responses(wire.Conversation, 409, 413, 415, 422, status=201))
     async def create_conversation(
         owner: CallerOwner, request: Request, body: requests.NewConversation, idempotency_key: IdempotencyKey = None
     ) -> Response:
@@ -127,9 +120,7 @@ def conversation_routes(conversations: Conversations) -> APIRouter:
         made = await conversations.create(owner, body.id, body.agent, fields, once)
         return _created(made)
 
-    @router.get(
-        "/conversations", responses=responses(wire.ConversationPage, 422), openapi_extra={"parameters": [OF_METADATA]}
-    )
+    @router.get(ALL, responses=responses(wire.ConversationPage, 422), openapi_extra={"parameters": [OF_METADATA]})
     async def list_conversations(
         request: Request,
         owner: CallerOwner,

@@ -144,9 +144,8 @@ class NewTurns:
             raise InvalidRequestError.at("/max_steps", f"is more than {limits.max_steps}")
         if body.deadline_s is not None and body.deadline_s > limits.max_deadline_s:
             raise InvalidRequestError.at("/deadline_s", f"is more than {limits.max_deadline_s:g}")
-        data, images, stored, files = await read_media(
-            body, limits.max_image_pixels, limits.max_file_bytes, body.additional_args
-        )
+        bounds = limits.max_image_pixels, limits.max_file_bytes
+        data, images, stored, files = await read_media(body, *bounds, body.additional_args)
         return NewTurn(
             message=body.message,
             conversation_id=body.conversation_id,
