@@ -96,8 +96,8 @@ class Settings(BaseSettings):
     )
     dialects: str = Field(
         "",
-        description="Protocols of other clients that are served, too, with commas between: openai, ai-sdk, mcp. "
-        "`none` serves none. Unset: all that are installed.",
+        description="Protocols of other clients that are served, too, with commas between: openai, ai-sdk, mcp, "
+        "a2a. `none` serves none. Unset: all that are installed.",
     )
     root_path: str = Field(
         "",

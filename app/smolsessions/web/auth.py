@@ -89,6 +89,10 @@ class Authenticator:
         return self.loopback or not self._path
 
     @property
+    def needs_key(self) -> bool:
+        return self._path is not None
+
+    @property
     def is_stale(self) -> bool:
         """True if the keys file was not looked at for a while, so that a revoked key may be let in."""
         return self._path is not None and time.monotonic() - self._checked_at > STALE_S

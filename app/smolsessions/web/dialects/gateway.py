@@ -227,7 +227,7 @@ class Gateway:
                 if isinstance(event, MessageDelta | MessageRestarted) and logged.seq <= restarts.get(event.call_id, 0):
                     continue
                 if isinstance(event, TurnEnded):
-                    fold.media = await self._media_of(event.result)
+                    fold.media = await self.media_of(event.result)
                 waits = isinstance(event, TurnWaiting | InputAnswered) and (
                     logged.seq > reader.length or (reader.waits and logged.seq == reader.length)
                 )
@@ -235,7 +235,7 @@ class Gateway:
                 if fold.is_complete:
                     return
 
-    async def _media_of(self, turn: Turn) -> dict[str, str]:
+    async def media_of(self, turn: Turn) -> dict[str, str]:
         found = {}
         with suppress(NotFoundError):  # destroyed meanwhile
             for image in turn.outcome.images if turn.outcome else ():

@@ -1,0 +1,108 @@
+"""Messages of A2A's clients: each plays the turn that is its task, or answers the task that it names."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+from pydantic_core import to_json
+from starlette.types import Scope
+
+from smolsessions.core.errors import BusyError, ConflictError, InvalidRequestError, NotFoundError
+from smolsessions.core.records import AgentName, Owner, Ref, Turn
+from smolsessions.core.turns import TurnSubscription
+from smolsessions.web.dialects.bodies import checked
+from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of, new_id
+from smolsessions.wire.requests import FileIn, TurnRequest
+
+_TASK = re.compile(rf"({CONVERSATION_ID.pattern}):([1-9][0-9]{{0,8}})")
+_OF_TURN = ("output_schema", "max_steps", "deadline_s")  # members of POST /turn that a message's metadata may have
+
+
+class Params(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel)
+
+
+class Part(Params):
+    text: str | None = None
+    raw: str | None = None
+    url: str | None = None
+    data: Any = None
+    filename: str = ""
+    media_type: str = ""
+
+
+class Message(Params):
+    message_id: str = Field(min_length=1, max_length=500)
+    role: Literal["ROLE_USER"]
+    parts: list[Part] = Field(min_length=1, max_length=100, fail_fast=True)
+    context_id: str = ""
+    task_id: str = ""
+    metadata: dict[str, Any] = {}
+
+
+async def begin(gateway: Gateway, scope: Scope, agent: AgentName, message: Message) -> tuple[TurnSubscription, int]:
+    """Play the turn of a message, or answer with it the task that it names. A repeat of the message changes nothing.
+
+    Returns the turn's events, and the number of the event at which those for this message begin.
+    """
+    owner, context = Owner(scope["owner"]), message.context_id
+    key = f"a2a:{digest_of(agent, message.model_dump())}"
+    body = turn_request(agent, message)
+    if message.task_id:
+        turn = await turn_of(gateway, owner, agent, message.task_id)
+        place = Place(turn.ref.id, turn.number)
+        if context not in {"", turn.ref.id}:
+            raise InvalidRequestError.at("/message/contextId", "is not that of the task")
+        if await gateway.find(owner, key) == place and turn.answered:
+            after = turn.answered[-1].seq - 1
+        elif turn.requests:
+            after = await gateway.answer_in_words(scope, place, turn.requests, body.message)
+            await gateway.keep_words(owner, key, place)
+        else:
+            raise ConflictError("The task asks for no input; send the message without its taskId.")
+        return await gateway.follow(turn.ref, turn.number), after + 1
+    wanted = Place(context or new_id(), 1)
+    if context and not CONVERSATION_ID.fullmatch(context):
+        raise InvalidRequestError.at("/message/contextId", "is no id: 1 to 64 letters, digits, `-` and `_`")
+    with suppress(NotFoundError):
+        found = await gateway.conversations.store.conversation(Ref(owner, wanted.conversation_id))
+        wanted = Place(context, found.turn_count + 1)
+        if found.waits and not await gateway.find(owner, key):
+            raise BusyError(f"The task {context}:{found.running_turn} waits for input; name it as taskId.")
+    return await gateway.play(scope, key, wanted, body), 1
+
+
+async def turn_of(gateway: Gateway, owner: Owner, agent: AgentName, task_id: str) -> Turn:
+    """Return the turn that a task of this agent is. Raises `NotFoundError`."""
+    found = _TASK.fullmatch(task_id)
+    turn = await gateway.turn_at(owner, Place(found[1], int(found[2]))) if found else None
+    if turn is None or turn.agent.name != agent:
+        raise NotFoundError(f"No task has the id {task_id[:80]!r}.")
+    return turn
+
+
+def turn_request(agent: AgentName, message: Message) -> TurnRequest:
+    """Return a message as a request of this service. It waits for earlier tasks of its context."""
+    texts: list[str] = []
+    images: list[str] = []
+    files: list[FileIn] = []
+    for nth, part in enumerate(message.parts):
+        at, kind = f"/message/parts/{nth}", part.media_type
+        if part.url is not None:
+            raise InvalidRequestError.at(f"{at}/url", "is not fetched; send the content as raw")
+        if part.raw is None:
+            texts.append(to_json(part.data).decode() if part.text is None else part.text)
+        elif kind.startswith("image/"):
+            images.append(part.raw)
+        else:
+            name = part.filename or f"file{nth}.{kind.rpartition('/')[2]}"
+            files.append(checked(FileIn, at, {"name": name, "media_type": kind, "data": part.raw}))
+    own = {name: message.metadata[name] for name in _OF_TURN if name in message.metadata}
+    own |= {"message": "\n".join(texts), "images": images, "agent": agent, "on_busy": "enqueue"}
+    sent = checked(TurnRequest, "/message/metadata", own)
+    sent.files = files
+    return sent

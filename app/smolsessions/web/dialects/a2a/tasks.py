@@ -1,0 +1,107 @@
+"""Tasks of A2A as JSON: their statuses, messages and artifacts, from records of turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic_core import to_json
+
+from smolsessions.core.records import Turn, TurnStatus
+from smolsessions.core.requests import InputRequest
+from smolsessions.core.times import time_text
+
+MOST_SHOWN = 500  # characters of a call's arguments or result
+STATES: Mapping[TurnStatus, str] = {
+    "queued": "TASK_STATE_SUBMITTED",
+    "running": "TASK_STATE_WORKING",
+    "waiting": "TASK_STATE_INPUT_REQUIRED",
+    "finished": "TASK_STATE_COMPLETED",
+    "failed": "TASK_STATE_FAILED",
+    "cancelled": "TASK_STATE_CANCELED",
+}
+
+Json = dict[str, Any]
+
+
+def names_of(turn: Turn) -> Json:
+    """Return the ids of the task that a turn is, and of its context, the conversation."""
+    return {"taskId": f"{turn.ref.id}:{turn.number}", "contextId": turn.ref.id}
+
+
+def task_of(turn: Turn, status: Json, parts: list[Json], history_length: int | None = None) -> Json:
+    """Return a task. `parts` are those of its artifact so far. Its history is the message of the user."""
+    found: Json = {"id": names_of(turn)["taskId"], "contextId": turn.ref.id, "status": status}
+    if parts:
+        found["artifacts"] = [artifact(turn, parts)]
+    if history_length != 0:
+        found["history"] = [{**message(turn, "user", turn.message), "role": "ROLE_USER"}]
+    return found
+
+
+def artifact(turn: Turn, parts: list[Json]) -> Json:
+    return {"artifactId": f"{turn.ref.id}:{turn.number}:answer", "parts": parts}
+
+
+def message(turn: Turn, own_id: int | str, text: str, **metadata: Any) -> Json:
+    """Return a message of the agent. `own_id` is unique in the turn, and the same on each replay."""
+    named = {"messageId": f"{turn.ref.id}:{turn.number}:{own_id}", **names_of(turn), "role": "ROLE_AGENT"}
+    return {**named, "parts": [{"text": text}], **({"metadata": metadata} if metadata else {})}
+
+
+def status_in(status: TurnStatus, at: float | None = None, said: Json | None = None) -> Json:
+    """Return a status. `at` is in Unix seconds."""
+    found: Json = {"state": STATES[status], **({"message": said} if said else {})}
+    return found if at is None else {**found, "timestamp": time_text(at, "milliseconds")}
+
+
+def status_of(turn: Turn) -> Json:
+    """Return the status of a turn as its record has it."""
+    if turn.status == "waiting":
+        return asking(turn, turn.requests)
+    failure = turn.outcome.error if turn.outcome else None
+    said = message(turn, "end", failure.message, code=failure.code) if failure else None
+    return status_in(turn.status, changed_at(turn), said)
+
+
+def changed_at(turn: Turn) -> float:
+    """Return the time of the status of a turn, in Unix seconds."""
+    if turn.status == "waiting":
+        return turn.requests[0].asked_at
+    return turn.timing.finished_at or turn.timing.started_at or turn.timing.submitted_at
+
+
+def asking(turn: Turn, requests: Iterable[InputRequest]) -> Json:
+    """Return the status of a turn that waits for a person, and asks in words."""
+    asked = list(requests)
+    words = message(turn, f"ask:{asked[0].call_id}", "\n".join(map(question, asked)))
+    return status_in("waiting", asked[0].asked_at, words)
+
+
+def question(request: InputRequest) -> str:
+    if request.kind == "question":
+        choices = f" ({', '.join(request.choices)})" if request.choices else ""
+        return f"{request.question}{choices}"
+    called = f"{request.tool} with {short(to_json(request.arguments).decode())}"
+    if request.kind == "approval":
+        return f"May I call {called}? Answer yes, or say why not."
+    return f"I wait for the result of {called}, which another client runs."
+
+
+def answer_parts(turn: Turn, media: Mapping[str, str]) -> list[Json]:
+    """Return the answer of a turn: its text, its JSON, its images and files. `media` are data: URLs by name."""
+    outcome = turn.outcome
+    if outcome is None or outcome.status != "finished":
+        return []
+    parts: list[Json] = [] if outcome.reply is None else [{"text": outcome.reply}]
+    if isinstance(outcome.output, dict | list) and not media:
+        parts.append({"data": outcome.output, "mediaType": "application/json"})
+    names = {file.name: file.file_name for file in outcome.files}
+    for name, url in media.items():
+        kind, _, encoded = url.removeprefix("data:").partition(";base64,")
+        parts.append({"raw": encoded, "mediaType": kind, "filename": names.get(name, name)})
+    return parts
+
+
+def short(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
