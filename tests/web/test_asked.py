@@ -136,6 +136,7 @@ def test_a_running_turn_lists_its_effects_without_their_results(service: Service
 def test_pages_continue_in_both_orders_while_the_turn_goes_on(service: Service, gate: Gate) -> None:
     turn = begun(service, gate, FIRST)
     whole = effects(service, turn)
+    assert [each["call_id"] for each in whole] == ["1.m1", "1.1", "1.2", "2.m1", "2.1"]
     for order, wanted in (("asc", whole), ("desc", whole[::-1])):
         found = pages(service, place(turn, "/effects"), limit=2, order=order)
         assert [item for page in found for item in page] == wanted

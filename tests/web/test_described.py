@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from smolsessions.core.errors import FAILURES, codes_of_answers
+from smolsessions.core.errors import FAILURES, STEP_FAILURES, codes_of_answers
 from tests.support.openapi import assert_described, validator
 from tests.support.problems import problem
 from tests.support.service import ROOT, Service
@@ -135,6 +135,8 @@ def test_each_code_of_an_answer_has_a_page(service: Service) -> None:
         page = service.client.get(f"/docs/errors/{code}")
         assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
         assert answer().message.split(";")[0].replace("'", "&#x27;") in page.text
+    for failures, what in ((FAILURES, "turn"), (STEP_FAILURES, "step")):
+        assert all(f"<p>Of a {what}: " in service.client.get(f"/docs/errors/{code}").text for code in failures)
     problem(service.client.get("/docs/errors/never"), 404, "not_found")
 
 

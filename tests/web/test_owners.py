@@ -1,11 +1,13 @@
 """API keys and owners: no owner can see, change or guess another owner's objects."""
 
+import asyncio
 import hashlib
 import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import httpx2
 import psutil
 import pytest
 
-from smolsessions.web.auth import MOST_BYTES
+from smolsessions.core.records import Owner
+from smolsessions.web.auth import MOST_BYTES, Authenticator
 from tests.support.fixtures import shared_service
 from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, request_as, say_as
 from tests.support.problems import OF_A_CONVERSATION, nothing_stored, problem, send
@@ -22,7 +25,7 @@ from tests.support.service import PLAIN, Service, run, write_private
 from tests.support.sounds import sent
 from tests.support.tiers import mostly_deep
 from tests.support.turns import png
-from tests.support.waiting import Gate, wait_until
+from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
 TURN = {"message": '[{"say": "hi"}]', "agent": "scripted"}
 OTHERS: list[tuple[str, str, Any]] = [
@@ -230,6 +233,18 @@ def test_a_stream_ends_with_its_key_and_the_turn_goes_on(tmp_path: Path, gate: G
         problem(again, *((401, "unauthorized") if then == "revoked" else (404, "conversation_not_found")))
         gate.open()
         assert "event: turn.finished" in list(goes_on.iter_lines())
+
+
+async def test_a_stream_that_ended_is_not_ended_again_with_its_key(tmp_path: Path) -> None:
+    keys = write_private(tmp_path / "keys", owner_line("ada", ADA) + owner_line("bob", BOB))
+    watched, over, revoked = Authenticator(keys, loopback=True), list[str](), asyncio.Event()
+    with watched.watch_key(f"Bearer {ADA}", Owner("ada"), partial(over.append, "ended again")):
+        pass
+    with watched.watch_key(f"Bearer {ADA}", Owner("ada"), revoked.set):
+        _rewrite(keys, owner_line("bob", BOB))
+        async with asyncio.timeout(PATIENCE_S):
+            await revoked.wait()
+    assert over == []
 
 
 @pytest.fixture(scope="module")

@@ -103,11 +103,11 @@ def test_media_of_a_result_reach_the_agent(service: Service) -> None:
     assert broken["errors"][0]["pointer"] == "/answers/1/images/0"
     large = [png("red", (4000, 4000))]  # 16 million pixels, and 25 for all answers
     assert error_code(answering(service, turn, {"images": large}, {"images": large})) == "too_large"
-    turn = answer(service, turn, {"result": "first"}, status=202)
+    turn = answer(service, turn, {"result": None}, status=202)
     file = {"name": "notes.txt", "media_type": "text/plain", "data": b64encode(b"in the hall").decode()}
     ended = answer(service, turn, {"images": [png("red")], "files": [file], "result": "both"})
     assert ended["status"] == "finished"
-    assert observed(service, turn)[0].startswith("first\nboth")
+    assert observed(service, turn)[0].startswith("None\nboth")
 
 
 def test_tools_of_a_conversation_hold_for_its_turns(service: Service) -> None:
