@@ -16,7 +16,7 @@ from smolsessions.core.errors import StartError
 from smolsessions.web.auth import Authenticator
 from tests.support.callers import ASK, FREE, MADE, OTHER, PRO, keys_file, number_of, observed, play, tenants_of, told
 from tests.support.fixtures import shared_service
-from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, request_as
+from tests.support.owners import ADA, BOB, create_as, owner_line, request_as
 from tests.support.service import ROOT, Service, run, write_private
 from tests.support.store_server import StoreServer
 from tests.support.turns import DONE, submit_next, submit_turn, wait_for_end
@@ -59,15 +59,6 @@ def test_parallel_calls_each_have_the_caller(tenants: Service) -> None:
     calls = {"call": [["whose", {"pause_s": 0.05}]] * 5}
     turn = play(tenants, ADA, calls, DONE)
     assert observed(tenants, ADA, turn)[0].count(told(turn, "ada", PRO)) == 5
-
-
-def test_a_managed_agents_tools_have_the_caller(tenants: Service) -> None:
-    inner = json.dumps([ASK, {"say": "told"}])
-    turn = play(tenants, BOB, {"call": [["helper", {"task": inner}]]}, DONE, agent="lead")
-    events = request_as(
-        tenants, BOB, "GET", f"/conversations/{turn['conversation_id']}/turns/1/events", include_internal_tools="1"
-    ).text
-    assert json.dumps(told(turn, "bob", FREE))[1:-1] in events
 
 
 @pytest.mark.parametrize("agent", ["coder", "threaded"])
@@ -144,18 +135,6 @@ def test_tenants_with_one_conversation_id_share_no_agent(tenants: Service, agent
     again = play(tenants, ADA, MADE, ASK, DONE, **where)
     assert observed(tenants, ADA, again)[-3].split()[-1] == hers != his
     assert told(again, "ada", PRO) in observed(tenants, ADA, again)[-2]
-
-
-@pytest.mark.parametrize("agent", ["tenant", "plain"])
-def test_keys_of_one_owner_with_other_claims_share_no_agent(tenants: Service, agent: str) -> None:
-    first = play(tenants, ADA, MADE, DONE, agent=agent)
-    number = number_of(tenants, first)
-    where = {"conversation_id": first["conversation_id"], "agent": agent}
-    second = play(tenants, SECOND, MADE, ASK, DONE, **where)
-    assert observed(tenants, ADA, first)[-3].split()[-1] != number
-    assert told(second, "ada", OTHER) in observed(tenants, ADA, first)[-2]
-    play(tenants, ADA, MADE, DONE, **where)
-    assert number_of(tenants, first) != number
 
 
 def test_an_agent_stays_warm_for_an_equal_caller_alone(tenants: Service) -> None:

@@ -45,16 +45,6 @@ def fail(agent: ToolCallingAgent) -> Failure:
     return classify(caught.value)
 
 
-class TestATurn:
-    def test_asks_the_model_to_call_a_tool_and_offers_the_tools(self, llm: LLM, agent: ToolCallingAgent) -> None:
-        llm.answer("42")
-        agent.run(QUESTION)
-        body = llm.requests[0].body
-        assert body["tool_choice"] == "required"
-        offered = {tool["function"]["name"] for tool in body["tools"]}
-        assert offered == {"calculator", "clock", "text_stats", "final_answer"}
-
-
 class TestTheFactory:
     def test_makes_agents_that_share_only_the_model_and_the_prompts(self, make: Callable[[], ToolCallingAgent]) -> None:
         one, other = make(), make()

@@ -107,17 +107,6 @@ def test_each_fragment_gives_what_it_adds() -> None:
     assert reader.feed('"other": "no"}') == reader.end() == []
 
 
-def test_a_nested_key_is_another_one() -> None:
-    assert read('{"b": {"a": "1"}, "c": [{"a": "2"}], "d": "a", "a": {"a": "3"}}', "a") == {"a": '{"a": "3"}'}
-
-
-def test_a_value_that_is_no_text_comes_whole_at_the_end() -> None:
-    reader = PartialJson("a")
-    assert reader.feed('{"a": [1') == reader.feed(', "\\u00e9"]}') == []
-    assert reader.end() == [("a", '[1, "é"]')]
-    assert reader.end() == []
-
-
 @pytest.mark.parametrize(
     "start",
     ['{"answer": "', '{"x": "', '{"x": [1, "', '{"answer": {"x": "', '{"x": nul, "answer": "', '{"n": 1, "answer": "'],

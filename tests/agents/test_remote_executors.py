@@ -170,13 +170,6 @@ def test_an_executor_that_does_not_start_is_a_clear_error(service: Service) -> N
     assert "Traceback" not in service.log()
 
 
-def test_the_list_of_agents_says_so(service: Service) -> None:
-    agent = next(agent for agent in service.get("/agents")["items"] if agent["name"] == "remote")
-    assert (agent["code_runs_in"], agent["code_confinement"]) == ("remote", "not run here")
-    assert "recorded as a whole" in agent["limitations"][0]
-    assert [tool["name"] for tool in agent["tools"]] == ["note"]
-
-
 def made(*executor: Any, agent: dict[str, Any] | None = None, **options: Any) -> Callable[[], CodeAgent]:
     """Return a factory of an agent with a remote executor, which has these options."""
     return lambda: remote.make_with(smolsessions.remote_executor(*executor, **options), **(agent or {}))

@@ -65,23 +65,6 @@ def test_the_messages_route_equals_the_prompt_under_every_policy(service: Servic
     assert [step["type"] for step in after] == ["task", "action", "action"] * 4 + ["task", "action"] * 2
 
 
-@pytest.mark.parametrize("policy", POLICIES[1:5], ids=lambda policy: policy["name"])
-def test_the_messages_route_equals_the_prompts_of_code_agents_and_planners(service: Service, policy: Any) -> None:
-    for agent in ("coder", "planner"):
-        one = {"code": "print('x' * 500)"} if agent == "coder" else echo_call(LONG)
-        turn = service.play(one, DONE, agent=agent)
-        turn = service.follow_up(turn, one, DONE)
-        patch_policy(service, turn, policy)
-        expected = predicted(service, turn, PROMPT)
-        plans = message_texts(service, turn, summary_mode=True)
-        assert not any("I call." in text or text.startswith("Here are the facts") for text in plans)
-        turn = service.follow_up(turn, PROMPT)
-        if agent == "coder":
-            assert turn["reply"] == expected
-        else:  # a plan comes first and counts; the prompt was predicted without it
-            assert turn["status"] == "finished"
-
-
 def test_keep_last_n_steps_shows_all_tasks_and_notes_and_the_last_steps(service: Service) -> None:
     turn = service.play({"call": [["note_write", {"text": "pears"}]]}, echo_call("a"), DONE, agent="plain")
     turn = service.follow_up(turn, echo_call("b"), DONE)
@@ -114,17 +97,6 @@ def test_prune_old_observations_cuts_all_but_the_last_and_omits_their_images(ser
     assert images_of(service, turn) == 1  # that of the task
     left = service.get(path_of(turn, "/prompt"))["left_out"]
     assert (left["steps"], left["shortened"]) == (0, 3)
-
-
-def test_nothing_is_left_out_of_an_empty_conversation(service: Service) -> None:
-    made = service.post("/conversations", agent="plain").json()
-    for policy in POLICIES:
-        patch_policy(service, {"conversation_id": made["id"]}, policy)
-        found = service.get(f"/conversations/{made['id']}/prompt")
-        assert [message["role"] for message in found["messages"]] == ["system"]
-        assert found["left_out"] == {"steps": 0, "shortened": 0, "characters": 0, "tokens": 0}
-        answer = service.post(f"/conversations/{made['id']}/prune", dry_run=True)
-        assert answer.status_code == 200, answer.text
 
 
 def test_rules_are_chained_in_order(service: Service) -> None:

@@ -256,13 +256,6 @@ def test_every_step_of_a_run_is_finished_and_comes_back(factory: Any, script: li
         again(step)
 
 
-def test_a_half_step_is_not_finished() -> None:
-    agent = agents.make_scripted()
-    with pytest.raises(SystemExit):
-        agent.run(json.dumps([{"call": [["leave", {}]]}]))
-    assert [is_finished(step) for step in agent.memory.steps] == [True, False]
-
-
 FORBIDDEN = """
     os:system builtins:eval builtins:getattr builtins:open functools:partial copyreg:_reconstructor __main__:f
     smolsessions.agents.memory.steps:pickle.loads smolagents.memory:ActionStep.to_messages datetime:sys.modules

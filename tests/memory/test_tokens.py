@@ -152,15 +152,6 @@ def test_steps_of_a_type_are_paged_and_counted(service: Service) -> None:
     check(service, turn)
 
 
-def test_archived_steps_of_a_type_are_included_on_request(service: Service) -> None:
-    turn = service.play(echo_call("1"), DONE, agent="plain")
-    turn = service.follow_up(turn, echo_call("2"), DONE)
-    prune(service, turn)
-    assert indexes(service, turn, type="action", limit=1) == [[4], [5]]
-    assert indexes(service, turn, type="action", limit=1, archived=True) == [[1], [2], [4], [5]]
-    assert indexes(service, turn, type="task", limit=1, archived=True)[:2] == [[0], [3]]
-
-
 def test_a_missing_type_and_a_cursor_past_the_end_yield_an_empty_page(service: Service) -> None:
     turn = service.play(DONE, agent="plain")
     assert pages(service, turn, type="summary") == [[]]

@@ -30,8 +30,7 @@ from tests.support.code_turns import (
 from tests.support.data import data
 from tests.support.fixtures import shared_service
 from tests.support.programs import named
-from tests.support.refusals import sentence_of
-from tests.support.service import Service, run
+from tests.support.service import Service
 from tests.support.store_server import running_store
 from tests.support.streaming import Event, Stream, log_of, posting, watching
 from tests.support.tiers import mostly_deep
@@ -136,16 +135,6 @@ def check_ended(service: Service, turn: Event, status: str) -> Event:
     later = service.follow_up(ended, *code_script("print(kept)"), DONE)
     assert [printed(text) for text in shown_outputs(service, later)] == ["1"]
     return ended
-
-
-@pytest.mark.parametrize("what", mostly_deep(BLOCKS, fast=["a sleep"]))
-def test_a_deadline_ends_a_block_whatever_it_does(service: Service, what: str) -> None:
-    for deadline_s in (2, 12, 48):  # longer if a loaded machine had not begun it in time
-        turn = submit_turn(service, *code_script("kept = 1", BLOCKS[what]), agent="whole", deadline_s=deadline_s)
-        if wait_for_end(service, turn)["step_count"]:
-            break
-    ended = check_ended(service, turn, "failed")
-    assert ended["error"]["code"] == "deadline_exceeded"
 
 
 def test_a_block_that_waits_in_a_tool_stops_and_its_process_ends(service: Service, gate: Gate) -> None:
@@ -338,11 +327,6 @@ def test_the_list_of_agents_has_the_place_of_their_code(service: Service) -> Non
     assert {"coder", "whole", "hasty"} <= {name for name, place in found.items() if place == "child"}
     assert (found["threaded"], found["scripted"]) == ("thread", None)
     assert service.get("/agents/threaded")["code_confinement"] == "none"
-
-
-def test_an_invalid_place_of_an_agents_code_stops_the_start(tmp_path: Path) -> None:
-    sentence = sentence_of(run(tmp_path, {"AGENTS": "mine=tests.support.coders:make_misspelt"}))
-    assert "executor: should be 'child' or 'thread'" in sentence
 
 
 @pytest.mark.parametrize(

@@ -15,21 +15,6 @@ from tests.support import stores
 from tests.support.stores import Raw
 
 
-async def test_a_worker_takes_only_its_own_agents_and_the_oldest_first(one: Store, other: Store) -> None:
-    red, blue = AgentName("red"), AgentName("blue")
-    for name, agent in (("1", red), ("2", blue), ("3", red), ("4", blue), ("5", red)):
-        await stores.submit(one, name, agent)
-
-    def names(leases: list[HeldLease]) -> list[str]:
-        return [lease.turn.ref.id for lease in leases]
-
-    assert names(await stores.claim(other, red, most=1)) == ["1"]
-    assert names(await stores.claim(other, AgentName("green"))) == []
-    assert names(await stores.claim(one, red, blue, most=3)) == ["2", "3", "4"]
-    assert names(await stores.claim(one, blue)) == []
-    assert names(await stores.claim(one, blue, red)) == ["5"]
-
-
 async def test_owners_take_turns_and_each_has_its_oldest_first(one: Store, other: Store, raw: Raw) -> None:
     for number in range(9):
         await stores.submit(one, f"many/{number}")
@@ -200,16 +185,6 @@ async def test_a_turn_is_not_claimed_while_a_suspect_turn_waits_to_be_alone(one:
     assert seats.leases == []
 
 
-async def test_a_turn_that_waits_behind_another_is_not_claimed(one: Store) -> None:
-    await all_asked(one)
-    seats = Seats(one, free=2)
-    await stores.submit(one, "c")
-    await stores.submit(one, "c", new=False, on_busy="enqueue")
-    assert [lease.turn.number for lease in seats.leases] == [1]
-    await seats.leases[0].commit(stores.DONE)
-    assert (await stores.claim_one(one)).turn.number == 2
-
-
 @pytest.mark.usefixtures("stores")
 @pytest.mark.parametrize("idem", ["", "digest of a key"])
 async def test_a_retry_of_a_submission_claims_anew_until_the_turn_has_begun(raw: Raw, idem: str) -> None:
@@ -223,18 +198,6 @@ async def test_a_retry_of_a_submission_claims_anew_until_the_turn_has_begun(raw:
     assert stores.submit_raw(raw, 1, "sealed", worker="another", idem=idem) == ["ok", 1]
     raw.hset(stores.key_of("journal", "c", 1), "started:1", "")
     assert stores.submit_raw(raw, 1, "sealed", worker="me", idem=idem) == ["ok", 1]
-
-
-async def test_a_lease_of_a_submission_expires_like_any_other(one: Store, other: Store, raw: Raw) -> None:
-    await all_asked(one, other)
-    seats = Seats(one)
-    await stores.submit(one, "c")
-    stores.expire_lease(raw, "c")
-    await other.scheduler.sweep()
-    taken = await stores.claim_one(other)
-    assert (taken.turn.number, taken.attempt, taken.crashes) == (1, 1, 0)
-    await one.scheduler.renew(seats.leases)
-    assert seats.leases[0].lost
 
 
 async def test_a_damaged_conversation_is_left_to_a_claim(one: Store, raw: Raw) -> None:

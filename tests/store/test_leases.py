@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,25 +44,6 @@ async def test_an_old_fence_never_writes(one: Store, other: Store, raw: Raw) -> 
     assert await stores.step_texts(one, "c") == ["kept"]
     with pytest.raises(LeaseLostError):
         await old.commit(stores.DONE)
-
-
-@pytest.mark.parametrize("crashes", [False, True])
-async def test_a_task_that_no_step_followed_is_kept(one: Store, other: Store, raw: Raw, *, crashes: bool) -> None:
-    for number, more in enumerate([["step"], [], ["another"]], 1):
-        lease = await stores.begin(one, "c", on_busy="enqueue")
-        await stores.emit(raw, lease, "task", replace(stores.packed_step(f"task {number}", number), type="task"))
-        for text in more:
-            await stores.emit(raw, lease, text, stores.packed_step(text, number))
-        if crashes:
-            stores.expire_lease(raw, "c")
-            await other.scheduler.sweep()
-            lease = await stores.claim_one(other)
-            await lease.load_replay_state()
-        await lease.commit(stores.DONE)
-        assert lease.kept_steps == len(more)
-    assert await stores.step_texts(one, "c") == ["task 1", "step", "task 2", "task 3", "another"]
-    last = await one.conversations.conversation(stores.ref_of("c"))
-    assert last.step_counts == {"task": 3, "action": 2}
 
 
 async def test_a_commit_whose_writes_were_undone_leaves_the_turn_to_another(one: Store, other: Store, raw: Raw) -> None:
@@ -189,14 +169,6 @@ async def test_no_lease_lasts_as_long_as_the_stores_clock_went_back(one: Store, 
     raw.zadd(stores.LEASES, {str(stores.ref_of("c")): two_hours_on}, xx=True)
     assert await other.scheduler.sweep() == 0
     assert raw.zscore(stores.LEASES, str(stores.ref_of("c"))) / 1e6 - time.time() < stores.LEASE_S + 1
-
-
-async def test_the_first_sweep_of_all_takes_nothing(one: Store, other: Store, raw: Raw) -> None:
-    lease = await stores.begin(one, "c")
-    raw.delete(stores.BEAT)
-    stores.expire_lease(raw, "c")
-    assert await other.scheduler.sweep() == 0
-    await lease.commit(stores.DONE)
 
 
 async def test_a_turn_that_is_handed_back_waits_again_and_counts_no_attempt(one: Store, other: Store, raw: Raw) -> None:

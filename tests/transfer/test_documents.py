@@ -148,15 +148,6 @@ def test_arguments_and_parts_that_are_no_json_are_labelled_too() -> None:
     assert again(portable) == portable
 
 
-def test_a_count_or_a_time_that_is_none_is_nothing() -> None:
-    usage = TokenUsage(1, 2)
-    usage.input_tokens, usage.output_tokens = -1, math.nan  # type: ignore[assignment]
-    portable = exported([ActionStep(1, Timing(math.nan, math.inf), observations="o", token_usage=usage)])
-    assert portable.steps[0]["token_usage"] is None
-    assert portable.steps[0]["timing"] == {"start_time": "1970-01-01T00:00:00.000000Z", "end_time": None}
-    assert again(portable) == portable
-
-
 def test_a_lone_surrogate_is_replaced_at_export() -> None:
     half = "a\ud800b"
     step = action(observations=half, model_output=half, action_output=half, tool_calls=[ToolCall(half, half, half)])
@@ -183,15 +174,6 @@ def test_each_image_is_exported_once_with_its_original_bytes() -> None:
     imported = taken_in(document_of(portable))
     assert imported.steps[0].attachments == {name: data}
     assert again(portable) == portable
-
-
-def test_turns_and_marks_are_those_of_the_document() -> None:
-    data = document([TaskStep("a"), action(), TaskStep("b"), NoteStep(1, "n")])
-    marks: list[dict[str, Any]] = [{"turn": 1, "hidden": True}, {"turn": 1, "archived": True}, {"turn": 4}, {"turn": 4}]
-    data["steps"] = [step | more for step, more in zip(data["steps"], marks, strict=True)]
-    imported = taken_in(data)
-    assert [(step.type, step.turn) for step in imported.steps] == [("task", 1), ("action", 1), ("task", 4), ("note", 4)]
-    assert (imported.archived, imported.hidden) == (frozenset({1}), frozenset({0}))
 
 
 TASK: dict[str, Any] = {"type": "task", "turn": 1, "task": "t"}

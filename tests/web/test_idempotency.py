@@ -41,16 +41,6 @@ def conversations(service: Service) -> int:
         return int(store.zcard("{p000}:owner:local"))
 
 
-def test_a_request_that_is_sent_again_is_answered_with_its_turn(pair: tuple[Service, Service], key: str) -> None:
-    first = turn_of(post_with_key(pair[0], key, ECHO, {"say": "ещё раз"}))
-    before = conversations(pair[0])
-    for service in pair:
-        assert turn_of(post_with_key(service, key, ECHO, {"say": "ещё раз"})) == first
-        assert turn_of(post_with_key(service, key, ECHO, {"say": "ещё раз"}, prefer="respond-async")) == first
-    assert conversations(pair[0]) == before
-    assert turn_counts(pair[1], first) == (1, None, 0)
-
-
 def test_a_request_is_attached_while_its_turn_runs(pair: tuple[Service, Service], key: str, gate: Gate) -> None:
     script = [gate.script, {"say": "同じ"}]
     with ThreadPoolExecutor(5) as pool:
@@ -86,14 +76,6 @@ def test_a_repeated_stream_has_all_events(pair: tuple[Service, Service], key: st
     assert raw[-1] == whole
     assert all(events == whole[: len(events)] for events in raw)
     assert [events[0]["type"] for events in raw] == ["turn.queued"] * 3
-
-
-def test_simultaneous_requests_begin_one_conversation(pair: tuple[Service, Service], key: str) -> None:
-    before = conversations(pair[0])
-    turns = at_once(pair, key)
-    assert turns == turns[:1] * 12
-    assert conversations(pair[0]) == before + 1
-    assert (turns[0]["turn"], turn_counts(pair[1], turns[0])) == (1, (1, None, 0))
 
 
 def at_once(pair: tuple[Service, Service], key: str, **body: Any) -> list[Event]:

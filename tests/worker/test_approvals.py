@@ -130,17 +130,6 @@ def test_code_reads_a_rejection_as_the_result_and_its_model_too(service: Service
     assert decisions(ended) == [("send_email", "rejected")]
 
 
-def test_code_that_changes_its_mind_on_a_rejection_goes_on(service: Service) -> None:
-    code = "said = send_email('first', 'hi')\nif '[rejected]' in said:\n    send_email('second', 'hi')"
-    turn = ask(service, {"code": code}, DONE, agent="code-mailer")
-    turn = answer(service, turn, REJECT, status=202)
-    assert turn["requests"][0]["arguments"]["to"] == "second"
-    ended = answer(service, turn, APPROVE)
-    assert decisions(ended) == [("send_email", "rejected"), ("send_email", "approved")]
-    assert "first: hi" not in sent(service)
-    assert sent(service).count("second: hi") == 1
-
-
 def test_code_cannot_swallow_a_wait(service: Service) -> None:
     code = "try:\n    send_email('swallowed', 'hi')\nexcept BaseException:\n    pass\nfinally:\n    echo('in vain')"
     turn = ask(service, {"code": code}, DONE, agent="code-mailer")
