@@ -109,10 +109,7 @@ def test_a_block_that_is_complete_is_not_rendered_again(page: Page, gate: Path) 
 
 
 def test_markup_stays_text_wherever_it_comes_from(page: Page) -> None:
-    script: list[dict[str, Any]] = [
-        {"think": [MARKUP], "call": [["echo", {"text": MARKUP}]]},
-        {"say": [MARKUP[:20], MARKUP[20:]]},
-    ]
+    script: list[Any] = [{"think": [MARKUP], "call": [["echo", {"text": MARKUP}]]}, {"say": [MARKUP[:20], MARKUP[20:]]}]
     say(page, script)
     expect(answer(page)).to_have_text(MARKUP)
     page.locator(".step summary").first.click()

@@ -433,9 +433,7 @@ def test_images_and_files_of_a_call_are_shown_with_their_hashes(opened: Open, se
     path, waiting = turn_of(page, service)
     requests = waiting["requests"]
     hashes = [part["sha256"] for request in requests for part in (*request["images"], *request["files"])]
-    assert [shown.nth(place).locator("code").get_attribute("title") for place in (0, 1)] == [
-        f"SHA-256 {hash_}" for hash_ in hashes
-    ]
+    assert [shown.nth(n).locator("code").get_attribute("title") for n in (0, 1)] == [f"SHA-256 {h}" for h in hashes]
     expect(shown.first.locator("figcaption")).to_contain_text("media")
     expect(shown.nth(1).get_by_role("button", name="Download report.csv")).to_be_visible()
     fits(page)

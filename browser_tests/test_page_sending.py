@@ -50,9 +50,7 @@ def test_a_refused_message_stays_in_its_field(page: Page, service: Service, gate
 def test_an_unreachable_service_shows_an_error_and_the_message_stays(page: Page, sins: list[str]) -> None:
     detail = "The store does not answer."
     problem = json.dumps({"status": 503, "code": "store_unavailable", "detail": detail})
-    page.route(
-        "**/turn", lambda route: route.fulfill(status=503, content_type="application/problem+json", body=problem)
-    )
+    page.route("**/turn", lambda r: r.fulfill(status=503, content_type="application/problem+json", body=problem))
     mine = [{"say": ["At last."]}]
     send(page, mine)
     expect(page.get_by_role("alert")).to_have_text(detail)
@@ -166,9 +164,7 @@ def test_an_edited_message_becomes_a_version_once_it_is_sent(page: Page, service
     editor.fill('[{"say": ["Three."]}]')
     assert not made
     problem = json.dumps({"status": 422, "code": "invalid_request", "detail": "Not so."})
-    page.route(
-        "**/turns", lambda route: route.fulfill(status=422, content_type="application/problem+json", body=problem)
-    )
+    page.route("**/turns", lambda r: r.fulfill(status=422, content_type="application/problem+json", body=problem))
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_have_text("Not so.")
     expect(editor).to_have_value('[{"say": ["Three."]}]')

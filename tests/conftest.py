@@ -3,9 +3,7 @@
 import pytest
 
 pytest.register_assert_rewrite("tests.support")
-pytest_plugins = [
-    f"tests.support.{module}" for module in ("fixtures", "llm", "manifests", "service_logs", "stores", "streaming")
-]
+pytest_plugins = [f"tests.support.{m}" for m in ("fixtures", "llm", "manifests", "service_logs", "stores", "streaming")]
 
 LONGEST = ("test_chaos", "test_damage", "test_environments", "test_image_memory", "test_providers", "test_wheel")
 

@@ -73,9 +73,7 @@ def test_an_impossible_calculation_is_a_value_error(expression: str) -> None:
         call("calculator", expression)
 
 
-@pytest.mark.parametrize(
-    "expression", ["", "1 +", "True + 1", "'a' * 3", "__import__('os')", "(" * 99, "1" * 201, "-" * 199]
-)
+@pytest.mark.parametrize("expression", ["", "1 +", "'a' * 3", "__import__('os')", "(" * 99, "1" * 201, "-" * 199])
 def test_an_invalid_expression_is_a_value_error(expression: str) -> None:
     with pytest.raises(ValueError, match=r"expression|Only numbers"):
         call("calculator", expression)
@@ -159,12 +157,10 @@ def test_it_accepts_any_message(pieces: list[str]) -> None:
     assert RuleModel().generate(messages, tools_to_call_from=list(make_demo().tools.values())).tool_calls
 
 
-@pytest.mark.parametrize(
-    "message", ["a" + " " * 90_000 + "b", "note " + "a" * 90_000, "count words" + " " * 90_000 + "x"]
-)
-def test_a_long_message_costs_no_more_than_its_length(message: str) -> None:
+@pytest.mark.parametrize("text", ["a" + " " * 90_000 + "b", "note " + "a" * 90_000, "count words" + " " * 90_000 + "x"])
+def test_a_long_message_costs_no_more_than_its_length(text: str) -> None:
     began = time.process_time()
-    ask(make_demo(), message)
+    ask(make_demo(), text)
     assert time.process_time() - began < 1
 
 

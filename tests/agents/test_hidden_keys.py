@@ -153,12 +153,7 @@ def test_no_key_is_in_any_answer_log_file_or_stored_byte(place: Place) -> None:
     assert not any(MARK.encode() in value for _, value in stored)
     places = {"answers": place.answers, "stored": stored, "opened": opened, "files": files}
     places |= {"log": [("", log.encode())], "commands": [("", command) for command in commands]}
-    shown = {
-        (where, name, key)
-        for where, parts in places.items()
-        for name, data in parts
-        for key in found_in(data, SEARCHED)
-    }
+    shown = {(w, n, key) for w, p in places.items() for n, data in p for key in found_in(data, SEARCHED)}
     assert shown == set()
 
 

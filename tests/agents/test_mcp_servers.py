@@ -147,9 +147,7 @@ def test_a_programs_last_line_is_logged(monkeypatch: pytest.MonkeyPatch, caplog:
     table = McpTable(command=sys.executable, args=("-c", PROGRAM_THAT_FAILS), env={"GITHUB_PAT": "PAT_HERE"})
     with Tools(one=table) as opened:
         opened.servers.try_once()
-        with pytest.raises(
-            StartError, match=r"\[mcp.one\] gives no list .*ModuleNotFoundError: No module named 'not_there'"
-        ):
+        with pytest.raises(StartError, match=r"\[mcp.one\] gives no list .*ModuleNotFoundError: .*not_there"):
             opened.all()
         time.sleep(0.5)
         assert opened.servers.health()[0].restarts == 0

@@ -38,9 +38,7 @@ blocks = st.lists(
     st.sampled_from(["<code>", "</code>", "<", "</co", "```", "python", "\n", "a", "b", "x = 1", " "]), max_size=12
 ).map("".join)
 garbage = st.text() | st.lists(
-    st.sampled_from(
-        ['{"a":', '"a"', "{", "}", "[", "]", ",", ":", '"', "\\", "\\u", "d83d", "1", "-", "nul", " ", "\ud83d"]
-    )
+    st.sampled_from(['{"a":', '"a"', "{", "}", "[", "]", ",", ":", '"', "\\", "\\u", "d83d", "1", "-", " ", "\ud83d"])
 ).map("".join)
 
 

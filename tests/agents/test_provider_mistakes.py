@@ -22,10 +22,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no provider of LiteLLM": ({"provider": "litellm"}, "write it as provider/name"),
     "Ollama without chats": ({"provider": "litellm", "id": "ollama/m"}, "write ollama_chat/ in its place"),
-    "an address of the host": (
-        {"provider": "litellm", "id": "ollama_chat/m"},
-        "OLLAMA_API_BASE would choose the address",
-    ),
+    "an address of the host": ({"provider": "litellm", "id": "ollama_chat/m"}, "OLLAMA_API_BASE would choose"),
     "no key of LiteLLM": ({"provider": "litellm", "id": "anthropic/m"}, "LiteLLM wants the provider's key"),
     "no cache to ask for": (
         {"provider": "huggingface", "base": "http://127.0.0.1:1", "prompt_cache": True},
@@ -34,10 +31,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no token": ({"provider": "huggingface"}, "Hugging Face wants a token"),
     "no key": ({"provider": "openai"}, "OpenAI wants a key"),
     "no region": ({"provider": "bedrock"}, "Bedrock needs a region"),
-    "a key of Bedrock": (
-        {"provider": "bedrock", "region": "x", "api_key_env": "MODEL_KEY"},
-        "takes AWS's own credentials",
-    ),
+    "a key of Bedrock": ({"provider": "bedrock", "region": "x", "api_key_env": "MODEL_KEY"}, "AWS's own credentials"),
     "a wrong region": ({"provider": "bedrock", "region": KEY + " "}, "the model cannot be made (InvalidRegionError"),
     "no version of Azure": ({"provider": "azure", "api_key_env": "MODEL_KEY"}, "Azure needs base"),
     "a key as a provider": (
@@ -58,9 +52,7 @@ def test_a_missing_extra_is_named_with_the_command(provider: str, monkeypatch: p
     monkeypatch.setitem(sys.modules, PACKAGES[provider], None)
     monkeypatch.delenv("OLLAMA_API_BASE")
     table = ModelTable.model_validate({"provider": provider, "id": "m"} | NEEDED.get(provider, {}))
-    with pytest.raises(
-        StartError, match=rf"missing \(.*{PACKAGES[provider]}.*pip install 'smolsessions\[{provider}\]'"
-    ):
+    with pytest.raises(StartError, match=rf"missing \(.*{PACKAGES[provider]}.*install 'smolsessions\[{provider}\]'"):
         make_model(table)
 
 

@@ -117,10 +117,7 @@ def test_a_stream_that_had_begun_is_restarted(service: Service, server: Provider
     turn = play(service, server, Answer(("never read ", "to its end"), fault=fault), ANSWER)
     frames = [frame.data for frame in log_of(service, turn)]
     place = next(index for index, event in enumerate(frames) if event["type"] == "message.restarted")
-    texts = [
-        "".join(event["text"] for event in part if event["type"] == "message.delta")
-        for part in (frames[:place], frames[place:])
-    ]
+    texts = ["".join(e["text"] for e in p if e["type"] == "message.delta") for p in (frames[:place], frames[place:])]
     assert texts == ["never read to its end", "It is 42."]
     assert called(server) == [ENDPOINTS[0]] * 2
 

@@ -94,10 +94,7 @@ OF_OPENAI: Cases = {
     "429": (openai(429, "Rate limit reached", "rate_limit_exceeded", **RETRY_AFTER), LIMITED),
     "quota": (openai(429, "You exceeded your current quota", "insufficient_quota"), SPENT),
     "402": (openai(402, "Insufficient Balance"), SPENT),
-    "too long": (
-        openai(400, "This model's maximum context length is 4096 tokens.", "context_length_exceeded"),
-        OVERFLOW,
-    ),
+    "too long": (openai(400, "The maximum context length is 4096 tokens.", "context_length_exceeded"), OVERFLOW),
     "image": (openai(400, "Invalid content type. image_url is only supported by certain models."), UNREADABLE),
     "404": (openai(404, "The model `m` does not exist", "model_not_found"), REFUSED),
     "408": (openai(408, "Request timed out"), TIMEOUT),

@@ -71,9 +71,7 @@ def test_code_runs_through_the_vendors_own_client(rented: tuple[str, Sandboxes, 
     turn = play(llm, service, "x = 41\nprint('now', x)", "1 / 0", "final_answer({'x': x + 1, 'at': (1, 2)})")
     assert turn["output"] == {"x": 42, "at": [1, 2]}
     assert (turn["tool_call_names"], turn["dropped_variables"]) == ([], [])
-    shown = [
-        step["observations"] or step["error"]["message"] for step in service.steps(turn) if step["type"] == "action"
-    ]
+    shown = [s["observations"] or s["error"]["message"] for s in service.steps(turn) if s["type"] == "action"]
     assert "now 41" in shown[0]
     assert all(words in shown[1] for words in ("ZeroDivisionError", "division by zero"))
     assert "\x1b" not in shown[1]
@@ -110,26 +108,11 @@ def test_a_vendor_that_refuses_the_key_costs_a_block_and_shows_no_key(tmp_path: 
 @pytest.mark.parametrize(
     ("executor", "rest", "tools", "words"),
     [
-        (
-            "modal",
-            "",
-            "[]",
-            "[agents.coder] executor: the executor modal needs packages that are missing; run pip install",
-        ),
-        (
-            "e2b",
-            'executor_key_env = "NO_SUCH"',
-            "[]",
-            "[agents.coder] executor_key_env: names a variable that is not set; set it",
-        ),
+        ("modal", "", "[]", "[agents.coder] executor: the executor modal needs packages that are missing; run pip"),
+        ("e2b", 'executor_key_env = "NO_SUCH"', "[]", "[agents.coder] executor_key_env: names a variable that is not"),
         ("docker", "code_limits = {cpu_s = 1}", "[]", "cpu_s: a remote executor has only the limit wall_s"),
         ("docker", 'workspace = {readonly = ["**"]}', "[]", 'workspace: executor = "docker" cannot call a workspace'),
-        (
-            "docker",
-            'mcp = ["files"]\n[mcp.files]\ncommand = "x"',
-            "[]",
-            'mcp: executor = "docker" cannot call MCP servers',
-        ),
+        ("docker", 'mcp = ["files"]\n[mcp.files]\ncommand = "x"', "[]", 'mcp: executor = "docker" cannot call MCP'),
     ],
 )
 def test_a_mistaken_executor_stops_the_start(executor: str, rest: str, tools: str, words: str, tmp_path: Path) -> None:

@@ -106,9 +106,7 @@ def test_a_block_that_waited_was_not_repeated(service: Service) -> None:
     code = {"code": f"final_answer(send_email(**{mail('ann')[1]!r}))"}
     ended = answer(service, ask(service, code, agent="code-mailer"), APPROVE)
     assert ended["reply"] == "sent to ann"
-    calls = [
-        frame.data for frame in log_of(service, ended, include_internal_tools=True) if frame.event == "tool.result"
-    ]
+    calls = [f.data for f in log_of(service, ended, include_internal_tools=True) if f.event == "tool.result"]
     assert {(call["name"], call["repeated"]) for call in calls} == {
         ("python_interpreter", False),
         ("send_email", False),

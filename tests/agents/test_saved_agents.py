@@ -154,10 +154,7 @@ HOSTILE = {
     "no JSON": (_write("agent.json", "\0"), "was not written by agent.save()"),
     "a deep JSON": (_write("agent.json", "[" * 100_000), "was not written by agent.save()"),
     "too large": (_write("agent.json", " " * (4 * 1024 * 1024 + 1)), "larger than 4 MiB"),
-    "a tool that exits": (
-        _write("tools/stock.py", "raise SystemExit(3)"),
-        "stock.py is no tool that loads (SystemExit)",
-    ),
+    "a tool that exits": (_write("tools/stock.py", "raise SystemExit(3)"), "is no tool that loads (SystemExit)"),
     "a tool without a class": (_write("tools/stock.py", "x = 1"), "stock.py is no tool that loads"),
     "a tool that is not there": (lambda saved: (saved / "tools/stock.py").unlink(), "cannot be read (No such file"),
     "an agent without a file": (

@@ -150,12 +150,7 @@ def each_request_is_asked_and_answered_once(_calm: Round, wild: Round) -> Iterat
     runs = wild.runs_of()
     for said in wild.said():
         asked = [request["request_id"] for request in requests_of(said)]
-        answered = [
-            answer["request_id"]
-            for event in said.log
-            if event["type"] == "input.answered"
-            for answer in event["answers"]
-        ]
+        answered = [a["request_id"] for e in said.log if e["type"] == "input.answered" for a in e["answers"]]
         if len({*asked}) < len(asked) or sorted(asked) != sorted(answered):
             yield f"{said.place}: asked {asked}, answered {answered}"
         decided = {answer_key(request): answer_to(request) for request in requests_of(said)}

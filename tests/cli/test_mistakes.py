@@ -32,10 +32,7 @@ WRONG = {
 FAILED = {
     "a refused connection": (f"turns list x --url {NOWHERE}", f"{NOWHERE} does not answer: "),
     "text in no encoding": (f"conversations list --search \udcff --url {NOWHERE}", "the request has text that is no"),
-    "a document that is no JSON": (
-        f"conversations import {{folder}}/torn.json --url {NOWHERE}",
-        "torn.json is no JSON",
-    ),
+    "a document without JSON": (f"conversations import {{folder}}/torn.json --url {NOWHERE}", "torn.json is no JSON"),
     "a document that is deep": (f"conversations import {{folder}}/deep.json --url {NOWHERE}", "nested too deeply"),
     "a folder below a file": ("init {folder}/torn.json/below", "torn.json/below cannot be read or written ("),
 }

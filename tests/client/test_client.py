@@ -55,10 +55,7 @@ def test_a_conversation_goes_through_all_operations(client: Client) -> None:
     assert client.get_turn(name, 1, include_internal_tools=True).tool_call_names == ["echo", "final_answer"]
     assert client.cancel_turn(name, second.turn, wait_s=1).status == "finished"
     assert client.get_image(name, first.images[0].url.rpartition("/")[2])[:4] == b"\x89PNG"
-    assert [(file.name, file.media_type) for file in first.files] == [
-        ("README.md", "text/markdown"),
-        ("a b.csv", "text/csv"),
-    ]
+    assert [(f.name, f.media_type) for f in first.files] == [("README.md", "text/markdown"), ("a b.csv", "text/csv")]
     assert client.get_file(name, first.files[1].url.rpartition("/")[2]) == b"a,b\n"
     assert [step.type for step in client.list_steps(name)] == ["task", "action", "action", "task", "action"]
     assert len(client.get_prompt(name).messages) > 3

@@ -99,10 +99,7 @@ SPOILT: dict[str, tuple[Spoil, Callable[[Round, Round], Any]]] = {
     ),
     "loses a conversation": (lambda wild: wild.astray.update(["local/x is lost"]), invariants.no_conversation_is_lost),
     "leaves keys": (lambda wild: wild.left_over.append("{p000}:run:local/x:1"), invariants.no_conversation_is_lost),
-    "dies": (
-        lambda wild: wild.complaints.append("process 7 ended by itself"),
-        invariants.processes_come_and_go_as_told,
-    ),
+    "dies": (lambda wild: wild.complaints.append("process 7 ended itself"), invariants.processes_come_and_go_as_told),
     "replies otherwise": (lambda wild: first(wild).turn.update(reply="other"), invariants.turns_end_as_without_chaos),
     "keeps other steps": (
         lambda wild: wild.talks[0].steps[1].update(observations="other"),

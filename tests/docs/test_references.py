@@ -56,11 +56,7 @@ def members_in(start: str, end: str) -> dict[str, bool]:
     """Return the members that a part of the page names: those of its table, or of its sentence. True if required."""
     part = EXPORT.partition(start)[2].partition(end)[0]
     pattern = r"^\| ((?:`\w+`(?:, )?)+)( \*\*!\*\*)?" if "\n| `" in part else r"(`\w+`)( \*\*!\*\*)?"
-    return {
-        name: bool(mark)
-        for names, mark in re.findall(pattern, part, re.MULTILINE)
-        for name in re.findall(r"\w+", names)
-    }
+    return {n: bool(mark) for names, mark in re.findall(pattern, part, re.MULTILINE) for n in re.findall(r"\w+", names)}
 
 
 def required_of(model: type[BaseModel], base: Container[str]) -> dict[str, bool]:

@@ -37,10 +37,7 @@ def of_both(names: Iterable[str]) -> pytest.MarkDecorator:
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Service]]:
     """Yield a service that keeps sessions warm, and one that rebuilds each."""
     names = {"warm": {}, "cold": {"WARM_SESSIONS": "0"}}
-    running = {
-        name: Service(tmp_path_factory.mktemp(name), {"AGENTS": editors.AGENTS} | settings)
-        for name, settings in names.items()
-    }
+    running = {n: Service(tmp_path_factory.mktemp(n), {"AGENTS": editors.AGENTS} | more) for n, more in names.items()}
     for service in running.values():
         service.start()
     yield running

@@ -126,12 +126,7 @@ def test_a_memory_follows_a_rollback_a_fork_a_reset_and_an_export(service: Servi
         script = [helped([SHOWN]), DONE]
         return tasks(answers(service, service.play(*script, agent="lead", conversation_id=name, **body))[0])
 
-    assert [seen(name) for name in (*forks, imported, turn["conversation_id"])] == [
-        ["a"],
-        ["a", "b"],
-        ["a", "b"],
-        ["a"],
-    ]
+    assert [seen(n) for n in (*forks, imported, turn["conversation_id"])] == [["a"], ["a", "b"], ["a", "b"], ["a"]]
     assert seen(forks[1], reset=True) == []
 
 

@@ -100,9 +100,7 @@ def test_the_example_shows_the_sizes_of_prompts_and_leaves_nothing_behind(option
         environment = {**os.environ, "TMPDIR": folder, "SMOLSESSIONS_PORT": "1", "SMOLSESSIONS_AGENTS": "none"}
         ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
         assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
-        assert [(row[0], row[1]) for row in ROW.findall(ended.stdout)] == [
-            (n, t) for n in names for t in ("1", "10", "11")
-        ]
+        assert [(r[0], r[1]) for r in ROW.findall(ended.stdout)] == [(n, t) for n in names for t in ("1", "10", "11")]
         assert ended.stdout.count("the record is whole: 33 of 33 steps in …/steps") == len(names)
         left = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
         assert not [command for command in left if folder in " ".join(command or [])]

@@ -416,9 +416,7 @@ def test_code_of_several_owners_runs_in_the_service_only_if_that_is_allowed(tmp_
 
 def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run make as from a shell, also if the tests were started by make."""
-    environment = {
-        name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
-    }
+    environment = {n: value for n, value in os.environ.items() if n not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}}
     command = ["make", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 

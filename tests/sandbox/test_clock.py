@@ -285,10 +285,7 @@ SEEDED = [
     code_script("print(sum([random.random() for i in range(700)]), np.random.rand(700).sum())\nfinal_answer('many')"),
     code_script("saved = random.getstate()", f"random.seed('another')\n{DRAWN}\nmissing"),
     code_script(DRAWN, f"random.setstate(saved)\n{DRAWN}\nfinal_answer('back')"),
-    [
-        *code_script("own = np.random.default_rng(2)\nprint(own.random())", "print(own.random(), random.random())"),
-        SHOWN,
-    ],
+    [*code_script("own = np.random.default_rng(2)\nprint(own.random())", "print(own.random(),random.random())"), SHOWN],
 ]
 SKIPPED: Event = {"text": "never played: an error with logs counts as two answers"}
 BROKEN = [*code_script("def broken(:"), SKIPPED]

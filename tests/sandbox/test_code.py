@@ -263,9 +263,7 @@ def test_a_process_that_ends_itself_is_an_error_and_the_turn_goes_on(alone: Serv
 def test_code_that_exits_gets_an_error_and_keeps_its_variables(service: Service) -> None:
     exits = {"raise SystemExit": "SystemExit", "raise KeyboardInterrupt('now')": "KeyboardInterrupt: now"}
     blocks = [f"kept = {number}\n{block}" for number, block in enumerate(exits)]
-    _, (*errors, after) = play_code(
-        service, *blocks, "import sys\nkept = 3\nsys.exit(3)", "print(kept)", agent="walled"
-    )
+    _, (*errors, after) = play_code(service, *blocks, "import sys\nkept=3\nsys.exit(3)", "print(kept)", agent="walled")
     for error, said in zip(errors, [*exits.values(), "SystemExit: 3"], strict=True):
         assert f"due to: {said}. To end with an answer, call final_answer." in error
     assert printed(after) == "3"
@@ -359,9 +357,7 @@ def test_tool_calls_of_code_are_reported_as_with_smolagents_own_interpreter(serv
         parents = [calls.get(event.get("parent_call_id"), {}).get("name") for event in events]
         names = [(event["type"], event.get("name"), event.get("ok"), event.get("result")) for event in events]
         texts = shown_outputs(service, turn)
-        seen[agent] = [
-            without_ids(each) for each in (turn["tool_calls"], turn["tool_call_names"], parents, names, texts)
-        ]
+        seen[agent] = [without_ids(it) for it in (turn["tool_calls"], turn["tool_call_names"], parents, names, texts)]
     for ours, theirs in zip(seen["coder"], seen["threaded"], strict=True):
         assert ours == theirs
     assert seen["coder"][1][:5] == ["python_interpreter", *["echo"] * 4] or "echo" in seen["coder"][1]

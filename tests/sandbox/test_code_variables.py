@@ -43,9 +43,7 @@ def then(service: Service, turn: Event, *blocks: str, **body: Any) -> list[str]:
 def test_only_what_a_turn_changed_is_written(cold: Service, outside: StoreServer) -> None:
     raw = outside.client()
     names = [f"name_{number}" for number in range(50)]
-    turn, _ = play_code(
-        cold, *(f"{name} = [{name!r}]" for name in names[:10]), "\n".join(f"{n} = [{n!r}]" for n in names)
-    )
+    turn, _ = play_code(cold, *(f"{n} = [{n!r}]" for n in names[:10]), "\n".join(f"{n} = [{n!r}]" for n in names))
     before = variable_chunks(raw, turn)
     assert len(before) > len(names)
     then(cold, turn, "name_7.append(1)")

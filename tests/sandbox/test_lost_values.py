@@ -19,9 +19,7 @@ from tests.support.streaming import Event
 from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE
 
-AGENTS = ",".join(
-    f"{name}=tests.support.coders:make_{name}" for name in ("caller", "keeper", "threaded", "threaded_keeper")
-)
+AGENTS = ",".join(f"{n}=tests.support.coders:make_{n}" for n in ("caller", "keeper", "threaded", "threaded_keeper"))
 KEPT = [("db", "connection"), ("cash", "money"), ("box", "parcel"), ("word", "text")]
 warm = shared_service({"AGENTS": AGENTS})
 cold = shared_service({"AGENTS": AGENTS, "WARM_SESSIONS": "0"})

@@ -87,10 +87,7 @@ def test_a_fork_lives_on_by_itself(service: Service, outside: StoreServer, tmp_p
     assert (first["forked_from"]["turn"], second["forked_from"]["turn"]) == (2, 1)
     record, kept = record_of(service, whole), record_of(service, first["id"])
     expected = probe(service, fork(service, first["id"])["id"], kind)
-    told = [
-        [(frame.id, frame.event) for frame in log_of(service, {"conversation_id": name, "turn": 2})]
-        for name in (whole, first["id"])
-    ]
+    told = [[(f.id, f.event) for f in log_of(service, {"conversation_id": n, "turn": 2})] for n in (whole, first["id"])]
     assert told[0] == told[1]
     assert told[0][0] == (1, "turn.queued")
     past.play(service, fork(service, whole, turn=2)["id"], 3, 7)

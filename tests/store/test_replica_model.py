@@ -415,9 +415,7 @@ class Machine(RuleBasedStateMachine):
         assert reserved == (self.ready.alone is not None)
         assert expired == sorted(str(stores.ref_of(name)) for name, should in self.played.items() if should.expired)
         assert not set(ready) & set(leased)
-        assert {*ready, *leased} == {
-            str(stores.ref_of(name)) for name, queue in zip(names, queues, strict=True) if queue
-        }
+        assert {*ready, *leased} == {str(stores.ref_of(n)) for n, queue in zip(names, queues, strict=True) if queue}
         assert ready == [str(stores.ref_of(name)) for name in self.ready.names]
         assert queues == [[str(turn.number) for turn in self.played[name].queue] for name in names]
 

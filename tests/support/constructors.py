@@ -206,18 +206,14 @@ CASES: dict[str, Case] = {
         others=helped,
         finish=lambda agent: agent.managed_agents["helper"].inputs["task"].update(description="A table."),
     ),
-    "provide_run_summary": Case(
-        TOOLS, lambda case: helped(case, provide_run_summary=True), [HELP, DONE], others=helped
-    ),
+    "provide_run_summary": Case(TOOLS, lambda c: helped(c, provide_run_summary=True), [HELP, DONE], others=helped),
     "return_full_result": Case(
         TOOLS, lambda case: helped(case, return_full_result=True), [HELP, DONE], others=helped, is_seen=False
     ),
     "final_answer_checks": Case(TOOLS, lambda case: {"final_answer_checks": [second_of(case)]}, [DONE, DONE]),
     "logger": Case(TOOLS, lambda case: {"logger": NotingLogger(case)}, [ECHO, {"text": "no call"}, DONE]),
     "logger of a coder": Case(CODE, lambda case: {"logger": NotingLogger(case)}, [code("1 / 0"), DONE]),
-    "logger of a managed agent": Case(
-        TOOLS, lambda case: helped(case, logger=NotingLogger(case)), [HELP, DONE], others=helped
-    ),
+    "logger of a helper": Case(TOOLS, lambda c: helped(c, logger=NotingLogger(c)), [HELP, DONE], others=helped),
     "max_tool_threads": Case(
         TOOLS,
         lambda _: {"max_tool_threads": 1},

@@ -111,10 +111,7 @@ def again(portable: Exported) -> Exported:
 
 def shown(step: MemoryStep) -> list[Any]:
     """Return the messages of a step in both modes, with the pixels of images."""
-    return [
-        [(message.role, _parts(message.content)) for message in step.to_messages(summary_mode=mode)]
-        for mode in (False, True)
-    ]
+    return [[(m.role, _parts(m.content)) for m in step.to_messages(summary_mode=mode)] for mode in (False, True)]
 
 
 def _parts(content: Any) -> list[Any]:

@@ -43,9 +43,7 @@ def assert_all_go_on(pair: Pair, turns: list[Event]) -> None:
     """Check that conversations take turns again, at either service, and that no service was restarted."""
     assert all(service.process.poll() is None for service in pair)
     with ThreadPoolExecutor(8) as pool:
-        patients = [
-            Patient(pair, [DONE], turn["agent"]["name"], {"conversation_id": turn["conversation_id"]}) for turn in turns
-        ]
+        patients = [Patient(pair, [DONE], t["agent"]["name"], {"conversation_id": t["conversation_id"]}) for t in turns]
         for patient in pool.map(Patient.play, patients):
             assert patient.result["reply"] == "done"
 

@@ -117,18 +117,12 @@ def record_of(service: Service, conversation: str) -> tuple[Any, Any, Any]:
 
 def assert_consistent(service: Service, name: str, agent: str = "scripted") -> None:
     """Check that a conversation's steps and turns agree, and that it accepts a next turn."""
-    turns = {
-        each["turn"]: each["rolled_back"] for each in service.get(f"/conversations/{name}/turns", limit=100)["items"]
-    }
+    turns = {t["turn"]: t["rolled_back"] for t in service.get(f"/conversations/{name}/turns", limit=100)["items"]}
     steps = service.get(f"/conversations/{name}/steps", limit=100, archived="true")["items"]
     assert [step["rolled_back"] for step in steps] == [turns[step["turn"]] for step in steps]
     kept = [step["type"] for step in steps if not step["rolled_back"]]
     assert step_counts(service.get(f"/conversations/{name}")) == {kind: kept.count(kind) for kind in set(kept)}
-    shown = [
-        message
-        for message in service.get(f"/conversations/{name}/prompt")["messages"]
-        if "New task" in json.dumps(message)
-    ]
+    shown = [m for m in service.get(f"/conversations/{name}/prompt")["messages"] if "New task" in json.dumps(m)]
     assert len(shown) == kept.count("task")
     last = service.play(PROMPT, conversation_id=name, agent=agent)
     assert (last["status"], last["turn"]) == ("finished", len(turns) + 1)

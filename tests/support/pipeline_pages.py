@@ -249,9 +249,7 @@ def _data(played: Played) -> str:
     for name, text in played.scenario.data.items():
         prompts = [str(n) for n, each in enumerate(played.requests, 1) if _holds(each.body["messages"], text)]
         events = dict.fromkeys(each["type"] for each in joined(played.events) if _holds(each, text))
-        steps = dict.fromkeys(
-            f"{step['type']}.{key}" for step in played.steps for key in step if _holds(step[key], text)
-        )
+        steps = dict.fromkeys(f"{s['type']}.{key}" for s in played.steps for key in s if _holds(s[key], text))
         rows.append(f"| {name} | " + " | ".join(", ".join(each) or "none" for each in (prompts, events, steps)) + " |")
     return "\n".join(rows)
 

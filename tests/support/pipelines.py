@@ -238,8 +238,6 @@ def make_short() -> MultiStepAgent:
 
 
 def make_spared() -> MultiStepAgent:
-    first, spare = (
-        ModelTable(provider="openai", id=name, base=os.environ["PIPELINES_MODEL"]) for name in (MODEL, "spare")
-    )
+    first, spare = (ModelTable(provider="openai", id=n, base=os.environ["PIPELINES_MODEL"]) for n in (MODEL, "spare"))
     agent = make_shop(model=add_fallbacks(make_model(first), make_model(spare)))
     return smolsessions.options(agent, model_retries=0)

@@ -303,10 +303,8 @@ class Loop:
 
     async def _hold(self) -> None:
         self._loop, self._left = asyncio.get_running_loop(), asyncio.Event()
-        open_one = partial(
-            open_replica, self.socket_path, self.sealer, max_behind=MOST_BEHIND, log_ttl_s=self.log_ttl_s
-        )
-        async with open_one() as one, open_one() as other:
+        opens = partial(open_replica, self.socket_path, self.sealer, max_behind=MOST_BEHIND, log_ttl_s=self.log_ttl_s)
+        async with opens() as one, opens() as other:
             self.stores = [one, other]
             self._ready.set()
             await self._left.wait()

@@ -194,11 +194,7 @@ class StreamedModel(agents.ScriptedModel):
             case {"endless": str(text)}:
                 pieces = itertools.repeat(text)
             case {"prompt": True}:
-                asked = [
-                    stop_sequences,
-                    response_format,
-                    [get_tool_json_schema(tool) for tool in tools_to_call_from or ()],
-                ]
+                asked = [stop_sequences, response_format, [get_tool_json_schema(t) for t in tools_to_call_from or ()]]
                 digest = agents.digest(messages) + hashlib.sha256(json.dumps(asked).encode()).hexdigest()
                 pieces = _answer(digest, tools_to_call_from, structured=response_format is not None)
             case _:

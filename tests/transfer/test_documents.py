@@ -186,10 +186,7 @@ ACTION: dict[str, Any] = {
 }
 NAME = "0" * 32
 WRONG_STEPS: list[tuple[Any, str]] = [
-    *(
-        ({"task": TASK, "action": ACTION, "edit": EDIT, "": {}}[base] | more, where)
-        for base, more, where in REFUSED["steps"]
-    ),
+    *(({"task": TASK, "action": ACTION, "edit": EDIT, "": {}}[base] | more, at) for base, more, at in REFUSED["steps"]),
     (None, "/type"),
     ({**TASK, "task": "\ud800"}, "/task"),
     ({**TASK, "turn": 10**400}, "/turn"),

@@ -80,9 +80,7 @@ def test_an_import_elsewhere_is_the_same_and_goes_on_the_same(
         turns = where.get(f"{path}/turns", limit=100)["items"]
         steps = where.get(f"{path}/steps", limit=100, archived="true")["items"]
         plain = without_ms(json.dumps([turns, where.get(f"{path}/prompt")])).replace(conversation, "")
-        kinds = [
-            (step["type"], step["turn"], step["archived"] or step["rolled_back"], step["hidden"]) for step in steps
-        ]
+        kinds = [(s["type"], s["turn"], s["archived"] or s["rolled_back"], s["hidden"]) for s in steps]
         told.append((json.loads(plain), kinds))
     assert told[0] == told[1]
     assert [frame.event for frame in log_of(elsewhere, {"conversation_id": made["id"], "turn": 3})] == ["turn.failed"]
@@ -151,10 +149,7 @@ def test_variables_that_no_document_holds_are_named_and_the_model_is_told(servic
     code = "a = {'n': [1, 2.5, None, 'é']}\npair = (1, 2)\ndef f():\n    return 7\nb = 3"
     turn = service.play({"code": code}, DONE, agent="code")
     document = export(service, turn["conversation_id"])
-    assert {(each["kind"], each["name"]) for each in document["not_exported"]} == {
-        ("variable", "pair"),
-        ("variable", "f"),
-    }
+    assert {(it["kind"], it["name"]) for it in document["not_exported"]} == {("variable", "pair"), ("variable", "f")}
     assert document["variables"][""]["code"] == {"a": {"n": [1, 2.5, None, "é"]}, "b": 3}
     made = import_document(service, document)
     body = {"agent": "code", "conversation_id": made["id"]}
@@ -317,9 +312,7 @@ def test_an_export_is_of_a_moment_while_turns_come(service: Service) -> None:
                 problem(response, 409, "busy")
     taken.append(export(service, name))
     for document in taken:
-        assert [step["turn"] for step in document["steps"]] == [
-            turn["turn"] for turn in document["turns"] for _ in range(3)
-        ]
+        assert [s["turn"] for s in document["steps"]] == [t["turn"] for t in document["turns"] for _ in range(3)]
         import_document(service, document)
     assert record_of(service, import_document(service, taken[-1])["id"])[0] == {
         **service.get(f"/conversations/{name}")["step_counts"]

@@ -228,9 +228,7 @@ def test_bytes_that_are_no_json_value_are_named(pickled: bytes) -> None:
     assert portable.variables[""]["code"] == {"good": [1]}
 
 
-@pytest.mark.parametrize(
-    "header", [b"[", b"[" * 100_000, b"1", b"[[1], []]", b'[["a b"], []]', b'[["\\ud800"], []]', b""]
-)
+@pytest.mark.parametrize("header", [b"[", b"[" * 100_000, b"[[1], []]", b'[["a b"], []]', b'[["\\ud800"], []]', b""])
 def test_a_chunk_with_a_broken_header_is_named_by_its_id(header: bytes) -> None:
     portable = exported(variables={":v:0123456789abcdef": header + b"\n" + pickle.dumps({"x": 1}, 5)})
     assert missing(portable).keys() == {"0123456789abcdef"}

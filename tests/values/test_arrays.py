@@ -187,9 +187,7 @@ FORGED = {
     "an index of a list": parts("index", many(b"l", ONE), b"N"),
     "an index of one hash": parts("index", parts("objects", many(b"l", *[long(n * PRIME) for n in range(9999)])), b"N"),
     "categories whose codes are beyond": parts("categories", array("|i1", shape(1), b"\7"), RANGE, b"T"),
-    "categories that are there twice": parts(
-        "categories", EIGHT, parts("index", array("<i8", shape(2), bytes(16)), b"N"), b"T"
-    ),
+    "categories there twice": parts("categories", EIGHT, parts("index", array("<i8", shape(2), bytes(16)), b"N"), b"T"),
     "moments of numbers": parts("moments", parts("objects", many(b"l", text("x"))), text("UTC")),
     "texts of an unknown store": parts("texts", many(b"l"), text("pickle"), b"T"),
     "numbers whose mask is shorter": parts("masked", EIGHT, array("|b1", shape(0), b"")),

@@ -34,9 +34,7 @@ def test_a_turn_shows_its_arguments_and_options_everywhere(service: Service) -> 
     listed = service.get(f"{at}/turns")["items"]
     final = log_of(service, played)[-1].data["result"]
 
-    assert [asked(turn) for turn in (played, listed[0], final, service.get(f"{at}/turns/1"))] == [
-        (ARGUMENTS, OPTIONS)
-    ] * 4
+    assert [asked(it) for it in (played, listed[0], final, service.get(f"{at}/turns/1"))] == [(ARGUMENTS, OPTIONS)] * 4
     assert [asked(turn) for turn in (bare, listed[1])] == [({}, NONE)] * 2
     for turn in (played, bare):
         assert_described("Turn", turn)

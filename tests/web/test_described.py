@@ -82,9 +82,7 @@ def test_events_of_turns_that_are_stopped_match_it(service: Service) -> None:
         frames += stream.rest()
 
     kinds = [frame.event for frame in frames if frame.event.startswith("turn.")]
-    assert [kind for kind in kinds if kind in {"turn.cancelled", "turn.failed"}] == ["turn.cancelled"] * 3 + [
-        "turn.failed"
-    ]
+    assert [k for k in kinds if k in {"turn.cancelled", "turn.failed"}] == ["turn.cancelled"] * 3 + ["turn.failed"]
     for frame in frames:
         assert_described("Event", frame.data)
 

@@ -160,10 +160,7 @@ def test_a_wrong_member_is_named_by_a_pointer(
             for value in values:
                 response = send(service, method, path.format(kept), json.dumps(rest | {member: value}))
                 found = problem(response, 422, "invalid_request")["errors"]
-                assert [each for each in found if each["pointer"].startswith(pointer) and each["message"]], (
-                    found,
-                    value,
-                )
+                assert [it for it in found if it["pointer"].startswith(pointer) and it["message"]], (found, value)
 
 
 def test_a_body_is_an_object_with_a_member(service: Service, kept: str) -> None:

@@ -118,10 +118,7 @@ def test_no_other_argument_is_taken_for_a_tools_file(files: Service) -> None:
         DONE,
         agent="teller",
     )
-    assert [step["observations"] for step in files.steps(turn)[1:3]] == [
-        "Stored 'Rome.txt' in memory.",
-        "1\nFile 5 None",
-    ]
+    assert [s["observations"] for s in files.steps(turn)[1:3]] == ["Stored 'Rome.txt' in memory.", "1\nFile 5 None"]
 
 
 def test_a_tools_file_beyond_the_room_is_not_kept_and_the_model_reads_why(files: Service) -> None:
@@ -165,9 +162,7 @@ def test_forks_imports_and_rollbacks_keep_files_and_images(files: Service) -> No
 def _renamed(document: Event) -> None:
     name, file = document["files"].popitem()
     document["files"]["0" * 32] = file | {"data": "AAAA"}
-    document["steps"][0]["task_files"] = [
-        "0" * 32 if each == name else each for each in document["steps"][0]["task_files"]
-    ]
+    document["steps"][0]["task_files"] = ["0" * 32 if it == name else it for it in document["steps"][0]["task_files"]]
 
 
 def _changed(**members: Any) -> Callable[[Event], None]:

@@ -50,9 +50,7 @@ KEYS = (
     f"   # her phone\n{owner_line('ada', SECOND)}\n{owner_line('bob', BOB)}"
 )
 # A service with two owners, one of them with two keys. Its file has comments and blank lines.
-locked = shared_service(
-    lambda folder: Service(folder, PLAIN | {"API_KEYS_FILE": str(write_private(folder / "keys", KEYS))})
-)
+locked = shared_service(lambda f: Service(f, PLAIN | {"API_KEYS_FILE": str(write_private(f / "keys", KEYS))}))
 
 
 def test_requests_without_a_key_are_refused(locked: Service) -> None:

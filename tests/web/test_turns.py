@@ -53,10 +53,7 @@ def test_a_photo_is_stored_unchanged_and_reaches_the_model_pixel_by_pixel(tmp_pa
     size = (3000, 2000) if form == "JPEG" else (300, 200)
     text = encoded(PIL.Image.merge("RGB", [PIL.Image.effect_noise(size, 60) for _ in "RGB"]), form)
     photo = base64.b64decode(text)
-    scripts: list[list[dict[str, Any]]] = [
-        [{"call": [["echo", {"text": "look"}]]}, {"say": "seen"}],
-        [{"prompt": True}],
-    ]
+    scripts: list[list[Any]] = [[{"call": [["echo", {"text": "look"}]]}, {"say": "seen"}], [{"prompt": True}]]
     bare = agents.make_scripted()
     bare.run(json.dumps(scripts[0]), images=[PIL.Image.open(io.BytesIO(photo))])
     shown = bare.run(json.dumps(scripts[1]), reset=False)

@@ -110,10 +110,7 @@ def test_a_conversation_is_queued_while_its_turn_waits_for_a_thread(tmp_path: Pa
         with held_turn(service, tmp_path / "gate") as running:
             behind = submit_next(service, running, DONE)
             waiting = submit_turn(service, DONE)
-            listed = {
-                status: [each.id for each in client.list_conversations(status=status)]
-                for status in ("idle", "queued", "running")
-            }
+            listed = {s: [e.id for e in client.list_conversations(status=s)] for s in ("idle", "queued", "running")}
             assert listed == {
                 "idle": [idle["id"]],
                 "queued": [waiting["conversation_id"]],

@@ -47,14 +47,9 @@ def test_an_image_and_a_file_are_shown_by_link_and_hash_and_used_as_shown(servic
 
     turn = ask(service, *DRAW, {"call": [["post", {"to": "bob", "media": "report.csv"}]]}, DONE, agent="poster")
     (request,) = turn["requests"]
-    (file,) = request["files"]
-    assert [file[name] for name in ("pointer", "name", "media_type", "size_bytes")] == [
-        "/media",
-        "report.csv",
-        "text/csv",
-        8,
-    ]
-    assert fetched(service, file) == b"a;b\n1;2\n"
+    (it,) = request["files"]
+    assert [it[n] for n in ("pointer", "name", "media_type", "size_bytes")] == ["/media", "report.csv", "text/csv", 8]
+    assert fetched(service, it) == b"a;b\n1;2\n"
     assert answer(service, turn, APPROVE)["status"] == "finished"
     assert sent(service)[-1:] == [f"bob: {file['sha256']}"]
 

@@ -58,11 +58,7 @@ def results(service: Service, turn: dict[str, Any]) -> list[str]:
 
 
 def files_in(folder: Path) -> dict[str, str]:
-    return {
-        str(each.relative_to(folder)): each.read_text()
-        for each in folder.rglob("*")
-        if each.is_file() and each.name != MARK
-    }
+    return {str(it.relative_to(folder)): it.read_text() for it in folder.rglob("*") if it.is_file() and it.name != MARK}
 
 
 def folder_of(folder: Path, conversation_id: str, owner: str = "local") -> Path:
@@ -112,15 +108,7 @@ def test_files_that_the_agent_may_read_are_listed_and_served_as_downloads(servic
         names = [each.path for each in client.list_workspace_files(turn["conversation_id"])]
         assert names == sorted(listed)
         assert client.get_workspace_file(turn["conversation_id"], "notes/plan.md") == b"Buy milk.\n"
-    for path in (
-        "secrets/key.txt",
-        "secrets",
-        "notes",
-        "notes/link.md",
-        "notes//plan.md",
-        "absent.md",
-        "notes/large.bin",
-    ):
+    for path in ("secrets/key.txt", "secrets", "notes", "notes/link.md", "notes//plan.md", "absent", "notes/large.bin"):
         problem(service.client.get(f"{at}/{path}"), 404, "not_found")
     for path in ("..%2f..%2f..%2fseal.key", "%2fetc%2fpasswd", "notes/..%2fnotes/plan.md", "%00", "%ff"):
         assert service.client.get(f"{at}/{path}").status_code == 404
@@ -291,9 +279,7 @@ def test_a_deleted_conversation_leaves_no_file(service: Service, folder: Path) -
     assert mine.exists()
     assert service.client.delete(f"/conversations/{turn['conversation_id']}").status_code == 204
     assert not mine.exists()
-    assert not [
-        each for each in (folder / "data/workspaces").iterdir() if each.name.startswith(".smolsessions-deleted-")
-    ]
+    assert not [it for it in (folder / "data/workspaces").iterdir() if it.name.startswith(".smolsessions-deleted-")]
 
 
 def test_the_agents_tools_are_described_without_its_hidden_patterns(service: Service) -> None:
