@@ -181,9 +181,7 @@ def make_analyst() -> CodeAgent:
 
 def make_buyer() -> ToolCallingAgent:
     scout = _caller([ask_supplier], name="scout", description="Asks suppliers for prices.")
-    buyer = _caller(
-        [check_stock], managed_agents=[scout], planning_interval=4, description="Plans orders with a scout."
-    )
+    buyer = _caller([check_stock], managed_agents=[scout], planning_interval=4, description="Plans with a scout.")
     return smolsessions.options(buyer, workspace={"editable": ["**"]})
 
 

@@ -51,7 +51,7 @@ def test_an_image_and_a_file_are_shown_by_link_and_hash_and_used_as_shown(servic
     assert [it[n] for n in ("pointer", "name", "media_type", "size_bytes")] == ["/media", "report.csv", "text/csv", 8]
     assert fetched(service, it) == b"a;b\n1;2\n"
     assert answer(service, turn, APPROVE)["status"] == "finished"
-    assert sent(service)[-1:] == [f"bob: {file['sha256']}"]
+    assert sent(service)[-1:] == [f"bob: {it['sha256']}"]
 
 
 def test_a_change_of_other_arguments_keeps_the_images_that_code_made(service: Service) -> None:
