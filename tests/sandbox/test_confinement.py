@@ -327,16 +327,27 @@ def test_a_process_keeps_its_uid_if_another_could_not_import(tmp_path: Path) -> 
 
 def test_no_hidden_path_is_readable_through_a_readable_folder(tmp_path: Path) -> None:
     folder = tmp_path / "opened"
-    for name in ("a/secret/key", "a/module.py", "a/secret/other", "b/part.py", "b/..now/token", "c/whole.py"):
+    for name in (
+        "a/secret/key",
+        "a/module.py",
+        "a/secret/other",
+        "b/part.py",
+        "b/..now/token",
+        "c/whole.py",
+        "e/far/key",
+        "d/d.py",
+    ):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     (folder / "b" / "token").symlink_to("..now/token")
     (folder / "b" / "loop").symlink_to(folder)
-    readable = ReadablePaths.excluding([folder / "a" / "secret" / "key", folder / "b" / "token"], [folder])
+    (folder / "d" / "link").symlink_to("../e/far/key")
+    hidden = [folder / name for name in ("a/secret/key", "b/token", "d/link")]
+    readable = ReadablePaths.excluding(hidden, [folder])
     shown = {str(path.relative_to(folder)) for path in readable.whole if path.is_relative_to(folder)}
     assert shown == {"a/module.py", "c"}
-    assert {str(path.relative_to(folder)) for path in readable.listed if path.is_relative_to(folder)} == {".", "a"}
+    assert {str(path.relative_to(folder)) for path in readable.listed if path.is_relative_to(folder)} == {".", "a", "e"}
 
 
 def test_only_public_modules_of_an_import_folder_are_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,7 +365,10 @@ def test_only_public_modules_of_an_import_folder_are_readable(tmp_path: Path, mo
     (folder / "venv").symlink_to(venv)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr(sys, "prefix", str(folder / "venv"))
-    readable = ReadablePaths.excluding([])
+    (hidden := tmp_path / "hidden").mkdir()
+    monkeypatch.syspath_prepend(str(hidden))
+    readable = ReadablePaths.excluding([hidden])
+    assert hidden not in readable.listed
     shown = {str(path.relative_to(folder)) for path in readable.whole if path.is_relative_to(folder)}
     assert shown == {"venv", "own.py", "open", "space", "own-1.0.dist-info", "tools/__init__.py", "tools/cache.json"}
     assert {str(path.relative_to(folder)) for path in readable.listed if path.is_relative_to(folder)} == {".", "tools"}

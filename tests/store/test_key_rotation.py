@@ -221,6 +221,13 @@ def test_an_empty_store_stays_empty(server: StoreServer, tmp_path: Path) -> None
         assert raw.dbsize() == 0
 
 
+def test_records_are_counted_and_sealed_again_in_all_partitions(server: StoreServer, tmp_path: Path) -> None:
+    with Service(tmp_path / "service", PLAIN | server.settings | {"PARTITIONS": "4"}) as service:
+        assert {service.play(DONE)["status"] for _ in range(8)} == {"finished"}
+    (total,) = counts_of(tmp_path / "check", server.settings, SEAL_KEY).values()
+    assert rekey(tmp_path / "rekey", server.settings, f"{new_key()},{SEAL_KEY}") == total - 2 > 30
+
+
 async def test_the_keys_of_all_servers_of_a_cluster_are_counted(tmp_path: Path) -> None:
     options = Options(lease_s=1, log_ttl_s=1, max_behind=1, max_queued=1)
     with ValkeyCluster(tmp_path) as cluster:

@@ -31,6 +31,8 @@ async def test_an_old_fence_never_writes(one: Store, other: Store, raw: Raw) -> 
     await stores.emit(raw, old, "step:2", stores.packed_step("lost"))
     with pytest.raises(LeaseLostError):
         await old.commit(stores.DONE)
+    with pytest.raises(LeaseLostError):
+        await old.load_replay_state()
     await one.scheduler.hand_back(old)
     assert old.lost
     await one.scheduler.renew([old])

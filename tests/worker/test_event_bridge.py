@@ -13,8 +13,19 @@ from smolsessions.store.store import Store
 from smolsessions.store.turns import turn_memory
 from smolsessions.store.turns.lease import HeldLease
 from smolsessions.worker import event_bridge
-from smolsessions.worker.event_bridge import MAX_QUEUED, LoopEventBridge
-from tests.support.stores import DONE, Raw, begin, claim_one, event_names_of, key_of, read_events, ref_of, submit
+from smolsessions.worker.event_bridge import JOIN_S, MAX_BATCH, MAX_QUEUED, LoopEventBridge
+from tests.support.stores import (
+    DONE,
+    Raw,
+    begin,
+    claim_one,
+    event_names_of,
+    key_of,
+    read_events,
+    ref_of,
+    submit,
+    wait_until_async,
+)
 from tests.support.waiting import PATIENCE_S
 
 HERE = StepPlace("1", 1, "agent", None, 1)
@@ -139,18 +150,29 @@ async def test_events_keep_their_order_and_only_deltas_of_one_message_become_one
     assert [getattr(event, "text", event.type) for event in events[2:-1]] == ["ab", "c", "message.restarted", "d"]
 
 
-async def test_a_thread_that_emits_faster_than_the_loop_writes_waits_for_it(one: Store) -> None:
+@pytest.mark.parametrize("is_silent", [False, True], ids=["slow loop", "silent store"])
+async def test_a_thread_that_emits_faster_than_the_loop_writes_waits_for_it(
+    one: Store, raw: Raw, is_silent: bool
+) -> None:
     lease, bridge = await begun(one)
-    count = 3 * MAX_QUEUED
+    count = 2 * MAX_QUEUED * MAX_BATCH if is_silent else 3 * MAX_QUEUED
 
     def emit_all() -> None:
         for _ in range(count):
             bridge.emit(RESTARTED)
 
     thread = threading.Thread(target=emit_all)
+    if is_silent:
+        raw.client_pause(600_000, all=False)  # writes
     thread.start()
+    if is_silent:
+        await wait_until_async(lambda: lease.backlog > MAX_QUEUED or not thread.is_alive())
     thread.join(0.3)  # the loop stands still meanwhile
     assert thread.is_alive()
+    if is_silent:
+        await asyncio.sleep(5 * JOIN_S)  # the bridge looks again
+        assert lease.backlog <= MAX_QUEUED + 1
+        raw.client_unpause()
     await asyncio.to_thread(thread.join)
     bridge.close()
     await lease.commit(DONE)

@@ -2,13 +2,18 @@
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from smolsessions.core.records import LOCAL, Ref
+from smolsessions.worker.session_pool import SessionPool
 from tests.support.fixtures import shared_service
 from tests.support.metrics import totals
 from tests.support.owners import ADA, BOB, owner_line, request_as
@@ -51,6 +56,21 @@ def test_an_agent_is_dropped_if_unused_or_outdated(few: Service, outside: StoreS
         wait_until(lambda: warm(other) == 0)
     few.follow_up(apart, {"say": "two"})
     assert few.follow_up(first, PROMPT)["reply"] == few.follow_up(apart, PROMPT)["reply"]
+
+
+def test_sessions_that_idle_for_too_long_are_closed_and_no_others() -> None:
+    pool, closed = SessionPool(9, 0.2, 1.0), list[str]()
+
+    def keep(name: str) -> float:
+        session: Any = SimpleNamespace(held_bytes=0, close=partial(closed.append, name))
+        pool.release(Ref(LOCAL, name), b"", session)
+        return time.monotonic()
+
+    since = max(map(keep, ("older", "old")))
+    wait_until(lambda: time.monotonic() > since + 0.2)
+    keep("new")
+    pool.evict_idle()
+    assert (closed, len(pool)) == (["older", "old"], 1)
 
 
 def test_a_turn_that_never_started_says_so(narrow: Service, tmp_path: Path) -> None:
