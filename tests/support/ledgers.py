@@ -234,8 +234,11 @@ class Counter(Tool):  # type: ignore[misc, unused-ignore]
 
     def forward(self, ledger: str) -> str:
         made(ledger, "count")
-        self.state["count"] = self.state.get("count", 0) + 1
-        return f"count {self.state['count']}"
+        count = self.state["count"] = self.state.get("count", 0) + 1
+        told = " once" if self.state.pop("once", False) else ""
+        if count == 1:
+            self.state["once"] = True
+        return f"count {count}{told}"
 
 
 TOOLS: list[Tool] = [note, decline, charge, crash, bring]
