@@ -85,12 +85,6 @@ def test_files_of_a_message_are_texts_and_bytes_there(service: Service) -> None:
     assert again["output"] == turn["output"]
 
 
-def test_an_error_of_the_code_is_shown_and_its_variables_stay(service: Service) -> None:
-    _, shown = play_code(service, "kept = 1\n1 / 0", "print(kept)", agent="remote")
-    assert "ZeroDivisionError: division by zero" in shown[0]
-    assert "1" in shown[1]
-
-
 def test_a_lost_kernel_is_an_error_that_names_its_variables(service: Service, folder: Path) -> None:
     script = [{"code": "a = b = 1"}, {"code": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"}]
     turn, shown = play_code(service, *(each["code"] for each in script), "c = 2\nprint('anew')", agent="remote")

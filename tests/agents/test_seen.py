@@ -13,7 +13,7 @@ from tests.support.agents import make_code, make_planner, make_scripted
 from tests.support.data import data
 from tests.support.programs import named
 from tests.support.service import Service
-from tests.support.streaming import Event, log_of, posting, seen, spoken
+from tests.support.streaming import Event, posting, seen, spoken
 from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, ECHO
 
@@ -156,16 +156,6 @@ def test_models_are_shown_the_same_as_without_the_service(service: Service, agen
     assert len(expected[0]) >= 64 or agent == "careful"
 
 
-def test_an_answer_that_its_checks_refuse_is_no_final_one(service: Service) -> None:
-    events = seen(service, {"say": "no full stop"}, {"say": "a full stop."}, agent="checked")
-    finished = [event for event in events if event["type"] == "step.finished"]
-    assert [event["is_final_answer"] for event in finished] == [False, True]
-    assert "check" in finished[0]["error"]["message"].lower()
-    assert finished[1]["error"] is None
-    assert [spoken(events, "answer", step_id=step_id) for step_id in "12"] == ["no full stop", "a full stop."]
-    assert events[-1]["result"]["reply"] == "a full stop."
-
-
 def test_a_step_whose_model_fails_is_not_shown_as_finished(service: Service) -> None:
     events = seen(service, ECHO, {"raise": "the key is hunter2"})
     assert [event["type"] for event in events if event.get("step_id") == "2"] == ["step.started"]
@@ -244,12 +234,6 @@ def test_usage_is_summed_over_plans_steps_and_managed_agents(service: Service) -
         models = {event["call_id"] for event in events if event["type"] == "message.delta"}
         for name, each in (("input_tokens", 10), ("output_tokens", 5)):
             assert events[-1]["result"]["usage"][name] == sum(usage[name] for usage in finished) == each * len(models)
-
-
-def test_a_turn_that_is_watched_from_its_first_event_names_its_attempt(service: Service) -> None:
-    turn = seen(service, ECHO, DONE)[-1]["result"]
-    attempts = [frame.data["attempt"] for frame in log_of(service, turn)]
-    assert attempts == [0] + [1] * (len(attempts) - 1)
 
 
 def to(agent: str, *script: Event) -> list[Any]:

@@ -156,20 +156,6 @@ async def test_an_idle_line_needs_no_more_rights_than_are_asked_for(lines: Lines
         assert {entry["object"] for entry in client.acl_log()} <= {"client|setinfo"}
 
 
-async def test_a_silent_line_is_found_where_nobody_asks_anything(lines: Lines) -> None:
-    options = Options(lease_s=60, log_ttl_s=60, max_behind=9, max_queued=9, keepalive_s=0.2, reply_timeout_s=2)
-    with Exchange(lines.servers[0].port) as exchange:
-        async with open_store(Address(exchange.url), Sealer(parse_keys(SEAL_KEY)), options, lambda _: None) as store:
-
-            def is_open() -> bool:
-                return exchange.answered("commands") == PARTITIONS
-
-            await store.scheduler.sweep()
-            await asyncio.to_thread(wait_until, is_open)
-            exchange.silence("commands")
-            await asyncio.to_thread(wait_until, is_open)
-
-
 async def test_a_server_that_reads_nothing_bounds_the_write_buffer(lines: Lines) -> None:
     replies: list[bytes] = []
     done = asyncio.Event()

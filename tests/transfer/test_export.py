@@ -240,12 +240,6 @@ def test_a_changed_document_is_refused_or_whole(
     assert service.client.delete(where).status_code == 204
 
 
-@pytest.mark.parametrize("body", ["[]", "1", "null", '"text"', "{}", '{"format": ["smolsessions/conversation"]}'])
-def test_what_is_no_document_is_refused(service: Service, body: str) -> None:
-    found = problem(send(service, "POST", "/imports", body), 422, "invalid_request")
-    assert found["errors"][0]["pointer"] == "/format"
-
-
 def test_bodies_that_are_no_json_or_none(service: Service) -> None:
     problem(send(service, "POST", "/imports", "{"), 400, "malformed")
     problem(send(service, "POST", "/imports", ""), 400, "malformed")

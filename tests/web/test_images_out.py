@@ -40,12 +40,6 @@ def test_the_images_of_an_answer_are_linked_in_turn_step_and_events(service: Ser
     assert turn["images"] == []
 
 
-def test_an_answer_that_the_caller_sent_is_stored_once(service: Service) -> None:
-    turn = service.play(*DRAWN, images=[encoded(PIL.Image.new("RGB", (4, 4), (0, 128, 255)))])
-    assert turn["output_images"] == turn["images"] != []
-    assert {image["url"] for step in service.steps(turn) for image in step["images"]} == {turn["images"][0]["url"]}
-
-
 def test_images_of_a_message_are_linked_from_the_start_of_its_turn(service: Service, gate: Gate) -> None:
     photo = encoded(PIL.Image.new("RGB", (300, 200), (9, 9, 9)), "JPEG")
     with held_turn(service, gate.path, images=[photo, png("red")]) as first:
