@@ -1,10 +1,8 @@
 """Conversations move between environments: another Python, or another smolagents, continues them, and back."""
 
-import socket
 import subprocess
 import sys
 from collections import Counter
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,10 @@ from tests.support.environments import OLDEST_SMOLAGENTS, debians, environment
 from tests.support.killed_turns import SETTINGS, kill_when_blocked, make_killed_turn, submit_killed_turn
 from tests.support.old_data import TALKS, OldData
 from tests.support.old_data_checks import FILES, MORE, assert_holds, messages_of, restored
-from tests.support.service import AGENTS, PLAIN, ROOT, Service
-from tests.support.store_server import SEAL_KEY, running_store
+from tests.support.service import AGENTS, ROOT, Service
+from tests.support.store_server import running_store
 from tests.support.tiers import deep, mostly_deep
 from tests.support.turns import DONE, wait_for_end
-from tests.support.waiting import wait_until
-from tests.topology.node import DURABLE, HOST, Node
 
 OF_LIBRARIES = "import re, datetime\nfrom math import floor\nflag, day = re.IGNORECASE, datetime.date(2026, 4, 1)\n"
 AS_BARE_SMOLAGENTS = (
@@ -116,28 +112,3 @@ def test_the_oldest_smolagents_is_hosted_as_it_is(older: str) -> None:
     command = [older, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "", *AS_BARE_SMOLAGENTS]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=580)
     assert not ended.returncode, ended.stdout[-5000:]
-
-
-def test_an_older_python_outlives_an_address_of_the_store_that_takes_no_connection(tmp_path: Path, debian: str) -> None:
-    node = Node(tmp_path / "store", DURABLE)
-    node.start()
-    settings = PLAIN | {"REDIS_URL": f"redis://{HOST}:{node.port}", "SEAL_KEYS": SEAL_KEY}
-    try:
-        with Service(tmp_path / "service", settings, python=debian) as service:
-            node.kill()
-            with ExitStack() as sockets:
-                deaf = sockets.enter_context(socket.socket())
-                deaf.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                deaf.bind((HOST, node.port))
-                deaf.listen(0)
-                for _ in range(3):  # a full queue drops all connections after them
-                    waiting = sockets.enter_context(socket.socket())
-                    waiting.setblocking(False)
-                    waiting.connect_ex((HOST, node.port))
-                wait_until(lambda: "Timeout connecting" in service.log() or service.process.poll() is not None)
-            node.start()
-            wait_until(lambda: "is back" in service.log() or service.process.poll() is not None)
-            assert service.process.poll() is None, service.log()
-            assert "met a defect" not in service.log()
-    finally:
-        node.kill()

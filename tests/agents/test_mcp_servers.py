@@ -25,6 +25,25 @@ LISTS = dict.fromkeys(("endless", "many", "fat"), "more than 500 tools, 100 page
     "huge": "more than 16 MiB at once",
     "odd": "",
 }
+RESULTS: dict[str, tuple[str, dict[str, Any], Any]] = {
+    "a default": ("add", {"a": 41}, {"result": 42}),
+    "an optional parameter": ("greet", {"name": "Ada"}, {"result": "None Ada None"}),
+    "null": ("greet", {"name": "Ada", "style": None, "ps": None}, {"result": "None Ada None"}),
+    "a changed name": ("read_file", {"path": "x"}, "contents of x"),
+    "references": (
+        "order",
+        {"order": {"item": "tea", "count": 2, "address": {"street": "Elm"}, "parts": []}},
+        "2 tea to Elm Address",
+    ),
+    "structured content": ("weather", {"city": "Oslo"}, {"city": "Oslo", "degrees": 21.5}),
+    "resources": ("resources", {}, "memo text\n[report, at memo://report: the report]"),
+    "nothing": ("nothing", {}, None),
+    "a broken picture": (
+        "broken_picture",
+        {},
+        "[an image of image/png that cannot be read, or is beyond 50000000 pixels of a result]",
+    ),
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,6 +58,12 @@ def patient() -> Iterator[None]:
 def tools() -> Iterator[dict[str, Any]]:
     with Tools(one=stdio()) as opened:
         yield opened.all()
+
+
+@pytest.mark.parametrize("case", RESULTS)
+def test_a_result_is_a_plain_value(tools: dict[str, Any], case: str) -> None:
+    name, arguments, result = RESULTS[case]
+    assert tools[name](**arguments) == result
 
 
 def test_schemas_have_no_references_and_say_what_is_optional(tools: dict[str, Any]) -> None:

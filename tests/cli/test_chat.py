@@ -88,21 +88,6 @@ def test_the_service_of_a_killed_chat_ends_and_keeps_its_turn(tmp_path: Path) ->
         later.post(f"/conversations/{conversation['id']}/turns/1/cancel")
 
 
-def test_a_chat_shows_links_of_images_and_goes_on_after_a_refusal(service: Service, tmp_path: Path) -> None:
-    url = str(service.client.base_url).rstrip("/")
-    with chatting(tmp_path, "nobody", "--url", url) as terminal:
-        terminal.reply("\n> ", "hello")
-        terminal.wait_for("422 unknown_agent: ")
-        terminal.reply("> ", CTRL_D)
-        assert terminal.process.wait(PATIENCE_S) == 0
-    with chatting(tmp_path, "scripted", "--url", url) as terminal:
-        terminal.reply("\n> ", json.dumps([{"call": [["picture", {}]]}, {"say": "image.png"}]))
-        link = terminal.wait_for(r"image, \d+ x \d+: (\S+)")
-        assert link not in terminal.wait_for("(.|\n)*\n> "), "each image is shown once"
-    found = service.client.get(link.removeprefix(url))
-    assert (found.status_code, found.headers["Content-Type"]) == (200, "image/png"), link
-
-
 def test_a_chat_folds_code_says_the_answer_once_forks_and_rolls_back(service: Service, tmp_path: Path) -> None:
     with chatting(tmp_path, "demo-code", "--url", str(service.client.base_url)) as terminal:
         terminal.reply("\n> ", "/fork")

@@ -173,16 +173,6 @@ def test_internal_tools_are_named_after_a_long_wait_and_a_cut(tmp_path: Path) ->
     assert events[-1].result.tool_call_names == names
 
 
-@pytest.mark.parametrize("status", ["200 OK", "301 Moved Permanently"])
-def test_an_answer_of_another_server_is_named(service: Service, status: str) -> None:
-    with Relay(url_of(service), repeat(html(status))) as relay, Client(relay.address) as client:
-        for ask in (client.list_agents, lambda: list(client.stream("hello")), lambda: client.delete_conversation("c")):
-            with pytest.raises(ApiError, match="does not answer as smolsessions") as refused:
-                ask()
-            assert refused.value.code == "foreign_answer"
-    assert relay.connections == 3
-
-
 def test_the_client_reads_no_endless_answers(service: Service) -> None:
     piece = b"x" * 2**20
     problem = [b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/problem+json\r\n\r\n", *repeat(piece, 100)]

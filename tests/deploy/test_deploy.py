@@ -211,19 +211,6 @@ def test_a_new_seal_key_rolls_the_pods_and_a_new_api_key_does_not(rendered: Rend
         assert [each for each in secrets if re.fullmatch(r"smolsessions-seal-keys-\w{10}", each)]
 
 
-def test_the_number_of_workers_follows_busy_threads_and_the_queues_age(rendered: Rendered) -> None:
-    production = rendered["production"]
-    scaler = production.one("HorizontalPodAutoscaler", "smolsessions-work")["spec"]
-    target = production.one(scaler["scaleTargetRef"]["kind"], scaler["scaleTargetRef"]["name"])
-    assert "replicas" not in target["spec"]  # otherwise each `apply` undoes the scaler's work
-    assert metrics_of(production) == {"smolsessions_threads_busy", "smolsessions_queue_oldest_seconds"}
-    threads = Settings.model_fields["threads"].default
-    assert float(scaler["metrics"][0]["pods"]["target"]["averageValue"]) == threads * 3 / 4
-    down = scaler["behavior"]["scaleDown"]
-    assert down["stabilizationWindowSeconds"] >= 300
-    assert [policy["value"] for policy in down["policies"]] == [1]
-
-
 def test_the_route_leads_to_the_service_and_cuts_no_stream(rendered: Rendered) -> None:
     for name in ("production", "site"):
         route = rendered[name].one("HTTPRoute", "smolsessions")
@@ -234,14 +221,6 @@ def test_the_route_leads_to_the_service_and_cuts_no_stream(rendered: Rendered) -
         (backend,) = rule["backendRefs"]
         service = rendered[name].one("Service", backend["name"])
         assert backend["port"] in {port["port"] for port in service["spec"]["ports"]}
-
-
-def test_an_ingress_leads_to_the_service_where_it_is_asked_for(rendered: Rendered) -> None:
-    (rule,) = rendered["ingress"].one("Ingress", "smolsessions")["spec"]["rules"]
-    (path,) = rule["http"]["paths"]
-    service = rendered["ingress"].one("Service", path["backend"]["service"]["name"])
-    assert path["backend"]["service"]["port"]["name"] in {port["name"] for port in service["spec"]["ports"]}
-    assert rendered["production"].all("Ingress", "PodMonitor") == []
 
 
 def test_metrics_are_read_from_each_pod_that_plays_or_serves(rendered: Rendered) -> None:

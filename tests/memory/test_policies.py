@@ -115,18 +115,6 @@ def test_rules_are_chained_in_order(service: Service) -> None:
     assert (left["steps"], left["shortened"]) == (0, 8), "a changed copy of a step counts as the step"
 
 
-def test_a_turn_reports_the_omissions_of_its_policy(service: Service) -> None:
-    turn = play_turns(service, 3)
-    assert turn["left_out"] is None
-    patch_policy(service, turn, {"name": "keep_last_n_steps", "n": 1})
-    turn = service.follow_up(turn, DONE)
-    assert turn["left_out"]["steps"] == 5
-    assert service.get(path_of(turn, f"/turns/{turn['turn']}"))["left_out"] == turn["left_out"]
-    patch_policy(service, turn, "no_pruning")
-    turn = service.follow_up(turn, DONE)
-    assert turn["left_out"] == {"steps": 0, "shortened": 0, "characters": 0, "tokens": 0}
-
-
 def test_an_agents_policy_applies_until_the_conversation_has_one(service: Service) -> None:
     listed = {agent["name"]: agent["policy"] for agent in service.get("/agents")["items"]}
     assert (listed["last"], listed["plain"]) == ([{"name": "keep_last_n_steps", "n": 2}], [])

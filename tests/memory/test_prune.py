@@ -12,7 +12,6 @@ from tests.support.policies import (
     LONG,
     echo_call,
     message_texts,
-    patch_policy,
     path_of,
     play_turns,
     predicted,
@@ -106,15 +105,6 @@ def test_archived_steps_leave_the_prompt_and_stay_on_record(service: Service) ->
         turn = service.follow_up(turn, PROMPT)
         assert turn["reply"] == expected
     assert turn["left_out"] is None, "the conversation has no policy"
-
-
-def test_a_prune_without_a_policy_uses_the_conversations_own(service: Service) -> None:
-    turn = play_turns(service, 3)
-    assert service.client.post(path_of(turn, "/prune")).json()["archived"] == 0
-    patch_policy(service, turn, LAST_TWO)
-    assert service.client.post(path_of(turn, "/prune")).json()["archived"] == 4
-    last = play_turns(service, 3, "last")
-    assert service.client.post(path_of(last, "/prune")).json()["archived"] == 4
 
 
 def test_a_prune_ignores_replaced_notes(service: Service) -> None:

@@ -59,19 +59,6 @@ def test_code_writes_and_reads_notes(service: Service, agent: str) -> None:
     assert "a note needs a text" in service.steps(failed)[-2]["error"]["message"]
 
 
-def test_parallel_calls_each_write_a_note(service: Service) -> None:
-    texts = [f"note {number}" for number in range(8)]
-    turn = service.play(writing(*texts), SEEN, agent="noter")
-    notes = notes_of(service, turn)
-    assert [number for number, _, _ in notes] == [*range(1, 9)]
-    assert sorted(text for _, text, _ in notes) == texts
-    assert turn["reply"] == " | ".join(f"Note {number}:\n{text}" for number, text, _ in notes)
-    results = [frame.data for frame in log_of(service, turn) if frame.event == "tool.result"]
-    told = {result["call_id"]: result["result"] for result in results}
-    numbers = {text: f"Written as note {number}." for number, text, _ in notes}
-    assert all(told[call["call_id"]] == numbers[call["arguments"]["text"]] for call in turn["tool_calls"][:8])
-
-
 @pytest.mark.parametrize(
     ("call", "told"),
     [

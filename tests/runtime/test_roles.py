@@ -310,19 +310,6 @@ def test_a_process_that_hangs_is_left_out_of_the_figures_and_counted(pair: Servi
     wait_until(lambda: samples(pair)["processes_silent", ""] == 0)
 
 
-def test_a_process_that_was_asked_to_end_is_replaced(pair: Service, tmp_path: Path) -> None:
-    wait_for_both(pair)
-    (it,) = standing(pair, tmp_path, 1)
-    first, number = pids(pair), player_of(pair, it.turn)
-    stops = pair.log().count(f"process={number} INFO smolsessions stopping")
-    os.kill(first[number], signal.SIGTERM)
-    wait_until(lambda: pair.log().count(f"process={number} INFO smolsessions stopping") > stops)
-    (ended,) = go_on(pair, [it])
-    assert (ended["reply"], [call["repeated"] for call in ended["tool_calls"]]) == ("done", [False, False])
-    wait_until(lambda: pids(pair)[number] != first[number])
-    assert f"process {number} ended with status 0; starting it again" in pair.log()
-
-
 def test_a_process_that_dies_at_once_again_and_again_is_started_less_and_less_often(pair: Service) -> None:
     wait_for_both(pair)
     before = len(pauses(pair))

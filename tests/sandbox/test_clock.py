@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from smolagents import tool
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
 
 from smolsessions import Client
@@ -28,7 +27,7 @@ from smolsessions.core.events import ReplayState
 from tests.support import approvals, coders
 from tests.support.code_turns import code_script, play_code, printed, shown_outputs, variable_chunks
 from tests.support.fixtures import shared_service
-from tests.support.killed_turns import SETTINGS, KilledTurn, kill_and_resume, kill_when_blocked
+from tests.support.killed_turns import SETTINGS, KilledTurn, kill_when_blocked
 from tests.support.ledgers import Ledger
 from tests.support.service import Service
 from tests.support.store_server import PARTITION, StoreServer
@@ -267,17 +266,6 @@ def test_a_process_that_forges_readings_is_ended(blocks: Blocks) -> None:
     assert not blocks.bridge.effects
 
 
-@tool
-def note(what: str, ledger: str) -> str:  # noqa: ARG001
-    """Answer as the tool of the service does.
-
-    Args:
-        what: it is.
-        ledger: where.
-    """
-    return f"noted {what}"
-
-
 DRAWN = "print(random.random(), random.gauss(0, 1), np.random.rand(), np.random.normal())"
 SEEDED = [
     [*code_script("import random\nimport numpy as np", f"random.seed(5)\nnp.random.seed(3)\n{DRAWN}", DRAWN), DONE],
@@ -332,19 +320,3 @@ def test_states_of_unseeded_generators_are_not_stored(cold: Service, outside: St
     seeded, _ = play_code(cold, draws, "random.seed(5)", agent="whole")
     raw = outside.client()
     assert len(variable_chunks(raw, seeded)) == len(variable_chunks(raw, drawn)) + 1
-
-
-def test_seeds_and_logs_outlive_a_killed_process(tmp_path: Path) -> None:
-    ledger = Ledger.at(tmp_path / "a.ledger", 4)
-    seeded = "import random\nrandom.seed(5)\nprint(random.random())"
-    note_call = f"one = random.random()\nnote(str(one), {str(ledger.path)!r})\nprint(one)"
-    script = [*code_script(seeded), *BROKEN, *code_script(note_call, "print(random.random())"), SHOWN]
-    killed_turn = KilledTurn(ledger, "writer", script)
-    with Service(tmp_path / "service", SETTINGS) as service:
-        kill_and_resume(service, [killed_turn])
-    assert killed_turn.turn["attempts"] == 2
-    bare = coders.make_coder(("random",), tools=[note])
-    expected = bare.run(json.dumps(script), reset=False)
-    assert killed_turn.turn["reply"] == expected
-    first, again = (call for call in ledger.calls if call.startswith("note"))
-    assert again == first

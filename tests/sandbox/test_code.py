@@ -320,13 +320,6 @@ def test_an_agent_may_keep_its_code_in_a_thread(service: Service) -> None:
         assert stream.rest()[-1].event == "turn.cancelled"
 
 
-def test_the_list_of_agents_has_the_place_of_their_code(service: Service) -> None:
-    found = {agent["name"]: agent.get("code_runs_in") for agent in service.get("/agents")["items"]}
-    assert {"coder", "whole", "hasty"} <= {name for name, place in found.items() if place == "child"}
-    assert (found["threaded"], found["scripted"]) == ("thread", None)
-    assert service.get("/agents/threaded")["code_confinement"] == "none"
-
-
 @pytest.mark.parametrize(
     ("limits", "words"),
     [

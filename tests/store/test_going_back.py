@@ -253,38 +253,3 @@ def test_a_turn_that_is_not_there_is_not_found(service: Service) -> None:
             problem(service.post(f"{where}/{what}", turn=turn), 422, "invalid_request")
     for body in ({"turn": None}, {}):
         problem(service.post(f"{where}/rollback", **body), 422, "invalid_request")
-
-
-def tampered(service: Service, name: str) -> None:
-    where = f"/conversations/{name}"
-    for path in (where, f"{where}/steps", f"{where}/export", f"{where}/prompt"):
-        problem(service.client.get(path), 500, "seal_broken")
-    for what in ("fork", "rollback"):
-        problem(service.post(f"{where}/{what}", turn=1), 500, "seal_broken")
-
-
-def test_what_is_copied_between_conversations_by_hand_is_not_opened(service: Service, raw: Raw) -> None:
-    turn = service.play(ECHO, {"say": "one"}, images=[png("red")])
-    name = turn["conversation_id"]
-    made = fork(service, name, turn=1)["id"]
-    service.follow_up(turn, ECHO, {"say": "later"})
-
-    def key(kind: str, conversation: str, *more: int) -> str:
-        return ":".join([PARTITION, kind, f"local/{conversation}", *map(str, more)])
-
-    with_settings = service.play(ECHO, {"say": "mine"})[
-        "conversation_id"
-    ]  # a fork's settings do not make another conversation a fork
-    raw.hset(key("conversation", with_settings), "settings", raw.hget(key("conversation", made), "settings"))
-    tampered(service, with_settings)
-    with_head = fork(service, name, turn=1)["id"]  # the origin's state after the fork is not the fork's
-    raw.hset(key("conversation", with_head), "head", raw.hget(key("conversation", name), "head"))
-    raw.copy(key("steps", name, 0), key("steps", with_head, 0), replace=True)
-    tampered(service, with_head)
-    with_turn = fork(service, name, turn=1)["id"]
-    service.play(DONE, conversation_id=with_turn)
-    raw.lset(key("turns", with_turn), 1, raw.lindex(key("turns", name), 1))
-    problem(service.client.get(f"/conversations/{with_turn}/turns/2"), 500, "seal_broken")
-    with_record = fork(service, name)["id"]
-    raw.hset(key("conversation", with_record), "record", raw.hget(key("conversation", name), "record"))
-    problem(service.client.get(f"/conversations/{with_record}"), 500, "seal_broken")

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -98,21 +97,6 @@ async def test_an_import_whose_id_is_taken_meanwhile_gives_its_files_back(one: S
     assert taken_back.is_set()
     with pytest.raises(ConversationExistsError):  # now its files are not touched at all
         await one.history.store_import(ref, stores.AGENT, ConversationFields({}), imported, write_files)
-
-
-@pytest.mark.parametrize("is_damaged", [False, True])
-async def test_a_delete_finds_long_logs_whose_set_was_damaged(socket_path: Path, raw: Raw, *, is_damaged: bool) -> None:
-    async with stores.open_replica(socket_path, stores.SEALER, log_ttl_s=0) as store:
-        await stores.submit(store, "c")
-        await stores.submit(store, "c", new=False, on_busy="enqueue")
-        await store.turns.cancel(stores.ref_of("c"), 2)
-        assert raw.smembers(stores.key_of("longlogs", "c")) == {"2"}
-        raw.set(stores.key_of("longlogs", "c"), "junk")
-        if is_damaged:
-            raw.hset(stores.key_of("run", "c", 1), "counted", "junk")
-            raw.hset(stores.key_of("conversation", "c"), "turns", "junk")
-        await store.conversations.delete(stores.ref_of("c"))
-    assert [name for name in raw.keys("*local/c*") if raw.ttl(name) == -1] == []
 
 
 @pytest.mark.parametrize(

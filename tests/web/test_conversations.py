@@ -170,22 +170,6 @@ def test_a_patch_may_depend_on_the_state_that_was_read(service: Service) -> None
     problem(refused, 412, "precondition_failed")
 
 
-def test_a_list_of_tags_or_preferences_may_have_several_lines(service: Service, gate: Gate) -> None:
-    made = service.client.post("/conversations", json={"agent": "scripted"})
-    where, tag = made.headers["location"], made.headers["etag"]
-    lines = [("If-Match", '"other"'), ("If-Match", tag)]
-    assert service.client.patch(where, json={"title": "one"}, headers=lines).status_code == 200
-    lines = [("Prefer", "respond-async"), ("Prefer", "wait=1")]
-    body = {"message": json.dumps([gate.script, DONE])}
-    answer = service.client.post(f"{where}/turns", json=body, headers=lines)
-    gate.open()
-    assert answer.headers["preference-applied"] == "respond-async, wait=1"
-    wait_for_end(service, answer.json())
-    lines = [("Accept", "application/json;q=0.1"), ("Accept", "text/event-stream")]
-    streamed = service.client.post(f"{where}/turns", json={"message": json.dumps([DONE])}, headers=lines)
-    assert streamed.headers["content-type"].startswith("text/event-stream")
-
-
 def test_the_first_message_titles_a_conversation(service: Service) -> None:
     long = "  What   is\n" + "the answer to everything, " * 40
     began = service.post("/turn", agent="demo", message=long).json()

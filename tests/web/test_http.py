@@ -267,13 +267,6 @@ def test_connections_beyond_the_bound_are_refused_but_probes_are_not(small: Serv
     wait_until(lambda: _status(small, get % b"agents") == 200)
 
 
-def test_connections_beyond_the_bound_do_not_keep_probes_out(small: Service) -> None:
-    with ExitStack() as stack:
-        for _ in range(MOST * 5):
-            stack.enter_context(connected(small, HALF_HEAD))
-        wait_until(lambda: _status(small, LIVEZ) == 200)
-
-
 @pytest.mark.parametrize("shape", SMUGGLING)
 def test_a_request_whose_end_is_ambiguous_is_refused_for(service: Service, shape: str) -> None:
     with connected(service, SMUGGLING[shape] + LIVEZ) as connection:

@@ -61,14 +61,6 @@ def test_a_stop_between_steps_keeps_the_one_and_does_not_begin_the_other(service
     assert_goes_on(service, turn)
 
 
-def test_a_stop_amid_steps_that_follow_each_other_fast_keeps_just_those_that_were_shown(service: Service) -> None:
-    with posting(service, *[ECHO] * 100, max_steps=100) as stream:
-        stream.until("step.finished")
-        turn = cancel_and_check(service, stream)
-    assert 1 <= turn["step_count"] < 100
-    assert_goes_on(service, turn)
-
-
 def test_a_stop_keeps_the_finished_steps_of_a_loop_of_an_authors_own(tmp_path: Path, gate: Gate) -> None:
     settings = {"AGENTS": "workflow=tests.support.cancellation:make_workflow", "DEMO_AGENTS": "0"}
     with Service(tmp_path, settings) as service, posting(service, ECHO, gate.script, ECHO, agent="workflow") as stream:
