@@ -115,15 +115,8 @@ def test_the_shipped_schema_is_current_and_finds_mistakes() -> None:
     assert text == schema_text(), "make refresh writes it"
     check = Draft202012Validator(json.loads(text))
     check.validate(tomllib.loads(ONE_AGENT.format(base="http://127.0.0.1:9/v1")))
-    for name in (
-        "unknown-key",
-        "unknown-kind",
-        "key-in-the-file",
-        "tool-as-text",
-        "limit-unknown",
-        "mcp-secret-in-env",
-    ):
-        assert not check.is_valid(tomllib.loads((BROKEN / f"{name}.toml").read_text())), name
+    for at in ("unknown-key", "unknown-kind", "key-in-the-file", "tool-as-text", "limit-unknown", "mcp-secret-in-env"):
+        assert not check.is_valid(tomllib.loads((BROKEN / f"{at}.toml").read_text())), at
 
 
 FAILING = """

@@ -222,9 +222,7 @@ def test_a_takeover_has_the_turns_claims_and_replays_with_no_other_agent(as_ada:
 
 
 def test_the_example_of_the_docs_serves_each_tenant(tmp_path: Path) -> None:
-    example = re.search(
-        r"```python title=\S+\n(import smolsessions.*?)```", (ROOT / "docs/callers.md").read_text(), re.DOTALL
-    )
+    example = re.search(r"```python title=\S+\n(import smol.*?)```", (ROOT / "docs/callers.md").read_text(), re.DOTALL)
     assert example
     scripted = re.sub(r"OpenAIModel\(.*\)", "ScriptedModel()", example[1]).replace("OpenAIModel, ", "")
     (tmp_path / "my_shop.py").write_text(f"from tests.support.agents import ScriptedModel\n{scripted}")

@@ -107,24 +107,10 @@ def test_parallel_calls_of_one_agent_do_not_mix(service: Service) -> None:
 def prompts() -> dict[str, tuple[Callable[[], MultiStepAgent], list[Script]]]:
     """Return agents with turns that contain every kind of failure. Each turn also asks for its prompt."""
     show: Script = [{"prompt": True}]
-    called: Script = [
-        ECHO,
-        {"call": [["fail", {"reason": "no"}]]},
-        {"text": "no call"},
-        {"call": [["nothing", {}]]},
-        *show,
-    ]
-    parallel: Script = [
-        {"call": [["echo", {"text": "a"}], ["echo", {"text": "b"}]]},
-        {"call": [["picture", {}]]},
-        *show,
-    ]
+    called: Script = [ECHO, {"call": [["fail", {"reason": "no"}]]}, {"text": "x"}, {"call": [["nothing", {}]]}, *show]
+    parallel: Script = [{"call": [["echo", {"text": "a"}], ["echo", {"text": ""}]]}, {"call": [["picture", {}]]}, *show]
     coded: Script = [{"code": "print(echo(text='ü'))\nundefined"}, {"text": "no code"}, {"code": "x = [1"}, *show]
-    structured: Script = [
-        {"stream": [json.dumps({"thought": "T", "code": "echo(text='é')"})]},
-        {"stream": ["{no json"]},
-        *show,
-    ]
+    structured: Script = [{"stream": [json.dumps({"thought": "T", "code": "echo('é')"})]}, {"stream": ["{x"]}, *show]
     managed: Script = [{"call": [to("lead", ECHO, helped_by(to("helper", ECHO, *show)), *show)]}, *show]
     manages_coder: Script = [{"call": [to("coder", {"code": "print(1)"}, *show), to("lead", *show)]}, *show]
     code_manages: Script = [{"code": f"print(helper({json.dumps([ECHO, *show])!r}))"}, *show]

@@ -29,9 +29,7 @@ def said(*script: dict[str, Any]) -> str:
 
 
 def test_the_client_loads_no_library_of_the_server() -> None:
-    program = (
-        "import sys; from smolsessions import Client, AsyncClient; print(*{name.split('.')[0] for name in sys.modules})"
-    )
+    program = "import sys; from smolsessions import Client, AsyncClient; print(*{n.split('.')[0] for n in sys.modules})"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert "httpx2" in loaded
     assert not SERVER_LIBRARIES & set(loaded)

@@ -45,9 +45,7 @@ def python(wheel: Path) -> str:
 
 
 def test_the_sdist_holds_the_package_and_no_tests(wheel: Path) -> None:
-    listed = subprocess.run(
-        ["git", "ls-files", "app/smolsessions"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    listed = subprocess.run(["git", "ls-files", "app"], cwd=ROOT, capture_output=True, text=True, check=True)
     package = {path.removeprefix("app/") for path in listed.stdout.split()}
     (sdist,) = wheel.parent.glob("*.tar.gz")
     with tarfile.open(sdist) as packed:

@@ -212,9 +212,7 @@ def test_times_that_an_import_or_an_extension_reads_do_not_disturb_a_replay(bloc
 
 
 def test_readings_of_a_loop_are_bounded(blocks: Blocks) -> None:
-    code = (
-        f"import time\nread = [time.time_ns() for _ in range({MAX_READINGS + 100})]\nsend(read)\nsend(time.time_ns())"
-    )
+    code = f"import time\nread=[time.time_ns() for _ in range({MAX_READINGS + 100})]\nsend(read)\nsend(time.time_ns())"
     blocks.run(code)
     (entry,) = blocks.bridge.effects.values()
     assert len(entry) < MAX_READINGS * 8 + 200

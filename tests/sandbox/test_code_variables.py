@@ -76,9 +76,7 @@ def test_a_dropped_variable_is_named_once_and_is_an_error_until_it_is_defined_ag
 
 
 def test_a_value_calls_no_tool_while_it_is_kept_or_restored(cold: Service) -> None:
-    counted = (
-        "class Counted:\n    def __hash__(self):\n        return len(echo(text='x'))\nheld = {Counted()}\nkept = 1"
-    )
+    counted = "class Counted:\n    def __hash__(self):\n        return len(echo(text='x'))\nheld={Counted()}\nkept = 1"
     turn, _ = play_code(cold, counted)
     assert turn["tool_call_names"].count("echo") == 1
     assert then(cold, turn, "print(kept)") == ["1"]
@@ -99,9 +97,7 @@ def ask(*blocks: str, show: bool = False) -> str:
 
 
 def test_a_helper_of_an_agent_that_calls_tools_keeps_its_variables(cold: Service) -> None:
-    turn = cold.play(
-        {"call": [["helper", {"task": json.dumps([*code_script("count = 7"), DONE])}]]}, DONE, agent="lead"
-    )
+    turn = cold.play({"call": [["helper", {"task": json.dumps([*code_script("count=7"), DONE])}]]}, DONE, agent="lead")
     later = cold.follow_up(
         turn, {"call": [["helper", {"task": json.dumps(code_script("final_answer(count + 1)"))}]]}, DONE
     )

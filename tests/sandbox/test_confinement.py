@@ -354,9 +354,7 @@ def test_only_public_modules_of_an_import_folder_are_readable(tmp_path: Path, mo
     """A project folder holds keys and data beside its modules, and an environment that is a link."""
     folder, venv = tmp_path / "project", tmp_path / "venv"
     venv.mkdir()
-    names = (
-        "seal.key credentials.json .env data/big.csv own.py tools/__init__.py tools/cache.json tools/token open/a.py"
-    )
+    names = "seal.key credentials.json .env d/big.csv own.py tools/__init__.py tools/cache.json tools/token open/a.py"
     for name in (*names.split(), "space/inner/part.py", "own-1.0.dist-info/METADATA"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch(mode=0o644)

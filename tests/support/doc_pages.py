@@ -37,9 +37,7 @@ SERVER = re.compile(
     r"^(?P<settings>(?:[A-Z_]+=\S* )*)smolsessions (?P<command>(?:serve|web|work)\b[^\n#&]*)"
     r"(?:& echo \$! > (?P<file>\S+))?"
 )
-SKIPPED = re.compile(
-    r"^(pip install|python3? -m venv|source \.venv|export OPENAI_API_KEY)\b"
-)  # the environment is there
+SKIPPED = re.compile(r"^(pip install|python3? -m venv|source \.venv|export OPENAI_API_KEY)\b")  # all is there
 CURL = 'curl() { command curl --fail-with-body -w "\n" "$@"; }'  # a refused request fails the block
 PORTS = ("8000", "8001", "6400")
 

@@ -8,9 +8,7 @@ import smolsessions
 from tests.support import agents
 
 KEY = "sk-of-the-identity"
-AGENTS = ",".join(
-    f"{name}=tests.support.identities:make_{name}" for name in ("plain", "raising", "managing", "personal")
-)
+AGENTS = ",".join(f"{n}=tests.support.identities:make_{n}" for n in ("plain", "raising", "managing", "personal"))
 
 
 class Raising(agents.ScriptedModel):

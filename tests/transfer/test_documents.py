@@ -165,9 +165,7 @@ def photo() -> tuple[bytes, PIL.Image.Image]:
 
 def test_each_image_is_exported_once_with_its_original_bytes() -> None:
     data, image = photo()
-    portable = exported(
-        [TaskStep("Look.", [image]), action(observations_images=[image, PIL.Image.new("CMYK", (2, 2))])]
-    )
+    portable = exported([TaskStep("Look", [image]), action(observations_images=[image, PIL.Image.new("CMYK", (2, 2))])])
     name = hashlib.sha256(data).hexdigest()[:32]
     assert base64.b64decode(portable.images[name]["data"]) == data
     assert sorted(image["type"] for image in portable.images.values()) == ["image/jpeg", "image/png"]
@@ -178,12 +176,7 @@ def test_each_image_is_exported_once_with_its_original_bytes() -> None:
 
 TASK: dict[str, Any] = {"type": "task", "turn": 1, "task": "t"}
 EDIT: dict[str, Any] = {"type": "edit", "turn": 1}
-ACTION: dict[str, Any] = {
-    "type": "action",
-    "turn": 1,
-    "step_number": 1,
-    "timing": {"start_time": "2026-11-28T09:30:00Z"},
-}
+ACTION: Any = {"type": "action", "turn": 1, "step_number": 1, "timing": {"start_time": "2026-11-28T09:30:00Z"}}
 NAME = "0" * 32
 WRONG_STEPS: list[tuple[Any, str]] = [
     *(({"task": TASK, "action": ACTION, "edit": EDIT, "": {}}[base] | more, at) for base, more, at in REFUSED["steps"]),

@@ -96,12 +96,7 @@ def test_a_value_that_json_would_change_is_named_with_the_reason_and_gone(expres
 
 BLOCKS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("class A:\n    pass\na = A()\ndef f():\n    return 1\nx = [A()]", "A a f x", "", {}),
-    (
-        "one = [1]\nother = {'in': one}\ntext = 'x'\nsame = [text] * 2",
-        "one other",
-        "shares",
-        {"text": "x", "same": ["x", "x"]},
-    ),
+    ("one=[1]\nother={'in': one}\ntext='x'\nsame=[text]*2", "one other", "shares", {"text": "x", "same": ["x", "x"]}),
     ("inner = []\ntwice = [inner, inner]\ndel inner", "twice", "holds the same list or dict twice (at /0 in it)", {}),
     ("loop = []\nloop.append(loop)", "loop", "holds the same list or dict twice (at /0 in it)", {}),
 ]

@@ -227,9 +227,7 @@ async def test_patches_at_once_lose_nothing(service: Service) -> None:
     made = service.post("/conversations", metadata={"old": {"kept": True}}).json()
     where, count = f"/conversations/{made['id']}", 40
     async with httpx2.AsyncClient(base_url=service.client.base_url, timeout=PATIENCE_S) as client:
-        await asyncio.gather(
-            *(client.get("/livez") for _ in range(count))
-        )  # opens connections: the patches come at once
+        await asyncio.gather(*(client.get("/livez") for _ in range(count)))  # opens all connections
         patches = [{"metadata": {"old": {str(number): number}}} for number in range(count)]
         answers = await asyncio.gather(*(client.patch(where, json=patch) for patch in patches))
     assert [answer.status_code for answer in answers] == [200] * count
@@ -435,11 +433,7 @@ def test_a_cursor_belongs_to_one_list(shelf: Service, planned: dict[str, Any], s
 
 
 def test_a_turn_begins_the_conversation_that_it_names(service: Service) -> None:
-    body: dict[str, Any] = {
-        "conversation_id": "of-a-ticket-7",
-        "message": '[{"say": "one"}]',
-        "metadata": {"ticket": 7},
-    }
+    body: Any = {"conversation_id": "of-a-ticket-7", "message": '[{"say": "one"}]', "metadata": {"ticket": 7}}
     assert problem(service.post("/turn", **body), 404, "conversation_not_found")
     first = service.client.post("/turn", json=body | {"create": True}, headers={"Idempotency-Key": "ticket"}).json()
     again = service.client.post("/turn", json=body | {"create": True}, headers={"Idempotency-Key": "ticket"}).json()

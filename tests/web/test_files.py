@@ -221,9 +221,7 @@ def test_a_file_is_a_download_that_no_browser_runs(files: Service) -> None:
     )
 
 
-BAD_NAMES = (
-    "a/b.csv|a\\b.csv|../b.csv|Paris|.csv|a\n.csv|a\u202ev.csv|a\0.csv|a.csv:b.csv|.|a.csv.||\ud800.csv|taken.csv"
-)
+BAD_NAMES = "a/b.csv|a\\b.csv|../b.csv|Paris|.csv|a\n.csv|a\u202ev.csv|a\0.csv|a:b.csv|.|a.csv.||\ud800.csv|taken.csv"
 BAD_TYPES = ["text/html", "image/svg+xml", "image/png", "text/csv; charset=utf-16", "text/csv\r\nX: y"]
 BAD_CONTENTS = ["a!", "YQ==\nYQ==", "YWJj0", "ＹＱ==", "http://127.0.0.1/", 5]  # noqa: RUF001 - base64 of another script
 SOUNDS = ("audio/mpeg", "audio/wav", "audio/ogg", "audio/flac", "audio/webm", "audio/mp4")

@@ -43,9 +43,7 @@ def where(thing: str) -> list[Any]:
 def test_a_call_waits_for_the_result_of_the_client(service: Service) -> None:
     turn = ask(service, {"call": [where("key"), ["echo", {"text": "own"}], where("cup")]}, DONE, client_tools=[WHERE])
     first, second = turn["requests"]
-    assert [first[name] for name in ("kind", "tool", "arguments", "call_id")] == [
-        *("result", "where", {"thing": "key"}, "1.1")
-    ]
+    assert [first[n] for n in ("kind", "tool", "arguments", "call_id")] == ["result", "where", {"thing": "key"}, "1.1"]
     assert (first["parameters"], first["output_schema"]) == (WHERE["parameters"], WHERE["output_schema"])
     assert second["arguments"] == {"thing": "cup"}
     ended = answer(service, turn, in_room("hall"), in_room("sink"))

@@ -77,9 +77,7 @@ CASES = {
         ),
         (4,),
     ),
-    "state": Case(
-        "keeper", lambda at: [*[calling("count", at)] * 2, note_call(at, "a"), calling("count", at), DONE], (6,)
-    ),
+    "state": Case("keeper", lambda p: [*[calling("count", p)] * 2, note_call(p, "a"), calling("count", p), DONE], (6,)),
     "lasting tool": Case(
         "keeper", lambda at: [calling("lasting", at, word="one"), calling("lasting", at, word="two"), DONE], (4,)
     ),

@@ -93,9 +93,7 @@ CODE: dict[str, Callable[[], MultiStepAgent]] = {
         ToolCallingAgent([PythonInterpreterTool()], ScriptedModel(), **NAMES)
     ),
     "code in this process": lambda: smolsessions.options(make_code(), executor="thread"),
-    "a managed agent with code in this process": lambda: managing(
-        smolsessions.options(make_code(**NAMES), executor="thread")
-    ),
+    "a managed agent with its code here": lambda: managing(smolsessions.options(make_code(**NAMES), executor="thread")),
     "a code agent with an interpreter": lambda: CodeAgent([PythonInterpreterTool()], ScriptedModel()),
     "code elsewhere": lambda: CodeAgent(
         [], ScriptedModel(), executor=RemoteInterpreter("docker", lambda *_: pytest.fail("it is not started"))
