@@ -90,7 +90,9 @@ POLICIES = ["no_pruning", "keep_last_n_steps", "prune_old_observations", "token_
 ROW = re.compile(r"^(\w+) +(\d+) +(\d+) +([\d,]+) +([\d,]+) +(\d+) +[\d.]+$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("options, names", [(["--policy", "chain"], ["chain"]), pytest.param([], POLICIES, marks=deep)])
+@pytest.mark.parametrize(
+    ("options", "names"), [(["--policy", "chain"], ["chain"]), pytest.param([], POLICIES, marks=deep)]
+)
 def test_the_example_shows_the_sizes_of_prompts_and_leaves_nothing_behind(options: list[str], names: list[str]) -> None:
     """The folder has a short name, because the path of the store's socket in it has a limit."""
     with tempfile.TemporaryDirectory() as folder:
