@@ -1,7 +1,7 @@
 // A chat of the AI SDK without a page: reads calls as lines of JSON, and answers each with the chat's state.
 import {createInterface} from "node:readline";
 
-const [api, version] = process.argv.slice(2);
+const [service, version] = process.argv.slice(2);
 const sdk = await import(version);
 
 class State {
@@ -49,7 +49,7 @@ async function fetchCounted(url, options) {
 let chat;
 let running = Promise.resolve();
 const calls = {
-  open({agent, id, body, messages, finished}) {
+  open({agent, id, body, messages, finished, api = service}) {
     const query = finished ? "?finished=true" : "";
     const prepareReconnectToStreamRequest = ({api, id}) => ({api: `${api}/${id}/stream${query}`});
     const transport = new sdk.DefaultChatTransport({

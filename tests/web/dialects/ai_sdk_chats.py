@@ -62,6 +62,10 @@ class Chats:
         return [(part["toolName"], part["state"], part.get("output")) for part in self.of("dynamic-tool")]
 
 
+def api_of(service: Service) -> str:
+    return f"{str(service.client.base_url).rstrip('/')}/ai-sdk"
+
+
 @contextmanager
 def chats_of(service: Service, version: str) -> Iterator[Chats]:
     """Start Node with a version of the package: `ai` or `ai6`. It is Playwright's Node, which is new enough."""
@@ -72,8 +76,7 @@ def chats_of(service: Service, version: str) -> Iterator[Chats]:
     program = folder / "node_modules" / ".ai_sdk_chat.mjs"  # beside the packages that it imports
     program.write_text((FOLDER / "ai_sdk_chat.mjs").read_text())
     node, _ = compute_driver_executable()
-    url = f"{str(service.client.base_url).rstrip('/')}/ai-sdk"
-    command = [node, str(program), url, version]
+    command = [node, str(program), api_of(service), version]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield Chats(process)
