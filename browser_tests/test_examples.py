@@ -1,31 +1,21 @@
-"""The example page, served from another origin than the service."""
+"""The example pages, served from another origin than the service."""
 
 import json
 import socket
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
+from tests.support.http_server import served
 from tests.support.service import PLAIN, ROOT, Service
-
-
-class Files(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name of the base class
-        """Log nothing."""
 
 
 @pytest.fixture(scope="module")
 def origin() -> Iterator[str]:
-    files = ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=str(ROOT / "examples")))
-    threading.Thread(target=files.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{files.server_address[1]}"
-    files.shutdown()
-    files.server_close()
+    with served(ROOT / "examples") as origin:
+        yield origin
 
 
 def test_the_page_of_events_follows_a_turn(browser: Browser, tmp_path: Path, origin: str) -> None:
