@@ -1,6 +1,7 @@
 """Chat Completions, as the library of OpenAI speaks it."""
 
 import json
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -165,6 +166,34 @@ def test_open_webui_asks_for_a_title(client: openai.OpenAI, service: Service) ->
     task = {"role": "user", "content": "### Task:\nGenerate a title"}
     assert ask(client, task).choices[0].message.content == "{}"
     assert conversations(service) == count
+
+
+def test_a_chat_of_open_webui(service: Service) -> None:
+    chat = secrets.token_hex(8)
+
+    def send(*messages: User, task: str = "", **body: Any) -> tuple[str, str]:
+        headers = {"X-OpenWebUI-Chat-Id": chat, "X-OpenWebUI-Task": task}
+        body = {"model": "personal", "messages": messages, "stream": not task, **body}
+        answer = service.client.post("/openai/v1/chat/completions", json=body, headers=headers)
+        if task:
+            return answer.json()["choices"][0]["message"]["content"], ""
+        chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        text = "".join(each["choices"][0]["delta"].get("content") or "" for each in chunks if each["choices"])
+        return text, answer.headers["X-Conversation-Id"]
+
+    first, second = user({"say": "one"}), user(PROMPT)  # the answer differs between conversations
+    assert send(first) == ("one", chat)
+    for task in ("title_generation", "tags_generation", "follow_up_generation"):
+        assert send(user(DONE), task=task) == ("{}", "")
+    history = [first, said("one")]
+    assert send(*history, second)[1] == chat
+    again, fork = send(*history, second)
+    assert fork != chat, "the answer is generated again"
+    shown, same = send(*history, second, said(again), user(SHOWN))
+    assert (again in shown, same) == (True, fork)
+    edited, other = send(*history, user(SHOWN))
+    assert ("one" in edited, again in edited, other in {chat, fork}) == (True, False, False)
+    assert service.get(f"/conversations/{chat}")["turn_count"] == 2
 
 
 def test_an_equal_history_stops_no_turn(client: openai.OpenAI, service: Service) -> None:

@@ -2,18 +2,26 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
-from typing import Any
+import re
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
+import httpx2
 import mcp_types as types
 import pytest
 from mcp.client import Client
+from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
+from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
+from smolsessions.web.dialects.mcp.tasks import EXTENSION, TaskParams
 from tests.support.answering import mail, sent
-from tests.support.service import Service
+from tests.support.owners import ADA, owner_line
+from tests.support.service import PLAIN, ROOT, Service, write_private
 from tests.support.streaming import Event
 from tests.support.turns import DONE, SHOWN, submit_turn
+from tests.support.waiting import Gate, wait_until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -115,3 +123,117 @@ def test_a_client_whose_stream_broke_follows_the_running_turn(service: Service) 
     turn = submit_turn(service, *script, agent="plain")
     result = ask(service, *script, conversation_id=turn["conversation_id"])
     assert (text_of(result), result.structured_content["turn"]) == ("done", turn["turn"])
+
+
+class Polled(types.Result):
+    result_type: Literal["task"] = "task"
+    task_id: str
+
+
+class GetTask(types.Request[TaskParams, str]):
+    method: str = "tasks/get"
+    name_param = "taskId"
+
+
+class TaskState(types.Result):
+    status: str
+    result: types.CallToolResult | None = None
+
+
+class Tasks(ClientExtension):
+    identifier = EXTENSION
+
+    def claims(self) -> Sequence[ResultClaim[Any]]:
+        return [ResultClaim(result_type="task", model=Polled, resolve=self._poll)]
+
+    @staticmethod
+    async def _poll(task: Polled, context: ClaimContext) -> types.CallToolResult:
+        request = GetTask(params=TaskParams(task_id=task.task_id))
+        while not (state := await context.session.send_request(request, TaskState)).result:
+            assert state.status == "working"
+        return state.result
+
+
+def rpc(service: Service, method: str, params: Event, *, declares: bool = True) -> Event:
+    """Send one request of 2026-07-28, as JSON."""
+    extensions: Event = {"extensions": {EXTENSION: {}}} if declares else {}
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}, **extensions},
+        "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
+    }
+    headers = {
+        "Accept": "application/json, text/event-stream",
+        "MCP-Protocol-Version": "2026-07-28",
+        "Mcp-Method": method,
+    }
+    if name := params.get("taskId") or params.get("name"):
+        headers["Mcp-Name"] = name
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
+    answer = service.client.post("/mcp", json=body, headers=headers).text
+    found: Event = json.loads(answer[answer.index("{") :])
+    return found
+
+
+def test_a_long_turn_is_a_task_for_a_client_that_knows_them(service: Service, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "go")
+    script = [gate.script, {"call": [mail("mcp-task")]}, SHOWN]
+    arguments = {"message": json.dumps(script)}
+    task = rpc(service, "tools/call", {"name": "ask_mailer", "arguments": arguments})["result"]
+    assert (task["resultType"], task["status"], task["ttlMs"]) == ("task", "working", None)
+    named = {"taskId": task["taskId"]}
+
+    def is_now(status: str) -> bool:
+        task.update(rpc(service, "tasks/get", named)["result"])
+        return bool(task["status"] == status)
+
+    assert is_now("working")
+    gate.open()
+    wait_until(lambda: is_now("input_required"))
+    ((key, asked),) = task["inputRequests"].items()
+    assert (asked["method"], "send_email" in asked["params"]["message"]) == ("elicitation/create", True)
+    accepted = {"action": "accept", "content": {"approve": True}}
+    for responses in ({"unknown": accepted}, {key: accepted}, {key: accepted}):
+        answer = rpc(service, "tasks/update", {**named, "inputResponses": responses})
+        assert answer["result"]["resultType"] == "complete"
+    wait_until(lambda: is_now("completed"))
+    assert "sent to mcp-task" in task["result"]["content"][0]["text"]
+    assert sent(service).count("mcp-task: hi") == 1
+
+
+def test_a_task_is_cancelled_and_unknown_ones_are_errors(service: Service, tmp_path: Path) -> None:
+    arguments = {"message": json.dumps([Gate(tmp_path / "go").script, DONE])}
+    task = rpc(service, "tools/call", {"name": "ask_plain", "arguments": arguments})["result"]
+    named = {"taskId": task["taskId"]}
+    assert rpc(service, "tasks/get", named, declares=False)["error"]["code"] == -32021
+    for _ in range(2):
+        assert rpc(service, "tasks/cancel", named)["result"]["resultType"] == "complete"
+    wait_until(lambda: rpc(service, "tasks/get", named)["result"]["status"] == "cancelled")
+    unknown: Event = {"taskId": "another:1:0", "inputResponses": {}}
+    for method in ("tasks/get", "tasks/cancel", "tasks/update"):
+        assert rpc(service, method, unknown)["error"]["code"] == -32602
+
+
+def test_the_library_polls_a_task(service: Service) -> None:
+    script: tuple[Event, ...] = ({"busy_s": 3, "call": [["echo", {"text": "x"}]]}, DONE)
+    result = ask(service, *script, mode="2026-07-28", extensions=[Tasks()])
+    assert (text_of(result), result.structured_content["status"]) == ("done", "finished")
+
+
+def test_the_entry_in_the_docs_connects(tmp_path: Path) -> None:
+    (written,) = re.findall(r'^\{"mcpServers".*', (ROOT / "docs" / "dialects.md").read_text(), re.MULTILINE)
+    entry = json.loads(written.replace("KEY", ADA))["mcpServers"]["agents"]
+    keys = write_private(tmp_path / "keys", owner_line("ada", ADA))
+    with Service(tmp_path / "service", PLAIN | {"API_KEYS_FILE": str(keys)}) as service:
+
+        async def tools() -> list[str]:
+            url = entry["url"].replace("http://127.0.0.1:8000", str(service.client.base_url).rstrip("/"))
+            async with (
+                httpx2.AsyncClient(headers=entry["headers"]) as http,
+                Client(streamable_http_client(url, http_client=http)) as client,
+            ):
+                return [tool.name for tool in (await client.list_tools()).tools]
+
+        assert entry["type"] == "http"
+        assert "ask_demo" in asyncio.run(tools())
+        assert service.post("/mcp", jsonrpc="2.0", id=1, method="ping").status_code == 401

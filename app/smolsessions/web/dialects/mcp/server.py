@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from typing import Any, cast
 
 import mcp_types as types
@@ -18,12 +18,13 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from smolsessions import __version__
-from smolsessions.core.errors import ServiceError, ShuttingDownError
+from smolsessions.core.errors import ConflictError, ServiceError, ShuttingDownError
 from smolsessions.core.events import Logged, ToolCalled, TurnEnded, TurnWaiting
 from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.gateway import Gateway, Place, digest_of, new_id, turn_of_request
+from smolsessions.web.dialects.mcp import tasks
 from smolsessions.wire.requests import AnswerIn, AnswersRequest, TurnRequest
 
 PREFIX = "ask_"
@@ -56,9 +57,12 @@ class McpServer:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        server: Server[Any] = Server(
-            "smolsessions", version=__version__, on_list_tools=self._list, on_call_tool=self._call
-        )
+        server: Server[Any] = Server("smolsessions", version=__version__, on_list_tools=self._list)
+        server.add_request_handler("tools/call", types.CallToolRequestParams, self._call)
+        server.extensions = {tasks.EXTENSION: {}}
+        server.add_request_handler("tasks/get", tasks.TaskParams, self._get_task)
+        server.add_request_handler("tasks/update", tasks.UpdateParams, self._update_task)
+        server.add_request_handler("tasks/cancel", tasks.TaskParams, self._cancel_task)
         self._manager = StreamableHTTPSessionManager(server, stateless=True)
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._runs = asyncio.create_task(self._run())
@@ -89,7 +93,7 @@ class McpServer:
 
     async def _call(
         self, context: Context, params: types.CallToolRequestParams
-    ) -> types.CallToolResult | types.InputRequiredResult:
+    ) -> types.CallToolResult | types.InputRequiredResult | dict[str, Any]:
         agent = AgentName(params.name.removeprefix(PREFIX))
         if agent == params.name or agent not in {info.version.name for info in self._gateway.conversations.agents()}:
             raise MCPError(types.INVALID_PARAMS, f"No tool has the name {params.name[:80]!r}.")
@@ -101,6 +105,37 @@ class McpServer:
             return _refused(f"{'/'.join(map(str, first['loc']))}: {first['msg']}")
         except ServiceError as error:
             return _refused(error.message)
+
+    async def _get_task(self, context: Context, params: tasks.TaskParams) -> dict[str, Any]:
+        turn = await tasks.turn_of_task(self._gateway, context, params.task_id)
+        if turn.status == "cancelled":
+            return tasks.task_of(turn, params.task_id, "cancelled")
+        if turn.outcome:
+            result = self._result(turn, await self._gateway.media_of(turn))
+        elif not turn.requests:
+            return tasks.task_of(turn, params.task_id, "working")
+        elif _has_forms(context):
+            asked = {each.request_id: _dumped(_elicited(each)) for each in turn.requests}
+            return tasks.task_of(turn, params.task_id, "input_required", inputRequests=asked)
+        else:
+            result = _asked(turn, turn.requests)
+        return tasks.task_of(turn, params.task_id, "completed", result=_dumped(result))
+
+    async def _update_task(self, context: Context, params: tasks.UpdateParams) -> dict[str, Any]:
+        """Answer open requests. Responses to other ones are ignored, as the extension wants."""
+        turn = await tasks.turn_of_task(self._gateway, context, params.task_id)
+        still_open = {each.request_id for each in turn.requests}
+        answers = [_answer_of(name, given) for name, given in params.input_responses.items() if name in still_open]
+        if answers and context.request:
+            place = Place(turn.ref.id, turn.number)
+            with suppress(ConflictError):  # answered meanwhile
+                await self._gateway.answer(context.request.scope, place, AnswersRequest(answers=answers))
+        return {}
+
+    async def _cancel_task(self, context: Context, params: tasks.TaskParams) -> dict[str, Any]:
+        turn = await tasks.turn_of_task(self._gateway, context, params.task_id)
+        await self._gateway.turns.cancel(turn.ref, turn.number)
+        return {}
 
     async def _begun(
         self, context: Context, agent: str, params: types.CallToolRequestParams
@@ -132,16 +167,24 @@ class McpServer:
 
     async def _ended(
         self, context: Context, subscription: TurnSubscription, after: int
-    ) -> types.CallToolResult | types.InputRequiredResult:
-        """Wait until the turn is over or waits for a person. Tells the client of each call of a tool."""
+    ) -> types.CallToolResult | types.InputRequiredResult | dict[str, Any]:
+        """Wait until the turn is over or waits for a person. Tells the client of each call of a tool.
+
+        A client with tasks gets one if that takes long.
+        """
         fold, calls, turn = _Fold(after), 0, subscription.turn
         try:
             with closing(subscription):
-                async with aclosing(self._gateway.fold(subscription, fold)) as steps:
+                async with (
+                    asyncio.timeout(tasks.LONG_S if tasks.declares_tasks(context) else None),
+                    aclosing(self._gateway.fold(subscription, fold)) as steps,
+                ):
                     async for seq, _ in steps:
                         if seq > after and fold.calls > calls:
                             calls = fold.calls
                             await context.session.report_progress(calls, message=fold.called)
+        except TimeoutError:
+            return tasks.new_task(turn, after)
         except asyncio.CancelledError:
             if context.request and not context.request.app.state.draining:  # the client has cancelled the call
                 self._gateway.turns.cancel_in_background(turn)
@@ -153,18 +196,10 @@ class McpServer:
                 f"The service restarts, and the turn goes on. Send the same message again with conversation_id "
                 f"{turn.ref.id}."
             )
-        capabilities = context.session.client_capabilities
-        if context.protocol_version >= "2026-07-28" and capabilities and capabilities.elicitation:
+        if _has_forms(context):
             asked = {each.request_id: _elicited(each) for each in fold.requests}
             return types.InputRequiredResult(input_requests=cast("types.InputRequests", asked))
-        questions = "\n".join(
-            each.question or f"May I call {each.tool} with {each.arguments}?" for each in fold.requests
-        )
-        how = f"Ask the user. Then call this tool with conversation_id {turn.ref.id}, and the answer as message."
-        words = " Approve with the message yes, and reject with a reason." if _has_approval(fold.requests) else ""
-        data = {"conversation_id": turn.ref.id, "turn": turn.number, "status": "waiting", "reply": questions}
-        text = types.TextContent(type="text", text=f"The agent asks: {questions}\n{how}{words}")
-        return types.CallToolResult(content=[text], structured_content=data)
+        return _asked(turn, fold.requests)
 
     @staticmethod
     def _result(turn: Turn, media: dict[str, str]) -> types.CallToolResult:
@@ -211,6 +246,25 @@ class _Fold:
 
 def _refused(text: str) -> types.CallToolResult:
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=True)
+
+
+def _dumped(result: types.CallToolResult | types.ElicitRequest) -> dict[str, Any]:
+    return result.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _has_forms(context: Context) -> bool:
+    capabilities = context.session.client_capabilities
+    return bool(context.protocol_version >= tasks.VERSION and capabilities and capabilities.elicitation)
+
+
+def _asked(turn: Turn, requests: Iterable[InputRequest]) -> types.CallToolResult:
+    """Return what a waiting turn asks, in words for a client's model."""
+    questions = "\n".join(each.question or f"May I call {each.tool} with {each.arguments}?" for each in requests)
+    how = f"Ask the user. Then call this tool with conversation_id {turn.ref.id}, and the answer as message."
+    words = " Approve with the message yes, and reject with a reason." if _has_approval(requests) else ""
+    data = {"conversation_id": turn.ref.id, "turn": turn.number, "status": "waiting", "reply": questions}
+    text = types.TextContent(type="text", text=f"The agent asks: {questions}\n{how}{words}")
+    return types.CallToolResult(content=[text], structured_content=data)
 
 
 def _has_approval(requests: Iterable[InputRequest]) -> bool:

@@ -1,0 +1,72 @@
+"""Tasks of the Model Context Protocol: a client that declares them polls a long turn, at any process."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import mcp_types as types
+from mcp.server.context import ServerRequestContext
+from mcp.shared.exceptions import MCPError
+
+from smolsessions.core.errors import NotFoundError
+from smolsessions.core.records import Owner, Turn
+from smolsessions.web.dialects.gateway import Gateway, turn_of_request
+
+EXTENSION = "io.modelcontextprotocol/tasks"
+VERSION = "2026-07-28"  # the first with this extension; tasks of 2025-11-25 are other ones
+LONG_S = 2.0  # after which a turn becomes a task
+POLL_MS = 1000
+
+
+class TaskParams(types.RequestParams):
+    task_id: str
+
+
+class UpdateParams(TaskParams):
+    input_responses: types.InputResponses
+
+
+def declares_tasks(context: ServerRequestContext[Any, Any]) -> bool:
+    capabilities = context.session.client_capabilities
+    return context.protocol_version >= VERSION and EXTENSION in ((capabilities and capabilities.extensions) or ())
+
+
+async def turn_of_task(gateway: Gateway, context: ServerRequestContext[Any, Any], task_id: str) -> Turn:
+    """Return the turn that a task is. Raises `MCPError`."""
+    assert context.request, "the transport is HTTP"
+    if not declares_tasks(context):
+        needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
+        raise MCPError(types.MISSING_REQUIRED_CLIENT_CAPABILITY, "The client declares no tasks.", needed)
+    turn = None
+    with suppress(NotFoundError):
+        turn = await gateway.turn_at(Owner(context.request.scope["owner"]), turn_of_request(task_id))
+    if turn is None:
+        raise MCPError(types.INVALID_PARAMS, f"No task has the id {task_id[:80]!r}.")
+    return turn
+
+
+def new_task(turn: Turn, after: int) -> dict[str, Any]:
+    """Return the result that a turn becomes a task, as it is after event number `after`.
+
+    The number makes the id that of one call: an earlier call of the same turn may have ended with a question.
+    """
+    return {"resultType": "task", **task_of(turn, f"{turn.ref.id}:{turn.number}:{after}", "working")}
+
+
+def task_of(turn: Turn, task_id: str, status: str, **members: Any) -> dict[str, Any]:
+    timing = turn.timing
+    return {
+        "taskId": task_id,
+        "status": status,
+        "createdAt": _iso(timing.submitted_at),
+        "lastUpdatedAt": _iso(timing.finished_at or timing.waits_since or timing.started_at or timing.submitted_at),
+        "ttlMs": None,
+        "pollIntervalMs": POLL_MS,
+        **members,
+    }
+
+
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat()
