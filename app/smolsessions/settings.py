@@ -21,7 +21,7 @@ T = TypeVar("T")
 PREFIX = "SMOLSESSIONS_"
 OF_CLIENTS = frozenset({"URL", "API_KEY"})
 """Variables of the commands that connect to a service."""
-_PATHS = "agents ai-sdk conversations docs imports livez mcp metrics openai openapi.json page readyz turn"
+_PATHS = "ag-ui agents ai-sdk conversations docs imports livez mcp metrics openai openapi.json page readyz turn"
 OWN_PATHS = frozenset(_PATHS.split())
 """First segments of the service's own paths."""
 _PREFIX = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9._~-]+)+")
@@ -96,8 +96,8 @@ class Settings(BaseSettings):
     )
     dialects: str = Field(
         "",
-        description="Protocols of other clients that are served, too, with commas between: openai, ai-sdk, mcp, "
-        "a2a. `none` serves none. Unset: all that are installed.",
+        description="Protocols of other clients that are served, too, with commas between: openai, ai-sdk, ag-ui, "
+        "mcp, a2a. `none` serves none. Unset: all that are installed.",
     )
     root_path: str = Field(
         "",

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from smolsessions.core.errors import StartError
 from smolsessions.web.dialects.gateway import Gateway
 
-NEEDS: Mapping[str, tuple[str, ...]] = {"openai": (), "ai-sdk": (), "mcp": ("mcp",), "a2a": ()}
+NEEDS: Mapping[str, tuple[str, ...]] = {"openai": (), "ai-sdk": (), "ag-ui": (), "mcp": ("mcp",), "a2a": ()}
 """All dialects, with the packages that each needs. The extra of a dialect has its name."""
 NONE = "none"
 

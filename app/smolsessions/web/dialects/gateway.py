@@ -199,9 +199,12 @@ class Gateway:
         fold: Fold,
         after: int = 0,
         headers: Mapping[str, str] | None = None,
-        on_end: Callable[[], Awaitable[None]] | None = None,
+        on_end: Callable[[], Awaitable[bytes | None]] | None = None,
     ) -> Response:
-        """Return a response with the frames of the events after number `after`. `on_end` is called before the last."""
+        """Return a response with the frames of the events after number `after`.
+
+        `on_end` is called before the last frames, and may return others to come in front of them.
+        """
         response = DialectStream(self, subscription, fold, after, headers or {})
         response.on_end = on_end
         return response
@@ -308,7 +311,7 @@ class DialectStream(TurnStream):
         headers: Mapping[str, str],
     ) -> None:
         self._gateway = gateway
-        self.on_end: Callable[[], Awaitable[None]] | None = None
+        self.on_end: Callable[[], Awaitable[bytes | None]] | None = None
         self._fold = fold
         super().__init__(gateway.streams, subscription, _UNTIL_WAITING, after, internal=True)
         self.headers.update(headers)
@@ -324,8 +327,8 @@ class DialectStream(TurnStream):
             async with aclosing(self._gateway.fold(self._subscription, self._fold)) as steps:
                 async for seq, frames in steps:
                     self._is_complete = self._fold.is_complete
-                    if self._is_complete and self.on_end:
-                        await self.on_end()
+                    if self._is_complete and self.on_end and (before := await self.on_end()):
+                        yield before
                     if frames and (seq < 0 or seq > after):
                         yield frames
         except ServiceError:  # deleted meanwhile, or not readable: a request for the turn says which

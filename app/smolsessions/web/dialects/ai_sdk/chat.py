@@ -1,7 +1,4 @@
-"""Chats of the AI SDK: a message becomes a turn, an edited one goes on in a fork, and answers go to the waiting turn.
-
-A chat is the conversation with its id. After an edit its newest fork is, whose number the store keeps.
-"""
+"""Chats of the AI SDK: a message becomes a turn, an edited one a fork, and answers go to the waiting turn."""
 
 from __future__ import annotations
 
@@ -16,15 +13,16 @@ from pydantic_core import to_json
 from smolsessions.core.errors import InvalidRequestError, NotFoundError
 from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.web.dialects.ai_sdk.fold import MessageFold
-from smolsessions.web.dialects.bodies import checked, imported_history, read_body
-from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of, new_id
+from smolsessions.web.dialects.bodies import checked, read_body
+from smolsessions.web.dialects.chats import Chat, newest
+from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.wire.requests import AnswerIn, AnswersRequest, FileIn, TurnRequest
 
+DIALECT = "ai-sdk"
 HEADERS = {"x-vercel-ai-ui-message-stream": "v1"}
 MOST_MESSAGES = 5000
 MOST_UNANSWERED = 20  # messages before a new one whose answers the client never saw
-MOST_TRIES = 10
 _MESSAGE = re.compile(rf"({CONVERSATION_ID.pattern}):([1-9][0-9]{{0,8}})")
 _OWN_FIELDS = frozenset({"agent", "conversation_id", "create", "files", "images", "message"})
 
@@ -82,7 +80,7 @@ def chat_routes(gateway: Gateway) -> APIRouter:
     async def resume_stream(owner: CallerOwner, agent: AgentName, chat: str, finished: bool = False) -> Response:
         """Replay the chat's last message from its start, and follow it. `finished`: also one that is complete."""
         gateway.conversations.agent(agent)
-        turn = await last_turn(gateway, owner, chat)
+        turn = await Chat(gateway, owner, DIALECT, chat).last_turn()
         if turn is None or (turn.outcome and not finished):
             return Response(status_code=204)
         subscription = await gateway.follow(turn.ref, turn.number)
@@ -92,7 +90,7 @@ def chat_routes(gateway: Gateway) -> APIRouter:
     async def stop(owner: CallerOwner, agent: AgentName, chat: str) -> Response:
         """Stop the chat's turn. A client that leaves does not."""
         gateway.conversations.agent(agent)
-        if turn := await last_turn(gateway, owner, chat):
+        if turn := await Chat(gateway, owner, DIALECT, chat).last_turn():
             await gateway.turns.cancel(turn.ref, turn.number)
         return Response(status_code=204)
 
@@ -109,6 +107,7 @@ async def place_of(gateway: Gateway, request: Request, owner: Owner, agent: Agen
     if message.role != "user":
         raise InvalidRequestError.at("/messages", "does not end with a message of the user or the assistant")
     key = key_of(body, message)
+    chat = Chat(gateway, owner, DIALECT, body.id)
     count, known = await newest(gateway, owner, key)
     is_again = body.trigger == "regenerate-message" or body.messageId is not None
     if known and not is_again and await gateway.turn_at(owner, known):
@@ -120,70 +119,22 @@ async def place_of(gateway: Gateway, request: Request, owner: Owner, agent: Agen
         await gateway.answer(request.scope, before, AnswersRequest(answers=answers))
         if len(answers) == len(asked.requests):
             sent.on_busy = "enqueue"  # behind the turn that has its answers now
-    wanted = before and await gateway.place_after(owner, before, stops=True)
-    branch, conversation_id = await newest_branch(gateway, owner, body.id)
-    if wanted is None:
-        is_free = not branch and await gateway.turn_at(owner, Place(conversation_id, 1)) is None
-        wanted = Place(conversation_id if is_free else new_id(), 1)
-        earlier = imported_history([(each.role, each.text) for each in history], agent)
-        if earlier["turns"]:
-            await gateway.conversations.import_document(owner, earlier, wanted.conversation_id, agent)
-            wanted = Place(wanted.conversation_id, len(earlier["turns"]) + 1)
+    wanted = await chat.next_place(before, [(each.role, each.text) for each in history], agent)
     key = f"{key}:{count + 1}"
-    place, _ = await gateway.reserve(owner, key, wanted)
-    if place == wanted and place.conversation_id != conversation_id:
-        first = Place(place.conversation_id, 1)
-        for number in range(branch + 1, branch + 1 + MOST_TRIES):
-            if (await gateway.reserve(owner, f"{branches_of(body.id)}:{number}", first))[1]:
-                break
+    await chat.reserve(key, wanted)
     subscription = await gateway.play(request.scope, key, wanted, sent)
     subscription.close()
     return Place(subscription.turn.ref.id, subscription.turn.number)
 
 
-async def newest(gateway: Gateway, owner: Owner, key: str) -> tuple[int, Place | None]:
-    """Return how many places were reserved for `key:1`, `key:2` and so on, and the last one."""
-    low, high, place = 0, 1, None
-    while found := await gateway.find(owner, f"{key}:{high}"):
-        low, high, place = high, 2 * high, found
-    while high - low > 1:
-        middle = (low + high) // 2
-        if found := await gateway.find(owner, f"{key}:{middle}"):
-            low, place = middle, found
-        else:
-            high = middle
-    return low, place
-
-
 def key_of(body: ChatRequest, message: UIMessage) -> str:
-    return f"ai-sdk:{digest_of(body.id, message.id or [each.model_dump() for each in body.messages])}"
-
-
-def branches_of(chat: str) -> str:
-    return f"ai-sdk:{digest_of(chat)}:branch"
-
-
-async def newest_branch(gateway: Gateway, owner: Owner, chat: str) -> tuple[int, str]:
-    """Return number and conversation of the newest branch of a chat. Number 0 has the id of the chat."""
-    number, place = await newest(gateway, owner, branches_of(chat))
-    if place:
-        return number, place.conversation_id
-    return 0, chat if CONVERSATION_ID.fullmatch(chat) else f"chat-{digest_of(chat)}"
-
-
-async def last_turn(gateway: Gateway, owner: Owner, chat: str) -> Turn | None:
-    _, conversation_id = await newest_branch(gateway, owner, chat)
-    try:
-        count = (await gateway.conversations.store.conversation(Ref(owner, conversation_id))).turn_count
-    except NotFoundError:
-        return None
-    return await gateway.turn_at(owner, Place(conversation_id, count)) if count else None
+    return f"{DIALECT}:{digest_of(body.id, message.id or [each.model_dump() for each in body.messages])}"
 
 
 async def last_before(gateway: Gateway, owner: Owner, body: ChatRequest, history: Sequence[UIMessage]) -> Place | None:
     """Return the turn that a history led to. Without a history it is the last one of the chat."""
     if not history:
-        turn = await last_turn(gateway, owner, body.id)
+        turn = await Chat(gateway, owner, DIALECT, body.id).last_turn()
         return Place(turn.ref.id, turn.number) if turn else None
     for message in history[: -MOST_UNANSWERED - 1 : -1]:
         if message.role == "assistant":

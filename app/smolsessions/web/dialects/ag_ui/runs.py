@@ -1,0 +1,321 @@
+"""Runs of AG-UI: a message becomes a turn, an edited one a fork, and answers go on with the turn that waits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import to_json
+
+from smolsessions.core.errors import ConflictError, InvalidRequestError, NotFoundError
+from smolsessions.core.records import AgentName, Owner, Ref, Turn
+from smolsessions.core.requests import InputRequest
+from smolsessions.core.turns import TurnSubscription
+from smolsessions.web.dialects.ag_ui.fold import RunFold, error_frames, prefix_of, state_frame
+from smolsessions.web.dialects.bodies import checked, read_body
+from smolsessions.web.dialects.chats import Chat, newest
+from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of, turn_of_request
+from smolsessions.web.routes.common import CallerOwner
+from smolsessions.web.views import variable_views
+from smolsessions.wire.requests import AnswerIn, AnswersRequest, ClientTool, FileIn, TurnRequest
+
+DIALECT = "ag-ui"
+MOST_MESSAGES = 5000
+MOST_UNANSWERED = 20  # messages before a new one whose answers the client never saw
+EVENT_STREAM = "text/event-stream"
+_MESSAGE = re.compile(rf"({CONVERSATION_ID.pattern}):([1-9][0-9]{{0,8}}):.*", re.DOTALL)
+_OWN_FIELDS = frozenset({"agent", "conversation_id", "create", "files", "images", "message", "client_tools"})
+_SPOKEN = frozenset({"user", "assistant", "tool"})
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    id: str = Field("", max_length=500)
+    role: str
+    content: Any = None
+    toolCallId: str = ""  # noqa: N815 - as the protocol names it
+    toolCalls: list[dict[str, Any]] = []  # noqa: N815
+    error: str | None = None
+
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        parts = [{"type": "text", "text": self.content}] if isinstance(self.content, str) else self.content
+        return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+
+    @property
+    def text(self) -> str:
+        return "\n".join(str(part.get("text")) for part in self.parts if part.get("type") == "text")
+
+    @property
+    def place(self) -> Place | None:
+        """The turn that the message is of, if this service sent it, or it has the result of a call of that turn."""
+        found = _MESSAGE.fullmatch(self.id) or _MESSAGE.fullmatch(self.toolCallId)
+        return found and Place(found[1], int(found[2]))
+
+
+class Resume(BaseModel):
+    """Answer to an interrupt."""
+
+    interruptId: str = Field(max_length=500)  # noqa: N815
+    status: Literal["resolved", "cancelled"]
+    payload: Any = None
+
+
+class RunInput(BaseModel):
+    """Body of a request. `forwardedProps` may have members of `POST /turn`."""
+
+    threadId: str = Field(min_length=1, max_length=500)  # noqa: N815
+    runId: str = Field(min_length=1, max_length=500)  # noqa: N815
+    messages: list[Message] = Field(max_length=MOST_MESSAGES, fail_fast=True)
+    tools: list[dict[str, Any]] = Field([], max_length=64, fail_fast=True)
+    context: list[dict[str, Any]] = Field([], max_length=100, fail_fast=True)
+    forwardedProps: Any = None  # noqa: N815
+    resume: list[Resume] = Field([], max_length=100, fail_fast=True)
+    state: Any = None
+
+    @property
+    def key(self) -> str:
+        return f"{DIALECT}:{digest_of(self.threadId, self.runId)}"
+
+    @property
+    def results(self) -> list[Message]:
+        """Results of the client's tools after the agent's last message."""
+        found: list[Message] = []
+        for message in reversed(self.messages):
+            if message.role == "assistant":
+                break
+            found += [message] if message.role == "tool" else []
+        return found[::-1]
+
+
+class Begun(NamedTuple):
+    """Turn of a run, and the number of the event that the run goes on after."""
+
+    subscription: TurnSubscription
+    after: int = 0
+    is_known: bool = False
+    """True if the client may have a part of the run."""
+    asks_again: bool = False
+
+
+def run_routes(gateway: Gateway) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/{agent}")
+    async def run(request: Request, owner: CallerOwner, agent: AgentName) -> Response:
+        body = await read_body(request, RunInput)
+        gateway.conversations.agent(agent)
+        try:
+            subscription, after, is_known, asks_again = await begin(gateway, request, owner, agent, body)
+        except (ConflictError, InvalidRequestError, NotFoundError) as error:
+            if not body.resume:
+                raise
+            return Response(error_frames((body.threadId, body.runId), error.code, str(error)), media_type=EVENT_STREAM)
+        turn, prefix = subscription.turn, prefix_of(subscription.turn)
+        ours = next((nth for nth, each in enumerate(body.messages) if each.id.startswith(prefix)), len(body.messages))
+        sent = [message.model_dump(exclude_none=True, exclude_unset=True) for message in body.messages]
+        fold = RunFold(
+            turn,
+            (body.threadId, body.runId),
+            after,
+            sent[:ours],
+            {message["toolCallId"]: message for message in sent if message.get("role") == "tool"},
+            snapshot=is_known,
+            known_calls=frozenset(str(call.get("id")) for message in body.messages for call in message.toolCalls)
+            if asks_again
+            else None,
+        )
+
+        async def state() -> bytes | None:
+            """Return the variables of an agent that writes code, beside the client's own state."""
+            if turn.agent.kind != "CodeAgent" or not fold.can_tell_state:
+                return None
+            views = variable_views(await gateway.conversations.variables(turn.ref))
+            known = {view["name"]: view["preview"] for view in views if not view["agent"]}
+            own = body.state if isinstance(body.state, dict) else {}
+            return state_frame({**own, "variables": known})
+
+        return gateway.stream(subscription, fold, on_end=state)
+
+    @router.post("/{agent}/{thread:path}/stop")
+    async def stop(owner: CallerOwner, agent: AgentName, thread: str) -> Response:
+        """Stop the thread's turn. A client that leaves does not."""
+        gateway.conversations.agent(agent)
+        if turn := await Chat(gateway, owner, DIALECT, thread).last_turn():
+            await gateway.turns.cancel(turn.ref, turn.number)
+        return Response(status_code=204)
+
+    return router
+
+
+async def begin(gateway: Gateway, request: Request, owner: Owner, agent: AgentName, body: RunInput) -> Begun:
+    """Begin a run, or follow the one with this id. Raises the errors of submitting a turn and of answering one."""
+    known = await gateway.find(owner, body.key)
+    is_known = bool(known and await gateway.turn_at(owner, known))
+    last = next((message for message in reversed(body.messages) if message.role in _SPOKEN), None)
+    if body.resume or (last and last.role == "tool"):
+        place, after = await answer(gateway, request, owner, body, is_known=is_known)
+        await gateway.reserve(owner, body.key, place)
+        subscription = await gateway.follow(Ref(owner, place.conversation_id), place.turn)
+        is_known = is_known or not after
+        return Begun(subscription, subscription.reader.length if is_known else after, is_known)
+    if known and is_known:
+        subscription = await gateway.follow(Ref(owner, known.conversation_id), known.turn)
+        return Begun(subscription, subscription.reader.length, is_known=True)
+    if last is None or last.role != "user":
+        raise InvalidRequestError.at("/messages", "does not end with a message of the user, or a tool's result")
+    return await play(gateway, request, owner, agent, body, last)
+
+
+async def play(  # noqa: PLR0917
+    gateway: Gateway, request: Request, owner: Owner, agent: AgentName, body: RunInput, message: Message
+) -> Begun:
+    """Play a message of the user.
+
+    A message whose turn still runs is followed. If its turn is over, or it was edited, it goes on in a fork.
+    """
+    history = body.messages[: body.messages.index(message)]
+    chat = Chat(gateway, owner, DIALECT, body.threadId)
+    key = key_of(body, message)
+    count, known = await newest(gateway, owner, key)
+    before = Place(known.conversation_id, known.turn - 1) if known else await last_before(chat, body, history)
+    for place in filter(None, (known, before)):
+        turn = await gateway.turn_at(owner, place)
+        if turn is None or turn.outcome:
+            continue
+        is_asked = any(each.kind != "result" for each in turn.requests)
+        if place == known or is_asked:
+            subscription = await gateway.follow(turn.ref, turn.number)
+            length = subscription.reader.length
+            if place == known:
+                return Begun(subscription, length, is_known=True)
+            return Begun(subscription, length - 1, asks_again=True)
+    sent = turn_request(agent, len(history), message, body)
+    asked = await gateway.turn_at(owner, before) if before else None
+    if before and asked and asked.requests and (answers := answers_of(asked, body)):
+        await gateway.answer(request.scope, before, AnswersRequest(answers=answers))
+        if len(answers) == len(asked.requests):
+            sent.on_busy = "enqueue"  # behind the turn that has its results now
+    wanted = await chat.next_place(before, [(each.role, each.text) for each in history], agent)
+    await chat.reserve(body.key, wanted)
+    subscription = await gateway.play(request.scope, body.key, wanted, sent)
+    turn = subscription.turn
+    await gateway.reserve(owner, f"{key}:{count + 1}", Place(turn.ref.id, turn.number))
+    return Begun(subscription)
+
+
+def key_of(body: RunInput, message: Message) -> str:
+    return f"{DIALECT}:{digest_of(body.threadId, 'message', message.id or body.runId)}"
+
+
+async def last_before(chat: Chat, body: RunInput, history: Sequence[Message]) -> Place | None:
+    """Return the turn that a history led to. Without a history it is the last one of the thread."""
+    if not any(message.role in _SPOKEN for message in history):
+        turn = await chat.last_turn()
+        return Place(turn.ref.id, turn.number) if turn else None
+    for message in history[: -MOST_UNANSWERED - 1 : -1]:
+        if place := message.place:
+            return place
+        if message.role == "user" and (found := (await newest(chat.gateway, chat.owner, key_of(body, message)))[1]):
+            return found
+    return None
+
+
+async def answer(
+    gateway: Gateway, request: Request, owner: Owner, body: RunInput, *, is_known: bool
+) -> tuple[Place, int]:
+    """Record the answers of a run. Returns its turn, and the event before the answers, or 0 if they came too late."""
+    asked = [each.interruptId for each in body.resume] + [message.toolCallId for message in body.results]
+    place = turn_of_request(asked[0])
+    turn = await gateway.turn_at(owner, place)
+    if turn is None:
+        raise NotFoundError(f"No open request has the id {asked[0][:80]!r}.")
+    is_late = not any(each.request_id in asked for each in turn.requests)
+    if is_late and (is_known or all(each.status == "cancelled" for each in body.resume)):
+        return place, 0
+    answers = answers_of(turn, body)
+    given = {each.request_id for each in answers}
+    if left := [each.request_id for each in turn.requests if each.kind != "result" and each.request_id not in given]:
+        raise InvalidRequestError.at("/resume", f"leaves an interrupt open: {left[0]}")
+    _, after = await gateway.answer(request.scope, place, AnswersRequest(answers=answers))
+    return place, after
+
+
+def answers_of(turn: Turn, body: RunInput) -> list[AnswerIn]:
+    """Return the answers to interrupts, and the results of the client's tools. Raises `InvalidRequestError`."""
+    still_open = {each.request_id: each for each in turn.requests}
+    of_calls = {prefix_of(turn) + each.call_id: each.request_id for each in turn.requests if each.kind == "result"}
+    answers = [
+        checked(AnswerIn, f"/resume/{nth}", _answer(each, still_open.get(each.interruptId), f"/resume/{nth}"))
+        for nth, each in enumerate(body.resume)
+    ]
+    for nth, message in enumerate(body.results):
+        urls = [_url_of(part, f"/messages/{nth}") for part in message.parts if part.get("type") == "image"]
+        request_id = of_calls.get(message.toolCallId, message.toolCallId)
+        result = {"error": message.error[:10_000]} if message.error else {"result": message.text, "images": urls}
+        answers.append(checked(AnswerIn, "/messages", {"request_id": request_id, **result}))
+    return answers
+
+
+def _answer(entry: Resume, request: InputRequest | None, pointer: str) -> dict[str, Any]:
+    payload, named = entry.payload, {"request_id": entry.interruptId}
+    if entry.status == "cancelled":
+        return {**named, "decision": "reject"}
+    fields = payload if isinstance(payload, dict) else {"approved": payload, "answer": payload}
+    if request and request.kind == "question":
+        said = fields.get("answer", payload)
+        return {**named, "text": said if isinstance(said, str) else to_json(said).decode()}
+    if not isinstance(fields.get("approved"), bool):
+        raise InvalidRequestError.at(f"{pointer}/payload/approved", "is neither true nor false")
+    edited = {"arguments": fields["editedArgs"]} if fields.get("editedArgs") is not None else {}
+    return {
+        **named,
+        "decision": "approve" if fields["approved"] else "reject",
+        "reason": fields.get("reason"),
+        **edited,
+    }
+
+
+def turn_request(agent: AgentName, place: int, message: Message, body: RunInput) -> TurnRequest:
+    """Return the user's message number `place` as a request of this service, with the client's tools and context."""
+    images: list[str] = []
+    files: list[FileIn] = []
+    for nth, part in enumerate(message.parts):
+        kind, pointer = part.get("type"), f"/messages/{place}/content/{nth}"
+        if kind == "text":
+            continue
+        url = _url_of(part, pointer)
+        if kind == "image":
+            images.append(url)
+            continue
+        media_type = url[5:].partition(";")[0]
+        name = (part.get("metadata") or {}).get("filename") or f"file{nth}.{media_type.rpartition('/')[2]}"
+        files.append(checked(FileIn, pointer, {"name": name, "media_type": media_type, "data": url}))
+    props = body.forwardedProps if isinstance(body.forwardedProps, dict) else {}
+    own = {name: value for name, value in props.items() if name in TurnRequest.model_fields.keys() - _OWN_FIELDS}
+    own = {"on_busy": "interrupt", **own, "message": message.text, "images": images, "agent": agent}
+    sent = checked(TurnRequest, "", own)
+    if body.context:
+        sent.additional_args = {**sent.additional_args, "context": body.context}
+    sent.files = files
+    for nth, tool in enumerate(body.tools):
+        about = {"name": tool.get("name"), "description": tool.get("description") or tool.get("name")}
+        schema = tool.get("parameters") or {"type": "object", "properties": {}}
+        sent.client_tools.append(checked(ClientTool, f"/tools/{nth}", {**about, "parameters": schema}))
+    return sent
+
+
+def _url_of(part: dict[str, Any], pointer: str) -> str:
+    """Return the content of an image or a file as a data: URL. Raises `InvalidRequestError`."""
+    source = part.get("source")
+    source = source if isinstance(source, dict) else {}
+    value = str(source.get("value", ""))
+    if source.get("type") == "data":
+        return f"data:{source.get('mimeType')};base64,{value}"
+    if source.get("type") == "url" and value.startswith("data:"):
+        return value
+    raise InvalidRequestError.at(f"{pointer}/source", "has no data; send the content")
