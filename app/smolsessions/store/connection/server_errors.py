@@ -56,7 +56,7 @@ def start_errors(address: Address) -> Iterator[None]:
         refused: list[BaseException] = [cause for cause in causes if isinstance(cause, _OF_LOGIN)]
         refused += [cause for cause in causes if any(word in str(cause).lower() for word in _LOGIN_WORDS)]
         if refused:
-            remedy = f"put its user into {_URL}, and its password there or, better, into the file {_PASSWORD_FILE}"
+            remedy = f"put its user into {_URL}, and the password there or, better, into the file {_PASSWORD_FILE}"
             if address.password_file:
                 remedy = f"put the password into {address.password_file} ({_PASSWORD_FILE}) and its user into {_URL}"
             raise StartError(f"the store refuses the login ({refused[0]}); {remedy}") from error
