@@ -105,8 +105,7 @@ class Settings(BaseSettings):
         "remove it or not.",
     )
     agents: str = Field(
-        "",
-        description="Your agents: name=module:factory, with commas between. A factory may name its agent itself.",
+        "", description="Your agents: name=module:factory, with commas between. A factory may name its agent itself."
     )
     agents_file: Path | None = Field(
         None, description="File agents.toml with more of your agents, their models and tools (docs/agents.md)."

@@ -14,14 +14,7 @@ from typing import Any
 
 from smolsessions.core import errors, records
 from smolsessions.core.agent_ports import AgentCatalog
-from smolsessions.core.effects import (
-    MAX_PAGE_BYTES,
-    EffectEntry,
-    EffectKey,
-    EffectPage,
-    JournalSizes,
-    effect_keys,
-)
+from smolsessions.core.effects import MAX_PAGE_BYTES, EffectEntry, EffectKey, EffectPage, JournalSizes, effect_keys
 from smolsessions.core.frozen import changed, record
 from smolsessions.core.json_data import bounded
 from smolsessions.core.media import StepFile, StepImage

@@ -53,8 +53,7 @@ async def read_media(
     if not sent.images and not sent.files:
         return (), (), (), ()
     return await asyncio.get_running_loop().run_in_executor(
-        _THREAD,
-        lambda: (*read_images(sent.images, max_pixels, at), *read_files(sent.files, max_bytes, arguments, at)),
+        _THREAD, lambda: (*read_images(sent.images, max_pixels, at), *read_files(sent.files, max_bytes, arguments, at))
     )
 
 

@@ -274,12 +274,7 @@ class Worker:
         def run_turn() -> Outcome | Suspension:
             try:
                 return session.run_turn(
-                    lease.turn,
-                    lease.turn_input,
-                    lease.caller,
-                    bridge,
-                    replay=run.replay,
-                    settings=lease.settings,
+                    lease.turn, lease.turn_input, lease.caller, bridge, replay=run.replay, settings=lease.settings
                 )
             finally:
                 bridge.run_has_ended = True

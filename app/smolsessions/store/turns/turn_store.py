@@ -79,10 +79,7 @@ class TurnStore:
         self._partitions = partitions
         self._scheduler = scheduler
         self._keys = keys
-        self._limits = {
-            "most_behind": options.max_behind,
-            "most_queued": -(-options.max_queued // len(partitions)),
-        }
+        self._limits = {"most_behind": options.max_behind, "most_queued": -(-options.max_queued // len(partitions))}
         self._locks: WeakValueDictionary[Ref, asyncio.Lock] = WeakValueDictionary()
         self._next: OrderedDict[Ref, tuple[int, AgentName]] = OrderedDict()
 

@@ -294,9 +294,7 @@ def memory_routes(conversations: Conversations) -> APIRouter:
 
     @router.post(f"{AT}/prune", responses=responses(wire.PruneResult, *WRITE))
     async def prune_conversation(
-        ref: CallerRef,
-        claims: CallerClaims,
-        body: Annotated[requests.PruneRequest | None, Body()] = None,
+        ref: CallerRef, claims: CallerClaims, body: Annotated[requests.PruneRequest | None, Body()] = None
     ) -> Response:
         """Remove the steps from the memory that a policy drops. They stay on record, except if destroyed."""
         request = body or requests.PruneRequest()

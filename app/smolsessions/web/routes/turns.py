@@ -229,11 +229,7 @@ def new_turn_routes(new_turns: NewTurns) -> APIRouter:
 
     @router.post(AT, responses=_RESPONSES)
     async def create_conversation_turn(
-        request: Request,
-        ref: CallerRef,
-        body: TurnRequest,
-        delivery: Answered,
-        idempotency_key: IdempotencyKey = None,
+        request: Request, ref: CallerRef, body: TurnRequest, delivery: Answered, idempotency_key: IdempotencyKey = None
     ) -> Response:
         """Send a message in this conversation, and return the turn at its end or stream its events."""
         set_conversation(body, ref.id)
@@ -306,26 +302,16 @@ def turn_routes(new_turns: NewTurns, turns: Turns, limits: Limits, streams: Even
         },
     )
     async def cancel_turn(
-        ref: CallerRef,
-        number: TurnNumber,
-        prefer: Prefer = None,
-        include_internal_tools: Internal = False,
+        ref: CallerRef, number: TurnNumber, prefer: Prefer = None, include_internal_tools: Internal = False
     ) -> Response:
         """Stop a turn at its next model call, piece of text or tool call. Finished steps are kept."""
         wait_s, applied = wait_of(prefer, limits.wait_s) if prefer else (0.0, None)
         turn = await turns.cancel(ref, number, wait_s if applied else 0.0)
         return turn_answer(turn, applied, internal=include_internal_tools)
 
-    @router.post(
-        f"{AT}/{{turn}}/answers",
-        responses={**_RESPONSES, **responses(None, *WRITE, 404, 409)},
-    )
+    @router.post(f"{AT}/{{turn}}/answers", responses={**_RESPONSES, **responses(None, *WRITE, 404, 409)})
     async def answer_turn(
-        request: Request,
-        ref: CallerRef,
-        number: TurnNumber,
-        body: AnswersRequest,
-        delivery: Answered,
+        request: Request, ref: CallerRef, number: TurnNumber, body: AnswersRequest, delivery: Answered
     ) -> Response:
         """Answer requests of a waiting turn, and return the turn at its end or stream its events.
 
@@ -336,12 +322,7 @@ def turn_routes(new_turns: NewTurns, turns: Turns, limits: Limits, streams: Even
 
     @router.get(f"{AT}/{{turn}}/effects", responses=responses(EffectPage, 404, 422))
     async def list_turn_effects(
-        ref: CallerRef,
-        number: TurnNumber,
-        *,
-        limit: Limit = 20,
-        cursor: Cursor = None,
-        order: Ascending = "asc",
+        ref: CallerRef, number: TurnNumber, *, limit: Limit = 20, cursor: Cursor = None, order: Ascending = "asc"
     ) -> Response:
         """List the effects in the journal of a turn that runs or waits, without their results.
 
