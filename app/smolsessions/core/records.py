@@ -57,8 +57,7 @@ class ModelIdentity:
 class AgentVersion:
     """Version of an agent: its configured name, its class, the release of smolagents, its model, its fingerprint.
 
-    The fingerprint is a hash of prompts, tools and options. Only an agent with the same one replays a turn.
-    `version` is the release of the package that makes the agent.
+    The fingerprint hashes prompts, tools and options: only an equal one replays a turn. `version`: its package's.
     """
 
     name: AgentName
@@ -198,21 +197,16 @@ class ConversationQuery:
     q: str | None = None
     search_in: SearchIn = "title"
 
-    @property
-    def is_filtered(self) -> bool:
-        return bool(self.agent or self.status or self.metadata or self.q)
-
     def matches(self, found: Conversation) -> bool:
         """Return whether a conversation passes the filters, except a search in messages."""
         if (self.agent and self.agent != found.agent) or (self.status and self.status != found.status):
             return False
-        if self.search_in == "title" and not self.is_in_title(found):
-            return False
-        members = {
-            name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            for name, value in found.metadata.items()
-        }
-        return all(members.get(name) == value for name, value in self.metadata)
+        for name, value in self.metadata:
+            kept = found.metadata.get(name)
+            shown = kept if isinstance(kept, str) else json.dumps(kept, ensure_ascii=False)
+            if name not in found.metadata or value != shown:
+                return False
+        return self.search_in != "title" or self.is_in_title(found)
 
     def is_in_title(self, found: Conversation) -> bool:
         return not self.q or self.q.casefold() in (found.title or "").casefold()
@@ -239,8 +233,7 @@ AGENT_CHANGED = Failure(
 class ToolCall:
     """Tool call of a turn. `arguments` is JSON. `ok` is true if the tool returned.
 
-    `repeated`: it was in flight when the process of an earlier attempt ended, so it may have run twice. `approval`:
-    a person's decision on it, for a call that needed one.
+    `repeated`: it may have run twice, as an earlier process ended during it. `approval`: a person's decision on it.
     """
 
     call_id: str
@@ -294,8 +287,7 @@ class LeftOut:
 class Timing:
     """Times of a turn: accepted, claimed first, ended. Unix seconds.
 
-    `waited_s` are the seconds that it waited for persons, without the present wait, which began at `waits_since`.
-    `waits` counts the waits.
+    `waited_s` are the seconds of its `waits` for persons, without the present one, which began at `waits_since`.
     """
 
     submitted_at: Seconds
@@ -353,8 +345,7 @@ class Turn:
     """One user message and everything that the agent does until it answers.
 
     A turn that is over has an `outcome`, and mostly `last_seq`, the number of its final event. `images` and `files` are
-    those of the message, stored with the task step. `additional_args` is JSON. A turn with open `requests` waits for a
-    person.
+    those of the message, stored with the task step. `additional_args` is JSON. With open `requests` it waits.
     """
 
     ref: SkipValidation[Ref]

@@ -206,12 +206,8 @@ class SealedFields(NamedTuple):
 def encode_conversation(
     agent: str, metadata: dict[str, Any], title: str | None, *, has_settings: bool = False
 ) -> bytes:
-    fields: dict[str, Any] = {"agent": agent, "metadata": metadata}
-    if title is not None:
-        fields["title"] = title
-    if has_settings:
-        fields["settings"] = True
-    return to_json(fields)
+    fields = {"agent": agent, "metadata": metadata, "title": title, "settings": has_settings or None}
+    return to_json({name: value for name, value in fields.items() if value is not None})
 
 
 def decode_conversation(data: bytes, agent: bytes | None) -> SealedFields:

@@ -29,10 +29,7 @@ _ORIGIN = re.compile(rb"(https?)://(.+)")
 _PORTS = {b"http": 80, b"https": 443}
 _LAST_PORT = 65535
 _SINGLE = frozenset(
-    {
-        *(b"host", b"origin", b"authorization", b"content-type", b"content-length", b"sec-fetch-site"),
-        *(b"idempotency-key", b"last-event-id"),
-    }
+    b"host origin authorization content-type content-length sec-fetch-site idempotency-key last-event-id".split()
 )
 _LISTS = frozenset({b"accept", b"if-match", b"prefer"})
 _LOOPBACK_NAMES = frozenset({b"127.0.0.1", b"localhost", b"[::1]"})

@@ -67,7 +67,8 @@ class ConversationStore:
         found: list[Conversation] = []
         search = MessageSearch(query.q) if query.q and query.search_in == "messages" else None
         resumed, _, turn = after.rpartition(" ") if after and after.count(" ") > 1 else ("", "", "")
-        most, scanned = SCANNED_AT_ONCE if query.is_filtered else limit, 0
+        is_filtered = bool(query.agent or query.status or query.metadata or query.q)
+        most, scanned = SCANNED_AT_ONCE if is_filtered else limit, 0
         while scanned < MOST_SCANNED:
             rows = await self._rows(owner, query, after, most)
             for number, ((score, ref), row) in enumerate(rows[:most], 1):
@@ -91,7 +92,7 @@ class ConversationStore:
                     return Page(tuple(found), after if number < len(rows) else None)
             if len(rows) <= most:
                 return Page(tuple(found), None)
-            if not query.is_filtered:
+            if not is_filtered:
                 break  # some are damaged
             scanned += most
         return Page(tuple(found), after)

@@ -49,7 +49,6 @@ class EmbeddedServer:
     """Embedded server. The path of its socket stays the same over restarts."""
 
     socket_path: Path
-    binary: Path
     ended: Future[None]
     """Resolves once the server was stopped. Fails with a StartError if it died too often."""
 
@@ -68,7 +67,7 @@ def embedded_server(data_dir: Path, *, silence_s: float = 120, grace_s: float = 
         with ThreadPoolExecutor(1, thread_name_prefix="embedded-store") as thread:
             try:
                 thread.submit(supervisor.start).result()
-                yield EmbeddedServer(socket_path, binary, ended=thread.submit(supervisor.keep))
+                yield EmbeddedServer(socket_path, ended=thread.submit(supervisor.keep))
             finally:
                 supervisor.stop(grace_s)
 
