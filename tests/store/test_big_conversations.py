@@ -98,6 +98,21 @@ def test_many_steps_and_variables_are_forked_rolled_back_and_destroyed_in_pieces
     assert list(raw.scan_iter("*:staged:*")) == []
 
 
+def test_a_turn_that_changes_many_variables_replaces_them_at_once(watched: tuple[Service, Raw]) -> None:
+    service, raw = watched
+    document = with_steps(5_000)
+    made = service.post("/imports", **document).json()["id"]
+    raw.config_resetstat()
+    assert service.play(DONE, conversation_id=made)["status"] == "finished"  # which forgets the variables
+    calls = raw.info("commandstats")
+    assert sum(calls.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("hset", "hsetnx", "hdel")) < 500
+    assert service.get(f"/conversations/{made}/export")["variables"] == {}
+    assert service.post(f"/conversations/{made}/rollback", turn=1).status_code == 200
+    kept = service.get(f"/conversations/{made}/export")["variables"][""]["reset"]
+    assert kept == sorted(document["variables"][""]["reset"])
+    assert list(raw.scan_iter("*:staged:*")) == []
+
+
 @pytest.mark.parametrize(("action", "body"), [("prune", PRUNE), ("rollback", {"turn": 1})])
 def test_a_killed_change_is_undone(server: StoreServer, tmp_path: Path, action: str, body: dict[str, Any]) -> None:
     with Service(tmp_path / "service", PLAIN | server.settings) as service, server.client() as raw:

@@ -23,9 +23,6 @@ if chunks ~= '' then
   kinds.variables = generation
 end
 unstage(staged, kinds, ref)
-local function in_pieces(values, call)
-  for start = 1, #values, 500 do call(unpack(values, start, math.min(start + 499, #values))) end
-end
 if steps ~= '' then
   local number_kept, kept, gone, logs, turns_gone = tonumber(wanted[1]), {}, {}, {}, {}
   for i = 2, number_kept + 1 do kept[wanted[i]] = true end

@@ -7,8 +7,9 @@
 --   variables. A commit without it is refused if a rollback was requested.
 -- - `entries` are the last writes, from number `serial` on, without events. `written` is the number of writes of this claim. If
 --   the store has fewer, it lost acknowledged writes.
--- - `variables` is the sealed list of the variables' chunks, if it changed.
--- ARGV: ref turn fence generation count head variables record event packed logged last_seq written rollback own_channel wake log_ttl_s serial ...entries
+-- - `variables` is the sealed list of the variables' chunks, if it changed. The staged `chunks` (their number, or empty) replace
+--   all others. If they are missing, each chunk is written.
+-- ARGV: ref turn fence generation count head variables staged chunks record event packed logged last_seq written rollback own_channel wake log_ttl_s serial ...entries
 local conversation, run, log = key('conversation', ref), key('run', ref, turn), key('log', ref, turn)
 local pending, token = key('pending', ref, generation), fence .. '#' .. turn
 local holder, committed, last_head, ttl = unpack(redis.call('HMGET', conversation, 'fence', 'committed', 'head', 'ttl'))
@@ -41,9 +42,11 @@ local at = now()
 local changed = {'committed', token, 'updated', at}
 if head ~= '' then
   changed[5], changed[6], last_head = 'head', head, head
-  local chunks = redis.call('HGETALL', pending)
-  for i = 1, #chunks, 2 do put_chunk(ref, generation, chunks[i], chunks[i + 1]) end
-  if variables ~= '' then put_chunk(ref, generation, '', variables) end
+  local is_staged = chunks ~= '' and redis.call('HLEN', key('staged', staged, 'variables')) == tonumber(chunks)
+  if is_staged then unstage(staged, {variables = generation}, ref) end
+  local changes = is_staged and {} or redis.call('HGETALL', pending)
+  if variables ~= '' then changes[#changes + 1], changes[#changes + 2] = '', variables end
+  put_chunks(ref, generation, changes)
 end
 redis.call('HSET', key('heads', ref), turn, last_head or '')
 redis.call('HSET', conversation, unpack(changed))

@@ -89,6 +89,11 @@ local function clear_damage(ref, turn)
   end
 end
 
+-- Call a function with parts of a list: the server takes a limited number of arguments.
+local function in_pieces(values, call)
+  for start = 1, #values, 500 do call(unpack(values, start, math.min(start + 499, #values))) end
+end
+
 local function now()
   local t = redis.call('TIME')
   return t[1] * 1000000 + t[2]
@@ -149,10 +154,11 @@ local function append_writes(ref, turn, generation, own_channel, serial, entries
   local images, pending = key('images', ref), key('pending', ref, generation)
   local known = redis.call('HMGET', run, 'written', 'effects')
   local written, effects = parse_int(known[1] or '0'), parse_int(known[2] or '0')
-  local number, length, seqs, i = tonumber(serial), nil, {}, 1
+  local number, length, seqs, i, chunks = tonumber(serial), nil, {}, 1, {}
   if not (written and effects) then damaged('run') end
   if number > written + 1 then return 'behind' end
   local function save()
+    in_pieces(chunks, function(...) redis.call('HSET', pending, ...) end)
     if number - 1 > written then redis.call('HSET', run, 'written', number - 1, 'effects', effects) end
   end
   while i <= #entries do
@@ -172,7 +178,7 @@ local function append_writes(ref, turn, generation, own_channel, serial, entries
       elseif part == 'i' then
         redis.call('HSETNX', images, name, data)
       elseif part == 'v' then
-        redis.call('HSET', pending, name, data)
+        chunks[#chunks + 1], chunks[#chunks + 2] = name, data
       elseif redis.call('HSETNX', journal, name, data) == 1 and data ~= '' then
         effects = effects + 1
       end
@@ -313,13 +319,25 @@ local function keep_head(ref, turn)
   redis.call('HSET', key('heads', ref), turn, redis.call('HGET', key('conversation', ref), 'head') or '')
 end
 
--- Keep a chunk of the variables by its tag for rollbacks: the newest 64 MiB of a conversation.
-local function keep_chunk(ref, blob)
+-- Keep chunks of the variables by their tags for rollbacks: the newest 64 MiB of a conversation.
+local function keep_chunks(ref, blobs)
+  if #blobs == 0 then return end
   local old, order, conversation = key('old', ref), key('oldest', ref), key('conversation', ref)
-  local tag = string.sub(blob, -16)
-  if redis.call('HSETNX', old, tag, blob) == 0 then return end
-  redis.call('RPUSH', order, tag)
-  local size = (parse_int(redis.call('HGET', conversation, 'old_bytes')) or 0) + #blob
+  local size = parse_int(redis.call('HGET', conversation, 'old_bytes')) or 0
+  in_pieces(blobs, function(...)
+    local part, tags, new, kept = {...}, {}, {}, {}
+    for i, blob in ipairs(part) do tags[i] = string.sub(blob, -16) end
+    for i, known in ipairs(redis.call('HMGET', old, unpack(tags))) do
+      if not known then
+        new[#new + 1], kept[#kept + 1], kept[#kept + 2] = tags[i], tags[i], part[i]
+        size = size + #part[i]
+      end
+    end
+    if #new > 0 then
+      redis.call('HSET', old, unpack(kept))
+      redis.call('RPUSH', order, unpack(new))
+    end
+  end)
   while size > 67108864 do
     local oldest = redis.call('LPOP', order)
     if not oldest then break end
@@ -329,12 +347,26 @@ local function keep_chunk(ref, blob)
   redis.call('HSET', conversation, 'old_bytes', string.format('%.0f', math.max(0, size)))
 end
 
--- Write a chunk of the variables, or delete it (empty). The chunk with an empty name is the sealed list.
-local function put_chunk(ref, generation, name, blob)
+-- Write chunks of the variables, or delete those that are empty. The chunk with an empty name is the sealed list.
+local function put_chunks(ref, generation, chunks)
   local variables = key('variables', ref, generation)
-  local before = redis.call('HGET', variables, name)
-  if blob == '' then redis.call('HDEL', variables, name) else redis.call('HSET', variables, name, blob) end
-  if before and before ~= blob then keep_chunk(ref, before) end
+  in_pieces(chunks, function(...)
+    local part, names, written, deleted, replaced = {...}, {}, {}, {}, {}
+    for i = 1, #part, 2 do
+      names[#names + 1] = part[i]
+      if part[i + 1] == '' then
+        deleted[#deleted + 1] = part[i]
+      else
+        written[#written + 1], written[#written + 2] = part[i], part[i + 1]
+      end
+    end
+    for i, before in ipairs(redis.call('HMGET', variables, unpack(names))) do
+      if before and before ~= part[2 * i] then replaced[#replaced + 1] = before end
+    end
+    if #written > 0 then redis.call('HSET', variables, unpack(written)) end
+    if #deleted > 0 then redis.call('HDEL', variables, unpack(deleted)) end
+    keep_chunks(ref, replaced)
+  end)
 end
 
 -- Large keys are copied, imported or replaced in pieces, so that no script takes long. Until the last script names them they are
@@ -354,11 +386,14 @@ local function unstage(staged, kinds, ref)
   end
 end
 
--- Return a chunk by name and tag, current or old, or false if it is not kept.
+-- Return a chunk by name and tag: current, old, or of the running turn. It is false if it is not kept.
 local function find_chunk(ref, generation, name, tag)
   local blob = redis.call('HGET', key('variables', ref, generation), name)
   if blob and string.sub(blob, -16) == tag then return blob end
-  return redis.call('HGET', key('old', ref), tag)
+  blob = redis.call('HGET', key('old', ref), tag)
+  if blob then return blob end
+  blob = redis.call('HGET', key('pending', ref, generation), name)
+  return blob and string.sub(blob, -16) == tag and blob
 end
 
 -- Delete all keys of a conversation. A tombstone reserves the id for a while, as a new conversation begins with turn 1.

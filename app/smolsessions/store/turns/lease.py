@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from redis.exceptions import ResponseError
 
 from smolsessions.core.callers import Caller
-from smolsessions.core.errors import DAMAGED, LeaseLostError, SealBrokenError, StoreUnavailableError
+from smolsessions.core.errors import DAMAGED, HistoryGoneError, LeaseLostError, SealBrokenError, StoreUnavailableError
 from smolsessions.core.events import FINAL, Event, Logged, ReplayState, TurnEnded, TurnWaiting
 from smolsessions.core.frozen import changed
 from smolsessions.core.journal_keys import journal_key
@@ -23,6 +24,7 @@ from smolsessions.core.store_ports import StopReason
 from smolsessions.store import codec
 from smolsessions.store.connection.commands import Reply
 from smolsessions.store.conversations.head import COUNT_SENTENCE
+from smolsessions.store.conversations.staging import keep_chunks, stage_chunks, staged_keys
 from smolsessions.store.partition import Scope, SealedMetadata
 from smolsessions.store.scripts.loader import Argument, as_service_error
 from smolsessions.store.seal import tag_of
@@ -224,8 +226,17 @@ class HeldLease:
             packed = b"" if is_broken else self._log.packed()
             packed = self.scope.seal(packed, "log", turn.number) if packed else b""
             sealed = {"record": record, "variables": chunk_list, "head": head, "packed": packed}
+            staged: dict[str, Argument] = {"staged": "", "chunks": ""}
             try:
-                state, *rest = await self._retry(partial(self._commit, turn, sealed, by=by))
+                async with AsyncExitStack() as stack:
+                    if chunk_list and (replaced := self._memory.replaced_chunks()):
+                        name = await stack.enter_async_context(staged_keys(self.scope.partition))
+                        with suppress(StoreUnavailableError, HistoryGoneError):  # the commit then writes each chunk
+                            await self.flush()
+                            await keep_chunks(self.scope, self._memory.generation, replaced)
+                            await stage_chunks(self.scope, self._memory.generation, name, self._memory.chunks)
+                            staged = {"staged": name, "chunks": len(self._memory.chunks)}
+                    state, *rest = await self._retry(partial(self._commit, turn, sealed | staged, by=by))
             except SealBrokenError:
                 self._mark_broken(DAMAGED)  # lets the next commit end the turn
                 raise
@@ -240,7 +251,7 @@ class HeldLease:
             return turn
         raise SealBrokenError(DAMAGED)  # a rollback without a turn
 
-    async def _commit(self, turn: Turn, sealed: dict[str, bytes], *, by: int) -> list[Any]:
+    async def _commit(self, turn: Turn, sealed: Mapping[str, Argument], *, by: int) -> list[Any]:
         assert turn.outcome
         is_broken = self._defect is not None
         if any(write.events for write in self._writes):  # their readers wait for the reply

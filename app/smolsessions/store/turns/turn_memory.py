@@ -22,6 +22,7 @@ from smolsessions.store.turns.turn_log import open_event
 JOURNAL_SENTENCE = "The journal of this turn does not hold the effects that were written to it."
 EVENTS_AT_ONCE = 200
 LARGE_BYTES = 1024 * 1024  # to compress 16 MB of text takes 150 ms
+MANY_CHUNKS = 1000  # a script that writes 20,000 takes 60 ms
 
 
 class TurnMemory:
@@ -39,7 +40,7 @@ class TurnMemory:
         """Type and tag of each step that was appended since."""
         self._knows_tail = claim.turn.attempts <= 1
         self._chunks_before = claim.chunks
-        self._chunks = dict(claim.chunks)
+        self.chunks = dict(claim.chunks)
         self._compressed: dict[bytes, bytes] = {}
         """Compressed forms of large parts that are sealed next."""
         self.generation = head.generation
@@ -100,7 +101,7 @@ class TurnMemory:
         for name, blob in pending.items():
             if blob:
                 self._open_chunk(name, blob)
-        self._added, self._chunks, self._knows_tail = added, dict(self._chunks_before), True
+        self._added, self.chunks, self._knows_tail = added, dict(self._chunks_before), True
         for name, blob in pending.items():
             self._set_chunk(name, blob)
         events: list[Event] = []
@@ -149,20 +150,27 @@ class TurnMemory:
             sealed += [name, blob]
         return sealed
 
+    def replaced_chunks(self) -> list[str]:
+        """Return the names of the chunks that the turn replaces or deletes, if most of very many have changed."""
+        before, after = self._chunks_before, self.chunks
+        changed = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
+        is_most = len(changed) > max(MANY_CHUNKS, len(after) // 4)
+        return ["", *(name for name in changed if name in before)] if is_most else []
+
     def seal_head(self) -> tuple[bytes, bytes]:
         """Seal the list of the variables' chunks and the head. Either is empty if it is unchanged."""
         chunk_list, head = b"", extended(self._start, self._added)
-        if self._chunks != self._chunks_before:
-            chunk_list = self._scope.seal(codec.encode_chunk_list(self._chunks), "variables", self.generation)
+        if self.chunks != self._chunks_before:
+            chunk_list = self._scope.seal(codec.encode_chunk_list(self.chunks), "variables", self.generation)
             head = replace(head, variables=tag_of(chunk_list))
         if head == self._before:
             return b"", b""
         return chunk_list, self._scope.seal(codec.encode_head(head), "head")
 
     def _set_chunk(self, name: str, blob: bytes) -> None:
-        self._chunks.pop(name, None)
+        self.chunks.pop(name, None)
         if blob:
-            self._chunks[name] = tag_of(blob)
+            self.chunks[name] = tag_of(blob)
 
     def _open_chunk(self, name: str, blob: bytes) -> bytes:
         return self._scope.open(blob, "variable", self.generation, name)
