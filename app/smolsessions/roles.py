@@ -51,11 +51,6 @@ class ProcessSlot:
         return json.dumps(asdict(self))
 
     @property
-    def has_store_alone(self) -> bool:
-        """True if no other process can hold a lease in the embedded store."""
-        return self.embedded and self.is_first
-
-    @property
     def metrics_sockets(self) -> list[Path]:
         """Paths of the metrics sockets, in the order of the processes' numbers."""
         return [Path(self.folder, f"{number}.sock") for number in range(self.count)]

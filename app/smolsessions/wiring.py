@@ -203,7 +203,8 @@ async def connected_store(
     is_embedded = slot.embedded if slot else not settings.redis_url
     with _store_address(settings, is_embedded=is_embedded) as (address, where, running):
         sealer = make_sealer(settings)
-        options = _options(settings, is_embedded=is_embedded, alone=slot.has_store_alone if slot else is_embedded)
+        alone = is_embedded and (slot is None or slot.is_first)  # no other process can hold a lease
+        options = _options(settings, is_embedded=is_embedded, alone=alone)
         async with open_store(address, sealer, options, on_lost) as store:
             yield store, f"{store.server}, {where}", [*running, *store.running]
 

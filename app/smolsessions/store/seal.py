@@ -50,8 +50,8 @@ class Sealer:
     def __init__(self, keys: Sequence[tuple[str, bytes]]) -> None:
         """`keys` are `(key id, 32 bytes)` pairs: the first seals, all of them open."""
         self._keys = dict(keys)
-        self._writing_id = keys[0][0]
-        self._prefix = bytes((VERSION, len(self._writing_id))) + self._writing_id.encode()
+        self.writing_id = keys[0][0]  # of the key that seals
+        self._prefix = bytes((VERSION, len(self.writing_id))) + self.writing_id.encode()
 
         @lru_cache(maxsize=8192)
         def cipher(key_id: str, scope: str) -> AESGCM:
@@ -67,13 +67,13 @@ class Sealer:
         nonce = os.urandom(NONCE_BYTES)
         packed = packed or compress(plaintext)
         bound = b"".join(map(_bound, place))
-        return self._prefix + nonce + self._cipher(self._writing_id, scope).encrypt(nonce, packed, bound)
+        return self._prefix + nonce + self._cipher(self.writing_id, scope).encrypt(nonce, packed, bound)
 
     def rekey(self, blob: bytes, scope: str, *place: str | int) -> bytes:
         """Seal a blob again with the first key. It keeps its tag."""
         ((packed, _),) = self._unsealed([(place[-1], blob)], scope, place[:-1])
         nonce, tag, bound = os.urandom(NONCE_BYTES), tag_of(blob), b"".join(map(_bound, place))
-        sealed = self._cipher(self._writing_id, scope).encrypt(nonce, packed, bound + _KEPT + tag)
+        sealed = self._cipher(self.writing_id, scope).encrypt(nonce, packed, bound + _KEPT + tag)
         return bytes((REKEYED,)) + self._prefix[1:] + nonce + sealed + tag
 
     def open(self, blob: bytes, scope: str, *place: str | int) -> bytes:
@@ -88,11 +88,6 @@ class Sealer:
         except zstandard.ZstdError:
             raise SealBrokenError(COMPRESSION_SENTENCE) from None
 
-    @property
-    def writing_id(self) -> str:
-        """Id of the key that seals."""
-        return self._writing_id
-
     def peek(self, blob: bytes, scope: str, *place: str | int, most: int) -> tuple[int, bytes]:
         """Return the size of a plaintext and its first bytes. The whole blob is verified."""
         ((packed, size),) = self._unsealed([(place[-1], blob)], scope, place[:-1])
@@ -106,7 +101,7 @@ class Sealer:
         self, blobs: Iterable[tuple[str | int, bytes]], scope: str, place: tuple[str | int, ...]
     ) -> Iterator[tuple[bytes, int]]:
         """Yield the compressed form of each plaintext, and the size of the plaintext."""
-        prefix, cipher, bound = self._prefix, self._cipher(self._writing_id, scope), b"".join(map(_bound, place))
+        prefix, cipher, bound = self._prefix, self._cipher(self.writing_id, scope), b"".join(map(_bound, place))
         for part, blob in blobs:
             if len(blob) < LEAST_BYTES or not blob.startswith(prefix):
                 if blob and blob[0] > VERSION and blob[0] != REKEYED:

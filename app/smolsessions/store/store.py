@@ -20,7 +20,7 @@ from smolsessions.store.conversations.conversation_store import ConversationStor
 from smolsessions.store.conversations.history_store import HistoryStore
 from smolsessions.store.key_rotation import COUNT_S, Rekeyed, records_by_key, rekey
 from smolsessions.store.partition import Options, Partition, Partitions
-from smolsessions.store.scripts.loader import load_commands, script
+from smolsessions.store.scripts.loader import NAMES, script
 from smolsessions.store.seal import Sealer
 from smolsessions.store.turns.scheduler import Scheduler
 from smolsessions.store.turns.turn_log import hear_event
@@ -74,7 +74,7 @@ async def open_store(
             pipeline = Pipeline(
                 servers,
                 name,
-                on_connect=load_commands(),
+                on_connect=[("SCRIPT", "LOAD", script(each).source) for each in NAMES],
                 on_reconnect=[outage],
                 on_loss=on_loss,
                 openings=openings,

@@ -103,10 +103,6 @@ class Authenticator:
         where = "this machine only" if self.loopback else "anyone who reaches it"
         return f"{where}, {'with an API key' if self._path else 'without a key'}"
 
-    def owner(self, authorization: str | None) -> Owner:
-        """Return the owner of the key. Raises `UnauthorizedError`."""
-        return self.identify(authorization).owner
-
     def identify(self, authorization: str | None) -> Identity:
         """Return owner and claims of the key. Raises `UnauthorizedError`."""
         if not self._path:
@@ -149,7 +145,7 @@ class Authenticator:
 
     def _is_valid(self, authorization: str | None, owner: Owner) -> bool:
         try:
-            return self.owner(authorization) == owner
+            return self.identify(authorization).owner == owner
         except UnauthorizedError:
             return False
 

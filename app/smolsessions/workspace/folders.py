@@ -27,7 +27,7 @@ _PENDING_S = 600  # the files of a new conversation are there a moment before th
 
 
 class ConversationFolders:
-    """Folders of conversations below one directory, which all processes of a store share."""
+    """Folders of conversations below one directory, which all processes of a store share (`WorkspaceFolders`)."""
 
     def __init__(self, base: Path) -> None:
         self.base = base.absolute()
@@ -59,7 +59,6 @@ class ConversationFolders:
         return any(path.name[0] != "." and path.name != "lost+found" for path in self.base.iterdir())
 
     def files(self, owner: str, conversation_id: str) -> tuple[dict[str, bytes], dict[str, str]]:
-        """Return the files, and why others are left out, by path. A bound of all files has an empty path."""
         found: dict[str, bytes] = {}
         left_out: dict[str, str] = {}
         bounds, size = self._bounds, 0
@@ -80,10 +79,6 @@ class ConversationFolders:
         return found, left_out
 
     def listed(self, owner: str, conversation_id: str) -> tuple[dict[str, tuple[int, float]], bool]:
-        """Return size in bytes and Unix time of the last change of each file that `file` returns, by path.
-
-        The second value is False if a bound cut the list.
-        """
         found = {}
         walk = Walk(self.of(owner, conversation_id), self._bounds.searched_entries, _READ_S)
         for file in walk.files():
@@ -94,7 +89,6 @@ class ConversationFolders:
         return found, walk.is_whole
 
     def file(self, owner: str, conversation_id: str, path: str) -> bytes | None:
-        """Return a file of a conversation, or None if it has none of this path."""
         with suppress(OSError, ToolDenied):
             parts = parts_of(path)
             if "/".join(parts) == path:
@@ -103,7 +97,6 @@ class ConversationFolders:
         return None
 
     def refusal(self, files: Mapping[str, bytes]) -> tuple[str, str] | None:
-        """Return path and sentence for the first of these files that no conversation can have."""
         bounds, folders = self._bounds, set[str]()
         for path, data in files.items():
             try:

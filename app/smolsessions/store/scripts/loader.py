@@ -90,7 +90,3 @@ def as_service_error(name: str, error: ResponseError) -> ServiceError:
 @cache
 def script(name: str) -> Script:
     return Script(name)
-
-
-def load_commands() -> list[Command]:
-    return [("SCRIPT", "LOAD", script(name).source) for name in NAMES]

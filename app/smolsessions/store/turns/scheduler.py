@@ -66,7 +66,8 @@ class Scheduler:
         self._claimed: list[HeldLease] = []
         self._releases: set[asyncio.Task[None]] = set()
         self._running: dict[tuple[str, Partition], asyncio.Task[int]] = {}
-        self._held: WeakValueDictionary[tuple[str, int], HeldLease] = WeakValueDictionary()
+        self.held: WeakValueDictionary[tuple[str, int], HeldLease] = WeakValueDictionary()
+        """Leases of this process, by the conversation's name and the turn's number."""
         self._early_stops: dict[tuple[str, int], bytes] = {}  # stop requests that came before their claim's reply
         self._options = options
         self.lease_s = options.lease_s
@@ -119,15 +120,11 @@ class Scheduler:
         if self.intake:  # otherwise the worker has ended, and the lease expires
             self.intake.start(lease, owner)
 
-    def has_lease(self, name: str, number: int) -> bool:
-        """True if this process holds the lease of a turn, by its conversation's name."""
-        return (name, number) in self._held
-
     def register(self, lease: HeldLease, at: float) -> HeldLease:
         """Note a lease that was requested `at` (monotonic clock), so that stop requests reach it."""
         lease.confirm(at)
         name = (lease.scope.name, lease.turn.number)
-        self._held[name] = lease
+        self.held[name] = lease
         if name in self._early_stops:
             lease.cancel(self._early_stops[name])
         return lease
@@ -248,7 +245,7 @@ class Scheduler:
             return
         scope, turn, flag = match.groups()
         name = (scope.decode(errors="replace"), int(turn))
-        lease = self._held.get(name)
+        lease = self.held.get(name)
         if flag == READER:
             if lease:
                 lease.hear_reader()

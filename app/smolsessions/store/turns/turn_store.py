@@ -355,7 +355,7 @@ class TurnStore:
                     raise
             is_retry = True
             await asyncio.sleep(RETRY_S)
-            if self._scheduler.has_lease(scope.name, turn.number):  # it was made ready, and claimed since
+            if (scope.name, turn.number) in self._scheduler.held:  # it was made ready, and claimed since
                 arguments["worker"] = ""
         if is_retry and reply[0] != b"ok":
             with suppress(errors.NotFoundError):

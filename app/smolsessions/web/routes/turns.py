@@ -23,27 +23,8 @@ from smolsessions.web.body import HeldBody, in_thread_if_large
 from smolsessions.web.cursors import number_at
 from smolsessions.web.files import read_media
 from smolsessions.web.problems import WRITE, headers, responses
-from smolsessions.web.routes.common import (
-    KEY,
-    Answered,
-    Ascending,
-    CallerOwner,
-    CallerRef,
-    Cursor,
-    Delivery,
-    IdempotencyKey,
-    Internal,
-    Limit,
-    Limits,
-    OnDisconnect,
-    Prefer,
-    StrictRoute,
-    TurnNumber,
-    Until,
-    answer,
-    location_of,
-    tools_of,
-)
+from smolsessions.web.routes import common
+from smolsessions.web.routes.common import CallerRef, Delivery, Limits, StrictRoute, TurnNumber, answer
 from smolsessions.web.sse import EVENT_STREAM, EventStreams, TurnStream, cursor_of
 from smolsessions.web.views import effect_view, page_view, turn_view
 from smolsessions.wire.requests import AnswerIn, AnswersRequest, TurnRequest
@@ -102,7 +83,7 @@ class NewTurns:
             return None
         text = {name: headers[name].decode("latin-1") for name in _READ & headers.keys()}
         key = text.get(b"idempotency-key")
-        if key is not None and not KEY.fullmatch(key):
+        if key is not None and not common.KEY.fullmatch(key):
             return None
         try:
             answers = await in_thread_if_large(AnswersRequest.model_validate_json, body.data) if path[2] else None
@@ -157,7 +138,7 @@ class NewTurns:
                 body.deadline_s,
                 body.on_busy,
                 tuple(body.approve),
-                tools_of(body.client_tools),
+                common.tools_of(body.client_tools),
                 body.output_schema,
             ),
             turn_input=TurnInput(data, scope["claims"], stored),
@@ -219,17 +200,21 @@ def new_turn_routes(new_turns: NewTurns) -> APIRouter:
     @router.post("/turn", responses=_RESPONSES)
     async def create_turn(
         request: Request,
-        _owner: CallerOwner,
+        _owner: common.CallerOwner,
         body: TurnRequest,
-        delivery: Answered,
-        idempotency_key: IdempotencyKey = None,
+        delivery: common.Answered,
+        idempotency_key: common.IdempotencyKey = None,
     ) -> Response:
         """Send a message to an agent, and return the turn at its end or stream its events."""
         return await new_turns.answer(request.scope, body, request.headers.get("accept"), delivery, idempotency_key)
 
     @router.post(AT, responses=_RESPONSES)
     async def create_conversation_turn(
-        request: Request, ref: CallerRef, body: TurnRequest, delivery: Answered, idempotency_key: IdempotencyKey = None
+        request: Request,
+        ref: CallerRef,
+        body: TurnRequest,
+        delivery: common.Answered,
+        idempotency_key: common.IdempotencyKey = None,
     ) -> Response:
         """Send a message in this conversation, and return the turn at its end or stream its events."""
         set_conversation(body, ref.id)
@@ -245,10 +230,10 @@ def turn_routes(new_turns: NewTurns, turns: Turns, limits: Limits, streams: Even
     async def list_turns(
         ref: CallerRef,
         *,
-        limit: Limit = 20,
-        cursor: Cursor = None,
-        order: Ascending = "asc",
-        include_internal_tools: Internal = False,
+        limit: common.Limit = 20,
+        cursor: common.Cursor = None,
+        order: common.Ascending = "asc",
+        include_internal_tools: common.Internal = False,
     ) -> Response:
         """List turns.
 
@@ -259,7 +244,7 @@ def turn_routes(new_turns: NewTurns, turns: Turns, limits: Limits, streams: Even
         return answer(page_view(page, partial(turn_view, internal=include_internal_tools), *of))
 
     @router.get(f"{AT}/{{turn}}", responses=responses(TurnAnswer, 404, 422))
-    async def get_turn(ref: CallerRef, number: TurnNumber, include_internal_tools: Internal = False) -> Response:
+    async def get_turn(ref: CallerRef, number: TurnNumber, include_internal_tools: common.Internal = False) -> Response:
         """Return one turn."""
         turn = await turns.store.turn(ref, number)
         return answer(turn_view(turn, internal=include_internal_tools))
@@ -281,9 +266,9 @@ def turn_routes(new_turns: NewTurns, turns: Turns, limits: Limits, streams: Even
         number: TurnNumber,
         last_event_id: LastEventId = None,
         after: After = None,
-        include_internal_tools: Internal = False,
-        on_disconnect: OnDisconnect = None,
-        until: Until = None,
+        include_internal_tools: common.Internal = False,
+        on_disconnect: common.OnDisconnect = None,
+        until: common.Until = None,
     ) -> Response:
         """Stream a turn's events, from its beginning or from a cursor."""
         cursor = cursor_of(last_event_id, after)
@@ -302,7 +287,10 @@ def turn_routes(new_turns: NewTurns, turns: Turns, limits: Limits, streams: Even
         },
     )
     async def cancel_turn(
-        ref: CallerRef, number: TurnNumber, prefer: Prefer = None, include_internal_tools: Internal = False
+        ref: CallerRef,
+        number: TurnNumber,
+        prefer: common.Prefer = None,
+        include_internal_tools: common.Internal = False,
     ) -> Response:
         """Stop a turn at its next model call, piece of text or tool call. Finished steps are kept."""
         wait_s, applied = wait_of(prefer, limits.wait_s) if prefer else (0.0, None)
@@ -311,7 +299,7 @@ def turn_routes(new_turns: NewTurns, turns: Turns, limits: Limits, streams: Even
 
     @router.post(f"{AT}/{{turn}}/answers", responses={**_RESPONSES, **responses(None, *WRITE, 404, 409)})
     async def answer_turn(
-        request: Request, ref: CallerRef, number: TurnNumber, body: AnswersRequest, delivery: Answered
+        request: Request, ref: CallerRef, number: TurnNumber, body: AnswersRequest, delivery: common.Answered
     ) -> Response:
         """Answer requests of a waiting turn, and return the turn at its end or stream its events.
 
@@ -322,7 +310,12 @@ def turn_routes(new_turns: NewTurns, turns: Turns, limits: Limits, streams: Even
 
     @router.get(f"{AT}/{{turn}}/effects", responses=responses(EffectPage, 404, 422))
     async def list_turn_effects(
-        ref: CallerRef, number: TurnNumber, *, limit: Limit = 20, cursor: Cursor = None, order: Ascending = "asc"
+        ref: CallerRef,
+        number: TurnNumber,
+        *,
+        limit: common.Limit = 20,
+        cursor: common.Cursor = None,
+        order: common.Ascending = "asc",
     ) -> Response:
         """List the effects in the journal of a turn that runs or waits, without their results.
 
@@ -358,7 +351,7 @@ def wants_stream(accept: str | None) -> bool:
 
 def turn_answer(turn: Turn, applied: str | None, *, internal: bool) -> Response:
     """Return a turn with status 200 if it is over, 202 if not. `applied` is the value of `Preference-Applied`."""
-    headers = {"Location": location_of(turn)}
+    headers = {"Location": common.location_of(turn)}
     if applied:
         headers["Preference-Applied"] = applied
     return answer(turn_view(turn, internal=internal), 200 if turn.outcome else 202, headers)
