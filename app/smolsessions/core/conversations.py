@@ -109,10 +109,16 @@ class Conversations:
             await self._turns.release(ref.owner, once)
             raise
 
-    async def patch(self, ref: Ref, changes: dict[str, Any], check: Callable[[Conversation], None]) -> Conversation:
+    async def patch(
+        self,
+        ref: Ref,
+        changes: dict[str, Any],
+        check: Callable[[Conversation], None],
+        first_agent: AgentName | None = None,
+    ) -> Conversation:
         """Replace fields that a caller may change. Metadata is changed by a JSON merge patch (RFC 7396).
 
-        `check` raises if the conversation may not be changed as it is.
+        `check` raises if the conversation may not be changed as it is. One without a turn gets `first_agent`.
         """
 
         def changed(now: Conversation) -> records.ConversationFields:
@@ -122,10 +128,10 @@ class Conversations:
                 records.ConversationFields({}, now.policy, now.ttl_s, now.title, now.approve, now.client_tools),
                 **changes | {"metadata": metadata},
             )
-            self._check(now.agent, draft)
+            self._check(now.agent if now.turn_count else first_agent or now.agent, draft)
             return draft
 
-        return await self.store.patch(ref, changed)
+        return await self.store.patch(ref, changed, first_agent)
 
     async def delete(self, ref: Ref) -> None:
         for ended in await self.store.delete(ref):

@@ -155,8 +155,16 @@ class ConversationStore(Protocol):
     ) -> Page[Conversation]:
         """Return an owner's conversations behind a cursor. A filtered page may be short, although more follow."""
 
-    async def patch(self, ref: Ref, change: Callable[[Conversation], records.ConversationFields]) -> Conversation:
-        """Store the result of `change`, which is called again after a concurrent write."""
+    async def patch(
+        self,
+        ref: Ref,
+        change: Callable[[Conversation], records.ConversationFields],
+        first_agent: AgentName | None = None,
+    ) -> Conversation:
+        """Store the result of `change`, which is called again after a concurrent write.
+
+        A conversation without a turn gets `first_agent`.
+        """
 
     async def delete(self, ref: Ref) -> Sequence[Turn]:
         """Delete the conversation. Return its running and waiting turns, which end as cancelled."""

@@ -118,7 +118,12 @@ class ConversationStore:
         pages = await asyncio.gather(*map(read, self._partitions))
         return list(heapq.merge(*pages, key=itemgetter(0), reverse=is_falling))[: most + 1]
 
-    async def patch(self, ref: Ref, change: Callable[[Conversation], records.ConversationFields]) -> Conversation:
+    async def patch(
+        self,
+        ref: Ref,
+        change: Callable[[Conversation], records.ConversationFields],
+        first_agent: AgentName | None = None,
+    ) -> Conversation:
         """Read, change and write, until no other writer interferes. In this process one call runs at a time."""
         scope = self._partitions.scope(ref)
         async with self._patching.setdefault(ref, asyncio.Lock()):
@@ -128,9 +133,11 @@ class ConversationStore:
                 conversation = self.decode_row(*row)
                 draft = change(conversation)
                 settings = scope.settings(sealed)
-                fields = sealed_fields(scope, conversation.agent, draft, conversation.turn_count, settings)
+                # The title, which comes with the first turn, is checked as well.
+                agent = conversation.agent if conversation.turn_count else first_agent or conversation.agent
+                fields = sealed_fields(scope, agent, draft, conversation.turn_count, settings)
                 read = {"read": record, "read_settings": sealed or b"", "read_title": title or b""}
-                state, *rest = await scope.call("patch", ttl=ttl_us(draft.ttl_s), **read, **fields)
+                state, *rest = await scope.call("patch", agent=agent, ttl=ttl_us(draft.ttl_s), **read, **fields)
                 if state == b"ok":
                     return self.decode_row(*rest[0])
         raise errors.StoreUnavailableError("Others keep changing this conversation; try again.")

@@ -247,6 +247,17 @@ class Gateway:
                 found[file.name] = data_url(file.media_type, (await self.conversations.file(turn.ref, file.name)).data)
         return found
 
+    async def read(self, subscription: TurnSubscription, fold: Fold) -> None:
+        """Fold the events that a turn has now."""
+        reader, is_over = subscription.reader, bool(subscription.turn.outcome)
+        with closing(subscription):
+            if not (is_over or reader.length):  # the store is away
+                raise StoreUnavailableError
+            async with aclosing(self.fold(subscription, fold)) as steps:
+                async for seq, _ in steps:
+                    if not is_over and seq >= reader.length:
+                        break
+
     async def run(self, subscription: TurnSubscription, fold: Fold) -> None:
         """Fold a turn's events until the fold is complete. Raises `ShuttingDownError` if this process ends first."""
         with closing(subscription):

@@ -1,4 +1,4 @@
-"""OpenAI's Chat Completions, for the libraries and programs that speak it."""
+"""OpenAI's Chat Completions, Responses and Conversations, for the libraries and programs that speak it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from fastapi.responses import JSONResponse
 
 from smolsessions.web.dialects.gateway import Gateway
 from smolsessions.web.dialects.openai.chat import chat_routes
+from smolsessions.web.dialects.openai.conversations import conversation_routes
+from smolsessions.web.dialects.openai.responses import response_routes
 
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _BAD_REQUEST, _DEFECT, _BUSY = 400, 500, 409
@@ -16,7 +18,8 @@ _BAD_REQUEST, _DEFECT, _BUSY = 400, 500, 409
 
 def routes(gateway: Gateway) -> APIRouter:
     router = APIRouter(prefix="/openai/v1")
-    router.include_router(chat_routes(gateway))
+    for make in (chat_routes, response_routes, conversation_routes):
+        router.include_router(make(gateway))
     return router
 
 

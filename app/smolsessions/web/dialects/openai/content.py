@@ -37,6 +37,48 @@ class Message(BaseModel):
         return self.content if isinstance(self.content, list) else []
 
 
+class InputItem(BaseModel):
+    """Item of a response's input. Members of other kinds of items are read over."""
+
+    type: str = "message"
+    id: str | None = None
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | list[dict[str, Any]] | None = None
+    call_id: str | None = None
+    output: str | list[dict[str, Any]] | None = None
+    approval_request_id: str | None = None
+    approve: bool = False
+    reason: str | None = None
+
+
+def messages_of(items: Iterable[InputItem], at: str = "/input") -> list[Message]:
+    """Return the messages among the items of an input, with their contents as Chat Completions has them."""
+    found = []
+    for place, item in enumerate(items):
+        if item.type != "message" or item.role is None:
+            continue
+        content: str | list[Part] | None = None
+        if isinstance(item.content, list):
+            content = [_part(part, f"{at}/{place}/content/{nth}") for nth, part in enumerate(item.content)]
+        else:
+            content = item.content
+        found.append(Message(role=item.role, content=content))
+    return found
+
+
+def _part(part: dict[str, Any], pointer: str) -> Part:
+    kind, url, data = part.get("type"), part.get("image_url"), part.get("file_data")
+    if kind in {"input_text", "output_text", "text", "refusal"}:
+        return Part(type="text", text=str(part.get("text", "")))
+    if kind == "input_image" and isinstance(url, str):
+        return Part(type="image_url", image_url={"url": url})
+    if kind == "input_file" and isinstance(data, str):
+        return Part(type="file", file={"filename": part.get("filename"), "file_data": data})
+    if kind in {"input_image", "input_file"}:
+        raise InvalidRequestError.at(pointer, "has no content; send it as a data: URL, in image_url or file_data")
+    return Part(type=str(kind))
+
+
 def turn_request(agent: AgentName, at: str, message: Message, tools: Iterable[dict[str, Any]]) -> TurnRequest:
     """Return the user's message at pointer `at`, and the client's tools, as a request of this service."""
     images: list[str] = []
@@ -71,8 +113,8 @@ def schema_of(form: Any, pointer: str) -> dict[str, Any] | None:
 
 
 def client_tool(tool: dict[str, Any], pointer: str) -> ClientTool:
-    """Return a function of the client, in the form of Chat Completions."""
-    function = tool.get("function") or {}
+    """Return a function of the client, in the form of Chat Completions, or in the flat one of Responses."""
+    function = tool.get("function") or tool
     if tool.get("type") != "function":
         raise InvalidRequestError.at(pointer, "is no function; the agent has its own other tools")
     name = function.get("name")

@@ -1,0 +1,241 @@
+"""OpenAI's Conversations, which are those of this service, and the items of their turns."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+
+from smolsessions.core.conversations import Conversations
+from smolsessions.core.errors import InvalidRequestError, NotFoundError
+from smolsessions.core.events import InputAnswered, Logged, ToolReturned, TurnEnded, TurnWaiting
+from smolsessions.core.records import AgentName, Conversation, ConversationFields, Ref, Turn
+from smolsessions.web.dialects.bodies import imported_history, read_body
+from smolsessions.web.dialects.gateway import Gateway, Place, data_url, new_id, turn_of_request
+from smolsessions.web.dialects.openai.content import InputItem, messages_of
+from smolsessions.web.dialects.openai.items import Item, Segment, parsed_segment
+from smolsessions.web.dialects.openai.responses_fold import ResponseFold
+from smolsessions.web.routes.common import CallerOwner
+
+Metadata = Annotated[dict[str, str], Field(max_length=16)]
+PageSize = Annotated[int, Query(ge=1, le=100)]
+After = Annotated[str | None, Query(max_length=500)]
+ItemOrder = Literal["asc", "desc"]
+USER = "user"  # last part of the id of a user's message
+
+
+class NewConversationBody(BaseModel):
+    metadata: Metadata | None = None
+    items: Annotated[list[InputItem], Field(max_length=20)] | None = None
+
+
+class MetadataBody(BaseModel):
+    metadata: Metadata
+
+
+class TurnLog:
+    """Fold that keeps the events of a turn."""
+
+    drops_void_text = False
+
+    def __init__(self) -> None:
+        self.is_complete = False
+        self.media: dict[str, str] = {}
+        self.events: list[Logged] = []
+
+    def frames(self, logged: Logged, *, waits: bool) -> tuple[bytes, ...]:
+        self.events.append(logged)
+        self.is_complete = waits or isinstance(logged.event, TurnEnded)
+        return ()
+
+
+def conversation_routes(gateway: Gateway) -> APIRouter:
+    router = APIRouter(prefix="/conversations")
+    conversations = gateway.conversations
+
+    @router.post("")
+    async def create_conversation(request: Request, owner: CallerOwner) -> Response:
+        """Create a conversation. Its first response sets the agent, unless it begins with items."""
+        body = await read_body(request, NewConversationBody)
+        metadata = body.metadata or {}
+        agent = AgentName(metadata["agent"]) if "agent" in metadata else None
+        conversation_id = f"conv_{new_id()}"
+        if body.items:
+            made = await _import(conversations, Ref(owner, conversation_id), agent, metadata, body.items)
+        else:
+            made = await conversations.create(owner, conversation_id, agent, ConversationFields(dict(metadata)))
+        return JSONResponse(_view(made))
+
+    @router.get("/{conversation_id}")
+    async def get_conversation(owner: CallerOwner, conversation_id: str) -> Response:
+        return JSONResponse(_view(await conversations.store.conversation(Ref(owner, conversation_id))))
+
+    @router.post("/{conversation_id}")
+    async def update_conversation(request: Request, owner: CallerOwner, conversation_id: str) -> Response:
+        body = await read_body(request, MetadataBody)
+        ref = Ref(owner, conversation_id)
+        return JSONResponse(_view(await conversations.patch(ref, {"metadata": body.metadata}, lambda _: None)))
+
+    @router.delete("/{conversation_id}")
+    async def delete_conversation(owner: CallerOwner, conversation_id: str) -> Response:
+        await conversations.delete(Ref(owner, conversation_id))
+        return JSONResponse({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+
+    @router.get("/{conversation_id}/items")
+    async def list_items(
+        owner: CallerOwner,
+        conversation_id: str,
+        *,
+        limit: PageSize = 20,
+        order: ItemOrder = "desc",
+        after: After = None,
+    ) -> Response:
+        """List items, turn by turn."""
+        ref = Ref(owner, conversation_id)
+        count = (await conversations.store.conversation(ref)).turn_count
+        first = _turn_of(after, conversation_id) if after else 1 if order == "asc" else count
+        numbers = range(first, count + 1) if order == "asc" else range(first, 0, -1)
+        found: list[Item] = []
+        for number in numbers:
+            page = await _items(gateway, ref, number)
+            page = page if order == "asc" else page[::-1]
+            if after and number == first:
+                places = [place for place, item in enumerate(page) if item["id"] == after]
+                if not places:
+                    raise NotFoundError(f"No item has the id {after[:80]!r}.")
+                page = page[places[0] + 1 :]
+            found += page
+            if len(found) > limit:
+                break
+        return JSONResponse(page_of(found[:limit], has_more=len(found) > limit))
+
+    @router.get("/{conversation_id}/items/{item_id}")
+    async def get_item(owner: CallerOwner, conversation_id: str, item_id: str) -> Response:
+        page = await _items(gateway, Ref(owner, conversation_id), _turn_of(item_id, conversation_id))
+        for item in page:
+            if item["id"] == item_id:
+                return JSONResponse(item)
+        raise NotFoundError(f"No item has the id {item_id[:80]!r}.")
+
+    return router
+
+
+async def read_turn(gateway: Gateway, turn: Turn) -> TurnLog:
+    """Return the events that a turn has now, with the images of its answer."""
+    log = TurnLog()
+    await gateway.read(await gateway.follow(turn.ref, turn.number), log)
+    return log
+
+
+async def input_items(gateway: Gateway, turn: Turn, segment: Segment, log: TurnLog) -> list[Item]:
+    """Return the items that a response answers: the user's message, or answers to requests."""
+    if not segment.after:
+        return [await _message(gateway, turn, segment)]
+    found: list[Item] = []
+    kinds: dict[str, Any] = {}
+    for logged in log.events:
+        event = logged.event
+        if isinstance(event, TurnWaiting) and logged.seq <= segment.after:
+            kinds |= {request.request_id: request for request in event.requests}
+        elif isinstance(event, InputAnswered) and logged.seq == segment.after + 1:
+            results = {each.event.call_id: each.event for each in log.events if isinstance(each.event, ToolReturned)}
+            for answer in event.answers:
+                request = kinds.get(answer.request_id)
+                own_id = segment.item_id("in", len(found))
+                if request is None or request.kind == "approval":
+                    about: Item = {"type": "mcp_approval_response", "approval_request_id": answer.request_id}
+                    about |= {"approve": answer.decision == "approve", "reason": answer.reason}
+                elif request.kind == "question":
+                    text = answer.text or answer.reason or ""
+                    about = {"type": "message", "role": "user", "status": "completed"}
+                    about["content"] = [{"type": "input_text", "text": text}]
+                else:
+                    result = results.get(request.call_id)
+                    output = (result.result or result.error or "") if result else ""
+                    about = {"type": "function_call_output", "call_id": answer.request_id, "status": "completed"}
+                    about["output"] = output
+                found.append({"id": own_id, **about})
+    return found
+
+
+async def _items(gateway: Gateway, ref: Ref, number: int) -> list[Item]:
+    """Return all items of a turn. One that was rolled back has none."""
+    page = await gateway.turns.store.turns(ref, number, 1)
+    if not page.items or page.items[0].number != number or page.items[0].rolled_back:
+        return []
+    turn = page.items[0]
+    log = await read_turn(gateway, turn)
+    found: list[Item] = []
+    segment, seqs = Segment(Place(ref.id, number), 0), [logged.seq for logged in log.events]
+    while True:
+        fold = ResponseFold(turn, segment, {})
+        fold.media = log.media
+        last = 0
+        for logged in log.events:
+            for _ in fold.frames(logged, waits=False):
+                pass
+            last = logged.seq
+            if fold.is_complete:
+                break
+        found += await input_items(gateway, turn, segment, log)
+        known = {item["id"] for item in found}
+        found += [item for item in fold.output if item["id"] not in known]
+        if last <= segment.after or last == seqs[-1]:
+            return found
+        segment = Segment(segment.place, last)
+
+
+async def _message(gateway: Gateway, turn: Turn, segment: Segment) -> Item:
+    content: list[Item] = [{"type": "input_text", "text": turn.message}]
+    with suppress(NotFoundError):  # destroyed
+        for image in turn.images:
+            url = data_url(*await gateway.conversations.image(turn.ref, image.name))
+            content.append({"type": "input_image", "detail": "auto", "image_url": url, "file_id": None})
+        for file in turn.files:
+            data = (await gateway.conversations.file(turn.ref, file.name)).data
+            content.append(
+                {
+                    "type": "input_file",
+                    "filename": file.file_name,
+                    "file_data": data_url(file.media_type, data),
+                }
+            )
+    about = {"id": segment.item_id("in", 0), "type": "message", "role": "user", "status": "completed"}
+    return {**about, "content": content}
+
+
+async def _import(
+    conversations: Conversations, ref: Ref, agent: AgentName | None, metadata: dict[str, Any], sent: list[InputItem]
+) -> Conversation:
+    name = agent or conversations.agents()[0].version.name
+    history = imported_history(((each.role, each.text) for each in messages_of(sent)), name)
+    if not history["turns"]:
+        raise InvalidRequestError.at("/items", "have no message of the user")
+    return await conversations.import_document(ref.owner, {**history, "metadata": metadata}, ref.id, name)
+
+
+def _turn_of(item_id: str, conversation_id: str) -> int:
+    """Return the turn of an item. Raises `NotFoundError`."""
+    segment = parsed_segment(item_id)
+    place = segment.place if segment else turn_of_request(item_id)
+    if place.conversation_id != conversation_id:
+        raise NotFoundError(f"No item has the id {item_id[:80]!r}.")
+    return place.turn
+
+
+def _view(conversation: Conversation) -> Item:
+    about = {"id": conversation.ref.id, "object": "conversation", "created_at": int(conversation.created_at)}
+    return {**about, "metadata": texts_of(conversation.metadata)}
+
+
+def texts_of(metadata: dict[str, Any]) -> dict[str, str]:
+    """Return metadata as OpenAI has them: texts."""
+    return {name: value if isinstance(value, str) else str(value) for name, value in metadata.items()}
+
+
+def page_of(found: list[Item], *, has_more: bool) -> Item:
+    first, last = (found[0]["id"], found[-1]["id"]) if found else (None, None)
+    return {"object": "list", "data": found, "first_id": first, "last_id": last, "has_more": has_more}
