@@ -27,6 +27,7 @@ FileContent = Path | tuple[str, str, bytes]
 """Path of a file, or its name, media type and bytes."""
 Policy = str | dict[str, Any] | list[str | dict[str, Any]]
 """Memory policy: a rule by name, a rule with its arguments, or several."""
+Order = Literal["asc", "desc"]
 Until = Literal["waiting"]
 """Event before the final one at which a stream ends, too."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0

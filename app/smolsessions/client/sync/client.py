@@ -12,6 +12,7 @@ from smolsessions.client.answers import Document, ReadConversation, read_convers
 from smolsessions.client.errors import ApiError, foreign_answer
 from smolsessions.client.requests import (
     Answer,
+    Order,
     Policy,
     TurnOptions,
     Until,
@@ -104,7 +105,7 @@ class Client:
         `until` `waiting`: the stream also ends when the turn waits for a person. `tools` are called.
         """
         body, headers, internal = turn_request(message, options)
-        begin = self._connection.submission("/turn", body, headers, internal=internal, until=until)
+        begin = self._connection.submission("turn", json=body, headers=headers, internal=internal, until=until)
         events, tools = self._connection.events(begin, "", internal=internal, until=until), options.get("tools")
         return self._answered(events, Toolbox(tools)) if tools else events
 
@@ -112,24 +113,17 @@ class Client:
         body, headers, internal = turn_request(message, options)
         headers["Prefer"] = f"respond-async, wait={wait_s}"
         params = {"include_internal_tools": internal}
-        return self._connection.ask(Turn, "POST", "/turn", json=body, params=params, headers=headers, wait_s=wait_s)
+        return self._connection.ask(Turn, "POST", "turn", json=body, params=params, headers=headers, wait_s=wait_s)
 
     def list_turns(
-        self,
-        conversation_id: str,
-        *,
-        order: Literal["asc", "desc"] | None = None,
-        include_internal_tools: bool | None = None,
+        self, conversation_id: str, *, order: Order | None = None, include_internal_tools: bool | None = None
     ) -> Iterator[Turn]:
-        """Yield the turns of a conversation."""
         params = named(order=order, include_internal_tools=include_internal_tools)
-        return self._connection.items(TurnPage, path_of("conversations", conversation_id, "turns"), params)
+        return self._connection.items(TurnPage, params, "conversations", conversation_id, "turns")
 
     def get_turn(self, conversation_id: str, turn: int, *, include_internal_tools: bool = False) -> Turn:
-        """Return a turn."""
-        path = path_of("conversations", conversation_id, "turns", turn)
         params = {"include_internal_tools": include_internal_tools}
-        return self._connection.ask(Turn, "GET", path, params=params)
+        return self._connection.ask(Turn, "GET", *_turn(conversation_id, turn), params=params)
 
     def get_turn_events(
         self,
@@ -144,23 +138,20 @@ class Client:
 
         `until` `waiting`: the stream also ends when the turn waits for a person.
         """
-        path = path_of("conversations", conversation_id, "turns", turn, "events")
+        path = path_of(*_turn(conversation_id, turn), "events")
         return self._connection.events(None, path, after, internal=include_internal_tools, until=until)
 
-    def list_turn_effects(
-        self, conversation_id: str, turn: int, *, order: Literal["asc", "desc"] | None = None
-    ) -> Iterator[Effect]:
+    def list_turn_effects(self, conversation_id: str, turn: int, *, order: Order | None = None) -> Iterator[Effect]:
         """Yield the effects of a turn that runs or waits. One that is over has none."""
-        path = path_of("conversations", conversation_id, "turns", turn, "effects")
-        return self._connection.items(EffectPage, path, named(order=order))
+        return self._connection.items(EffectPage, named(order=order), *_turn(conversation_id, turn), "effects")
 
     def cancel_turn(
         self, conversation_id: str, turn: int, *, wait_s: int = 0, include_internal_tools: bool = False
     ) -> Turn:
         """Request a turn to stop, and return it. `wait_s`: longest wait for its end."""
-        path = path_of("conversations", conversation_id, "turns", turn, "cancel")
+        path = (*_turn(conversation_id, turn), "cancel")
         params, headers = {"include_internal_tools": include_internal_tools}, {"Prefer": f"wait={wait_s}"}
-        return self._connection.ask(Turn, "POST", path, params=params, headers=headers, wait_s=wait_s)
+        return self._connection.ask(Turn, "POST", *path, params=params, headers=headers, wait_s=wait_s)
 
     def run_tools(
         self, turn: Turn, tools: Sequence[Callable[..., Any]], *, include_internal_tools: bool = False
@@ -228,15 +219,13 @@ class Client:
 
         `wait_s`: longest wait for the turn's end or next request. None: however long it takes.
         """
-        path = path_of("conversations", conversation_id, "turns", turn, "answers")
-        body, seconds = {"answers": list(answers)}, WAIT_S if wait_s is None else wait_s
-        params, headers = (
-            {"include_internal_tools": include_internal_tools},
-            {"Prefer": f"respond-async, wait={seconds}"},
-        )
-        answered = self._connection.ask(
-            Turn, "POST", path, json=body, params=params, headers=headers, wait_s=seconds, is_safe=True
-        )
+        path, seconds = (*_turn(conversation_id, turn), "answers"), WAIT_S if wait_s is None else wait_s
+        request: dict[str, Any] = {
+            "json": {"answers": list(answers)},
+            "params": {"include_internal_tools": include_internal_tools},
+            "headers": {"Prefer": f"respond-async, wait={seconds}"},
+        }
+        answered = self._connection.ask(Turn, "POST", *path, **request, wait_s=seconds, is_safe=True)
         return answered if wait_s is not None else self._settled(answered, include_internal_tools)
 
     def stream_answers(
@@ -249,10 +238,9 @@ class Client:
         include_internal_tools: bool = False,
     ) -> Generator[TurnEvent]:
         """Answer requests of a waiting turn, and yield the events from `input.answered` on. See `stream`."""
-        path = path_of("conversations", conversation_id, "turns", turn)
-        body, internal = {"answers": list(answers)}, include_internal_tools
-        begin = self._connection.submission(f"{path}/answers", body, {}, internal=internal, until=until)
-        return self._connection.events(begin, f"{path}/events", internal=internal, until=until)
+        path, body, internal = _turn(conversation_id, turn), {"answers": list(answers)}, include_internal_tools
+        begin = self._connection.submission(*path, "answers", json=body, headers={}, internal=internal, until=until)
+        return self._connection.events(begin, path_of(*path, "events"), internal=internal, until=until)
 
     def _settled(self, turn: Turn, internal: bool) -> Turn:
         """Return a turn at its end, or when it waits for a person."""
@@ -279,14 +267,15 @@ class Client:
     ) -> ReadConversation:
         """Create an empty conversation. `approve`: tools whose calls wait for a person's approval."""
         body = named(id=id, agent=agent, metadata=metadata, policy=policy, ttl_s=ttl_s, approve=approve)
-        body |= named(client_tools=client_tools)
-        return self._conversation("POST", "/conversations", body, new_key())
+        return self._conversation(
+            "POST", "conversations", json=body | named(client_tools=client_tools), headers=new_key()
+        )
 
     def list_conversations(
         self,
         *,
         sort: Literal["updated", "created"] | None = None,
-        order: Literal["asc", "desc"] | None = None,
+        order: Order | None = None,
         agent: str | None = None,
         status: str | None = None,
         metadata: Mapping[str, str] | None = None,
@@ -296,11 +285,10 @@ class Client:
         """Yield conversations, those that were used last first. `q` is searched for in titles, or also in messages."""
         params = named(sort=sort, order=order, agent=agent, status=status, q=q, search_in=search_in)
         params |= {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
-        return self._connection.items(ConversationPage, "/conversations", params)
+        return self._connection.items(ConversationPage, params, "conversations")
 
     def get_conversation(self, conversation_id: str) -> ReadConversation:
-        """Return a conversation."""
-        return self._conversation("GET", path_of("conversations", conversation_id))
+        return self._conversation("GET", "conversations", conversation_id)
 
     def update_conversation(
         self, conversation_id: str, changes: Mapping[str, Any], *, if_match: str | None = None
@@ -311,11 +299,11 @@ class Client:
         code `precondition_failed` is raised, and nothing is changed.
         """
         headers = None if if_match is None else {"If-Match": if_match}
-        return self._conversation("PATCH", path_of("conversations", conversation_id), changes, headers)
+        return self._conversation("PATCH", "conversations", conversation_id, json=changes, headers=headers)
 
     def delete_conversation(self, conversation_id: str) -> None:
         """Delete a conversation permanently."""
-        response = self._connection.send("DELETE", path_of("conversations", conversation_id))
+        response = self._connection.send("DELETE", "conversations", conversation_id)
         if response.status_code != NO_CONTENT:
             raise foreign_answer(response, response.text)
 
@@ -325,66 +313,60 @@ class Client:
         *,
         type: str | None = None,  # noqa: A002 - named as on the wire
         archived: bool | None = None,
-        order: Literal["asc", "desc"] | None = None,
+        order: Order | None = None,
     ) -> Iterator[Step]:
-        """Yield the steps of a conversation."""
         params = named(type=type, archived=archived, order=order)
-        return self._connection.items(StepPage, path_of("conversations", conversation_id, "steps"), params)
+        return self._connection.items(StepPage, params, "conversations", conversation_id, "steps")
 
     def get_prompt(
         self, conversation_id: str, *, summary_mode: bool = False, turn: int | None = None, step: int | None = None
     ) -> Prompt:
         """Return the model's next prompt, or rebuild the one before a step (the first) of a past turn."""
-        path = path_of("conversations", conversation_id, "prompt")
         params = {"summary_mode": summary_mode, **named(turn=turn, step=step)}
-        return self._connection.ask(Prompt, "GET", path, params=params)
+        return self._connection.ask(Prompt, "GET", "conversations", conversation_id, "prompt", params=params)
 
     def list_variables(self, conversation_id: str) -> list[Variable]:
         """Return the variables of a conversation, with previews and sizes."""
-        path = path_of("conversations", conversation_id, "variables")
-        return (self._connection.ask(VariableList, "GET", path)).items
+        return (self._connection.ask(VariableList, "GET", "conversations", conversation_id, "variables")).items
 
     def list_workspace_files(self, conversation_id: str) -> list[WorkspaceFile]:
         """Return the files of a conversation's workspace that its agent may read: some of them beyond 20,000."""
-        path = path_of("conversations", conversation_id, "workspace", "files")
-        return (self._connection.ask(WorkspaceFileList, "GET", path)).items
+        path = ("conversations", conversation_id, "workspace", "files")
+        return (self._connection.ask(WorkspaceFileList, "GET", *path)).items
 
     def get_workspace_file(self, conversation_id: str, path: str) -> bytes:
-        """Return the content of a file of the workspace."""
-        url_path = path_of("conversations", conversation_id, "workspace", "files", *path.split("/"))
-        return (self._connection.send("GET", url_path)).content
+        place = ("conversations", conversation_id, "workspace", "files", *path.split("/"))
+        return (self._connection.send("GET", *place)).content
 
     def get_image(self, conversation_id: str, name: str) -> bytes:
         """Return the file of an image. `name` is the end of its `url`."""
-        return (self._connection.send("GET", path_of("conversations", conversation_id, "images", name))).content
+        return (self._connection.send("GET", "conversations", conversation_id, "images", name)).content
 
     def get_file(self, conversation_id: str, name: str) -> bytes:
         """Return the content of a file. `name` is the end of its `url`."""
-        return (self._connection.send("GET", path_of("conversations", conversation_id, "files", name))).content
+        return (self._connection.send("GET", "conversations", conversation_id, "files", name)).content
 
     def prune_conversation(
         self, conversation_id: str, *, policy: Policy | None = None, dry_run: bool = False, destroy: bool = False
     ) -> PruneResult:
         """Remove the steps from the memory that a policy drops."""
         body = {**named(policy=policy), "dry_run": dry_run, "destroy": destroy}
-        return self._connection.ask(PruneResult, "POST", path_of("conversations", conversation_id, "prune"), json=body)
+        return self._connection.ask(PruneResult, "POST", "conversations", conversation_id, "prune", json=body)
 
     def roll_back_conversation(self, conversation_id: str, turn: int) -> ReadConversation:
         """Restore the state after a turn."""
-        return self._conversation("POST", path_of("conversations", conversation_id, "rollback"), {"turn": turn})
+        return self._conversation("POST", "conversations", conversation_id, "rollback", json={"turn": turn})
 
     def fork_conversation(
         self, conversation_id: str, *, turn: int | None = None, metadata: Mapping[str, Any] | None = None
     ) -> ReadConversation:
         """Create a conversation from the state after a turn."""
-        body = named(turn=turn, metadata=metadata)
-        path = path_of("conversations", conversation_id, "fork")
-        return self._conversation("POST", path, body, new_key())
+        path, body = ("conversations", conversation_id, "fork"), named(turn=turn, metadata=metadata)
+        return self._conversation("POST", *path, json=body, headers=new_key())
 
     def export_conversation(self, conversation_id: str) -> dict[str, Any]:
         """Return the conversation as a document (docs/export.md)."""
-        path = path_of("conversations", conversation_id, "export")
-        return (self._connection.ask(Document, "GET", path)).root
+        return (self._connection.ask(Document, "GET", "conversations", conversation_id, "export")).root
 
     def import_conversation(
         self,
@@ -393,33 +375,33 @@ class Client:
         id: str | None = None,  # noqa: A002 - named as on the wire
         agent: str | None = None,
     ) -> ReadConversation:
-        """Create a conversation from a document."""
         params = named(id=id, agent=agent)
-        return read_conversation(
-            self._connection.send("POST", "/imports", json=document, params=params, headers=new_key())
-        )
+        return self._conversation("POST", "imports", json=document, params=params, headers=new_key())
 
     def list_agents(self) -> list[Agent]:
         """Return all agents, the default agent first."""
-        return (self._connection.ask(AgentList, "GET", "/agents")).items
+        return (self._connection.ask(AgentList, "GET", "agents")).items
 
     def get_agent(self, name: str) -> AgentDetails:
         """Return an agent with the schema of its tools, its examples and its limits."""
-        return self._connection.ask(AgentDetails, "GET", path_of("agents", name))
+        return self._connection.ask(AgentDetails, "GET", "agents", name)
 
     def get_liveness(self) -> None:
         """Return if the process runs."""
-        self._connection.send("GET", "/livez")
+        self._connection.send("GET", "livez")
 
     def get_readiness(self) -> None:
         """Return if the process accepts requests."""
-        self._connection.send("GET", "/readyz")
+        self._connection.send("GET", "readyz")
 
     def get_metrics(self) -> str:
         """Return metrics in the Prometheus text format."""
-        return (self._connection.send("GET", "/metrics")).text
+        return (self._connection.send("GET", "metrics")).text
 
-    def _conversation(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
-    ) -> ReadConversation:
-        return read_conversation(self._connection.send(method, path, json=body, headers=headers))
+    def _conversation(self, method: str, *path: object, **request: Any) -> ReadConversation:
+        return read_conversation(self._connection.send(method, *path, **request))
+
+
+def _turn(conversation_id: str, turn: int) -> tuple[object, ...]:
+    """Return the parts of a turn's path."""
+    return "conversations", conversation_id, "turns", turn

@@ -40,21 +40,20 @@ class Connection:
     def send(
         self,
         method: str,
-        path: str,
-        *,
+        *path: object,
         json: Any = None,
         params: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         wait_s: float = 0,
         is_safe: bool = False,
     ) -> httpx2.Response:
-        """Send a request and return its answer. Raises `ApiError` and `UnreachableError`.
+        """Send a request to the path of these parts, and return its answer. Raises `ApiError` and `UnreachableError`.
 
         `wait_s`: seconds for which the service may wait before it answers. `is_safe`: a repetition changes nothing.
         """
-        headers = headers or {}
+        headers, timeout = headers or {}, self._timeout(wait_s)
         request = self._http.build_request(
-            method, path, json=json, params=params, headers=headers, timeout=self._timeout(wait_s)
+            method, path_of(*path), json=json, params=params, headers=headers, timeout=timeout
         )
         is_safe, patience = is_safe or method in SAFE or "Idempotency-Key" in headers, Patience(self._patience_s)
         while True:
@@ -72,17 +71,17 @@ class Connection:
                 pause_s = patience.next_wait_s(_unreachable(lost, request))
             time.sleep(pause_s)
 
-    def ask(self, model: type[M], method: str, path: str, **request: Any) -> M:
+    def ask(self, model: type[M], method: str, *path: object, **request: Any) -> M:
         """Send a request and return its answer as a model. Raises as `send`."""
-        return read(model, self.send(method, path, **request))
+        return read(model, self.send(method, *path, **request))
 
     def items(
-        self, page: type[ConversationPage | EffectPage | StepPage | TurnPage], path: str, params: Mapping[str, Any]
+        self, page: type[ConversationPage | EffectPage | StepPage | TurnPage], params: Mapping[str, Any], *path: object
     ) -> Iterator[Any]:
         """Yield the items of a list, page by page."""
         cursor: dict[str, str] = {}
         while True:
-            found = self.ask(page, "GET", path, params={"limit": PAGE_ITEMS, **params, **cursor})
+            found = self.ask(page, "GET", *path, params={"limit": PAGE_ITEMS, **params, **cursor})
             yield from found.items
             if found.next_cursor in {None, cursor.get("cursor")}:
                 return
@@ -94,8 +93,8 @@ class Connection:
         path: str,
         after: int = 0,
         *,
-        internal: bool = False,
-        until: Until | None = None,
+        internal: bool,
+        until: Until | None,
     ) -> Generator[TurnEvent]:
         """Yield each event of a turn once, until its final one.
 
@@ -143,12 +142,14 @@ class Connection:
             time.sleep(0 if has_waited else patience.next_wait_s(cause, after_s))
 
     def submission(
-        self, path: str, json: Any, headers: Mapping[str, str], *, internal: bool, until: Until | None
+        self, *path: object, json: Any, headers: Mapping[str, str], internal: bool, until: Until | None
     ) -> httpx2.Request:
         """Return the request that submits a turn or answers, and streams its events."""
         headers = {**headers, "Accept": "text/event-stream"}
         params, timeout = named(include_internal_tools=internal or None, until=until), self._timeout(PING_S)
-        return self._http.build_request("POST", path, json=json, params=params, headers=headers, timeout=timeout)
+        return self._http.build_request(
+            "POST", path_of(*path), json=json, params=params, headers=headers, timeout=timeout
+        )
 
     def _timeout(self, wait_s: float) -> httpx2.Timeout:
         own = self._http.timeout
