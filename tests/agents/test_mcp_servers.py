@@ -106,7 +106,7 @@ def test_hostile_schemas_are_bounded_and_fetch_nothing(caplog: pytest.LogCapture
 @pytest.mark.parametrize("kind", LISTS)
 def test_a_list_without_end_or_sense_is_none(kind: str) -> None:
     with Tools(one=stdio(kind, program=HOSTILE)) as opened:
-        opened.servers.try_once()
+        opened.servers.tries_once = True
         with pytest.raises(StartError, match=rf"\[mcp.one\] gives no list of tools .*{LISTS[kind]}"):
             opened.all()
     wait_until(lambda: not programs_of(os.getpid(), f"{HOSTILE} {kind}"))
@@ -135,7 +135,7 @@ def test_a_result_of_many_parts_or_pixels_is_bounded() -> None:
 def test_a_bad_answer_over_http_is_neither_followed_nor_read_to_its_end(kind: str) -> None:
     paths: list[str] = []
     with hostile_http(kind, paths) as url, Tools(one=McpTable(url=url)) as opened:
-        opened.servers.try_once()
+        opened.servers.tries_once = True
         with pytest.raises(StartError, match="gives no list of tools"):
             opened.all()
     assert set(paths) == {"/mcp"}
@@ -171,7 +171,7 @@ def test_a_programs_last_line_is_logged(monkeypatch: pytest.MonkeyPatch, caplog:
     monkeypatch.setenv("PAT_HERE", KEY)
     table = McpTable(command=sys.executable, args=("-c", PROGRAM_THAT_FAILS), env={"GITHUB_PAT": "PAT_HERE"})
     with Tools(one=table) as opened:
-        opened.servers.try_once()
+        opened.servers.tries_once = True
         with pytest.raises(StartError, match=r"\[mcp.one\] gives no list .*ModuleNotFoundError: .*not_there"):
             opened.all()
         time.sleep(0.5)

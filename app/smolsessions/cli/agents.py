@@ -107,7 +107,7 @@ def _loaded(
             raise StartError(sentence)
         return catalog
 
-    loaded.tool_servers.try_once()
+    loaded.tool_servers.tries_once = True
     with closing(loaded.tool_servers):
         names = [name for name, _ in loaded.factories]
         chosen = [name for name in names if agent in {None, name}]

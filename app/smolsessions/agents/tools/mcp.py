@@ -1,4 +1,4 @@
-"""MCP servers of this process: one client each, in the event loop of one thread.
+"""Client of an MCP server, and its tools as smolagents needs them.
 
 A client is made anew when its server dies, with back-off. A call is never repeated: its error says that its effect is
 unknown. The first list of tools is pinned until the process ends, because prompts and fingerprints depend on it.
@@ -11,10 +11,8 @@ import contextlib
 import logging
 import random
 import threading
-import time
 from collections import Counter
-from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 from mcp import Client
@@ -32,13 +30,14 @@ from pydantic import BaseModel
 
 from smolsessions.agents.config.schema import McpTable
 from smolsessions.agents.models.keys import without_secrets
-from smolsessions.agents.tools.mcp_results import MAX_ERROR_CHARS, UNKNOWN, ToolServerError
-from smolsessions.agents.tools.mcp_schemas import ListedTool, digest_of, listed_tools
+from smolsessions.agents.run.failures import TurnStopped
+from smolsessions.agents.run.turn_run import stoppable
+from smolsessions.agents.tools.mcp_results import MAX_ERROR_CHARS, UNKNOWN, ToolServerError, value_of
+from smolsessions.agents.tools.mcp_schemas import ListedTool, ToolOfSchema, digest_of, listed_tools
 from smolsessions.agents.tools.mcp_secrets import secrets_of, variables_of
 from smolsessions.agents.tools.mcp_transports import MAX_BYTES, stdio, streamable_http
 from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.core.agent_ports import ToolServer
-from smolsessions.core.errors import AgentUnavailableError, StartError
 
 M = TypeVar("M", bound=BaseModel)
 log = logging.getLogger(__name__)
@@ -50,79 +49,11 @@ PAUSE_S = 0.5  # between two checks that failed calls ask for
 STEADY_S = 10.0  # a connection that lasted as long clears the back-off
 FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 30.0
-CLOSE_S = 7.0
 MAX_TOOLS = 500
 MAX_PAGES = 100
 MAX_LOG_CHARS = 500
 _ANSWERS = frozenset({INVALID_PARAMS, METHOD_NOT_FOUND})
 """Codes of errors that only a live server sends."""
-
-
-class McpServers:
-    """Servers by name. They start together, when an agent first needs the tools of one."""
-
-    def __init__(self, tables: Mapping[str, McpTable]) -> None:
-        """Raise `StartError` if a program or a variable is missing."""
-        logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs messages, which may hold prompts and keys
-        self._servers = {name: McpServer(name, table) for name, table in tables.items()}
-        self._lock = threading.Lock()
-        self._closing = asyncio.Event()
-        self._thread: threading.Thread | None = None
-        self._until = 0.0
-        self.tries_once = False
-        """True for a check of the agents: a server that gives no list at once is a `StartError` with its cause."""
-
-    def __getitem__(self, name: str) -> McpServer:
-        return self._servers[name]
-
-    def tools(self, name: str) -> list[ListedTool]:
-        """Return the pinned tools of a server. Raises `AgentUnavailableError` if it has given no list by then.
-
-        If servers are tried once, that is a `StartError`.
-        """
-        with self._lock:
-            if not self._thread:
-                self._until = time.monotonic() + START_S
-                self._loop = asyncio.SelectorEventLoop()
-                self._thread = threading.Thread(target=self._run, name="mcp", daemon=True)
-                self._thread.start()
-        server = self._servers[name]
-        if not server.wait_for_list(max(0.0, self._until - time.monotonic())):
-            if self.tries_once:
-                raise StartError(
-                    f"[mcp.{name}] gives no list of tools ({server.report()}); mend the server or its table"
-                )
-            raise AgentUnavailableError(
-                f"Its MCP server {name!r} gave no list of tools when the service started. The service's log says why; "
-                "it needs a restart once the server runs."
-            ) from ConnectionError(server.cause)
-        return server.tools
-
-    def health(self) -> list[ToolServer]:
-        return [server.health() for server in self._servers.values()]
-
-    def close(self) -> None:
-        """End all clients and the programs that they started."""
-        if self._thread and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._closing.set)
-            self._thread.join(CLOSE_S)
-
-    def _run(self) -> None:
-        try:
-            self._loop.run_until_complete(self._serve())
-        finally:
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
-
-    async def _serve(self) -> None:
-        tasks = {
-            asyncio.create_task(server.keep_connected(tries_once=self.tries_once)) for server in self._servers.values()
-        }
-        await self._closing.wait()
-        for ending in (tasks, asyncio.all_tasks() - tasks - {asyncio.current_task()}):  # calls end after their servers
-            for task in ending:
-                task.cancel()
-            await asyncio.gather(*ending, return_exceptions=True)
 
 
 class McpServer:
@@ -359,3 +290,34 @@ async def _wait(event: asyncio.Event, most_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(most_s):
             await event.wait()
+
+
+class McpTool(ToolOfSchema):
+    """One tool of a server. All sessions share it."""
+
+    def __init__(self, server: McpServer, listed: ListedTool, name: str) -> None:
+        self.unsafe_to_repeat = listed.is_unsafe_to_repeat
+        self._server = server
+        super().__init__(listed, name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the server's tool. A stop of the turn ends the wait."""
+        server, listed = self._server, self.listed
+        future = server.submit(listed.remote_name, listed.remote_arguments(args, kwargs))
+        outcome = "failed"
+        try:
+            with stoppable(future.cancel):
+                result = future.result(server.timeout_s)
+            outcome = "error" if result.is_error else "ok"
+            return value_of(result, is_structured=listed.output_schema is not None)
+        except CancelledError:
+            outcome = "stopped"
+            raise TurnStopped from None
+        except TimeoutError:
+            outcome = "timeout"
+            raise ToolServerError(
+                f"the MCP server {server.name} did not answer within {server.timeout_s:g} s; {UNKNOWN}"
+            ) from None
+        finally:
+            future.cancel()
+            server.count(outcome)
