@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from smolagents import Model
@@ -31,11 +32,11 @@ def cache_prompts(model: Model) -> None:
     kinds, model_id = {kind.__name__ for kind in type(model).__mro__}, str(model.model_id)
     is_litellm = "LiteLLMModel" in kinds
     if "OpenAIModel" in kinds or (is_litellm and model_id.startswith(_TAKE_KEYS)):
-        prepared = _with_key(prepare)
+        prepared = partial(_with_key, prepare)
     elif is_litellm and any(part in model_id for part in _TAKE_MARKS):
-        prepared = _with_marks(prepare)
+        prepared = partial(_with_marks, prepare)
     elif "AmazonBedrockModel" in kinds:
-        prepared = _with_points(prepare)
+        prepared = partial(_with_points, prepare)
     else:
         raise StartError(
             f"prompt_cache: {type(model).__name__} cannot ask for a cache of this model's prompts, as OpenAI, Azure, "
@@ -45,56 +46,43 @@ def cache_prompts(model: Model) -> None:
     setattr(model, "_prepare_completion_kwargs", prepared)  # noqa: B010 - a method of its class
 
 
-def _with_key(prepare: Callable[..., Any]) -> Callable[..., Any]:
+def _with_key(prepare: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Send a digest of owner and conversation: requests of one key go to the server that has the prompt."""
-
-    def prepared(*args: Any, **options: Any) -> Any:
-        request = prepare(*args, **options)
-        if caller := CALLER.get(None):
-            names = json.dumps([caller.owner, caller.conversation_id]).encode()
-            request.setdefault("prompt_cache_key", hashlib.sha256(names).hexdigest()[:32])
-        return request
-
-    return prepared
+    request = prepare(*args, **options)
+    if caller := CALLER.get(None):
+        names = json.dumps([caller.owner, caller.conversation_id]).encode()
+        request.setdefault("prompt_cache_key", hashlib.sha256(names).hexdigest()[:32])
+    return request
 
 
-def _with_marks(prepare: Callable[..., Any]) -> Callable[..., Any]:
+def _with_marks(prepare: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Mark the ends of the system prompt and of the history, as Anthropic does."""
-
-    def prepared(*args: Any, **options: Any) -> Any:
-        request = prepare(*args, **options)
-        messages = request["messages"]
-        system = [message for message in messages[:1] if message["role"] == MessageRole.SYSTEM]
-        for message in (*system, *messages[-1:]):
-            parts = message["content"] if isinstance(message["content"], list) else []
-            if part := next((part for part in reversed(parts) if part.get("text") != ""), None):
-                part["cache_control"] = {"type": "ephemeral"}
-        return request
-
-    return prepared
+    request = prepare(*args, **options)
+    messages = request["messages"]
+    system = [message for message in messages[:1] if message["role"] == MessageRole.SYSTEM]
+    for message in (*system, *messages[-1:]):
+        parts = message["content"] if isinstance(message["content"], list) else []
+        if part := next((part for part in reversed(parts) if part.get("text") != ""), None):
+            part["cache_control"] = {"type": "ephemeral"}
+    return request
 
 
-def _with_points(prepare: Callable[..., Any]) -> Callable[..., Any]:
+def _with_points(prepare: Callable[..., Any], messages: list[Any], **options: Any) -> Any:
     """Put Bedrock's marks at these ends, and keep messages apart.
 
     smolagents joins texts of one role, and gives all messages one. The next prompt would then change the last block
     of this one, and the cache knows whole blocks.
     """
-
-    def prepared(messages: list[Any], **options: Any) -> Any:
-        request = prepare(messages=messages[:1], **options)
-        joined = request["messages"]
-        is_system = bool(messages) and getattr(messages[0], "role", None) == MessageRole.SYSTEM
-        if is_system:
-            joined[-1]["content"].append(_POINT)
-        for message in messages[1:]:
-            for each in prepare(messages=[message], **options)["messages"]:
-                if each["role"] == joined[-1]["role"]:
-                    joined[-1]["content"] += each["content"]
-                else:
-                    joined.append(each)
-        if joined and joined[-1]["content"][-1] is not _POINT:
-            joined[-1]["content"].append(_POINT)
-        return request
-
-    return prepared
+    request = prepare(messages=messages[:1], **options)
+    joined = request["messages"]
+    if messages and getattr(messages[0], "role", None) == MessageRole.SYSTEM:
+        joined[-1]["content"].append(_POINT)
+    for message in messages[1:]:
+        for each in prepare(messages=[message], **options)["messages"]:
+            if each["role"] == joined[-1]["role"]:
+                joined[-1]["content"] += each["content"]
+            else:
+                joined.append(each)
+    if joined and joined[-1]["content"][-1] is not _POINT:
+        joined[-1]["content"].append(_POINT)
+    return request

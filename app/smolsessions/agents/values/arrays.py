@@ -1,6 +1,6 @@
 """Arrays of numpy in numpy's own file format, without pickles, and frames of pandas as columns of them.
 
-Each library is imported for its first value. An index's frequency and a frame's `attrs` are not encoded.
+An index's frequency and a frame's `attrs` are not encoded.
 """
 
 from __future__ import annotations
@@ -19,6 +19,19 @@ from smolsessions.agents.values.parts import MAX_BYTES, MAX_NODES, Composite, ch
 _NONE = type(None)
 _ANY: tuple[type, ...] = ()
 _STR, _BYTES = (str,), (bytes,)
+
+
+class _Library:
+    """Library that is imported for its first value."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
+
+
+np, pd = _Library("numpy"), _Library("pandas")
 _SIMPLE_DTYPE = re.compile(r"[<>|=][a-zA-Z]\d{0,8}(\[\d{0,9}[a-zA-Z]{1,2}\])?")
 
 
@@ -32,8 +45,6 @@ def splitter_of(kind: type) -> Callable[[Any], Composite] | None:
 
 @functools.cache
 def _numpy_splitters() -> dict[type, Callable[[Any], Composite]]:
-    np = importlib.import_module("numpy")
-
     def split_array(array: Any) -> Composite:
         _check(array.dtype, array.shape)
         file = io.BytesIO()
@@ -60,8 +71,7 @@ def _check(dtype: Any, shape: tuple[int, ...]) -> None:
 @joined("array", _BYTES)
 def _array(data: bytes) -> Any:
     """Read a file of numpy's format. `numpy.load` would reserve memory before it checks the size."""
-    read = importlib.import_module("numpy").lib.format
-    file = io.BytesIO(data)
+    read, file = np.lib.format, io.BytesIO(data)
     if read.read_magic(file) != (1, 0):
         raise ValueError("an array of another version of the format")
     shape, _, dtype = read.read_array_header_1_0(file)
@@ -69,7 +79,6 @@ def _array(data: bytes) -> Any:
 
 
 def _of_bytes(dtype: Any, shape: tuple[int, ...], data: bytes) -> Any:
-    np = importlib.import_module("numpy")
     _check(dtype, shape)
     if math.prod(shape) * dtype.itemsize != len(data):
         raise ValueError("an array whose shape is not that of its bytes")
@@ -86,13 +95,11 @@ def _of_bytes(dtype: Any, shape: tuple[int, ...], data: bytes) -> Any:
 def _scalar(dtype: str, data: bytes) -> Any:
     if not _SIMPLE_DTYPE.fullmatch(dtype):  # numpy would read a list of any length as a structure
         raise ValueError("a scalar of several fields")
-    return _of_bytes(importlib.import_module("numpy").dtype(dtype), (1,), data)[0]
+    return _of_bytes(np.dtype(dtype), (1,), data)[0]
 
 
 @functools.cache
 def _pandas_splitters() -> dict[type, Callable[[Any], Composite]]:
-    pd = importlib.import_module("pandas")
-
     def split_frame(frame: Any) -> Composite:
         columns = [_column(frame.iloc[:, place]) for place in range(frame.shape[1])]
         return Composite("frame", (frame.columns, frame.index, tuple(columns)))
@@ -114,7 +121,6 @@ def _pandas_splitters() -> dict[type, Callable[[Any], Composite]]:
 
 def _column(column: Any) -> Any:
     """Return the values of a series or an index, as an array of numpy or as parts."""
-    pd = importlib.import_module("pandas")
     dtype, array = column.dtype, column.array
     if type(dtype).__module__.startswith("numpy"):
         return Composite("objects", (column.tolist(),)) if dtype.kind == "O" else column.to_numpy()
@@ -132,7 +138,6 @@ def _column(column: Any) -> Any:
 
 @joined("frame", _ANY, _ANY, (tuple,), weight=1000)
 def _frame(columns: Any, index: Any, data: tuple[Any, ...]) -> Any:
-    pd = importlib.import_module("pandas")
     frame = pd.DataFrame({place: _series(column, index, None) for place, column in enumerate(data)}, index=index)
     frame.columns = _checked_index(columns)
     return frame
@@ -140,7 +145,6 @@ def _frame(columns: Any, index: Any, data: tuple[Any, ...]) -> Any:
 
 @joined("series", _ANY, _ANY, _ANY, weight=500)
 def _series(data: Any, index: Any, name: Any) -> Any:
-    pd = importlib.import_module("pandas")
     return pd.Series(_checked_data(data), index=_checked_index(index), name=name, copy=False, dtype=data.dtype)
 
 
@@ -149,23 +153,22 @@ def _index(data: Any, name: Any) -> Any:
     hash(name)
     if _checked_data(data).dtype.kind == "O":
         check_keys(list(data))
-    return importlib.import_module("pandas").Index(data, name=name, dtype=data.dtype)
+    return pd.Index(data, name=name, dtype=data.dtype)
 
 
 @joined("range index", (range,), _ANY, weight=200)
 def _range_index(numbers: range, name: Any) -> Any:
     hash(name)
-    return importlib.import_module("pandas").RangeIndex(numbers, name=name)
+    return pd.RangeIndex(numbers, name=name)
 
 
 def _checked_index(index: Any) -> Any:
-    if not isinstance(index, importlib.import_module("pandas").Index):
+    if not isinstance(index, pd.Index):
         raise TypeError("no index")
     return index
 
 
 def _checked_data(data: Any) -> Any:
-    np, pd = importlib.import_module("numpy"), importlib.import_module("pandas")
     if not isinstance(data, (np.ndarray, pd.api.extensions.ExtensionArray)) or data.ndim != 1:
         raise TypeError("no column")
     return data
@@ -173,7 +176,7 @@ def _checked_data(data: Any) -> Any:
 
 @joined("objects", (list,), weight=50)
 def _objects(items: list[Any]) -> Any:
-    array = importlib.import_module("numpy").empty(len(items), dtype=object)
+    array = np.empty(len(items), dtype=object)
     for place, item in enumerate(items):
         array[place] = item
     return array
@@ -181,19 +184,16 @@ def _objects(items: list[Any]) -> Any:
 
 @joined("categories", _ANY, _ANY, (bool,), weight=500)
 def _categories(codes: Any, categories: Any, ordered: bool) -> Any:
-    pd = importlib.import_module("pandas")
     return pd.Categorical.from_codes(_checked_data(codes), categories=_checked_index(categories), ordered=ordered)
 
 
 @joined("moments", _ANY, _ANY, weight=500)
 def _moments(times: Any, zone: Any) -> Any:
-    pd = importlib.import_module("pandas")
     return pd.DatetimeIndex(_checked_data(times)).tz_localize("UTC").tz_convert(zone).array
 
 
 @joined("texts", (list,), _STR, (bool,), weight=200)
 def _texts(texts: list[Any], storage: str, marks_na: bool) -> Any:
-    pd = importlib.import_module("pandas")
     if storage not in {"python", "pyarrow"} or any(type(text) not in {str, _NONE} for text in texts):
         raise ValueError("no texts")
     return pd.array(texts, dtype=pd.StringDtype(storage, na_value=pd.NA if marks_na else math.nan))
@@ -201,14 +201,12 @@ def _texts(texts: list[Any], storage: str, marks_na: bool) -> Any:
 
 @joined("masked", _ANY, _ANY, weight=200)
 def _masked(data: Any, mask: Any) -> Any:
-    pd = importlib.import_module("pandas")
     array = {"b": pd.arrays.BooleanArray, "f": pd.arrays.FloatingArray}.get(data.dtype.kind, pd.arrays.IntegerArray)
     return array(_checked_data(data), _checked_data(mask))
 
 
 @joined("timestamp", _ANY, _ANY)
 def _timestamp(moment: Any, zone: Any) -> Any:
-    pd, np = importlib.import_module("pandas"), importlib.import_module("numpy")
     if type(moment) is not np.datetime64:
         raise TypeError("no moment")
     stamp = pd.Timestamp(moment)
@@ -217,12 +215,11 @@ def _timestamp(moment: Any, zone: Any) -> Any:
 
 @joined("time span", _ANY)
 def _time_span(span: Any) -> Any:
-    if type(span) is not importlib.import_module("numpy").timedelta64:
+    if type(span) is not np.timedelta64:
         raise TypeError("no span")
-    return importlib.import_module("pandas").Timedelta(span)
+    return pd.Timedelta(span)
 
 
 @joined("missing", _STR)
 def _missing(name: str) -> Any:
-    pd = importlib.import_module("pandas")
     return {"NaT": pd.NaT, "NA": pd.NA}[name]

@@ -89,21 +89,6 @@ def _zone(key: str) -> zoneinfo.ZoneInfo:
     return zoneinfo.ZoneInfo(key)
 
 
-@joined("timezone", (dt.timedelta,), (str, _NONE))
-def _timezone(offset: dt.timedelta, name: str | None) -> dt.timezone:
-    return dt.timezone(offset) if name is None else dt.timezone(offset, name)
-
-
-@joined("datetime", *(_INT,) * 8, _ZONES)
-def _datetime(*parts: Any) -> dt.datetime:
-    return dt.datetime(*parts[:-2], fold=parts[-2], tzinfo=parts[-1])  # type: ignore[misc] # not twice
-
-
-@joined("time", *(_INT,) * 5, _ZONES)
-def _time(*parts: Any) -> dt.time:
-    return dt.time(*parts[:-2], fold=parts[-2], tzinfo=parts[-1])  # type: ignore[misc] # not twice
-
-
 def _image_parts(image: PIL.Image.Image) -> tuple[Any, ...]:
     raw = image.to_raw() if isinstance(image, AgentImage) else image
     if not isinstance(raw, PIL.Image.Image):
@@ -184,6 +169,10 @@ def _fields(names: str) -> Callable[[Any], tuple[Any, ...]]:
     return lambda value: tuple([getattr(value, name) for name in names.split()])
 
 
+def _with_clock(kind: Any) -> Callable[..., Any]:
+    return lambda *parts: kind(*parts[:-2], fold=parts[-2], tzinfo=parts[-1])
+
+
 _CLOCK = "hour minute second microsecond fold tzinfo"
 _SPLITTERS: dict[type, tuple[str, Callable[[Any], tuple[Any, ...] | None]]] = {
     dt.datetime: ("datetime", _fields(f"year month day {_CLOCK}")),
@@ -210,6 +199,9 @@ _SPLITTERS: dict[type, tuple[str, Callable[[Any], tuple[Any, ...] | None]]] = {
 _FILE = ((bytes,), _STR, _STR)
 KINDS |= {
     "date": Kind((_INT,) * 3, dt.date),
+    "time": Kind((*(_INT,) * 5, _ZONES), _with_clock(dt.time)),
+    "datetime": Kind((*(_INT,) * 8, _ZONES), _with_clock(dt.datetime)),
+    "timezone": Kind(((dt.timedelta,), (str, _NONE)), lambda *parts: dt.timezone(*[p for p in parts if p is not None])),
     "timedelta": Kind((_INT,) * 3, dt.timedelta),
     "fraction": Kind((_INT, _INT), Fraction, weight=100),
     "uuid": Kind((_INT,), lambda number: uuid.UUID(int=number)),
