@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from smolsessions.agents.config import json_schema
+from smolsessions.agents.config import schema
 from smolsessions.web.app import schema_yaml
 from tools import reference
 
@@ -16,7 +16,7 @@ def main() -> None:
     root = Path(__file__).parent.parent
     (root / "openapi.yaml").write_text(schema_yaml(), "utf-8")
     folder = root / "app" / "smolsessions" / "agents" / "config"
-    (folder / json_schema.FILE).write_text(json_schema.schema_text(), "utf-8")
+    (folder / schema.FILE).write_text(schema.schema_text(), "utf-8")
     for page, name, text in reference.parts():
         page.write_text(reference.fill(page, name, text), "utf-8")
 

@@ -13,7 +13,7 @@ from smolagents import ToolCallingAgent
 
 from smolsessions.agents.catalog import Catalog
 from smolsessions.agents.config.assembly import load_agents_file
-from smolsessions.agents.config.json_schema import schema_text
+from smolsessions.agents.config.schema import schema_text
 from smolsessions.agents.demo.agents import RuleModel
 from smolsessions.core.errors import StartError
 from tests.support.data import data

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from smolsessions.agent_options import options_of
 from smolsessions.agents.catalog import Catalog
 from smolsessions.agents.config.assembly import load_agents_file
-from smolsessions.agents.config.json_schema import FILE, schema_text
+from smolsessions.agents.config.schema import FILE, schema_text
 from smolsessions.agents.models.providers import with_fallbacks
 from smolsessions.core.errors import StartError
 from smolsessions.core.records import AgentName

@@ -22,10 +22,6 @@ MODULES = {
     "mine.py": (Path(__file__).parents[1] / "data" / "workshop.txt").read_text(),
     "broken.py": "def make(:\n",
     "leaving.py": "import sys\nsys.exit('leaving leaves')\n",
-    "package/smolsessions/__init__.py": "",
-    "package/smolsessions/agents_of_mine.py": "from tests.support.agents import make_scripted as make\n",
-    "package/borrowing.py": "from smolsessions.agents_of_mine import make\n",
-    "module/smolsessions.py": "from tests.support.agents import make_scripted as make\n",
 }
 REFUSED = refused("refused_agents.yaml", key=KEY, key_=KEY.replace("-", "_"))
 
@@ -44,7 +40,7 @@ def imports() -> Iterator[None]:
     path = [*sys.path]
     yield
     sys.path[:] = path
-    for name in ("mine", "broken", "leaving", "borrowing"):
+    for name in ("mine", "broken", "leaving"):
         sys.modules.pop(name, None)
 
 

@@ -50,6 +50,7 @@ from smolsessions.workspace.folders import ConversationFolders
 
 log = logging.getLogger(__name__)
 
+CodeLevel = Level | Literal["not run here"] | None
 CLEAN_UP_S = 5.0
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -172,14 +173,13 @@ class Catalog:
                 f"allow one of them (docs/security.md), serve no agent that writes code, {mend}"
             )
 
-    def confinement(self) -> dict[AgentName, Level | Literal["not run here"] | None]:
+    def confinement(self) -> dict[AgentName, CodeLevel]:
         """Return the confinement of each agent's code. None: it runs no code. Waits for the server of processes."""
         level = self._fork_client.level() if self._started else None
-        found: dict[AgentName, Level | Literal["not run here"] | None] = {}
+        found: dict[AgentName, CodeLevel] = {}
         for name, agent in self._agents.items():
-            weakest: Level | Literal["not run here"] | None = "not run here" if agent.executors else None
-            weakest = level if "child" in agent.executors else weakest
-            found[name] = "none" if "thread" in agent.executors else weakest
+            in_child: CodeLevel = level if "child" in agent.executors else "not run here" if agent.executors else None
+            found[name] = "none" if "thread" in agent.executors else in_child
         return found
 
     def build(

@@ -81,7 +81,7 @@ def show_agent(context: typer.Context, agent: Shown, *, named: Named = None) -> 
 @agents.command("schema")
 def print_schema() -> None:
     """Print the JSON Schema of agents.toml, for editors."""
-    from smolsessions.agents.config.json_schema import schema_text  # noqa: PLC0415 - other commands load no agents
+    from smolsessions.agents.config.schema import schema_text  # noqa: PLC0415 - other commands load no agents
 
     typer.echo(schema_text(), nl=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
@@ -22,6 +23,7 @@ FACTORY_KEYS = frozenset(
     {*SharedOptions.model_fields, *"factory trust description executor memory_policy approve".split()}
 )
 """Keys of an agent that a factory makes. The factory sets the rest itself."""
+FILE = "agents.schema.json"
 BY_NAME, IN_PLACE = "by name", "in place"
 """Names that pydantic adds to the path of an error."""
 
@@ -234,3 +236,10 @@ class AgentsFile(Table):
     models: dict[TableName, ModelTable] = Field(default_factory=dict, description="Models by name.")
     agents: dict[TableName, AgentTable] = Field(default_factory=dict, description="Agents by name.")
     mcp: dict[TableName, McpTable] = Field(default_factory=dict, description="MCP servers by name.")
+
+
+def schema_text() -> str:
+    """Return the JSON Schema of agents.toml, which the package ships for editors."""
+    schema = AgentsFile.model_json_schema()
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "agents.toml of smolsessions"}
+    return json.dumps(head, indent=1, ensure_ascii=False) + "\n"

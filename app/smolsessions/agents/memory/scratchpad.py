@@ -128,7 +128,15 @@ def _notes_of(state: list[Any]) -> tuple[int, list[NoteStep]]:
     return last, [NoteStep(*note) for note in notes]
 
 
-class NoteWrite(Tool):  # type: ignore[misc, unused-ignore]
+class _NoteTool(Tool):  # type: ignore[misc, unused-ignore]
+    output_type = "string"
+
+    def __init__(self, pad: Scratchpad) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.pad = pad
+
+
+class NoteWrite(_NoteTool):
     name = WRITE
     description = (
         "Writes a note for yourself: what must not be forgotten in the rest of this conversation. You are shown your "
@@ -142,11 +150,6 @@ class NoteWrite(Tool):  # type: ignore[misc, unused-ignore]
             "nullable": True,
         },
     }
-    output_type = "string"
-
-    def __init__(self, pad: Scratchpad) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.pad = pad
 
     def forward(self, text: str, replaces: int | None = None) -> str:
         if not isinstance(text, str) or not isinstance(replaces, int | None):
@@ -160,15 +163,10 @@ class NoteWrite(Tool):  # type: ignore[misc, unused-ignore]
         self.pad.add_state(state)
 
 
-class NoteRead(Tool):  # type: ignore[misc, unused-ignore]
+class NoteRead(_NoteTool):
     name = READ
     description = "Reads the notes that you wrote in this conversation, with their numbers."
     inputs: dict[str, dict[str, Any]] = {}  # noqa: RUF012 - as above
-    output_type = "string"
-
-    def __init__(self, pad: Scratchpad) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.pad = pad
 
     def forward(self) -> str:
         return self.pad.read()

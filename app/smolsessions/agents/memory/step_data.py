@@ -380,11 +380,7 @@ class StepDecoder:
         return {key: self._with_media(part) for key, part in value.items()} if kind is dict else value
 
     def _action(self, data: Data) -> ActionStep:
-        calls, error, usage = (
-            data["tool_calls"],
-            data["error"],
-            usage_of_data(data["token_usage"]),
-        )
+        calls, error, usage = data["tool_calls"], data["error"], usage_of_data(data["token_usage"])
         message = data["model_output_message"] and self._message(data["model_output_message"])
         if message and usage and message.token_usage == usage:
             message.token_usage = usage  # one object, as smolagents has it

@@ -148,35 +148,30 @@ class Clocks:
     def install(self) -> None:
         """Replace the functions and methods of this process that read a clock."""
         read = self.read
-        real_localtime, real_gmtime, real_ctime = time.localtime, time.gmtime, time.ctime
-        real_asctime, real_strftime = time.asctime, time.strftime
         real_gettime, real_gettime_ns = time.clock_gettime, time.clock_gettime_ns
 
-        def localtime(seconds: float | None = None, /) -> time.struct_time:
-            return real_localtime(read(WALL) // SECOND if seconds is None else seconds)
+        def replace(name: str, function: Callable[..., Any]) -> None:
+            _name(function, "time", name)
+            setattr(time, name, function)
 
-        def gmtime(seconds: float | None = None, /) -> time.struct_time:
-            return real_gmtime(read(WALL) // SECOND if seconds is None else seconds)
+        def of_seconds(real: Callable[[float], Any]) -> Callable[..., Any]:
+            return lambda seconds=None, /: real(read(WALL) // SECOND if seconds is None else seconds)
 
-        def ctime(seconds: float | None = None, /) -> str:
-            return real_ctime(read(WALL) // SECOND if seconds is None else seconds)
+        def of_moment(real: Callable[..., str], before: int) -> Callable[..., str]:
+            return lambda *given: real(*given) if len(given) > before else real(*given, time.localtime())
 
-        def asctime(*when: Any) -> str:
-            return real_asctime(*(when or [localtime()]))
+        def in_unit(clock: str, unit: int) -> Callable[[], float]:
+            return lambda: read(clock) if unit == 1 else read(clock) / unit
 
-        def strftime(format: str, /, *when: Any) -> str:  # noqa: A002 - its name in Python
-            return real_strftime(format, *(when or [localtime()]))
-
-        def clock_gettime(clock: int, /) -> float:
-            return read(_IDS[clock]) / SECOND if clock in _IDS else real_gettime(clock)
-
-        def clock_gettime_ns(clock: int, /) -> int:
-            return read(_IDS[clock]) if clock in _IDS else real_gettime_ns(clock)
-
-        functions = [function for clock in _CLOCKS for function in self._readers(clock)]
-        for function in (*functions, localtime, gmtime, ctime, asctime, strftime, clock_gettime, clock_gettime_ns):
-            _name(function, "time", function.__name__)
-            setattr(time, function.__name__, function)
+        for clock in _CLOCKS:
+            replace(clock, in_unit(clock, SECOND))
+            replace(f"{clock}_ns", in_unit(clock, 1))
+        for name in ("localtime", "gmtime", "ctime"):
+            replace(name, of_seconds(getattr(time, name)))
+        replace("asctime", of_moment(time.asctime, 0))
+        replace("strftime", of_moment(time.strftime, 1))
+        replace("clock_gettime", lambda id, /: read(_IDS[id]) / SECOND if id in _IDS else real_gettime(id))  # noqa: A006
+        replace("clock_gettime_ns", lambda id, /: read(_IDS[id]) if id in _IDS else real_gettime_ns(id))  # noqa: A006
 
         def now(kind: type[datetime], tz: tzinfo | None = None) -> datetime:
             return cast("datetime", _FROM_TIMESTAMP.__get__(None, kind)(self._seconds(), tz))
@@ -192,18 +187,6 @@ class Clocks:
         _replace_method(date, today)
         # An import reads clocks (numpy, pandas), unless this process has imported the module before.
         interpreter.evaluate_import = self.unrecorded(interpreter.evaluate_import)
-
-    def _readers(self, clock: str) -> tuple[Callable[[], float], Callable[[], int]]:
-        read = self.read
-
-        def seconds() -> float:
-            return read(clock) / SECOND
-
-        def nanoseconds() -> int:
-            return read(clock)
-
-        seconds.__name__, nanoseconds.__name__ = clock, f"{clock}_ns"
-        return seconds, nanoseconds
 
     def _seconds(self) -> float:
         """Return the time in whole microseconds, rounded down as Python does."""

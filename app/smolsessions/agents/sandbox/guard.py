@@ -258,36 +258,26 @@ class CheckedFormat:
         text, args = (args[0], args[1:]) if self.text is None else (self.text, args)
         if "." not in (text := str.__str__(text)) and "[" not in text:
             return str(builtins.getattr(text, self.method)(*args, **kwargs))
+        named = args[0] if self.method == "format_map" else kwargs
+        # Each field is evaluated once, since a property could return another value the next time.
         found: list[Any] = []
-        fields = _Fields(args, args[0] if self.method == "format_map" else kwargs)
-        return fields.numbered(text, found).format(*found)
+        numbers = itertools.count()
 
+        def numbered(text: str) -> str:
+            """Return the format with numbered fields and append their values to `found`."""
+            parts = []
+            for literal, field, spec, conversion in string.Formatter().parse(text):
+                parts.append(literal.replace("{", "{{").replace("}", "}}"))
+                if field is not None:
+                    first, rest = _string.formatter_field_name_split(field)
+                    first = next(numbers) if first == "" else first
+                    value = args[first] if isinstance(first, int) else named[first]
+                    for is_attribute, key in rest:
+                        value = interpreter.nodunder_getattr(value, key) if is_attribute else value[key]
+                        check(value)
+                    number = len(found)
+                    found.append(value)
+                    parts.append(f"{{{number}{f'!{conversion}' if conversion else ''}:{numbered(spec or '')}}}")
+            return "".join(parts)
 
-class _Fields:
-    """Evaluates each field of a format once, since a property could return another value the next time."""
-
-    def __init__(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        self._args = args
-        self._named = named
-        self._numbers = itertools.count()
-
-    def numbered(self, text: str, found: list[Any]) -> str:
-        """Return the format with numbered fields and append their values to `found`."""
-        parts = []
-        for literal, field, spec, conversion in string.Formatter().parse(text):
-            parts.append(literal.replace("{", "{{").replace("}", "}}"))
-            if field is not None:
-                number = len(found)
-                found.append(self._value(field))
-                inner = self.numbered(spec or "", found)
-                parts.append(f"{{{number}{f'!{conversion}' if conversion else ''}:{inner}}}")
-        return "".join(parts)
-
-    def _value(self, field: str) -> Any:
-        first, rest = _string.formatter_field_name_split(field)
-        first = next(self._numbers) if first == "" else first
-        value = self._args[first] if isinstance(first, int) else self._named[first]
-        for is_attribute, key in rest:
-            value = interpreter.nodunder_getattr(value, key) if is_attribute else value[key]
-            check(value)
-        return value
+        return numbered(text).format(*found)
