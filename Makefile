@@ -122,12 +122,11 @@ lock: $(VENV)/test-ready
 	echo 'litellm>=1.106 mcp>=2.2' | tr ' ' '\n' | $(LOCK) - -o tests/data/litellm.lock
 	echo 'openapi-python-client==0.29.*' | $(LOCK) - -o tests/data/openapi-python-client.lock
 
-# What is generated from the code: openapi.yaml with its examples, parts of the docs' reference, the turns in docs/pipelines and the synchronous client.
+# What is generated from the code: openapi.yaml with its examples, parts of the docs' reference and the turns in docs/pipelines.
 refresh: $(VENV)/test-ready
 	$(BIN)/python -m tests.support.examples
 	$(BIN)/python -m tests.support.pipeline_pages
 	$(BIN)/python -m tools.refresh
-	$(BIN)/python tools/sync_client.py
 
 # The docs as a site in the folder site, which needs no other host. `make check` builds it too, to find broken links.
 site: $(VENV)/test-ready

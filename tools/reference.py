@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from smolsessions.agent_options import WorkspaceOptions
 from smolsessions.agents.config.schema import AgentTable, McpTable, ModelOptions, ModelTable
 from smolsessions.cli.commands import app
-from smolsessions.client.sync.client import Client
+from smolsessions.client.sync import Client
 from smolsessions.core.errors import FAILURES, STEP_FAILURES, codes_of_answers
 from smolsessions.settings import Settings, settings_table
 from smolsessions.web.problems import status_of

@@ -3,6 +3,6 @@
 from smolsessions.client.aio.client import AsyncClient
 from smolsessions.client.errors import ApiError, ClientError, UnreachableError
 from smolsessions.client.requests import Answer, TurnOptions
-from smolsessions.client.sync.client import Client
+from smolsessions.client.sync import Client
 
 __all__ = ["Answer", "ApiError", "AsyncClient", "Client", "ClientError", "TurnOptions", "UnreachableError"]

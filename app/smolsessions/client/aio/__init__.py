@@ -1,1 +1,1 @@
-"""Asynchronous client. `tools/sync_client.py` derives the synchronous one from it."""
+"""Asynchronous client."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -27,12 +28,48 @@ MAX_ERROR_BYTES = 64 * 1024
 MAX_EVENT_BYTES = 64 * 1024 * 1024
 
 
+class BlockingHttp:
+    """`httpx2.Client` with the coroutines of `httpx2.AsyncClient`. They block instead of waiting."""
+
+    _http: httpx2.Client
+
+    def __init__(self, http: httpx2.Client) -> None:
+        vars(self)["_http"] = http
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._http, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._http, name, value)
+
+    async def send(self, request: httpx2.Request, *, stream: bool) -> httpx2.Response:
+        response = self._http.send(request, stream=stream)
+        response.stream = _BlockingBody(response.stream)
+        return response
+
+    async def aclose(self) -> None:
+        self._http.close()
+
+
+class _BlockingBody(httpx2.AsyncByteStream):
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self._stream:
+            yield chunk
+
+    async def aclose(self) -> None:
+        self._stream.close()
+
+
 class AsyncConnection:
     """Connection to one service. It repeats requests that were not answered, if a repetition changes nothing."""
 
     def __init__(self, http: httpx2.AsyncClient, patience_s: float) -> None:
         self._http = http
         self._patience_s = patience_s
+        self.blocks = isinstance(http, BlockingHttp)
 
     async def aclose(self) -> None:
         await self._http.aclose()
@@ -69,7 +106,7 @@ class AsyncConnection:
                 if not is_safe and not isinstance(lost, httpx2.ConnectError | httpx2.ConnectTimeout):
                     raise _unreachable(lost, request) from lost
                 pause_s = patience.next_wait_s(_unreachable(lost, request))
-            await anyio.sleep(pause_s)
+            await self._pause(pause_s)
 
     async def ask(self, model: type[M], method: str, *path: object, **request: Any) -> M:
         """Send a request and return its answer as a model. Raises as `send`."""
@@ -140,7 +177,7 @@ class AsyncConnection:
                 cause = _unreachable(lost, request)
             # The next answer is 204 if the turn still waits.
             has_waited = cause is None and isinstance(event, TurnWaiting | InputAnswered)
-            await anyio.sleep(0 if has_waited else patience.next_wait_s(cause, after_s))
+            await self._pause(0 if has_waited else patience.next_wait_s(cause, after_s))
 
     def submission(
         self, *path: object, json: Any, headers: Mapping[str, str], internal: bool, until: Until | None
@@ -151,6 +188,12 @@ class AsyncConnection:
         return self._http.build_request(
             "POST", path_of(*path), json=json, params=params, headers=headers, timeout=timeout
         )
+
+    async def _pause(self, seconds: float) -> None:
+        if self.blocks:
+            time.sleep(seconds)  # noqa: ASYNC251 - no event loop is there
+        else:
+            await anyio.sleep(seconds)
 
     def _timeout(self, wait_s: float) -> httpx2.Timeout:
         own = self._http.timeout

@@ -1,1 +1,0 @@
-"""Synchronous client, derived from the asynchronous one by `tools/sync_client.py`. Change that one."""
