@@ -80,19 +80,6 @@ def schema_problems(schema: dict[str, Any], value: Any) -> list[tuple[str, str]]
     Patterns and `uniqueItems` are not checked, as they may take for ever, and no reference leaves the schema. A schema
     that is itself wrong, as a foreign server's may be, refuses all values.
     """
-    found = []
-    try:
-        for error in _validator(schema).iter_errors(value):
-            found.append((json_pointer([str(part) for part in error.absolute_path]), error.message))
-            if len(found) == MAX_PROBLEMS:
-                break
-    except Exception:  # noqa: BLE001 - whatever the library raises for a wrong schema
-        return [("", "cannot be checked, as its schema is wrong, or as both are too large: leave it, or send less")]
-    return found
-
-
-def _validator(schema: dict[str, Any]) -> Any:
-    """Return a validator for one value. It counts the keywords that it checks."""
     from jsonschema.validators import Draft202012Validator, create  # noqa: PLC0415 - it takes 60 ms
     from referencing import Registry  # noqa: PLC0415
 
@@ -118,4 +105,12 @@ def _validator(schema: dict[str, Any]) -> Any:
     words = {word: counted(word, check) for word, check in Draft202012Validator.VALIDATORS.items()}
     kept = {word: check for word, check in words.items() if word not in _UNCHECKED}
     kind = create(Draft202012Validator.META_SCHEMA, kept, type_checker=Draft202012Validator.TYPE_CHECKER)
-    return kind(schema, registry=Registry())
+    found = []
+    try:
+        for error in kind(schema, registry=Registry()).iter_errors(value):
+            found.append((json_pointer([str(part) for part in error.absolute_path]), error.message))
+            if len(found) == MAX_PROBLEMS:
+                break
+    except Exception:  # noqa: BLE001 - whatever the library raises for a wrong schema
+        return [("", "cannot be checked, as its schema is wrong, or as both are too large: leave it, or send less")]
+    return found

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import random
 import threading
+import time
 from collections import Counter
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
@@ -38,6 +39,7 @@ from smolsessions.agents.tools.mcp_secrets import secrets_of, variables_of
 from smolsessions.agents.tools.mcp_transports import MAX_BYTES, stdio, streamable_http
 from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.core.agent_ports import ToolServer
+from smolsessions.core.errors import AgentUnavailableError, StartError
 
 M = TypeVar("M", bound=BaseModel)
 log = logging.getLogger(__name__)
@@ -84,12 +86,24 @@ class McpServer:
         self._restarts = self._list_changes = 0
         self._calls: Counter[str] = Counter()
 
-    def wait_for_list(self, most_s: float) -> bool:
-        """Return True if it gave a list of tools by then. For any thread."""
-        self._is_missed = not (self._tried.wait(most_s) and self._pinned)
-        return not self._is_missed
+    def pinned_tools(self, until: float, *, tries_once: bool) -> list[ListedTool]:
+        """Return its first list of tools, after a wait until this time of the monotonic clock. For any thread.
 
-    def report(self) -> str:
+        Raises `AgentUnavailableError` without a list, or `StartError` if it is tried once.
+        """
+        self._is_missed = not (self._tried.wait(max(0.0, until - time.monotonic())) and self._pinned)
+        if not self._is_missed:
+            return self.tools
+        if tries_once:
+            raise StartError(
+                f"[mcp.{self.name}] gives no list of tools ({self._report()}); mend the server or its table"
+            )
+        raise AgentUnavailableError(
+            f"Its MCP server {self.name!r} gave no list of tools when the service started. The service's log says why; "
+            "it needs a restart once the server runs."
+        ) from ConnectionError(self.cause)
+
+    def _report(self) -> str:
         """Return why it is down, for the operator. No model reads what a program wrote to its standard error."""
         return f"{self.cause}; its program's last words: {self._last_line}" if self._last_line else self.cause
 
@@ -183,7 +197,7 @@ class McpServer:
             if (kind := self.cause.partition(":")[0]) not in reported:  # the same failure again is no news
                 reported.add(kind)
                 extra = {"action": "mcp.down", "server": self.name}
-                log.warning("the MCP server %s is down: %s", self.name, self.report(), extra=extra)
+                log.warning("the MCP server %s is down: %s", self.name, self._report(), extra=extra)
             self._connects_at = self._loop.time() + delay_s
             await asyncio.sleep(delay_s)
             self._restarts += 1

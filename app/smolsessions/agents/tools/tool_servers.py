@@ -13,9 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from smolsessions.agents.config.schema import McpTable
-from smolsessions.agents.tools.mcp_schemas import MAX_NAME_CHARS, ListedTool, python_name
+from smolsessions.agents.tools.mcp_schemas import MAX_NAME_CHARS, python_name
 from smolsessions.core.agent_ports import ToolServer
-from smolsessions.core.errors import AgentUnavailableError, StartError
+from smolsessions.core.errors import StartError
 
 if TYPE_CHECKING:  # the extra `mcp`, and 0.4 s
     from smolsessions.agents.tools.mcp import McpServer
@@ -70,7 +70,13 @@ class ToolServers:
             return []
         from smolsessions.agents.tools.mcp import McpTool  # noqa: PLC0415 - as above
 
-        lists = {name: self._list_of(self._servers[name]) for name in names}
+        with self._lock:
+            if not self._thread:
+                self._until = time.monotonic() + START_S
+                self._loop = asyncio.SelectorEventLoop()
+                self._thread = threading.Thread(target=self._run, name="mcp", daemon=True)
+                self._thread.start()
+        lists = {name: self._servers[name].pinned_tools(self._until, tries_once=self.tries_once) for name in names}
         listed = [tool.name for tools in lists.values() for tool in tools]
         used = {*taken, *dir(builtins)}  # code would lose a function of Python
         found = []
@@ -82,25 +88,6 @@ class ToolServers:
                 used.add(name)
                 found.append(McpTool(self._servers[server], tool, name))
         return found
-
-    def _list_of(self, server: McpServer) -> list[ListedTool]:
-        """Return the pinned tools of a server, after a wait for its start."""
-        with self._lock:
-            if not self._thread:
-                self._until = time.monotonic() + START_S
-                self._loop = asyncio.SelectorEventLoop()
-                self._thread = threading.Thread(target=self._run, name="mcp", daemon=True)
-                self._thread.start()
-        if server.wait_for_list(max(0.0, self._until - time.monotonic())):
-            return server.tools
-        if self.tries_once:
-            raise StartError(
-                f"[mcp.{server.name}] gives no list of tools ({server.report()}); mend the server or its table"
-            )
-        raise AgentUnavailableError(
-            f"Its MCP server {server.name!r} gave no list of tools when the service started. The service's log says "
-            "why; it needs a restart once the server runs."
-        ) from ConnectionError(server.cause)
 
     def health(self) -> list[ToolServer]:
         return [server.health() for server in self._servers.values()]

@@ -34,7 +34,6 @@ _CODE_TOOLS = (
     "run_shell_command shell bash terminal"
 ).split()
 _SYSTEM = (("proc",), ("sys",), ("dev",))
-_PATH: Any = {"type": "string", "description": "Path from the root of the workspace, such as notes/plan.md."}
 
 
 class BoundWorkspace:
@@ -73,99 +72,85 @@ class BoundWorkspace:
 
 
 class WorkspaceTool(Tool):  # type: ignore[misc, unused-ignore]
-    """Tool on a bound workspace. Subclasses declare `forward`, whose parameters smolagents checks."""
+    """Tool on a bound workspace, one of `TOOLS`."""
 
+    skip_forward_signature_validation = True
     output_type = "string"
     inputs_for_names = frozenset({"path", "pattern", "glob"})
     """Inputs that take a name of a file of the message as it is, not as that file's text."""
 
-    def __init__(self, bound: BoundWorkspace, lists: str) -> None:
+    def __init__(self, name: str, bound: BoundWorkspace, lists: str) -> None:
         """`lists` is the part of the access list that the description shows to the model."""
-        self.description = f"{self.description} {lists}".strip()
+        about, self.inputs, self._act = TOOLS[name]
+        self.name, self.description = name, f"{about} {lists}"
         super().__init__()  # type: ignore[no-untyped-call]
         self.bound = bound
+        self.unsafe_to_repeat = name == "edit_file"  # a second attempt could not tell the new text from an old one
+
+    def forward(self, *args: Any, **kwargs: Any) -> str:
+        return self.bound.call(lambda files: self._act(files, *args, **kwargs))
 
 
-class ReadFile(WorkspaceTool):
-    name = "read_file"
-    description = "Reads a text file of the workspace."
-    inputs = {"path": _PATH}  # noqa: RUF012 - declared as smolagents expects
-
-    def forward(self, path: str) -> str:
-        return self.bound.call(lambda files: files.read(path))
+def _write(files: Workspace, path: str, content: str) -> str:
+    files.write(path, content)
+    return f"Wrote {len(content)} characters."
 
 
-class WriteFile(WorkspaceTool):
-    name = "write_file"
-    description = "Writes a text file of the workspace: makes it, or replaces all of it."
-    inputs = {  # noqa: RUF012 - as above
-        "path": _PATH,
-        "content": {"type": "string", "description": "The whole text of the file."},
-    }
-
-    def forward(self, path: str, content: str) -> str:
-        def write(files: Workspace) -> str:
-            files.write(path, content)
-            return f"Wrote {len(content)} characters."
-
-        return self.bound.call(write)
+def _edit(files: Workspace, path: str, old: str, new: str) -> str:
+    files.edit(path, old, new)
+    return "Replaced the text."
 
 
-class EditFile(WorkspaceTool):
-    name = "edit_file"
-    description = (
-        "Replaces one text in a file of the workspace by another. The file must hold the old text exactly once."
-    )
-    inputs = {  # noqa: RUF012 - as above
-        "path": _PATH,
-        "old": {"type": "string", "description": "The text to replace, with enough around it to be unique."},
-        "new": {"type": "string", "description": "The text to put in its place."},
-    }
-    unsafe_to_repeat = True
-    """A second attempt could not tell the new text from an old one."""
-
-    def forward(self, path: str, old: str, new: str) -> str:
-        def edit(files: Workspace) -> str:
-            files.edit(path, old, new)
-            return "Replaced the text."
-
-        return self.bound.call(edit)
+def _glob(files: Workspace, pattern: str) -> str:
+    found = files.glob(pattern)
+    return _text(found, is_whole=found.is_whole)
 
 
-class Glob(WorkspaceTool):
-    name = "glob"
-    description = "Lists files of the workspace."
-    inputs = {"pattern": {"type": "string", "description": _PATTERN}}  # noqa: RUF012 - as above
-
-    def forward(self, pattern: str) -> str:
-        def search(files: Workspace) -> str:
-            found = files.glob(pattern)
-            return _text(found, is_whole=found.is_whole)
-
-        return self.bound.call(search)
+def _grep(files: Workspace, pattern: str, glob: str | None = None) -> str:
+    found = files.grep(pattern, "**" if glob is None else glob)
+    return _text([f"{match.path}:{match.line}: {match.text}" for match in found], is_whole=found.is_whole)
 
 
-class Grep(WorkspaceTool):
-    name = "grep"
-    description = "Finds lines in files of the workspace. Each result is path:line: text."
-    inputs = {  # noqa: RUF012 - as above
-        "pattern": {"type": "string", "description": "A regular expression (RE2: no look-around)."},
-        "glob": {"type": "string", "description": f"The files to search. {_PATTERN}", "nullable": True},
-    }
-
-    def forward(self, pattern: str, glob: str | None = None) -> str:
-        def search(files: Workspace) -> str:
-            found = files.grep(pattern, "**" if glob is None else glob)
-            lines = [f"{match.path}:{match.line}: {match.text}" for match in found]
-            return _text(lines, is_whole=found.is_whole)
-
-        return self.bound.call(search)
+def _text(lines: list[str], *, is_whole: bool) -> str:
+    shown = lines if is_whole else [*lines, CUT]
+    return "\n".join(shown) or "Nothing matches."
 
 
-TOOLS = (ReadFile, WriteFile, EditFile, Glob, Grep)
-_READING = (ReadFile, Glob, Grep)
+def _input(description: str, **more: Any) -> dict[str, Any]:
+    return {"type": "string", "description": description, **more}
+
+
+_PATH = _input("Path from the root of the workspace, such as notes/plan.md.")
+TOOLS: dict[str, tuple[str, dict[str, dict[str, Any]], Callable[..., str]]] = {
+    "read_file": ("Reads a text file of the workspace.", {"path": _PATH}, Workspace.read),
+    "write_file": (
+        "Writes a text file of the workspace: makes it, or replaces all of it.",
+        {"path": _PATH, "content": _input("The whole text of the file.")},
+        _write,
+    ),
+    "edit_file": (
+        "Replaces one text in a file of the workspace by another. The file must hold the old text exactly once.",
+        {
+            "path": _PATH,
+            "old": _input("The text to replace, with enough around it to be unique."),
+            "new": _input("The text to put in its place."),
+        },
+        _edit,
+    ),
+    "glob": ("Lists files of the workspace.", {"pattern": _input(_PATTERN)}, _glob),
+    "grep": (
+        "Finds lines in files of the workspace. Each result is path:line: text.",
+        {
+            "pattern": _input("A regular expression (RE2: no look-around)."),
+            "glob": _input(f"The files to search. {_PATTERN}", nullable=True),
+        },
+        _grep,
+    ),
+}
+"""Description, inputs and function of each tool."""
+WORKSPACE_TOOLS = tuple(TOOLS)
+_READING = ("read_file", "glob", "grep")
 """Tools of an agent that may write nothing."""
-WORKSPACE_TOOLS = tuple(tool.name for tool in TOOLS)
 
 
 def add_workspaces(name: str, agent: MultiStepAgent, caller: Caller, folders: ConversationFolders | None) -> None:
@@ -200,8 +185,8 @@ def workspaces_of(agent: MultiStepAgent) -> list[BoundWorkspace]:
 
 
 def workspace_of(agent: MultiStepAgent) -> BoundWorkspace | None:
-    tool = unproxied(agent.tools.get(ReadFile.name))
-    return tool.bound if isinstance(tool, ReadFile) else None
+    tool = unproxied(agent.tools.get("read_file"))
+    return tool.bound if isinstance(tool, WorkspaceTool) else None
 
 
 def _add_tools(name: str, agent: MultiStepAgent, caller: Caller, folders: ConversationFolders | None) -> None:
@@ -237,8 +222,8 @@ def _add_tools(name: str, agent: MultiStepAgent, caller: Caller, folders: Conver
     access = workspace.access
     lists = f"You may write: {', '.join(access.editable) or 'nothing'}."
     lists += f" You may only read: {', '.join(access.readonly)}." if access.readonly else ""
-    tools = TOOLS if access.editable else _READING
-    agent.tools |= {tool.name: tool(bound, lists) for tool in tools}
+    tools = WORKSPACE_TOOLS if access.editable else _READING
+    agent.tools |= {tool: WorkspaceTool(tool, bound, lists) for tool in tools}
 
 
 def _runs_code(tool: Any) -> bool:
@@ -259,8 +244,3 @@ def _runs_code(tool: Any) -> bool:
         if is_local or isinstance(value, PythonInterpreterTool) or value is evaluate_python_code:
             return True
     return False
-
-
-def _text(lines: list[str], *, is_whole: bool) -> str:
-    shown = lines if is_whole else [*lines, CUT]
-    return "\n".join(shown) or "Nothing matches."

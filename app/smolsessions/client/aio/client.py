@@ -7,9 +7,9 @@ from contextlib import aclosing
 from typing import Any, Literal, Self, Unpack
 
 import httpx2
+from pydantic import Field, RootModel
 
-from smolsessions.client.aio.connection import NO_CONTENT, AsyncConnection
-from smolsessions.client.answers import Document, ReadConversation, read_conversation
+from smolsessions.client.aio.connection import NO_CONTENT, AsyncConnection, read
 from smolsessions.client.errors import ApiError, foreign_answer
 from smolsessions.client.requests import (
     Answer,
@@ -30,6 +30,7 @@ from smolsessions.wire.conversations import (
     Agent,
     AgentDetails,
     AgentList,
+    Conversation,
     ConversationPage,
     ListedConversation,
     Prompt,
@@ -49,6 +50,12 @@ WAIT_S = 25
 TAKEN = {"already_answered", "not_waiting", "request_not_found"}
 """Codes of an answer that comes too late: another client has answered, or the turn was stopped."""
 TIMEOUT = httpx2.Timeout(60, connect=10, pool=None)
+
+
+class ReadConversation(Conversation):
+    """A conversation with its version at the time of the answer."""
+
+    etag: str | None = Field(None, exclude=True, description="Version for `if_match`. None: a proxy removed it.")
 
 
 class AsyncClient:
@@ -374,7 +381,8 @@ class AsyncClient:
 
     async def export_conversation(self, conversation_id: str) -> dict[str, Any]:
         """Return the conversation as a document (docs/export.md)."""
-        return (await self._connection.ask(Document, "GET", "conversations", conversation_id, "export")).root
+        path = ("conversations", conversation_id, "export")
+        return (await self._connection.ask(RootModel[dict[str, Any]], "GET", *path)).root
 
     async def import_conversation(
         self,
@@ -407,7 +415,8 @@ class AsyncClient:
         return (await self._connection.send("GET", "metrics")).text
 
     async def _conversation(self, method: str, *path: object, **request: Any) -> ReadConversation:
-        return read_conversation(await self._connection.send(method, *path, **request))
+        response = await self._connection.send(method, *path, **request)
+        return read(ReadConversation, response).model_copy(update={"etag": response.headers.get("ETag")})
 
 
 def _turn(conversation_id: str, turn: int) -> tuple[object, ...]:

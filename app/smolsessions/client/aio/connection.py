@@ -11,7 +11,6 @@ import anyio
 import httpx2
 from pydantic import BaseModel, ValidationError
 
-from smolsessions.client.answers import read
 from smolsessions.client.errors import ApiError, UnreachableError, error_of, foreign_answer
 from smolsessions.client.requests import Patience, Until, may_repeat, named, path_of
 from smolsessions.wire.conversations import ConversationPage, StepPage
@@ -212,6 +211,14 @@ class AsyncConnection:
             raise foreign_answer(response, str(odd)) from odd
         finally:
             await response.aclose()
+
+
+def read(model: type[M], response: httpx2.Response) -> M:
+    """Return an answer as a model. Raises `ApiError` if it is none."""
+    try:
+        return model.model_validate_json(response.content)
+    except ValidationError:
+        raise foreign_answer(response, response.text) from None
 
 
 def _unreachable(lost: httpx2.TransportError, request: httpx2.Request) -> UnreachableError:
