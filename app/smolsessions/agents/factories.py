@@ -95,7 +95,6 @@ class CheckedAgent:
     """Why its turns cannot wait for a person."""
 
     def version_of(self, agent: MultiStepAgent) -> AgentVersion:
-        """Return the version of an agent that the factory made."""
         if not self.takes_caller:
             return self.info.version
         return _version(self.info.version.name, agent, self.factory, self.unstable)

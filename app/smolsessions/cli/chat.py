@@ -185,8 +185,6 @@ def _end(number: int, _frame: object) -> None:
 
 
 class _Chat:
-    """One conversation on the screen."""
-
     def __init__(
         self,
         client: Client,

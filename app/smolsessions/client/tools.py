@@ -34,7 +34,18 @@ class Toolbox:
     def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
         self._functions: dict[str, Any] = {getattr(function, "__name__", ""): function for function in functions}
         self._adapters: dict[str, Any] = {name: TypeAdapter(found) for name, found in self._functions.items()}
-        self.described = [self._describe(name, inspect.getdoc(found)) for name, found in self._functions.items()]
+        self.described: list[dict[str, Any]] = []
+        for name, function in self._functions.items():
+            text = inspect.getdoc(function) or ""
+            about = _DESCRIPTION.match(text)
+            if not (text and about):
+                raise TypeError(f"the tool {name!r} has no docstring; say there what it does, as the model reads it")
+            schema = self._adapters[name].json_schema(schema_generator=_Schema)
+            found = _ARGUMENTS.search(text)
+            for argument, meaning in _ARGUMENT.findall(found[1] if found else ""):
+                if argument in schema.get("properties", {}):
+                    schema["properties"][argument].setdefault("description", " ".join(meaning.split()))
+            self.described.append({"name": name, "description": about[1].strip(), "parameters": schema})
 
     def answers(self, requests: Sequence[InputRequest]) -> list[Any]:
         """Call the functions that the requests ask for, one after the other, and return their results."""
@@ -73,17 +84,6 @@ class Toolbox:
     def _call(self, request: InputRequest) -> Any:
         """Call a function with its types: the arguments of the request are JSON."""
         return self._adapters[request.tool].validate_python(ArgsKwargs((), request.arguments))
-
-    def _describe(self, name: str, text: str | None) -> dict[str, Any]:
-        about = _DESCRIPTION.match(text or "")
-        if not (text and about):
-            raise TypeError(f"the tool {name!r} has no docstring; say there what it does, as the model reads it")
-        schema = self._adapters[name].json_schema(schema_generator=_Schema)
-        found = _ARGUMENTS.search(text)
-        for argument, meaning in _ARGUMENT.findall(found[1] if found else ""):
-            if argument in schema.get("properties", {}):
-                schema["properties"][argument].setdefault("description", " ".join(meaning.split()))
-        return {"name": name, "description": about[1].strip(), "parameters": schema}
 
 
 def _result(request: InputRequest, value: Any) -> dict[str, Any]:

@@ -84,7 +84,6 @@ class EditTracker:
         return end
 
     def add(self, entry: Any) -> None:
-        """Apply the next entry of the record."""
         place = self._overlay.add(entry)
         if place is not None:
             self._values[place] = _values(self._overlay.steps[place])

@@ -7,7 +7,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, singledispatch
 from typing import Any
 
 from smolagents.memory import ActionStep, MemoryStep, TaskStep
@@ -17,11 +17,9 @@ from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
 from smolsessions.core.errors import ConflictError
 from smolsessions.core.policies import (
     KeepLastNSteps,
-    NoPruning,
     OwnRule,
     Policy,
     PruneOldObservations,
-    Rule,
     Summarize,
     TokenBudget,
 )
@@ -56,8 +54,12 @@ def apply_policy(steps: Steps, policy: Policy, context: RuleContext) -> Steps:
     A shortened step is a copy. Notes always stay. Raises `PolicyFailedError`.
     """
     for rule in policy:
-        if not isinstance(rule, NoPruning):
-            steps = _RULES[type(rule)](steps, rule, context)
+        steps = _applied(rule, steps, context)
+    return steps
+
+
+@singledispatch
+def _applied(_rule: Any, steps: Steps, _context: RuleContext) -> Steps:  # of `NoPruning`
     return steps
 
 
@@ -67,7 +69,8 @@ def turn_start(steps: Steps, end: int | None = None) -> int:
     return next((place for place in reversed(places) if isinstance(steps[place].step, TaskStep)), 0)
 
 
-def _keep_last_steps(steps: Steps, rule: Any, context: RuleContext) -> Steps:
+@_applied.register
+def _keep_last_steps(rule: KeepLastNSteps, steps: Steps, context: RuleContext) -> Steps:
     first = len(_leading_summary(steps))
     left, start = rule.n, len(steps)
     while start > first and left:
@@ -77,7 +80,8 @@ def _keep_last_steps(steps: Steps, rule: Any, context: RuleContext) -> Steps:
     return [*steps[:first], *kept, *steps[start:]]
 
 
-def _cut_observations(steps: Steps, rule: Any, context: RuleContext) -> Steps:
+@_applied.register
+def _cut_observations(rule: PruneOldObservations, steps: Steps, context: RuleContext) -> Steps:
     left, start = rule.keep_last_n, len(steps)
     while start and left:
         start -= 1
@@ -103,7 +107,8 @@ def _cut_observations(steps: Steps, rule: Any, context: RuleContext) -> Steps:
     return [*context.maps[rule].of(steps[:start], shorten), *steps[start:]]
 
 
-def _within_budget(steps: Steps, rule: Any, context: RuleContext) -> Steps:
+@_applied.register
+def _within_budget(rule: TokenBudget, steps: Steps, context: RuleContext) -> Steps:
     """Keep a summary, all notes, the newest task and the last step in any case, then the newest turns that fit."""
     if not steps:
         return steps
@@ -138,7 +143,8 @@ def _notes(steps: Steps) -> Steps:
     return [one for one in steps if isinstance(one.step, NoteStep)]
 
 
-def _apply_summary(steps: Steps, _rule: Rule, _context: RuleContext) -> Steps:
+@_applied.register
+def _apply_summary(_rule: Summarize, steps: Steps, _context: RuleContext) -> Steps:
     """Replace the steps that the newest summary covers, except notes and the current task."""
     newest = next((at for at in reversed(range(len(steps))) if isinstance(steps[at].step, SummaryStep)), None)
     if newest is None:
@@ -153,12 +159,21 @@ def _apply_summary(steps: Steps, _rule: Rule, _context: RuleContext) -> Steps:
     return [steps[newest], *kept, *recent]
 
 
-def _apply_own(steps: Steps, rule: Any, context: RuleContext) -> Steps:
+@_applied.register
+def _apply_own(rule: OwnRule, steps: Steps, context: RuleContext) -> Steps:
     """Call the author's function with copies, so that the memory keeps the original steps."""
     name, function = rule.name, context.own_policies.get(rule.name)
     if function is None:
         raise PolicyFailedError(f"The memory policy {name} is none of this agent's own_policies any more.")
-    copies = [_copy_step(one.step) for one in steps]
+    copies = []
+    for one in steps:  # images and errors are shared
+        copied = copy.copy(one.step)
+        for field, value in vars(one.step).items():
+            if field == "tool_calls":
+                setattr(copied, field, copy.deepcopy(value))
+            elif isinstance(value, list):
+                setattr(copied, field, list(value))
+        copies.append(copied)
     try:
         returned = list(function(list(copies)))
     except (Exception, SystemExit) as error:
@@ -184,17 +199,6 @@ def _identity(step: MemoryStep) -> object:
     return None if timing is None else (type(step), timing.start_time, timing.end_time)
 
 
-def _copy_step(step: MemoryStep) -> MemoryStep:
-    """Copy a step with its lists and calls. Images and errors are shared."""
-    copied = copy.copy(step)
-    for name, value in vars(step).items():
-        if name == "tool_calls":
-            setattr(copied, name, copy.deepcopy(value))
-        elif isinstance(value, list):
-            setattr(copied, name, list(value))
-    return copied
-
-
 def _check_calls(shown: Steps, steps: Steps, name: str) -> None:
     """Refuse a call without its result and a duplicate call: providers reject such prompts."""
     unchanged = set(steps)
@@ -207,12 +211,3 @@ def _check_calls(shown: Steps, steps: Steps, name: str) -> None:
     before, after = (Counter(call_id for one in each for call_id in one.call_ids) for each in (steps, shown))
     if any(count > max(1, before[call_id]) for call_id, count in after.items()):  # some providers repeat an id
         raise PolicyFailedError(f"The memory policy {name} shows the same tool call twice.")
-
-
-_RULES: dict[type, Callable[[Steps, Any, RuleContext], Steps]] = {
-    KeepLastNSteps: _keep_last_steps,
-    PruneOldObservations: _cut_observations,
-    TokenBudget: _within_budget,
-    Summarize: _apply_summary,
-    OwnRule: _apply_own,
-}

@@ -63,7 +63,6 @@ class PromptStep:
 
     @cached_property
     def estimate(self) -> int:
-        """Estimated tokens."""
         return estimate_messages(self.messages)
 
     @property

@@ -304,8 +304,6 @@ class StepEncoder:
 
 
 class StepDecoder:
-    """Decoder of the data of steps."""
-
     def __init__(
         self,
         attachments: Mapping[str, bytes],

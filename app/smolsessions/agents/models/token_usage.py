@@ -61,7 +61,6 @@ def details_of(usage: TokenUsage) -> dict[str, int]:
 
 
 def usage_of_data(data: dict[str, Any] | None) -> TokenUsage | None:
-    """Return the count that a step's data holds."""
     if not data:
         return None
     return TokenUsage(**data) if data.keys() == _PLAIN else DetailedUsage(**data)

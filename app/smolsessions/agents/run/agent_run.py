@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -156,7 +156,6 @@ class AgentRun:
         return True
 
     def run_check(self, check: Callable[[], bool]) -> bool:
-        """Run a check of the final answer as an effect."""
         self._checks += 1
         place, journal = f"{self._step_id}.c{self._checks}", self.turn_run.journal
         key = CallKey("check", place)
@@ -184,7 +183,10 @@ class AgentRun:
             with self._lock:
                 named = [number for number, (expected, _) in self._expected.items() if expected == name]
                 # An argument may have been replaced by the variable that it names.
-                exact = [number for number in named if _is_equal(self._expected[number][1], arguments)]
+                exact = []
+                for number in named:
+                    with suppress(Exception):  # foreign values may fail to compare
+                        exact += [number] if self._expected[number][1] == arguments else []
                 if named:
                     number = (exact or named)[0]
                     del self._expected[number]
@@ -337,10 +339,3 @@ class ToolCallInProgress:
 def _with_outer_calls(call_id: str) -> Iterator[str]:
     """Yield the outermost call that a call is part of, and so on down to the call itself."""
     return accumulate(call_id.split("/"), "{}/{}".format)
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    try:
-        return bool(one == other)
-    except Exception:  # noqa: BLE001 - foreign values may fail to compare
-        return False

@@ -155,7 +155,6 @@ class AgentState:
             return changes
 
     def apply_changes(self, changes: dict[str, bytes]) -> None:
-        """Apply the changes that a replayed call made."""
         with self._lock:
             for piece, data in changes.items():
                 path, _, rest = piece.partition(":")
@@ -216,7 +215,6 @@ class AgentState:
         return (*sorted(dropped), *sorted(TOOL + name for name in self._reset))
 
     def stop_interpreters(self) -> None:
-        """Stop the interpreters' processes, at the end of a turn."""
         for node in self._nodes:
             if node.interpreter:
                 node.interpreter.stop()

@@ -32,8 +32,14 @@ def result_of(coroutine: Coroutine[Any, Any, Any], turn_run: TurnRun | None) -> 
     ended: Future[asyncio.Task[Any]] = Future()
     tasks: list[asyncio.Task[Any]] = []
 
+    async def caught() -> tuple[Any, BaseException | None]:
+        try:
+            return await coroutine, None
+        except BaseException as error:  # noqa: BLE001 - a SystemExit would end the loop for all tools
+            return None, error
+
     def begin() -> None:
-        tasks.append(loop.create_task(_caught(coroutine)))
+        tasks.append(loop.create_task(caught()))
         tasks[0].add_done_callback(ended.set_result)
         if turn_run and turn_run.bridge.stop_requested:  # by a stop that came before the task
             cancel()
@@ -61,14 +67,6 @@ def result_of(coroutine: Coroutine[Any, Any, Any], turn_run: TurnRun | None) -> 
     if error:
         raise error
     return value
-
-
-async def _caught(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
-    """Return the result or the error: a SystemExit would end the loop for all tools."""
-    try:
-        return await coroutine, None
-    except BaseException as error:  # noqa: BLE001 - raised in the thread of the call
-        return None, error
 
 
 @cache

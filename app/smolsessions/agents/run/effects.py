@@ -80,7 +80,6 @@ class Effect:
         return error
 
     def outcome(self, stored_classes: Collection[type]) -> Any:
-        """Return the value, or raise the exception."""
         if self.raised:
             raise self.error
         assert self.returned is not None, "an opaque effect has no outcome"

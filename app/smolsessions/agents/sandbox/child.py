@@ -192,7 +192,6 @@ class _CodeRunner:
         return {"changed": changed, "removed": saved.removed, "inputs": inputs, "full": False}
 
     def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a tool in the parent."""
         is_answer = name == "final_answer"
         if not self._running:
             raise InterpreterError(f"The tool `{name}` can be called by a code block alone.")

@@ -106,7 +106,6 @@ class ForkClient:
 
     @property
     def spares(self) -> int:
-        """Number of processes that wait for a turn."""
         return len(self._spares)
 
     def keep_spares(self) -> None:
@@ -220,8 +219,6 @@ class ForkClient:
 
 
 class ChildProcess:
-    """A forked process and the socket to it."""
-
     def __init__(self, sock: socket.socket, group: ProcessGroup) -> None:
         self.sock = sock
         self._group = group

@@ -143,8 +143,13 @@ def _getattr(value: Any, name: str, *default: Any) -> Any:
     found = builtins.getattr(value, name, *default)
     if type(found) in _HARMLESS:
         return found
-    if name in _FORMATS and (method := _checked_format(name, found)):
-        return method
+    if name in _FORMATS:  # such a method reads attributes, in `str` as well as in other classes
+        if found is vars(str).get(name):
+            return CheckedFormat(name)
+        if type(found) is types.BuiltinMethodType and issubclass(type(found.__self__), str):
+            return CheckedFormat(name, str.__str__(found.__self__))
+        if builtins.getattr(found, "__module__", None) in {"collections", "string"}:
+            raise InterpreterError(f"Forbidden access to {found.__qualname__}: it reads any attribute; use str.format.")
     if is_called and type(found) is types.BuiltinMethodType and type(found.__self__) in _PLAIN:
         return found  # no check refuses it, and reading the caller's variables costs more than the call
     names = caller.f_locals
@@ -153,17 +158,6 @@ def _getattr(value: Any, name: str, *default: Any) -> Any:
         check(found, names.get("static_tools"), imports)
     is_method = type(found) in _METHODS and type(builtins.getattr(found, "__self__", None)) is not types.ModuleType
     return CheckedMethod(found, tuple(imports or ())) if is_method and not is_called else found
-
-
-def _checked_format(name: str, found: Any) -> CheckedFormat | None:
-    """Return a method in place of one of `str` that reads attributes. Refuses those of other classes."""
-    if found is vars(str).get(name):
-        return CheckedFormat(name)
-    if type(found) is types.BuiltinMethodType and issubclass(type(found.__self__), str):
-        return CheckedFormat(name, str.__str__(found.__self__))
-    if builtins.getattr(found, "__module__", None) in {"collections", "string"}:
-        raise InterpreterError(f"Forbidden access to {found.__qualname__}: it reads any attribute; use str.format.")
-    return None
 
 
 def _setattr(value: Any, name: str, new: Any) -> None:

@@ -76,8 +76,6 @@ class _Restored(BaseModel):
 
 
 class _BlockResult(_Restored):
-    """Message of a process that has run a block."""
-
     output: bytes | None
     text: _Text
     logs: _Text

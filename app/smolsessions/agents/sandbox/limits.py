@@ -48,7 +48,6 @@ class Stopwatch:
         self._timeout_s: float | None = None
 
     def begin(self, timeout_s: float | None) -> None:
-        """Start the author's own timeout."""
         self._began, self._timeout_s = time.monotonic(), timeout_s
 
     def check(self) -> None:

@@ -51,7 +51,6 @@ class MemoryBudget:
 
     @property
     def waiting(self) -> int:
-        """Number of blocks that wait."""
         return len(self._queue)
 
     def take(self, owner: Owner, mb: int, check: Callable[[], None]) -> None:

@@ -23,7 +23,7 @@ from smolsessions.agents.run.proxy import unproxied
 from smolsessions.caller import CALLER
 from smolsessions.core.callers import Caller
 from smolsessions.core.errors import StartError
-from smolsessions.workspace import ToolDenied, Workspace
+from smolsessions.workspace import Found, Match, ToolDenied, Workspace
 from smolsessions.workspace.folders import ConversationFolders
 
 DENIED = "[denied]"
@@ -101,19 +101,9 @@ def _edit(files: Workspace, path: str, old: str, new: str) -> str:
     return "Replaced the text."
 
 
-def _glob(files: Workspace, pattern: str) -> str:
-    found = files.glob(pattern)
-    return _text(found, is_whole=found.is_whole)
-
-
-def _grep(files: Workspace, pattern: str, glob: str | None = None) -> str:
-    found = files.grep(pattern, "**" if glob is None else glob)
-    return _text([f"{match.path}:{match.line}: {match.text}" for match in found], is_whole=found.is_whole)
-
-
-def _text(lines: list[str], *, is_whole: bool) -> str:
-    shown = lines if is_whole else [*lines, CUT]
-    return "\n".join(shown) or "Nothing matches."
+def _text(found: Found[str] | Found[Match]) -> str:
+    lines = [each if isinstance(each, str) else f"{each.path}:{each.line}: {each.text}" for each in found]
+    return "\n".join(lines if found.is_whole else [*lines, CUT]) or "Nothing matches."
 
 
 def _input(description: str, **more: Any) -> dict[str, Any]:
@@ -137,14 +127,18 @@ TOOLS: dict[str, tuple[str, dict[str, dict[str, Any]], Callable[..., str]]] = {
         },
         _edit,
     ),
-    "glob": ("Lists files of the workspace.", {"pattern": _input(_PATTERN)}, _glob),
+    "glob": (
+        "Lists files of the workspace.",
+        {"pattern": _input(_PATTERN)},
+        lambda files, pattern: _text(files.glob(pattern)),
+    ),
     "grep": (
         "Finds lines in files of the workspace. Each result is path:line: text.",
         {
             "pattern": _input("A regular expression (RE2: no look-around)."),
             "glob": _input(f"The files to search. {_PATTERN}", nullable=True),
         },
-        _grep,
+        lambda files, pattern, glob=None: _text(files.grep(pattern, "**" if glob is None else glob)),
     ),
 }
 """Description, inputs and function of each tool."""

@@ -74,7 +74,18 @@ class DocumentMedia:
                 is_whole = False
             if not is_whole:
                 raise _image_error(name, _BROKEN_IMAGE)
-        self._files = {name: _read_file(str(name), member) for name, member in files.items()}
+        self._files: dict[str, File] = {}
+        for name, member in files.items():
+            pointer = json_pointer("/files", str(name))
+            found = checked(_FileIn, member, pointer)
+            parts = decode_base64(found.data, f"{pointer}/data"), found.media_type, found.name
+            try:
+                file = Audio(*parts, found.rate) if found.kind == "audio" else File(*parts)
+            except ValueError as error:
+                raise InvalidRequestError.at(pointer, str(error)) from None
+            if image_name(encode_file(file)) != name:
+                raise InvalidRequestError.at(pointer, "is not of this name, a hash of its kind, name, type and data")
+            self._files[name] = file
         self._unused_images, self._unused_files = dict.fromkeys(images), dict.fromkeys(files)
 
     def images(self, pointer: str, names: Mapping[str, str]) -> dict[str, bytes]:
@@ -126,16 +137,3 @@ def _read_image(name: str, member: Any) -> tuple[bytes, int]:
 
 def _image_error(name: str, message: str, *member: str) -> InvalidRequestError:
     return InvalidRequestError.at(json_pointer("/images", name, *member), message)
-
-
-def _read_file(name: str, member: Any) -> File:
-    pointer = json_pointer("/files", name)
-    found = checked(_FileIn, member, pointer)
-    parts = decode_base64(found.data, f"{pointer}/data"), found.media_type, found.name
-    try:
-        file = Audio(*parts, found.rate) if found.kind == "audio" else File(*parts)
-    except ValueError as error:
-        raise InvalidRequestError.at(pointer, str(error)) from None
-    if image_name(encode_file(file)) != name:
-        raise InvalidRequestError.at(pointer, "is not of this name, a hash of its kind, name, type and data")
-    return file

@@ -93,8 +93,6 @@ def export_variables(
 
 
 class _Export:
-    """Variables of one agent."""
-
     def __init__(self, path: str) -> None:
         self._path = path
         self._values: dict[str, dict[str, Any]] = {"code": {}, "state": {}, "tools": {}, "files": {}}

@@ -135,7 +135,6 @@ def is_canonical(data: bytes) -> bool:
 
 
 def name_image(image: PIL.Image.Image, name: str) -> None:
-    """Set the name under which the store has the image."""
     image.info[_NAME] = name
 
 

@@ -144,12 +144,10 @@ def holds_media(step: Any) -> bool:
 
 
 def stored_files(files: Iterable[File]) -> tuple[StepFile, ...]:
-    """Return the records of files, without duplicates."""
     return tuple(dict.fromkeys(described(file, encode_file(file)) for file in files))
 
 
 def attach_files(step: Any, files: Sequence[File]) -> None:
-    """Let a task hold the files of its message."""
     if files:
         setattr(step, _FILES, tuple(files))
 
