@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -227,11 +227,11 @@ class HeldLease:
             packed = self.scope.seal(packed, "log", turn.number) if packed else b""
             sealed = {"record": record, "variables": chunk_list, "head": head, "packed": packed}
             staged: dict[str, Argument] = {"staged": "", "chunks": ""}
+            replaced = self._memory.replaced_chunks() if chunk_list else []
             try:
-                async with AsyncExitStack() as stack:
-                    if chunk_list and (replaced := self._memory.replaced_chunks()):
-                        name = await stack.enter_async_context(staged_keys(self.scope.partition))
-                        with suppress(StoreUnavailableError, HistoryGoneError):  # the commit then writes each chunk
+                async with staged_keys(self.scope.partition) if replaced else nullcontext("") as name:
+                    with suppress(StoreUnavailableError, HistoryGoneError):  # the commit then writes each chunk
+                        if replaced:
                             await self.flush()
                             await keep_chunks(self.scope, self._memory.generation, replaced)
                             await stage_chunks(self.scope, self._memory.generation, name, self._memory.chunks)
