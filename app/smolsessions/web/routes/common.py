@@ -62,6 +62,7 @@ class Delivery:
     on_disconnect: OnDisconnect = None
     until: Until = None
     include_internal_tools: Internal = False
+    accept: Annotated[str | None, Header(include_in_schema=False)] = None
 
 
 Answered = Annotated[Delivery, Depends()]

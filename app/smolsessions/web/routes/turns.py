@@ -92,23 +92,21 @@ class NewTurns:
             return None
         body.free()  # the turn may take long, and FastAPI would hold the body until its end
         internal = query.pop("include_internal_tools", "false") == "true"
-        delivery = Delivery(text.get(b"prefer"), **query, include_internal_tools=internal)  # type: ignore[arg-type]  # checked above
+        prefer, accept = text.get(b"prefer"), text.get(b"accept")
+        delivery = Delivery(prefer, **query, include_internal_tools=internal, accept=accept)  # type: ignore[arg-type]  # checked above
         if answers:
-            return await self.go_on(scope, path[1], int(path[2]), answers, text.get(b"accept"), delivery)
+            return await self.go_on(scope, Ref(Owner(scope["owner"]), path[1]), int(path[2]), answers, delivery)
         assert request
         if path[1]:
             set_conversation(request, path[1])
-        return await self.answer(scope, request, text.get(b"accept"), delivery, key)
+        return await self.answer(scope, request, delivery, key)
 
-    async def answer(
-        self, scope: Scope, body: TurnRequest, accept: str | None, delivery: Delivery, key: str | None
-    ) -> Response:
+    async def answer(self, scope: Scope, body: TurnRequest, delivery: Delivery, key: str | None) -> Response:
         """Submit a turn, and return it at its end or stream its events."""
         new = await self.prepare(scope, body, key)
         owner, internal = Owner(scope["owner"]), delivery.include_internal_tools
-        if wants_stream(accept):
-            subscription = await self._turns.submit(owner, new)
-            return TurnStream(self._streams, subscription, delivery, internal=internal)
+        if wants_stream(delivery.accept):
+            return TurnStream(self._streams, await self._turns.submit(owner, new), delivery, internal=internal)
         wait_s, applied = wait_of(delivery.prefer, self._limits.wait_s)
         return turn_answer(await self._turns.submit_and_wait(owner, new, wait_s), applied, internal=internal)
 
@@ -149,19 +147,11 @@ class NewTurns:
             idempotency_key=key,
         )
 
-    async def go_on(  # noqa: PLR0917 - as the route has them
-        self,
-        scope: Scope,
-        conversation_id: str,
-        number: int,
-        body: AnswersRequest,
-        accept: str | None,
-        delivery: Delivery,
-    ) -> Response:
+    async def go_on(self, scope: Scope, ref: Ref, number: int, body: AnswersRequest, delivery: Delivery) -> Response:
         """Answer requests of a waiting turn, and return the turn at its end or stream its events."""
         internal = delivery.include_internal_tools
-        turn, cursor = await self.record_answers(scope, conversation_id, number, body)
-        if wants_stream(accept):
+        turn, cursor = await self.record_answers(scope, ref.id, number, body)
+        if wants_stream(delivery.accept):
             subscription = await self._turns.subscribe(turn.ref, number, cursor)
             if subscription is None:
                 return Response(status_code=204)
@@ -206,7 +196,7 @@ def new_turn_routes(new_turns: NewTurns) -> APIRouter:
         idempotency_key: common.IdempotencyKey = None,
     ) -> Response:
         """Send a message to an agent, and return the turn at its end or stream its events."""
-        return await new_turns.answer(request.scope, body, request.headers.get("accept"), delivery, idempotency_key)
+        return await new_turns.answer(request.scope, body, delivery, idempotency_key)
 
     @router.post(AT, responses=_RESPONSES)
     async def create_conversation_turn(
@@ -305,8 +295,7 @@ def turn_routes(new_turns: NewTurns, turns: Turns, limits: Limits, streams: Even
 
         The stream begins with the event of these answers.
         """
-        accept = request.headers.get("accept")
-        return await new_turns.go_on(request.scope, ref.id, number, body, accept, delivery)
+        return await new_turns.go_on(request.scope, ref, number, body, delivery)
 
     @router.get(f"{AT}/{{turn}}/effects", responses=responses(EffectPage, 404, 422))
     async def list_turn_effects(
