@@ -57,24 +57,6 @@ def test_an_agent_of_ten_lines_answers_a_turn(served: Service, llm: LLM) -> None
     assert (missing.status_code, missing.json()["code"]) == (404, "agent_not_found")
 
 
-def test_agents_of_the_file_wait_for_a_person(served: Service, llm: LLM) -> None:
-    llm.call(("calculator", {"expression": "6 * 7"}))
-    llm.call(("calculator", {"expression": "1 + 1"}))
-    llm.call(("calculator", {"expression": "6 * 7"}))
-    described = {name: served.get(f"/agents/{name}") for name in ("asking", "strict", "boss")}
-    asking = served.post("/turn", message="six times seven?", agent="asking").json()
-    strict = served.post("/turn", message="two sums", agent="strict").json()
-    assert [(each["approve"], each["ask_user"]) for each in described.values()] == [
-        (["calculator"], True),
-        (None, False),
-        (None, True),
-    ]
-    for turn in (asking, strict):
-        assert (turn["status"], turn["requests"][0]["arguments"]) == ("waiting", {"expression": "6 * 7"})
-    assert len(llm.requests) == 3, "the first sum of the second agent was made"
-    assert "ask_user" in [tool["name"] for tool in described["asking"]["tools"]]
-
-
 def test_the_deadline_of_an_agent_ends_its_turn(served: Service, llm: LLM) -> None:
     llm.fall_silent()
     turn = served.post("/turn", message="what is six times seven?", agent="hasty").json()

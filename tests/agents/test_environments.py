@@ -4,15 +4,14 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support import old_data
 from tests.support.environments import OLDEST_SMOLAGENTS, debians, environment
 from tests.support.killed_turns import SETTINGS, kill_when_blocked, make_killed_turn, submit_killed_turn
-from tests.support.old_data import TALKS, OldData
-from tests.support.old_data_checks import FILES, MORE, assert_holds, messages_of, restored
+from tests.support.old_data import TALKS
+from tests.support.old_data_checks import MORE, messages_of
 from tests.support.service import AGENTS, ROOT, Service
 from tests.support.store_server import running_store
 from tests.support.tiers import deep, mostly_deep
@@ -64,18 +63,6 @@ def test_one_environment_continues_what_the_other_wrote(first: str, python: str,
             assert service.follow_up(coloured, {"say": "on"})["reply"] == "on"
             entry = {"code": "final_answer([flag is re.IGNORECASE, str(day), floor(2.5)])"}
             assert service.follow_up(code, entry)["output"] == [True, "2026-04-01", 2]
-
-
-def test_another_environment_reads_and_continues_data_of_earlier_releases(python: str, tmp_path: Path) -> None:
-    old = OldData.at(FILES[0])
-    with (
-        restored(old, tmp_path / "store") as (_, settings),
-        Service(tmp_path / "service", settings, python=python) as service,
-    ):
-        now: Any = old_data.say_all(service)
-        for path, then in old.said.items():
-            assert_holds(now[path], then, path)
-        assert service.play({"say": "on"}, conversation_id="tools")["reply"] == "on"
 
 
 @deep

@@ -18,7 +18,6 @@ from tests.support.data import data
 from tests.support.providers import KEY, Answer, Provider, Request, used
 from tests.support.service import Service
 from tests.support.streaming import log_of
-from tests.support.tiers import mostly_deep
 from tests.support.transfer import export, import_document
 from tests.support.turns import cancel, submit_turn, wait_for_end
 from tests.support.waiting import wait_until
@@ -110,16 +109,6 @@ def test_a_fallback_is_not_kept_waiting(service: Service, server: Provider) -> N
 def test_a_wait_beyond_the_deadline_ends_the_turn_at_once(service: Service, server: Provider) -> None:
     turn = play(service, server, limited("30"), agent="lone", deadline_s=20)
     assert (turn["error"]["code"], turn["error"]["retryable"], len(server.requests)) == ("rate_limited", True, 1)
-
-
-@pytest.mark.parametrize("fault", mostly_deep(["cut", "abort", "stall", "error"], fast=["cut", "stall"]))
-def test_a_stream_that_had_begun_is_restarted(service: Service, server: Provider, fault: Any) -> None:
-    turn = play(service, server, Answer(("never read ", "to its end"), fault=fault), ANSWER)
-    frames = [frame.data for frame in log_of(service, turn)]
-    place = next(index for index, event in enumerate(frames) if event["type"] == "message.restarted")
-    texts = ["".join(e["text"] for e in p if e["type"] == "message.delta") for p in (frames[:place], frames[place:])]
-    assert texts == ["never read to its end", "It is 42."]
-    assert called(server) == [ENDPOINTS[0]] * 2
 
 
 def test_a_stop_ends_the_wait_for_a_repeat_at_once(service: Service, server: Provider) -> None:

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +13,8 @@ from tests.support.http_server import Handler, Server
 from tests.support.preloaded import PYTHONPATH
 from tests.support.refusals import sentence_of
 from tests.support.service import ROOT, Service, run
-from tests.support.terminal import CTRL_C, INTERRUPTIBLE, command, terminal_of
-from tests.support.tiers import deep, mostly_deep
+from tests.support.terminal import CTRL_C, command, terminal_of
+from tests.support.tiers import mostly_deep
 from tests.support.turns import cancel, submit_turn
 from tests.support.waiting import PATIENCE_S
 
@@ -138,24 +137,6 @@ def test_ctrl_c_ends_a_command_at_once(service: Service, tmp_path: Path) -> None
         terminal.reply("permanently", CTRL_C)
         terminal.wait_for("nothing was deleted", again=CTRL_C)
         assert terminal.process.wait(PATIENCE_S) == 1
-
-
-@deep
-def test_ctrl_c_during_imports_causes_no_traceback(tmp_path: Path) -> None:
-    for delay_s in (0.1, 0.2, 0.4):
-        process = subprocess.Popen(
-            [sys.executable, "-c", INTERRUPTIBLE, *command("chat", "--url", NOWHERE)],
-            cwd=tmp_path,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            process.wait(delay_s)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
-        assert "smolsessions met a defect" not in process.communicate()[1]
 
 
 def test_chat_replaces_input_in_no_encoding(service: Service, tmp_path: Path) -> None:

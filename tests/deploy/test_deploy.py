@@ -223,16 +223,6 @@ def test_the_route_leads_to_the_service_and_cuts_no_stream(rendered: Rendered) -
         assert backend["port"] in {port["port"] for port in service["spec"]["ports"]}
 
 
-def test_metrics_are_read_from_each_pod_that_plays_or_serves(rendered: Rendered) -> None:
-    monitor = rendered["site"].one("PodMonitor", "smolsessions")["spec"]
-    assert monitor.keys() == {"selector", "podMetricsEndpoints"}
-    (endpoint,) = monitor["podMetricsEndpoints"]
-    pods = [pod for pod in rendered["site"].pods() if matches(monitor["selector"], pod)]
-    assert {pod.name for pod in pods} == {f"smolsessions-{role}" for role in ROLES}
-    assert all(endpoint["port"] in pod.ports for pod in pods)
-    assert endpoint["path"] == "/metrics"
-
-
 def test_the_store_pod_keeps_what_it_is_given(rendered: Rendered) -> None:
     store = rendered["dev"].pod("smolsessions-store")
     (configuration,) = (text.decode() for path, text in store.files().items() if path.endswith("valkey.conf"))

@@ -1,10 +1,8 @@
 """Images cost memory only while they are decoded, as measured on a real process."""
 
-import base64
 import io
 from collections.abc import Iterator
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import PIL.Image
@@ -15,8 +13,7 @@ from smolagents.models import ChatMessage, MessageRole, get_clean_message_list
 
 from smolsessions.agents.values.images import image_from_bytes, image_to_bytes
 from smolsessions.agents.values.media import drop_pixels
-from tests.support.metrics import totals
-from tests.support.service import PLAIN, Service
+from tests.support.service import Service
 from tests.support.tiers import deep, mostly_deep
 from tests.support.turns import encoded
 from tests.support.waiting import wait_until
@@ -114,22 +111,6 @@ def test_a_changed_image_keeps_its_pixels() -> None:
     assert image.getpixel((0, 0)) == (1, 2, 3)
     assert image_to_bytes(image) != FILES["PNG RGB"]
     assert deepcopy(image).getpixel((0, 0)) == (1, 2, 3)
-
-
-def test_sessions_above_their_memory_limit_are_discarded(tmp_path: Path) -> None:
-    image = encoded(PIL.Image.effect_noise((800, 800), 60))
-    with Service(tmp_path, PLAIN | {"WARM_MB": str(2.5 * len(base64.b64decode(image)) / MB)}) as service:
-        asked = [service.play({"say": "small"}) for _ in range(3)]
-        wait_until(lambda: warm(service) == len(asked))
-        turns = [service.play({"say": "seen"}, images=[image]) for _ in range(4)]
-        wait_until(lambda: warm(service) == 2)
-        again = service.play({"say": "again"}, conversation_id=turns[0]["conversation_id"])
-        assert again["reply"] == "again"
-        wait_until(lambda: warm(service) == 2)
-
-
-def warm(service: Service) -> float:
-    return totals(service)["smolsessions_sessions_warm"]
 
 
 def test_an_image_whose_palette_or_size_has_changed_is_not_stored_as_its_file() -> None:

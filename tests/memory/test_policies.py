@@ -273,16 +273,6 @@ def ids_of(service: Service, turn: Json, **query: Any) -> list[str]:
     return [call["id"] for step in steps if step["type"] == "action" for call in step["tool_calls"]]
 
 
-def test_a_code_agents_call_ids_stay_unique_after_a_prune(service: Service) -> None:
-    turn = service.play({"code": "print(1)"}, {"code": "print(2)"}, DONE, agent="coder")
-    for _ in range(3):
-        answer = service.post(path_of(turn, "/prune"), policy={"name": "keep_last_n_steps", "n": 2})
-        assert answer.status_code == 200, answer.text
-        turn = service.follow_up(turn, {"code": "print(3)"}, {"code": "print(4)"}, DONE)
-        shown = ids_of(service, turn)
-        assert len(set(shown)) == len(shown)
-
-
 # Time at which a prompt is bounded
 
 

@@ -1,7 +1,6 @@
 """Pruning: steps that a policy drops are archived (on record, but not in the prompt) or destroyed."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -163,31 +162,6 @@ def test_a_prune_during_a_turn_is_busy_and_a_dry_run_is_not(service: Service, ga
     gate.open()
     assert wait_for_end(service, first)["status"] == "finished"
     assert prune(service, turn)["archived"] == 6
-
-
-@pytest.mark.parametrize("_time", mostly_deep(range(5), fast=[0]))
-def test_concurrent_prunes_and_reads_leave_a_consistent_conversation(service: Service, _time: int) -> None:
-    """Some reads run while their steps are destroyed."""
-    turn = service.play(DONE, agent="plain", images=[png("red")])
-    for number in range(5):
-        turn = service.follow_up(turn, echo_call(f"{number}"), DONE)
-    calls: list[tuple[str, str, Json]] = []
-    for n in (9, 7, 5, 3):
-        body = {"policy": {"name": "keep_last_n_steps", "n": n}}
-        calls += [("POST", "/prune", body | {"destroy": n % 4 == 1}), ("GET", "/prompt", {})]
-        calls += [("GET", "/steps?archived=true", {}), ("POST", "/prune", body | {"dry_run": True})]
-
-    def call(each: tuple[str, str, Json]) -> Any:
-        kind, path, body = each
-        return service.client.request(kind, path_of(turn, path), json=body or None)
-
-    with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(call, calls))
-    assert {answer.status_code for answer in answers} <= {200, 503}, [answer.text for answer in answers]
-    counts = service.get(path_of(turn))["step_counts"]
-    assert (counts["task"], counts["action"]) == (6, 3)
-    expected = predicted(service, turn, PROMPT)
-    assert service.follow_up(turn, PROMPT)["reply"] == expected
 
 
 # Seals

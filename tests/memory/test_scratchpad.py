@@ -1,7 +1,6 @@
 """Notes that an agent writes for itself: steps of their own, and part of every prompt."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,12 +8,8 @@ import pytest
 from smolsessions.agents.memory.scratchpad import Scratchpad
 from smolsessions.agents.run.effects import Effect
 from smolsessions.agents.values import dumps
-from tests.support import noters
-from tests.support.killed_turns import KilledTurn, kill_and_resume
-from tests.support.ledgers import Ledger
 from tests.support.service import Service
 from tests.support.streaming import log_of
-from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE
 
 SEEN = {"notes": True}
@@ -138,32 +133,3 @@ def test_a_repeated_call_finds_its_note_if_only_its_sibling_was_journaled() -> N
             pad.add_state(before.state())
         last, notes = pad.state()
         assert (last, sorted(notes)) == (3, [[1, "one", None], [2, "two", None], [3, "three", None]])
-
-
-@pytest.mark.parametrize("agent", mostly_deep(["killed", "killed-planner", "killed-writer"], fast=["killed"]))
-def test_a_turn_killed_after_notes_has_each_note_once(tmp_path: Path, agent: str) -> None:
-    """Kill the turn at every call. The notes before that call are in the journal."""
-    in_code = agent == "killed-writer"
-
-    def script(ledger: str) -> list[dict[str, Any]]:
-        wait = [["note", {"what": "x", "ledger": ledger}]]
-        if in_code:
-            first = {"code": f"note_write('one')\nnote_write('two')\nnote('x', {ledger!r})\nprint(note_read())"}
-            return [first, {"code": f"note_write('uno', 1)\nnote('y', {ledger!r})"}, SEEN]
-        return [{"call": writing("one", "two")["call"] + wait}, {"call": writing("1", replaces=1)["call"] + wait}, SEEN]
-
-    with Service(tmp_path / "service", noters.settings_of(agent)) as service:
-        spared = Ledger.at(tmp_path / "0.ledger")
-        turn = service.play(*script(str(spared.path)), agent=agent)
-        assert turn["status"] == "finished", turn["error"]
-        calls = len(spared.calls)
-        ledgers = [Ledger.at(tmp_path / f"{number}.ledger", number) for number in range(1, calls + 1)]
-        killed_turns = [KilledTurn(ledger, agent, script(str(ledger.path))) for ledger in ledgers]
-        kill_and_resume(service, killed_turns)
-        for again in (each.turn for each in killed_turns):
-            assert (again["status"], again["attempts"]) == ("finished", 2), again["error"]
-            assert sorted(notes_of(service, again)) in (
-                [(1, "one", None), (2, "two", None), (3, "uno", 1)],
-                [(1, "two", None), (2, "one", None), (3, "uno", 1)],
-            )
-            assert types_of(service, again) == types_of(service, turn)

@@ -81,17 +81,6 @@ def test_a_port_that_is_taken_is_refused_with_the_mend(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def test_another_address_of_this_machine_is_served_under_its_own_name(tmp_path: Path) -> None:
-    with Service(tmp_path, PLAIN | {"HOST": "127.0.0.5"}) as service:
-        port = service.client.base_url.port
-        assert service.client.base_url.host == "127.0.0.5"
-        assert service.play({"say": "hello"})["reply"] == "hello"
-        for host in (f"127.0.0.5:{port}", "127.0.0.5", f"localhost:{port}"):
-            assert service.client.get("/livez", headers={"Host": host}).status_code == 200
-        foreign = service.client.get("/livez", headers={"Host": f"evil.example:{port}"})
-        assert foreign.is_client_error, foreign.text
-
-
 def test_a_second_service_on_the_data_folder_is_refused(service: Service, tmp_path: Path) -> None:
     first = service.play({"say": "one"})
     sentence = sentence_of(run(tmp_path, {"DATA_DIR": str(service.folder / "data")}))

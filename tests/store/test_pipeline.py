@@ -13,11 +13,6 @@ from redis.asyncio import Connection
 from smolsessions.store.connection.commands import pack
 from smolsessions.store.connection.pipeline import KEEPALIVE_S, REPLY_TIMEOUT_S
 from smolsessions.store.connection.reply_protocol import ReplyProtocol
-from smolsessions.store.connection.server_errors import RIGHTS
-from smolsessions.store.connection.servers import Address
-from smolsessions.store.partition import Options
-from smolsessions.store.seal import Sealer, parse_keys
-from smolsessions.store.store import open_store
 from tests.support.failover import REPLICATED
 from tests.support.metrics import totals
 from tests.support.problems import problem
@@ -141,21 +136,6 @@ def test_a_full_store_is_read_and_deleted_from_and_named(whole: Lines, gate: Gat
     assert "Traceback" not in new
 
 
-async def test_an_idle_line_needs_no_more_rights_than_are_asked_for(lines: Lines) -> None:
-    primary, _ = lines.servers
-    primary.ask("ACL", "SETUSER", "least", "reset", "on", ">pass", *RIGHTS.split(), "+wait")
-    options = Options(lease_s=60, log_ttl_s=60, max_behind=9, max_queued=9, replicated=True, keepalive_s=0.02)
-    lost: list[int] = []
-    address = Address(f"redis://least:pass@{HOST}:{primary.port}")
-    async with open_store(address, Sealer(parse_keys(SEAL_KEY)), options, lambda _: lost.append(1)):
-        enough = _subscriptions(primary) + 20 * PARTITIONS
-        await asyncio.to_thread(wait_until, lambda: _subscriptions(primary) > enough)
-    assert lost == []
-    # redis-py sends its name to every server and ignores a refusal.
-    with primary.client(decode_responses=True) as client:
-        assert {entry["object"] for entry in client.acl_log()} <= {"client|setinfo"}
-
-
 async def test_a_server_that_reads_nothing_bounds_the_write_buffer(lines: Lines) -> None:
     replies: list[bytes] = []
     done = asyncio.Event()
@@ -187,12 +167,6 @@ async def test_a_server_that_reads_nothing_bounds_the_write_buffer(lines: Lines)
     await connection.disconnect(nowait=True)
     with pytest.raises(ConnectionError):
         await commands.wait_lost()
-
-
-def _subscriptions(node: Node) -> int:
-    with node.client() as client:
-        calls: int = client.info("commandstats")["cmdstat_ssubscribe"]["calls"]
-        return calls
 
 
 @deep

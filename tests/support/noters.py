@@ -37,11 +37,6 @@ def _path_of(name: str) -> str:
     return f"{name}=tests.support.noters:make_{name.replace('-', '_')}"
 
 
-def settings_of(name: str) -> dict[str, str]:
-    """Return settings of a service with one of the agents. Without code agents it starts faster."""
-    return {"AGENTS": _path_of(name), "DEMO_AGENTS": "0", "THREADS": "16"}
-
-
 def make(name: str) -> MultiStepAgent:
     return _noting(FACTORIES[name]())
 

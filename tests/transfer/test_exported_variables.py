@@ -249,7 +249,6 @@ def test_changed_bytes_of_a_value_are_a_value_of_json_or_refused(_time: int, val
     json.dumps(values["after:x"])
 
 
-EMPTY: dict[str, Any] = {}
 WRONG: list[tuple[Any, str]] = [
     *REFUSED["variables"],
     ({"": {"code": {"a": nested(200)}}}, "/variables//code/a"),

@@ -276,13 +276,6 @@ def test_a_reader_may_ask_that_his_leaving_stops_the_turn(service: Service, meth
     assert service.follow_up(ended, DONE)["reply"] == "done"
 
 
-def test_on_disconnect_cancel_does_not_stop_a_turn_whose_reader_stays(service: Service) -> None:
-    with posting(service, ECHO, DONE, query={"on_disconnect": "cancel"}) as stream:
-        assert kinds(stream.rest())[-1] == "turn.finished"
-    response = service.client.post("/turn?on_disconnect=perhaps", json={"message": "x"}, headers=EVENTS)
-    problem(response, 422, "invalid_request")
-
-
 def test_a_stopped_reader_is_dropped_and_delays_no_other(strict: Service, service: Service, gate: Gate) -> None:
     """The second service waits longer for its readers than the flood lasts."""
     flood = [piece for _ in range(60) for piece in ({"large": 200_000}, [0, " "])]

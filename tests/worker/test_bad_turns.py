@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.killed_turns import WITHOUT_CODE, KilledTurn, kill_and_resume, note_call, plain, spoken
-from tests.support.ledgers import Ledger
 from tests.support.service import Service
 from tests.support.streaming import Event, place, posting
 from tests.support.streaming import spoken as pieces
@@ -179,30 +177,3 @@ def test_a_code_agent_answers_in_code_and_whatever_its_model_calls_beside_it_is_
     stream = ["<code>\nfinal_answer('aus Code')\n</code>", [0, HALF, "final_answer"]]
     turn = service.play({"stream": stream}, agent="streamed-code")
     assert (turn["status"], turn["reply"], turn["step_count"]) == ("finished", "aus Code", 1)
-
-
-def test_a_bad_turn_whose_process_is_killed_anywhere_leaves_the_same(tmp_path: Path) -> None:
-    """A journaled answer is not requested again, neither the unreadable one nor the forced one."""
-
-    def make(number: int) -> KilledTurn:
-        ledger = Ledger.at(tmp_path / f"{number}.ledger", number)
-        note = {"call": [["note", {"what": "b", "ledger": str(ledger.path)}]], "forced": ANSWER}
-        script = [note_call(str(ledger.path), "a"), GARBLED, note]
-        return KilledTurn(ledger, "teller", script, {"max_steps": 3}, watched=True)
-
-    with Service(tmp_path / "service", WITHOUT_CODE) as service:
-        spared = make(0)
-        spared.watch(service)
-        calls = len(spared.ledger.calls)
-        killed_turns = [make(number) for number in range(1, calls + 1)]
-        kill_and_resume(service, killed_turns)
-        steps = plain(service.steps(spared.turn), spared.ledger)
-        expected = plain(shown_next(service, service.get(place(spared.turn))), spared.ledger)
-        assert expected[-1][1].startswith(OUT_OF_STEPS)
-        for it in killed_turns:
-            assert (it.turn["attempts"], it.turn["reply"]) == (2, ANSWER)
-            assert len(it.ledger.calls) == calls + 1  # plus the call in flight
-            assert plain(service.steps(it.turn), it.ledger) == steps
-            texts = {where: plain(text, it.ledger) for where, text in spoken(it.frames).items()}
-            assert texts == {where: plain(text, spared.ledger) for where, text in spoken(spared.frames).items()}
-            assert plain(shown_next(service, it.turn), it.ledger) == expected

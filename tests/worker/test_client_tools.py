@@ -1,20 +1,18 @@
 """Tools that the client runs: their calls wait for the client's results."""
 
 import json
-import random
 from base64 import b64encode
 from functools import partial
 from typing import Any
 
 import pytest
-from smolagents import Tool, tool
+from smolagents import Tool
 
 from tests.support.answering import APPROVE, answer, answering, ask, observed
 from tests.support.approvals import TOOLS, make_plain
 from tests.support.coders import make_coder
 from tests.support.service import Service
 from tests.support.streaming import Event
-from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, error_code, png
 
 pytestmark = pytest.mark.timeout(120)
@@ -155,47 +153,6 @@ def test_prompts_equal_those_of_a_bare_agents_tool(service: Service, agent: str,
 
 class ClientToolError(Exception):
     """The error of the client's tool in a bare agent."""
-
-
-@tool
-def linger(text: str) -> str:
-    """Return the text after a while.
-
-    Args:
-        text: any text.
-    """
-    return text
-
-
-def draw_script(draw: random.Random, agent: str) -> list[Event]:
-    """Draw calls of a client's tool, of an asynchronous one and of another, in messages or in loops of code."""
-    script: list[Event] = []
-    for _ in range(draw.randint(1, 4)):
-        known = [where("key"), where("cup"), where("nothing"), ["linger", {"text": "a"}], ["echo", {"text": "b"}]]
-        calls = draw.choices(known, k=draw.randint(1, 3))
-        lines = [f"print({name}({', '.join(map(repr, given.values()))}))" for name, given in calls]
-        loop = f"for thing in ['key', 'cup'][:{draw.randint(0, 2)}]:\n    print(where(thing), linger(thing))"
-        script.append({"call": calls} if agent == "plain" else {"code": "\n".join([*lines, loop])})
-    return [*script, {"prompt": True}]
-
-
-@pytest.mark.parametrize("seed", mostly_deep(range(24), range(2)))
-@pytest.mark.parametrize(("agent", "make"), [("plain", make_plain), ("wild", partial(make_coder, ("sqlite3",)))])
-def test_random_scripts_have_the_prompts_of_a_bare_agent(service: Service, agent: str, make: Any, seed: int) -> None:
-    class Fetching(Where):
-        def forward(self, thing: str) -> dict[str, str]:
-            if thing == "nothing":
-                raise ClientToolError("nowhere")
-            return {"room": thing}
-
-    script = draw_script(random.Random(seed), agent)
-    bare = make(tools=[*(linger if each.name == "linger" else each for each in TOOLS), Fetching()])  # type: ignore[no-untyped-call]
-    turn = service.post("/turn", agent=agent, message=json.dumps(script), client_tools=[WHERE]).json()
-    while turn["status"] == "waiting":
-        things = [request["arguments"]["thing"] for request in turn["requests"]]
-        results = [{"error": "nowhere"} if thing == "nothing" else in_room(thing) for thing in things]
-        turn = answering(service, turn, *results).json()
-    assert (turn["status"], turn["reply"]) == ("finished", bare.run(json.dumps(script)))
 
 
 def _schema(**members: Any) -> Event:
