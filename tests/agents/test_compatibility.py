@@ -5,12 +5,14 @@ import re
 import shutil
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import smolagents
 
 from smolsessions.agents import compatibility
 from smolsessions.core.errors import StartError
+from tests.support.data import table
 from tests.support.service import ROOT, run
 from tests.support.tiers import mostly_deep
 
@@ -33,18 +35,7 @@ def test_a_release_out_of_range_is_refused(release: str, tmp_path: Path, monkeyp
         compatibility.check_smolagents.__wrapped__()
 
 
-BREAKS = {
-    "a name": ("models.py", "remove_content_after", "cut_content_after", "cannot import name 'remove_content_after"),
-    "a parameter": ("agents.py", "additional_args: dict | None", "more: dict | None", "run takes no additional_args"),
-    "what code is taken apart by": (
-        "local_python_executor.py",
-        "    @wraps(func)\n    def _check_return(*args, **kwargs):\n        result = func(",
-        "    call = func\n    @wraps(func)\n    def _check_return(*args, **kwargs):\n        result = call(",
-        "what smolagents.local_python_executor.safer_func makes keeps no func;",
-    ),
-    "an attribute": ("agents.py", "self.step_callbacks", "self.callbacks", "agent has no step_callbacks"),
-    "the course of a run": ("agents.py", "yield final_answer_step", "pass", "its agents' runs differ"),
-}
+BREAKS: Any = table("compatibility breaks")
 
 
 @pytest.mark.parametrize("what", mostly_deep(BREAKS, fast=["a parameter", "the course of a run"]))

@@ -11,7 +11,7 @@ import pytest
 
 from smolsessions.agents.config.assembly import load_agents_file
 from smolsessions.store.seal import new_key
-from tests.support.data import data
+from tests.support.data import data, table
 from tests.support.http_server import Server
 from tests.support.key_search import Echo, files_of, found_in, unsealed, values_of
 from tests.support.llm import LLM
@@ -24,25 +24,10 @@ from tests.support.tool_servers import HttpServer
 MARK = "the-word-that-is-searched-for"
 SEAL_KEY = new_key()
 OWNER_KEY = "owner-key-5b1f/09+c2"
-KEYS = {
-    "GOOD_KEY": "sk-good-7c1e55d0a9",
-    "ECHO_KEY": "sk-echo/3f+92=bb10",
-    "AZURE_KEY": "azure-21f8c0de7e44",
-    "FACE_KEY": "hf_kQ93nfJ2lsP0d8",
-    "OWN_KEY": "sk-own-e81c02ba44f7",
-    "MCP_ENV_KEY": "mcp-env-90ab12cd34",
-    "MCP_HEADER_KEY": "Bearer mcp-header-56ef78",
-    "TEAM_KEY": "e2b_team_c0ffee1234",
-}
+KEYS: Any = table("hidden keys keys")
 SEARCHED = {**KEYS, "MCP_HEADER_KEY": "mcp-header-56ef78", "seal key": SEAL_KEY.partition(":")[2], "API key": OWNER_KEY}
 FILE = data("hidden_keys.toml")
-FAILED = {
-    "echo": "model_auth",
-    "limit": "model_auth",
-    "azure": "model_auth",
-    "face": "model_error",
-    "breaking": "model_error",
-}
+FAILED: Any = table("hidden keys failed")
 
 
 class Place:

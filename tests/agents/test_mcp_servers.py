@@ -16,6 +16,7 @@ from smolsessions.agents.tools import mcp
 from smolsessions.agents.tools.mcp_results import MAX_ERROR_CHARS, ToolServerError
 from smolsessions.agents.tools.mcp_secrets import secrets_of
 from smolsessions.core.errors import AgentUnavailableError, StartError
+from tests.support.data import table
 from tests.support.hostile_http import HEADERS, hostile_http
 from tests.support.tool_servers import HOSTILE, HttpServer, Tools, programs_of, stdio
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -25,25 +26,7 @@ LISTS = dict.fromkeys(("endless", "many", "fat"), "more than 500 tools, 100 page
     "huge": "more than 16 MiB at once",
     "odd": "",
 }
-RESULTS: dict[str, tuple[str, dict[str, Any], Any]] = {
-    "a default": ("add", {"a": 41}, {"result": 42}),
-    "an optional parameter": ("greet", {"name": "Ada"}, {"result": "None Ada None"}),
-    "null": ("greet", {"name": "Ada", "style": None, "ps": None}, {"result": "None Ada None"}),
-    "a changed name": ("read_file", {"path": "x"}, "contents of x"),
-    "references": (
-        "order",
-        {"order": {"item": "tea", "count": 2, "address": {"street": "Elm"}, "parts": []}},
-        "2 tea to Elm Address",
-    ),
-    "structured content": ("weather", {"city": "Oslo"}, {"city": "Oslo", "degrees": 21.5}),
-    "resources": ("resources", {}, "memo text\n[report, at memo://report: the report]"),
-    "nothing": ("nothing", {}, None),
-    "a broken picture": (
-        "broken_picture",
-        {},
-        "[an image of image/png that cannot be read, or is beyond 50000000 pixels of a result]",
-    ),
-}
+RESULTS: dict[str, tuple[str, dict[str, Any], Any]] = table("mcp servers results")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -148,23 +131,14 @@ def test_a_missing_program_or_variable_stops_the_start(monkeypatch: pytest.Monke
         "env.TOKEN: names a variable that is not set": stdio(env={"TOKEN": "UNSET_HERE"}),
         "letters beyond ASCII": McpTable(url="http://127.0.0.1:9", headers={"X-Key": "BAD_HEADER"}),
     }
-    for sentence, table in tables.items():
+    for sentence, wrong in tables.items():
         with pytest.raises(StartError, match=sentence) as caught:
-            Tools(one=table)
+            Tools(one=wrong)
         assert "b: c" not in caught.value.message
 
 
 PROGRAM_THAT_FAILS = 'import os, sys; print("PAT", os.environ["GITHUB_PAT"], file=sys.stderr); import not_there'
-VARIABLES = {
-    "GITHUB_PAT": "ghp-77aa01c2",
-    "DB_PWD": "hunter-2",
-    "LICENSE": "letters",
-    "OTHER": "8f14e45fceea167a",
-    "LEVEL": "verbosely",
-    "PORT": "127.0.0.1",
-    "PATH_OF_NOTES": "/tmp/notes-of-Ada",
-    "SHORT": "a1b2c3d",
-}
+VARIABLES: Any = table("mcp servers variables")
 
 
 def test_a_programs_last_line_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

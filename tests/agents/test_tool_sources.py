@@ -14,6 +14,7 @@ from smolsessions.agents.factories import check_factory
 from smolsessions.agents.tools.sources import load_tools
 from smolsessions.core.errors import StartError
 from tests.support import agents, own_tools
+from tests.support.data import table
 from tests.support.llm import LLM
 from tests.support.service import Service
 from tests.support.sounds import make_listener, make_singer, make_teller
@@ -25,15 +26,7 @@ kind = "tool_calling"
 model = {{provider = "openai", id = "gpt-4o", base = "{base}"}}
 tools = ["tests.support.own_tools:Counting", "tests.support.own_tools:instance"]
 """
-REFUSED = {
-    "tests.support.own_tools:Fails": r"setup\(\) of the tool .* failed with OSError: no disk; mend it",
-    "tests.support.own_tools:make_number": "gave int, which is no smolagents tool; return one",
-    "tests.support.own_tools:OWN": "has no tool OWN",
-    "tests.support.nowhere:x": "importing tests.support.nowhere failed with ModuleNotFoundError",
-    "smolagents:Tool": "gave Tool, which is no smolagents tool",
-    "smolagents:CodeAgent": "failed with TypeError",
-    "builtins:exit": "failed with SystemExit",
-}
+REFUSED: Any = table("tool sources refused")
 
 
 def loaded(*entries: str, known: dict[str, Any] | None = None, base: bool = False) -> list[Any]:

@@ -8,6 +8,7 @@ import pytest
 
 from smolsessions.settings import Settings
 from smolsessions.store.seal import new_key
+from tests.support.data import table
 from tests.support.refusals import sentence_of
 from tests.support.service import PLAIN, ROOT, Service, run, write_private
 from tests.support.store_server import SEAL_KEY, StoreServer
@@ -132,25 +133,7 @@ def test_open_shows_the_page_in_the_browser(options: tuple[str, ...], tmp_path: 
 
 
 PARTS = ["settings", "rights", "keys", "agents", "confinement", "store"]
-MENDS: dict[str, tuple[str, dict[str, str], str, str]] = {
-    "a setting": ("settings", {"THREADS": "0"}, "SMOLSESSIONS_THREADS", "greater than or equal to 1"),
-    "a readable file": ("rights", {"API_KEYS_FILE": "{keys}"}, "all users of this machine may read", "chmod o-rwx"),
-    "code in the service": (
-        "confinement",
-        {"CODE_CONFINEMENT": "required", "AGENTS": "mine=tests.support.coders:make_threaded"},
-        "runs its code in the service itself",
-        "leave out its option",
-    ),
-    "code in the service of several owners": (
-        "confinement",
-        {"API_KEYS_FILE": "{owners}", "ALLOW_CODE_IN_SERVICE": "0", "AGENTS": "a=tests.support.coders:make_threaded"},
-        "one owner's code could read",
-        "SMOLSESSIONS_ALLOW_CODE_IN_SERVICE=1",
-    ),
-    "wrong password": ("store", {"REDIS_URL": "unix://:wrong@{store}"}, "refuses the login", "put its user into"),
-    "no API keys": ("keys", {"API_KEYS_FILE": "nowhere"}, "cannot be read (No such", "`smolsessions keys owner OWNER`"),
-    "an agent that fails": ("agents", {"AGENTS": "a={file}:make"}, "NameError: name 'boom'", "mend the module"),
-}
+MENDS: dict[str, tuple[str, dict[str, str], str, str]] = table("commands mends")
 
 
 def lines(output: str) -> dict[str, str]:

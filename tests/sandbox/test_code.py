@@ -27,7 +27,7 @@ from tests.support.code_turns import (
     wait_gone,
     wait_until_no_code_runs,
 )
-from tests.support.data import data
+from tests.support.data import data, table
 from tests.support.fixtures import shared_service
 from tests.support.programs import named
 from tests.support.service import Service
@@ -50,15 +50,7 @@ BLOCKS = {
         "class Slow:\n    def __hash__(self):\n        while True:\n            sum(range(10_000))\nx = {Slow(): 1}"
     ),
 }
-KILLERS = {
-    "exit": "import os\nos._exit(3)",
-    "signal": "import ctypes\nctypes.string_at(0)",
-    "garbage on the channel": (
-        "import os\nfor fd in range(3, 20):\n    try:\n        os.write(fd, b'garbage' * 100)\n"
-        "    except OSError:\n        pass"
-    ),
-    "a silent channel": "import os\nos.closerange(3, 20)",
-}
+KILLERS: Any = table("code killers")
 # A service with secrets, whose processes a test may kill.
 alone = shared_service(
     lambda folder: Service(folder, {"SEAL_KEYS": new_key()}, {"A_MODELS_KEY": "sk-of-the-model"}, forked=False)

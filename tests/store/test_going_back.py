@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.data import table
 from tests.support.fixtures import raw_store, shared_service
 from tests.support.histories import (
     KINDS,
@@ -129,15 +130,7 @@ def test_what_was_rolled_back_can_be_destroyed_and_is_gone_for_good(service: Ser
     assert service.client.get(image["url"].replace(name, before["id"])).status_code == 200
 
 
-ASKS: list[tuple[str, str, dict[str, Any]]] = [
-    ("POST", "rollback", {"turn": 1}),
-    ("POST", "rollback", {"turn": 0}),
-    ("POST", "fork", {}),
-    ("POST", "fork", {"turn": 1}),
-    ("POST", "prune", {"policy": [{"name": "keep_last_n_steps", "n": 1}]}),
-    ("POST", "prune", {"policy": [{"name": "keep_last_n_steps", "n": 1}], "destroy": True}),
-    ("GET", "export", {}),
-]
+ASKS: list[tuple[str, str, dict[str, Any]]] = table("going back asks")
 
 
 @pytest.mark.parametrize("waits", [False, True])

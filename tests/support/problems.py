@@ -8,29 +8,10 @@ from typing import Any
 
 import httpx2
 
+from tests.support.data import table
 from tests.support.service import Service
 
-OF_A_CONVERSATION: list[tuple[str, str, Any]] = [
-    ("GET", "/conversations/{}", None),
-    ("DELETE", "/conversations/{}", None),
-    ("PATCH", "/conversations/{}", {"metadata": {}}),
-    ("GET", "/conversations/{}/steps", None),
-    ("GET", "/conversations/{}/prompt", None),
-    ("GET", "/conversations/{}/variables", None),
-    ("GET", "/conversations/{}/workspace/files", None),
-    ("GET", "/conversations/{}/workspace/files/a.md", None),
-    ("GET", "/conversations/{}/export", None),
-    ("POST", "/conversations/{}/prune", {}),
-    ("POST", "/conversations/{}/fork", {}),
-    ("POST", "/conversations/{}/rollback", {"turn": 1}),
-    ("GET", "/conversations/{}/turns", None),
-    ("POST", "/conversations/{}/turns", {"message": "hi"}),
-    ("GET", "/conversations/{}/turns/1", None),
-    ("GET", "/conversations/{}/turns/1/events", None),
-    ("GET", "/conversations/{}/turns/1/effects", None),
-    ("POST", "/conversations/{}/turns/1/cancel", None),
-    ("POST", "/conversations/{}/turns/1/answers", {"answers": [{"request_id": "x", "text": "y"}]}),
-]
+OF_A_CONVERSATION: list[tuple[str, str, Any]] = table("problems of a conversation")
 """Operations on one conversation: method, path and body."""
 
 

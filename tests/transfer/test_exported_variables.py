@@ -19,6 +19,7 @@ from smolsessions.agents.transfer import documents
 from smolsessions.agents.transfer.variables import ImportTarget, export_variables, import_targets
 from smolsessions.agents.values import dumps, loads
 from tests.support import agents, rememberers
+from tests.support.data import table
 from tests.support.documents import CODE, MAX_PIXELS, PROGRAMS, REFUSED, again, document_of, exported, reader, taken_in
 from tests.support.json_values import JSON, TEXTS, nested, pointer_of
 from tests.support.tiers import repeated
@@ -94,12 +95,7 @@ def test_a_value_that_json_would_change_is_named_with_the_reason_and_gone(expres
     assert set(json.loads(imported[":lost"])) == reasons.keys()
 
 
-BLOCKS: list[tuple[str, str, str, dict[str, Any]]] = [
-    ("class A:\n    pass\na = A()\ndef f():\n    return 1\nx = [A()]", "A a f x", "", {}),
-    ("one=[1]\nother={'in': one}\ntext='x'\nsame=[text]*2", "one other", "shares", {"text": "x", "same": ["x", "x"]}),
-    ("inner = []\ntwice = [inner, inner]\ndel inner", "twice", "holds the same list or dict twice (at /0 in it)", {}),
-    ("loop = []\nloop.append(loop)", "loop", "holds the same list or dict twice (at /0 in it)", {}),
-]
+BLOCKS: list[tuple[str, str, str, dict[str, Any]]] = table("exported variables blocks")
 
 
 @pytest.mark.parametrize(("block", "names", "reason", "left"), BLOCKS)

@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.support.data import table
 from tests.support.fixtures import shared_service
 from tests.support.metrics import totals
 from tests.support.problems import OF_A_CONVERSATION, problem, strict_json
@@ -21,22 +22,7 @@ BAD_PAGES = [
     *({"limit": value} for value in ("0", "101", "-1", "ten", "1e1", "9" * 5000)),
     *({"cursor": value} for value in ("abc", "", "-1", "1.5", "+inf", "(1", "٣", "1\n", "2147483648", "9" * 5000)),
 ]
-MERGES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
-    # RFC 7396, appendix A: before, patch, after
-    ({"a": "b"}, {"a": "c"}, {"a": "c"}),
-    ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
-    ({"a": "b"}, {"a": None}, {}),
-    ({"a": "b", "b": "c"}, {"a": None}, {"b": "c"}),
-    ({"a": ["b"]}, {"a": "c"}, {"a": "c"}),
-    ({"a": "c"}, {"a": ["b"]}, {"a": ["b"]}),
-    ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}),
-    ({"a": [{"b": "c"}]}, {"a": [1]}, {"a": [1]}),
-    ({"e": None}, {"a": 1}, {"e": None, "a": 1}),
-    ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
-    ({"a": "b"}, {"a": {"c": {"d": 1}}}, {"a": {"c": {"d": 1}}}),
-    ({"a": [{"b": None}]}, {}, {"a": [{"b": None}]}),
-    ({"a": 1, "": {"/": "~"}}, {"": {"/": None, "ключ": "ц"}}, {"a": 1, "": {"ключ": "ц"}}),
-]
+MERGES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = table("conversations merges")
 # A service for this module alone. It forgets deleted conversations after a second.
 brief = shared_service(CODELESS | {"ID_REUSE_S": "1"})
 
@@ -355,25 +341,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield running
 
 
-LISTS: list[tuple[dict[str, str], str]] = [
-    ({}, "1465320"),
-    ({"order": "asc"}, "0235641"),
-    ({"sort": "created"}, "6543210"),
-    ({"sort": "created", "order": "asc"}, "0123456"),
-    ({"agent": "demo", "sort": "created"}, "531"),
-    ({"status": "idle", "sort": "created"}, "6543210"),
-    ({"status": "running"}, ""),
-    ({"metadata[team]": "Red", "sort": "created"}, "210"),
-    ({"metadata[n]": "4"}, "4"),
-    ({"metadata[even]": "true", "metadata[team]": "blue", "sort": "created"}, "64"),
-    ({"metadata[none]": "null"}, ""),
-    ({"q": "STRASSE"}, "4"),
-    ({"q": "12 *"}, "1"),
-    ({"q": "84"}, ""),
-    ({"q": "84", "search_in": "messages"}, "1"),
-    ({"q": "nach rom", "search_in": "messages", "sort": "created"}, "4"),
-    ({"q": "84", "search_in": "messages", "agent": "scripted"}, ""),
-]
+LISTS: list[tuple[dict[str, str], str]] = table("conversations lists")
 
 
 def test_a_list_is_sorted_and_filtered(shelf: Service) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from smolsessions.core import errors
 from smolsessions.web.problems import status_of
+from tests.support.data import table
 from tests.support.fixtures import shared_service
 from tests.support.problems import OF_A_CONVERSATION, nothing_stored, problem, send, strict_json
 from tests.support.raw_http import connected, problem_on
@@ -89,37 +90,14 @@ NO_JSON = {
     "9,000 objects": b'{"message": "hi", "metadata": ' + b'{"a": ' * 9_000 + b"1" + b"}" * 9_000 + b"}",
     "a number of 5000 digits": b'{"message": "hi", "metadata": {"a": 1' + b"0" * 5000 + b"}}",
 }
-STATUSES = {
-    400: "malformed",
-    401: "unauthorized",
-    403: "foreign_host foreign_origin",
-    404: "not_found conversation_not_found turn_not_found request_not_found agent_not_found",
-    405: "method_not_allowed",
-    408: "request_timeout",
-    409: "conflict conversation_exists already_answered not_waiting busy agent_mismatch agent_unavailable history_gone",
-    412: "precondition_failed",
-    413: "too_large",
-    415: "unsupported_media_type",
-    422: "invalid_request unknown_agent idempotency_key_reused tool_name_taken",
-    429: "too_many_turns",
-    431: "head_too_large",
-    500: "agent_error internal cannot_start seal_broken lease_lost",
-    503: "too_many_connections overloaded store_unavailable store_full shutting_down",
-}
+STATUSES: Any = table("errors statuses")
 BODIES: list[tuple[str, str]] = [
     ("POST", "/turn"),
     ("POST", "/conversations/{}/turns"),
     ("POST", "/conversations"),
     ("PATCH", "/conversations/{}"),
 ]
-OTHERS: list[tuple[str, str, Any]] = [
-    ("POST", "/turn", {"message": "hi"}),
-    ("POST", "/conversations", {}),
-    ("GET", "/conversations", None),
-    ("POST", "/imports", {}),
-    ("GET", "/agents", None),
-    ("GET", "/agents/demo", None),
-]
+OTHERS: list[tuple[str, str, Any]] = table("errors others")
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 from redis import Redis
 
+from tests.support.data import table
 from tests.support.owners import ADA, BOB, owner_line
 from tests.support.problems import problem
 from tests.support.service import PLAIN, Service, write_private
@@ -25,14 +26,7 @@ PAGE = "http://localhost:5173"
 STREAMED = PLAIN | {
     "AGENTS": "scripted=tests.support.agents:make_scripted,streamed=tests.support.streaming:make_streamed"
 }
-RANKS = {
-    True: (
-        "text/event-stream|Text/Event-Stream|text/event-stream, application/json|application/json, text/event-stream|"
-        "application/json;q=0.5, text/event-stream;q=0.5|application/json;q=0.1, text/event-stream; q=0.2|"
-        "text/event-stream;q=0.001|text/event-stream;charset=utf-8, */*;q=0.1"
-    ),
-    False: "application/json, text/event-stream;q=0.9|text/event-stream;q=0|text/html, application/json|*/*|text/*|",
-}
+RANKS: Any = table("stream ranks")
 
 
 @pytest.fixture(scope="module")
