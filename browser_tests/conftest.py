@@ -12,9 +12,8 @@ from browser_tests import talker
 from browser_tests.browser import ARGUMENTS, PROFILE
 from tests.support import approvals
 from tests.support.debian import path_or_skip
-from tests.support.service import Service
+from tests.support.service import PATIENCE_S, Service
 from tests.support.service_logs import pytest_runtest_makereport, pytest_runtest_setup
-from tests.support.waiting import PATIENCE_S
 
 __all__ = ["pytest_runtest_makereport", "pytest_runtest_setup"]
 

@@ -23,8 +23,7 @@ from browser_tests.reader import (
     turn,
     wait,
 )
-from tests.support.service import Service
-from tests.support.waiting import Gate
+from tests.support.service import Gate, Service
 
 DARK = "rgb(23, 24, 27)"
 

@@ -23,8 +23,7 @@ from browser_tests.reader import (
     turn,
     wait,
 )
-from tests.support.service import Service
-from tests.support.waiting import wait_until
+from tests.support.service import Service, wait_until
 
 LAID_OUT = """() => [...document.querySelectorAll(".turn .answer")].filter(
   (part) => part.checkVisibility({ contentVisibilityAuto: true })).length"""

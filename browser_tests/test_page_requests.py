@@ -23,8 +23,7 @@ from browser_tests.reader import (
     say,
     turn,
 )
-from tests.support.service import Service
-from tests.support.waiting import Gate
+from tests.support.service import Gate, Service
 
 MAIL = ["send_email", {"to": "ann@example.org", "text": "Dear Ann,\nall is well."}]
 MARKUP = "<img src=x onerror='window.ran = 1'><b>bold</b>"

@@ -23,8 +23,7 @@ from browser_tests.reader import (
     turn,
     wait,
 )
-from tests.support.service import Service
-from tests.support.waiting import wait_until
+from tests.support.service import Service, wait_until
 
 
 def test_a_refused_message_stays_in_its_field(page: Page, service: Service, gate: Path, sins: list[str]) -> None:

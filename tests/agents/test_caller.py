@@ -17,10 +17,9 @@ from smolsessions.web.auth import Authenticator
 from tests.support.callers import ASK, FREE, MADE, OTHER, PRO, keys_file, number_of, observed, play, tenants_of, told
 from tests.support.fixtures import shared_service
 from tests.support.owners import ADA, BOB, create_as, owner_line, request_as
-from tests.support.service import ROOT, Service, run, write_private
+from tests.support.service import ROOT, Gate, Service, run, wait_until, write_private
 from tests.support.store_server import StoreServer
 from tests.support.turns import DONE, submit_next, submit_turn, wait_for_end
-from tests.support.waiting import Gate, wait_until
 
 SHOWN = ("/turns/1/events", "/steps", "/prompt", "/turns/1", "/export", "")
 READ_AGAIN = "the API keys are read again"

@@ -11,10 +11,9 @@ from smolsessions.settings import read_settings
 from smolsessions.wiring import make_catalog
 from tests.support.llm import LLM
 from tests.support.refusals import refused, sentence_of
-from tests.support.service import Service, run
+from tests.support.service import Service, run, wait_until
 from tests.support.stopwatch import Stopwatch
 from tests.support.tiers import deep
-from tests.support.waiting import wait_until
 
 KEY = "sk-test-9b1f27c0d4"
 

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from tests.support.endpoint import AGENTS, Endpoint
-from tests.support.service import Service
+from tests.support.service import PATIENCE_S, Service
 from tests.support.tiers import mostly_deep
 from tests.support.turns import cancel, submit_turn, wait_for_end
-from tests.support.waiting import PATIENCE_S
 
 CLIENTS = ("openai", "openai-whole", "openai-httpx", "azure", "inference")
 DEADLINES_S = (1, 4, 16, 64)  # the next one if the machine was too slow to begin the call before this one

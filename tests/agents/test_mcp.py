@@ -10,9 +10,8 @@ import pytest
 from tests.support.data import data
 from tests.support.llm import LLM
 from tests.support.metrics import totals
-from tests.support.service import Service
+from tests.support.service import Service, wait_until
 from tests.support.turns import cancel, wait_for_end
-from tests.support.waiting import wait_until
 
 FILE = data("mcp.toml")
 KEY = "sk-one-31bb4ad0"

@@ -13,9 +13,8 @@ from tests.support import endpoint as agents
 from tests.support.endpoint import Endpoint
 from tests.support.llm import LLM
 from tests.support.providers import used
-from tests.support.service import Service
+from tests.support.service import PATIENCE_S, Service
 from tests.support.streaming import log_of
-from tests.support.waiting import PATIENCE_S
 
 CHAT = {"AGENTS": agents.AGENTS, "DEMO_AGENTS": "0", "DEFAULT_AGENT": "chat", "MODEL_ID": "m"}
 

@@ -16,11 +16,10 @@ import pytest
 
 from tests.support.data import data
 from tests.support.providers import KEY, Answer, Provider, Request, used
-from tests.support.service import Service
+from tests.support.service import Service, wait_until
 from tests.support.streaming import log_of
 from tests.support.transfer import export, import_document
 from tests.support.turns import cancel, submit_turn, wait_for_end
-from tests.support.waiting import wait_until
 
 HAS_LITELLM = bool(importlib.util.find_spec("litellm"))
 OTHER_KEY = f"{KEY}-other"

@@ -17,12 +17,11 @@ from tests.support import remote
 from tests.support.agents import make_scripted
 from tests.support.cancellation import cancel_and_check
 from tests.support.code_turns import ENDED_S, code_script, play_code, shown_outputs
-from tests.support.service import Service
+from tests.support.service import Service, wait_until
 from tests.support.sounds import CSV, PDF, sent
 from tests.support.streaming import posting
 from tests.support.transfer import export, import_document
 from tests.support.turns import DONE, submit_turn, wait_for_end
-from tests.support.waiting import wait_until
 
 HANG = """import os, time
 open(os.environ["TEST_REMOTE_FOLDER"] + "/hangs", "a").write("1\\n")

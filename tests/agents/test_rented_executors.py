@@ -11,9 +11,8 @@ from smolsessions.agents.config.assembly import load_agents_file
 from smolsessions.core.errors import StartError
 from tests.support.llm import LLM
 from tests.support.sandboxes import DockerDaemon, E2BService, Sandboxes, serving
-from tests.support.service import Service
+from tests.support.service import Service, wait_until
 from tests.support.tiers import mostly_deep
-from tests.support.waiting import wait_until
 
 KEY = "e2b-key-of-a-team-91c3"
 AGENT = """

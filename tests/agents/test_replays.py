@@ -10,10 +10,9 @@ from tests.support.answering import APPROVE, answer, ask, mail
 from tests.support.approvals import OUTBOX
 from tests.support.ledgers import Ledger
 from tests.support.providers import used
-from tests.support.service import Service, listed
+from tests.support.service import Gate, Service, listed, wait_until
 from tests.support.streaming import Event, log_of, place
 from tests.support.turns import DONE, ECHO, cancel, submit_turn, wait_for_end
-from tests.support.waiting import Gate, wait_until
 
 AGENTS = ",".join(
     [listed("agents", "scripted wavering"), listed("ledgers", "judged"), listed("approvals", "code-mailer")]

@@ -9,10 +9,9 @@ import pytest
 
 from tests.support.data import data
 from tests.support.llm import LLM
-from tests.support.service import run
+from tests.support.service import run, wait_until
 from tests.support.tiers import mostly_deep
 from tests.support.tool_servers import HOSTILE
-from tests.support.waiting import wait_until
 
 KEY = "sk-live-4f1d0c7e9a5b"
 FILE = data("broken_agents.toml")

@@ -16,11 +16,10 @@ from smolsessions.store.embedded.data_folder import address_in, locked, record_a
 from tests.support import approvals
 from tests.support.preloaded import PYTHONPATH
 from tests.support.refusals import sentence_of
-from tests.support.service import Service, run
+from tests.support.service import PATIENCE_S, Service, run
 from tests.support.terminal import CTRL_C, CTRL_D, Terminal, command, terminal_of
 from tests.support.tiers import deep
 from tests.support.turns import DONE, ECHO, ENDLESS
-from tests.support.waiting import PATIENCE_S
 
 
 @contextmanager

@@ -10,11 +10,10 @@ from smolsessions.settings import Settings
 from smolsessions.store.seal import new_key
 from tests.support.data import table
 from tests.support.refusals import sentence_of
-from tests.support.service import PLAIN, ROOT, Service, run, write_private
+from tests.support.service import PATIENCE_S, PLAIN, ROOT, Service, run, wait_until, write_private
 from tests.support.store_server import SEAL_KEY, StoreServer
 from tests.support.terminal import command
 from tests.support.tiers import mostly_deep
-from tests.support.waiting import PATIENCE_S, wait_until
 
 PLACES = ["--threads", "SMOLSESSIONS_THREADS", ".env: SMOLSESSIONS_THREADS", "smolsessions.toml: threads"]
 

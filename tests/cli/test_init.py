@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.refusals import sentence_of
-from tests.support.service import ROOT, Service, run
+from tests.support.service import PATIENCE_S, ROOT, Gate, Service, run, wait_until
 from tests.support.streaming import place
 from tests.support.tiers import deep
 from tests.support.turns import DONE, submit_turn, wait_for_end
-from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
 FILES = {"agents.toml", "my_agents.py", "test_my_agents.py", "smolsessions.toml", "requirements.txt", "Dockerfile"}
 

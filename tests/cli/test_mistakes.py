@@ -12,11 +12,10 @@ import pytest
 from tests.support.http_server import Handler, Server
 from tests.support.preloaded import PYTHONPATH
 from tests.support.refusals import sentence_of
-from tests.support.service import ROOT, Service, run
+from tests.support.service import PATIENCE_S, ROOT, Service, run
 from tests.support.terminal import CTRL_C, command, terminal_of
 from tests.support.tiers import mostly_deep
 from tests.support.turns import cancel, submit_turn
-from tests.support.waiting import PATIENCE_S
 
 NOWHERE = "http://127.0.0.1:1"
 WRONG = {

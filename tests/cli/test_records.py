@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.service import ROOT, Service, run
+from tests.support.service import PATIENCE_S, ROOT, Service, run
 from tests.support.terminal import command, terminal_of
 from tests.support.turns import DONE, ECHO, ENDLESS, submit_turn, wait_for_end
-from tests.support.waiting import PATIENCE_S
 
 Ending = tuple[int, str, str]
 

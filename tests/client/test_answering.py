@@ -19,9 +19,8 @@ from smolsessions.wire.events import InputAnswered, TurnEnded, TurnWaiting
 from tests.support.answering import asking_service, mail, sent
 from tests.support.fixtures import shared_service
 from tests.support.relay import Relay
-from tests.support.service import Service
+from tests.support.service import Gate, Service, wait_until
 from tests.support.turns import DONE
-from tests.support.waiting import Gate, wait_until
 
 QUESTION = {"call": [["ask_user", {"question": "Which tea?", "choices": ["green", "black"]}]]}
 asking = shared_service(asking_service, WAIT_S="0.5")

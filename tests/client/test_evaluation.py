@@ -18,10 +18,9 @@ from tests.support.agents import make_code, make_scripted
 from tests.support.data import data
 from tests.support.environments import AGENT_EVAL, environment
 from tests.support.preloaded import PYTHONPATH
-from tests.support.service import Service
+from tests.support.service import PATIENCE_S, Service
 from tests.support.tiers import deep
 from tests.support.turns import DONE, ECHO
-from tests.support.waiting import PATIENCE_S
 
 History = list[dict[str, Any]]
 Adapter = Callable[[History], Awaitable[tuple[str, list[str]]]]

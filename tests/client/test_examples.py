@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.service import PLAIN, ROOT, Service
-from tests.support.waiting import PATIENCE_S
+from tests.support.service import PATIENCE_S, PLAIN, ROOT, Service
 
 
 @pytest.mark.parametrize(("key", "said"), [("y", "12 * 7 = 84.\n"), ("n", "The person said no.")])

@@ -14,10 +14,9 @@ from tests.support.data import data
 from tests.support.debian import skip
 from tests.support.environments import GENERATOR, environment
 from tests.support.proxy import LATER_WORDS, proxy
-from tests.support.service import ROOT, Service
+from tests.support.service import PATIENCE_S, ROOT, Service
 from tests.support.tiers import deep
 from tests.support.turns import DONE, ECHO
-from tests.support.waiting import PATIENCE_S
 from tools.node_programs import FOLDER, NoNodeError, programs
 
 MESSAGE = json.dumps([ECHO, DONE])

@@ -13,10 +13,9 @@ import pytest
 from smolsessions import ApiError, AsyncClient, Client, UnreachableError
 from smolsessions.wire.events import MessageDelta, ToolCalled, TurnEnded, TurnEvent
 from tests.support.relay import Relay
-from tests.support.service import PLAIN, Service
+from tests.support.service import PATIENCE_S, PLAIN, Gate, Service, wait_until
 from tests.support.tiers import deep
 from tests.support.turns import DONE, ECHO
-from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
 STREAMED = {"AGENTS": "streamed=tests.support.streaming:make_streamed"}
 TEXT = "Grüße, 漢字 und 😀! " * 20

@@ -18,8 +18,7 @@ from smolsessions.runtime.shutdown import CLOSE_S
 from smolsessions.settings import PREFIX, Settings
 from smolsessions.store.connection.server_errors import RIGHTS
 from tests.support.manifests import ROLES, Manifest, Overlay, Pod, Rendered, declared_store, metrics_of
-from tests.support.service import ROOT, Service, write_private
-from tests.support.waiting import PATIENCE_S
+from tests.support.service import PATIENCE_S, ROOT, Service, write_private
 from tools.deploy_check import OVERLAYS, kustomize, make_secrets
 
 DEPLOY = ROOT / "deploy"

@@ -11,9 +11,8 @@ import pytest
 
 from tests.support.data import data
 from tests.support.environments import INSTALL
-from tests.support.service import ROOT, Service
+from tests.support.service import PATIENCE_S, ROOT, Service
 from tests.support.tiers import deep
-from tests.support.waiting import PATIENCE_S
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 AGENT = data("wheel_agent.txt")

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.support import editors
-from tests.support.service import Service
+from tests.support.service import Service, wait_until
 from tests.support.streaming import Event, place
 from tests.support.tiers import deep, mostly_deep
 from tests.support.turns import pages, wait_for_end
-from tests.support.waiting import wait_until
 
 MESSAGES = [f"message {number}" for number in range(6)]
 

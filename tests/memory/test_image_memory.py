@@ -13,10 +13,9 @@ from smolagents.models import ChatMessage, MessageRole, get_clean_message_list
 
 from smolsessions.agents.values.images import image_from_bytes, image_to_bytes
 from smolsessions.agents.values.media import drop_pixels
-from tests.support.service import Service
+from tests.support.service import Service, wait_until
 from tests.support.tiers import deep, mostly_deep
 from tests.support.turns import encoded
-from tests.support.waiting import wait_until
 
 MB = 1024 * 1024
 SIDE = 4900  # 24 megapixels: 72 MB as pixels

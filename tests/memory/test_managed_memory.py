@@ -10,11 +10,10 @@ import pytest
 from smolsessions.agents.factories import check_factory
 from smolsessions.core.errors import StartError
 from tests.support import agents
-from tests.support.service import Service, listed
+from tests.support.service import Gate, Service, listed
 from tests.support.streaming import log_of
 from tests.support.transfer import export, import_document
 from tests.support.turns import DONE, ECHO, PROMPT, SHOWN, cancel, submit_turn, wait_for_end
-from tests.support.waiting import Gate
 
 Event = dict[str, Any]
 

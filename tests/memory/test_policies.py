@@ -25,11 +25,10 @@ from tests.support.policies import (
     prompt_of,
 )
 from tests.support.problems import problem
-from tests.support.service import Service
+from tests.support.service import Service, wait_until
 from tests.support.tiers import mostly_deep
 from tests.support.transfer import export, import_document
 from tests.support.turns import DONE, PROMPT, SHOWN, png, submit_turn, wait_for_end
-from tests.support.waiting import wait_until
 
 Json = dict[str, Any]
 POLICIES: list[Any] = [

@@ -17,11 +17,10 @@ from tests.support.policies import (
     prune,
 )
 from tests.support.problems import problem
-from tests.support.service import Service
+from tests.support.service import Gate, Service
 from tests.support.store_server import PARTITION, Raw
 from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, PROMPT, png, submit_turn, wait_for_end
-from tests.support.waiting import Gate
 
 Json = dict[str, Any]
 

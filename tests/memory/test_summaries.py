@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.policies import LONG, echo_call, message_texts, patch_policy, path_of, predicted, requested
-from tests.support.service import Service
+from tests.support.service import Gate, Service
 from tests.support.turns import DONE, PROMPT, SHOWN, submit_turn, wait_for_end
-from tests.support.waiting import Gate
 
 Json = dict[str, Any]
 AFTER_600: Json = {"name": "summarize", "after_tokens": 600}

@@ -13,10 +13,9 @@ import pytest
 
 from tests.support.debian import path_or_skip
 from tests.support.killed_turns import WITHOUT_CODE, make_killed_turn, submit_killed_turn
-from tests.support.service import Service
+from tests.support.service import PATIENCE_S, Service, wait_until
 from tests.support.tiers import deep
 from tests.support.turns import wait_for_end
-from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers and pid namespaces")
 

@@ -20,12 +20,11 @@ from tests.support.killed_turns import WITHOUT_CODE, KilledTurn, check_log, make
 from tests.support.launch import ON_LOOPBACK
 from tests.support.metrics import samples
 from tests.support.refusals import sentence_of
-from tests.support.service import Service, run
+from tests.support.service import PATIENCE_S, Gate, Service, run, wait_until
 from tests.support.store_server import PARTITION, StoreServer
 from tests.support.streaming import FINAL, Event, log_of, place, posting
 from tests.support.tiers import deep, mostly_deep
 from tests.support.turns import wait_for_end
-from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
 FEW_FILES = 256
 KEEP_ALIVE_S = 6  # longer than uvicorn's own

@@ -30,9 +30,8 @@ from smolsessions import __version__
 from smolsessions.store.connection.server_errors import RIGHTS
 from smolsessions.store.embedded.server import RESTARTS, embedded_server
 from tests.support.refusals import Refused, assert_refused, refused, sentence_of
-from tests.support.service import AGENTS, PLAIN, ROOT, Service, run, spawn, write_private
+from tests.support.service import AGENTS, PATIENCE_S, PLAIN, ROOT, Gate, Service, run, spawn, wait_until, write_private
 from tests.support.tiers import mostly_deep
-from tests.support.waiting import PATIENCE_S, Gate, wait_until
 from tests.topology.certificates import new_authority
 from tests.topology.node import DURABLE, HOST, Node
 

@@ -16,9 +16,8 @@ from tests.support.attacks import attacks, reached, wild_attack
 from tests.support.code_turns import play_code, printed
 from tests.support.data import data
 from tests.support.programs import named
-from tests.support.service import Service
+from tests.support.service import PATIENCE_S, Service
 from tests.support.tiers import deep, mostly_deep
-from tests.support.waiting import PATIENCE_S
 
 MODULES = "import collections, datetime, itertools, math, queue, random, re, stat, statistics, time, unicodedata"
 THINGS = data("walked_things.txt")

@@ -30,12 +30,11 @@ from tests.support.code_turns import (
 from tests.support.data import data, table
 from tests.support.fixtures import shared_service
 from tests.support.programs import named
-from tests.support.service import Service
+from tests.support.service import Gate, Service, wait_until
 from tests.support.store_server import running_store
 from tests.support.streaming import Event, Stream, log_of, posting, watching
 from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, PROMPT, cancel, submit_turn, wait_for_end
-from tests.support.waiting import Gate, wait_until
 
 DIED = "The process that ran the code ended"
 BLOCKS = {

@@ -19,12 +19,11 @@ from tests.support.code_turns import (
     wait_until_no_code_runs,
 )
 from tests.support.fixtures import shared_service
-from tests.support.service import Service
+from tests.support.service import Gate, Service
 from tests.support.store_server import PARTITION, StoreServer
 from tests.support.streaming import Event
 from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, cancel, error_code, submit_turn, wait_for_end
-from tests.support.waiting import Gate
 
 Chunks = dict[bytes, bytes]
 LOCK = "import threading\nlock = threading.Lock()\nlocks = 1"

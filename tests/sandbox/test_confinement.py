@@ -22,10 +22,9 @@ from tests.support.code_turns import code_script, fork_servers, play_code, print
 from tests.support.data import data
 from tests.support.debian import skip
 from tests.support.preloaded import PYTHONPATH
-from tests.support.service import Service, spawn
+from tests.support.service import PATIENCE_S, Gate, Service, spawn, wait_until
 from tests.support.tiers import mostly_deep
 from tests.support.turns import cancel, submit_turn, wait_for_end
-from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the means are Linux's")
 UID = 12_345 + os.getpid() % 30_000  # of this process of pytest alone

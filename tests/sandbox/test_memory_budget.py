@@ -19,9 +19,8 @@ from smolsessions.agents.sandbox.memory_budget import MemoryBudget, memory_mb
 from smolsessions.caller import CALLER, Caller
 from smolsessions.core.records import LOCAL, Owner
 from tests.support.owners import ADA, BOB, owner_line, request_as
-from tests.support.service import PLAIN, Service, write_private
+from tests.support.service import PATIENCE_S, PLAIN, Gate, Service, wait_until, write_private
 from tests.support.turns import DONE, cancel, submit_turn, wait_for_end
-from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
 ADAS, BOBS = Owner("ada"), Owner("bob")
 BOMB = "x = 'y' * 150_000_000\nprint(gate())\nx = None"

@@ -12,10 +12,9 @@ import pytest
 
 from tests.support.histories import memory_of
 from tests.support.problems import problem
-from tests.support.service import PLAIN, Service
+from tests.support.service import PLAIN, Service, wait_until
 from tests.support.store_server import PARTITION, Raw, StoreServer
 from tests.support.turns import DONE
-from tests.support.waiting import wait_until
 
 MOST_TURNS = 10_000
 STAGED_S = 600

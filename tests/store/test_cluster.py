@@ -16,12 +16,11 @@ from tests.support.metrics import totals
 from tests.support.patient import Patient, playing, two_services, until_all_answer
 from tests.support.problems import problem
 from tests.support.refusals import Refused, assert_refused
-from tests.support.service import Service, write_private
+from tests.support.service import Service, wait_until, write_private
 from tests.support.stopwatch import Stopwatch
 from tests.support.streaming import Event, posting, watching
 from tests.support.tiers import deep
 from tests.support.turns import DONE, ECHO, ENDLESS, cancel, held_turn, submit_turn, wait_for_end
-from tests.support.waiting import wait_until
 from tests.topology.certificates import new_authority
 from tests.topology.cluster import ValkeyCluster
 from tests.topology.node import Node, free_port

@@ -12,12 +12,11 @@ import httpx2
 import pytest
 
 from tests.support.damages import Snapshot, assert_said, code_of, damages, one_of_each, one_of_each_kind
-from tests.support.service import Service
+from tests.support.service import Gate, Service, wait_until
 from tests.support.sounds import sent
 from tests.support.store_server import PARTITION, Raw, StoreServer
 from tests.support.tiers import mostly_deep
 from tests.support.turns import png, submit_turn, wait_for_end
-from tests.support.waiting import Gate, wait_until
 
 AGENT = "code"
 FILE = sent("data.csv", "text/csv", "a,b\n")

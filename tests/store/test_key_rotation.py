@@ -18,11 +18,10 @@ from tests.support import old_data, remembering
 from tests.support.key_search import values_of
 from tests.support.old_data import OldData
 from tests.support.old_data_checks import ALL, assert_says_all, restored
-from tests.support.service import PLAIN, Service, run, spawn
+from tests.support.service import PLAIN, Gate, Service, run, spawn, wait_until
 from tests.support.store_server import PARTITION, SEAL_KEY, Raw, StoreServer
 from tests.support.stores import open_replica
 from tests.support.turns import DONE, png, submit_turn, wait_for_end
-from tests.support.waiting import Gate, wait_until
 from tests.topology.cluster import ValkeyCluster
 
 CODE = {"AGENTS": "code=tests.support.agents:make_code,scripted=tests.support.agents:make_scripted", "DEMO_AGENTS": "0"}

@@ -16,12 +16,11 @@ from smolsessions.store.connection.reply_protocol import ReplyProtocol
 from tests.support.failover import REPLICATED
 from tests.support.metrics import totals
 from tests.support.problems import problem
-from tests.support.service import Service
+from tests.support.service import PATIENCE_S, Gate, Service, wait_until
 from tests.support.stopwatch import Stopwatch
 from tests.support.store_server import SEAL_KEY
 from tests.support.tiers import deep, mostly_deep
 from tests.support.turns import submit_turn
-from tests.support.waiting import PATIENCE_S, Gate, wait_until
 from tests.topology.exchange import Exchange
 from tests.topology.node import DURABLE, HOST, Node
 

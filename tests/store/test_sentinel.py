@@ -14,12 +14,11 @@ from tests.support.failover import Pair
 from tests.support.patient import Patient, playing, two_services, until_all_answer
 from tests.support.problems import problem
 from tests.support.refusals import Refused, assert_refused
-from tests.support.service import CODELESS, Service
+from tests.support.service import CODELESS, Gate, Service, wait_until
 from tests.support.store_server import SEAL_KEY
 from tests.support.streaming import FINAL, log_of
 from tests.support.tiers import deep, mostly_deep
 from tests.support.turns import DONE, ECHO, submit_turn, wait_for_end
-from tests.support.waiting import Gate, wait_until
 from tests.topology.certificates import new_authority
 from tests.topology.liar import running_liar
 from tests.topology.node import DURABLE, HOST, Node, free_port

@@ -20,11 +20,10 @@ from tests.support.old_data import TALKS
 from tests.support.old_data_checks import messages_of
 from tests.support.patient import two_services
 from tests.support.problems import problem
-from tests.support.service import PLAIN, Service
+from tests.support.service import PATIENCE_S, PLAIN, Gate, Service, wait_until
 from tests.support.store_server import PARTITION, SEAL_KEY, Raw, StoreServer
 from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, error_code, png, submit_next, submit_turn, wait_for_end, wait_until_back
-from tests.support.waiting import PATIENCE_S, Gate, wait_until
 from tests.topology.node import DURABLE, HOST, Node, until
 from tools.deploy_check import make_secrets
 

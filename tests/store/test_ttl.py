@@ -12,11 +12,10 @@ from typing import Any
 from tests.support.fixtures import raw_store, shared_service
 from tests.support.histories import SETTINGS, fork, new_conversation, roll_back, variable_x
 from tests.support.problems import problem
-from tests.support.service import Service
+from tests.support.service import Service, wait_until
 from tests.support.store_server import Raw
 from tests.support.transfer import export, import_document
 from tests.support.turns import DONE, ECHO, held_turn, png, submit_next, wait_for_end
-from tests.support.waiting import wait_until
 
 BRIEF_S, LONG_S = 1.0, 3600.0
 FAST = SETTINGS | {"LEASE_S": "1", "LOG_TTL_S": "1", "ID_REUSE_S": "1"}

@@ -7,10 +7,9 @@ from typing import Any
 import httpx2
 
 from tests.support.approvals import AGENTS, OUTBOX
-from tests.support.service import Service
+from tests.support.service import Service, wait_until
 from tests.support.streaming import Event, place
 from tests.support.turns import submit_turn
-from tests.support.waiting import wait_until
 
 APPROVE: Event = {"decision": "approve"}
 REJECT: Event = {"decision": "reject"}

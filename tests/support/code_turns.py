@@ -6,11 +6,10 @@ from typing import Any
 
 import psutil
 
-from tests.support.service import Service
+from tests.support.service import Service, wait_until
 from tests.support.store_server import PARTITION, Raw
 from tests.support.streaming import Event
 from tests.support.turns import DONE
-from tests.support.waiting import wait_until
 
 ENDED_S = 1.5  # how long a stop or a deadline may take, whatever the code does
 BUSY = "while True:\n    for i in range(100_000):\n        pass"

@@ -6,9 +6,8 @@ from typing import Any, Literal
 
 import pytest
 
-from tests.support.service import Service
+from tests.support.service import Gate, Service
 from tests.support.store_server import Raw, StoreServer, running_store
-from tests.support.waiting import Gate
 
 
 def shared_service(

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import rememberers
-from tests.support.service import Service
+from tests.support.service import Gate, Service, wait_until
 from tests.support.streaming import Event
 from tests.support.turns import DONE, ECHO, PROMPT, cancel, png, submit_turn, wait_for_end
-from tests.support.waiting import Gate, wait_until
 
 SETTINGS = {"AGENTS": rememberers.AGENTS, "DEMO_AGENTS": "0", "THREADS": "16"}
 KINDS = ["rememberer", "code-rememberer"]

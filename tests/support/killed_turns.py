@@ -15,11 +15,10 @@ from redis import Redis
 from smolagents import MultiStepAgent
 
 from tests.support.ledgers import AGENTS, CODELESS, Ledger
-from tests.support.service import Service
+from tests.support.service import Service, wait_until
 from tests.support.store_server import PARTITION, Raw
 from tests.support.streaming import Event, Frame, check_numbers, log_of, posting, watching
 from tests.support.turns import DONE, submit_turn, wait_for_end
-from tests.support.waiting import wait_until
 
 Script = list[Event]
 

@@ -5,8 +5,7 @@ import re
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.service import Service
-from tests.support.waiting import PATIENCE_S
+from tests.support.service import PATIENCE_S, Service
 
 
 def samples(service: Service) -> dict[tuple[str, str], float]:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import httpx2
 
-from tests.support.service import CODELESS, Service
+from tests.support.service import CODELESS, PATIENCE_S, Service, wait_until
 from tests.support.streaming import EVENTS, FINAL, Event, Frame, Stream, check_numbers, log_of, place
-from tests.support.waiting import PATIENCE_S, wait_until
 
 PAUSE_S = 0.1
 STEP = {"type": "step.finished", "parent_call_id": None, "kind": "action"}

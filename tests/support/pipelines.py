@@ -21,10 +21,9 @@ from smolsessions.agents.config.schema import ModelTable
 from smolsessions.agents.models.providers import add_fallbacks, make_model
 from tests.support.llm import LLM
 from tests.support.providers import Request
-from tests.support.service import ROOT, Service
+from tests.support.service import PATIENCE_S, ROOT, Service
 from tests.support.store_server import StoreServer
 from tests.support.streaming import Event
-from tests.support.waiting import PATIENCE_S
 
 NAMES = ("basic", "shop", "coder", "planner", "manager", "short", "spared")
 AGENTS = ",".join(f"{name}=tests.support.pipelines:make_{name}" for name in NAMES)

@@ -16,8 +16,9 @@ import httpx2
 
 from tests.support.preloaded import PYTHONPATH, ForkedProcess, fork
 from tests.support.service_logs import note_log
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
+__all__ = ["PATIENCE_S", "Gate", "wait_until"]  # most tests of a service wait for it
 SAID = {"serve": 6, "web": 6, "work": 3}  # lines after the first, of one process
 ROOT = Path(__file__).parents[2]
 Process = subprocess.Popen[str] | ForkedProcess

@@ -32,8 +32,7 @@ from smolagents.models import (
 from smolagents.monitoring import TokenUsage
 
 from tests.support import agents
-from tests.support.service import Service
-from tests.support.waiting import PATIENCE_S
+from tests.support.service import PATIENCE_S, Service
 
 EVENTS = {"Accept": "text/event-stream"}
 FINAL = {"turn.finished", "turn.failed", "turn.cancelled"}

@@ -13,8 +13,7 @@ import psutil
 
 from smolsessions.agents.config.schema import McpTable
 from smolsessions.agents.tools.tool_servers import ToolServers
-from tests.support.service import ROOT
-from tests.support.waiting import wait_until
+from tests.support.service import ROOT, wait_until
 
 PROGRAM = "tests.support.mcp_server"
 HOSTILE = "tests.support.hostile_mcp"

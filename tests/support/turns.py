@@ -11,9 +11,8 @@ from typing import Any
 import httpx2
 import PIL.Image
 
-from tests.support.service import Service
+from tests.support.service import Gate, Service, wait_until
 from tests.support.streaming import Event, place
-from tests.support.waiting import Gate, wait_until
 
 ECHO: Event = {"call": [["echo", {"text": "ü"}]]}
 DONE: Event = {"say": "done"}

@@ -22,10 +22,9 @@ from tests.support.answering import (
 )
 from tests.support.fixtures import shared_service
 from tests.support.owners import ADA, BOB, SECOND, owner_line, request_as
-from tests.support.service import Service, write_private
+from tests.support.service import Gate, Service, write_private
 from tests.support.streaming import EVENTS, Event, Frame, Stream, check_numbers, effects, log_of, place, posting
 from tests.support.turns import DONE, cancel, error_code, wait_for_end
-from tests.support.waiting import Gate
 
 pytestmark = pytest.mark.timeout(120)
 service = shared_service(asking_service)

@@ -8,12 +8,11 @@ from redis import Redis
 
 from tests.support.killed_turns import WITHOUT_CODE
 from tests.support.openapi import assert_described
-from tests.support.service import Service
+from tests.support.service import Gate, Service
 from tests.support.store_server import PARTITION
 from tests.support.streaming import Event, effects, log_of, place
 from tests.support.transfer import export, import_document
 from tests.support.turns import DONE, ENDLESS, error_code, pages, submit_next, submit_turn, wait_for_end
-from tests.support.waiting import Gate
 
 ARGUMENTS = {"city": "Kyōto", "wells": [1, 2.5, None, True], "deep": {"a": {}}}
 NO_TOOLS: dict[str, object] = {"approve": [], "client_tools": [], "output_schema": None}

@@ -14,9 +14,8 @@ from tests.support.data import table
 from tests.support.fixtures import shared_service
 from tests.support.metrics import totals
 from tests.support.problems import OF_A_CONVERSATION, problem, strict_json
-from tests.support.service import AGENTS, CODELESS, PLAIN, Service
+from tests.support.service import AGENTS, CODELESS, PATIENCE_S, PLAIN, Gate, Service, wait_until
 from tests.support.turns import DONE, held_turn, pages, wait_for_end
-from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
 BAD_PAGES = [
     *({"limit": value} for value in ("0", "101", "-1", "ten", "1e1", "9" * 5000)),

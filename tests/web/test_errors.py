@@ -17,9 +17,8 @@ from tests.support.data import table
 from tests.support.fixtures import shared_service
 from tests.support.problems import OF_A_CONVERSATION, nothing_stored, problem, send, strict_json
 from tests.support.raw_http import connected, problem_on
-from tests.support.service import PLAIN, Service, listed
+from tests.support.service import PATIENCE_S, PLAIN, Service, listed, wait_until
 from tests.support.turns import pixel, png
-from tests.support.waiting import PATIENCE_S, wait_until
 
 SECRET = "hunter2"
 LONE = "\ud800"  # half of a surrogate pair: JSON can escape it, UTF-8 cannot hold it

@@ -17,13 +17,12 @@ from tests.support.fixtures import shared_service
 from tests.support.links import check_links, contents
 from tests.support.preloaded import PYTHONPATH
 from tests.support.problems import nothing_stored, problem, send
-from tests.support.service import Service
+from tests.support.service import PATIENCE_S, Gate, Service
 from tests.support.sounds import AGENTS, CSV, PDF, sent, sound
 from tests.support.streaming import Event, log_of
 from tests.support.terminal import command
 from tests.support.transfer import export, import_document, post_import
 from tests.support.turns import DONE, png, submit_turn, wait_for_end
-from tests.support.waiting import PATIENCE_S, Gate
 
 FILES = [sent("data.csv", "text/csv", CSV), sent("the contract.pdf", "application/pdf", PDF)]
 SPOKEN: list[Event] = [{"call": [["speak", {"text": "hello"}]]}, {"say": "audio.wav"}]

@@ -19,10 +19,9 @@ from smolsessions.web.http_connection import limited_connections
 from tests.support.fixtures import shared_service
 from tests.support.metrics import samples
 from tests.support.raw_http import answer_on, connected, problem_on
-from tests.support.service import PLAIN, Service
+from tests.support.service import PATIENCE_S, PLAIN, Gate, Service, wait_until
 from tests.support.store_server import running_store
 from tests.support.tiers import mostly_deep
-from tests.support.waiting import PATIENCE_S, Gate, wait_until
 
 TIMEOUT_S = 1.0
 MOST = 40

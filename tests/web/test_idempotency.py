@@ -14,12 +14,11 @@ from smolsessions.store.seal import new_key
 from tests.support.idempotency import post_with_key, turn_of
 from tests.support.patient import two_services
 from tests.support.problems import nothing_stored, problem
-from tests.support.service import PLAIN, Service
+from tests.support.service import PLAIN, Gate, Service, wait_until
 from tests.support.sounds import sent
 from tests.support.store_server import SEAL_KEY, StoreServer, running_store
 from tests.support.streaming import EVENTS, Event, Stream, log_of
 from tests.support.turns import DONE, ECHO, cancel, held_turn, png, submit_next, submit_turn, turn_counts, wait_for_end
-from tests.support.waiting import Gate, wait_until
 
 DAY_S = 86_400
 

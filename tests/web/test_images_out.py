@@ -8,11 +8,10 @@ import pytest
 
 from tests.support.code_turns import code_script
 from tests.support.links import check_links, contents
-from tests.support.service import Service
+from tests.support.service import Gate, Service
 from tests.support.streaming import Event, log_of, place
 from tests.support.transfer import export, import_document
 from tests.support.turns import cancel, encoded, held_turn, png, submit_next, wait_for_end
-from tests.support.waiting import Gate
 
 DRAWN: list[Event] = [{"call": [["picture", {}]]}, {"say": "image.png"}]
 TWO = "red, blue = make(what='image'), picture()\n"

@@ -15,10 +15,9 @@ from smolsessions.web.dialects import NEEDS
 from tests.support.fixtures import shared_service
 from tests.support.openapi import description
 from tests.support.proxy import proxy
-from tests.support.service import PLAIN, Service
+from tests.support.service import PATIENCE_S, PLAIN, Service
 from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, ECHO, png
-from tests.support.waiting import PATIENCE_S
 
 PREFIX = "/team/agents"
 below = shared_service(PLAIN | {"ROOT_PATH": f"{PREFIX}/"})

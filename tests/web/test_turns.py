@@ -11,11 +11,10 @@ import PIL.Image
 import pytest
 from redis import Redis
 
-from tests.support.service import PLAIN, Service
+from tests.support.service import PLAIN, Gate, Service
 from tests.support.stopwatch import Stopwatch
 from tests.support.tiers import mostly_deep
 from tests.support.turns import encoded, wait_for_end
-from tests.support.waiting import Gate
 
 END: dict[str, Any] = {"say": "end"}
 

@@ -12,7 +12,7 @@ from smolsessions import Client
 from tests.support.code_turns import code_script
 from tests.support.histories import memory_of
 from tests.support.openapi import assert_described
-from tests.support.service import PLAIN, Service
+from tests.support.service import PLAIN, Gate, Service
 from tests.support.streaming import Event
 from tests.support.turns import (
     DONE,
@@ -25,7 +25,6 @@ from tests.support.turns import (
     submit_turn,
     wait_for_end,
 )
-from tests.support.waiting import Gate
 
 ECHO: Event = {"call": [["echo", {"text": "first"}]]}
 

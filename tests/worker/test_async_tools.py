@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.answering import observed
-from tests.support.service import Service
+from tests.support.service import Service, wait_until
 from tests.support.turns import DONE, cancel, submit_turn, wait_for_end
-from tests.support.waiting import wait_until
 
 AGENTS = "tools=tests.support.async_tools:make_tools,coder=tests.support.async_tools:make_coder"
 

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.service import Service
+from tests.support.service import Service, wait_until
 from tests.support.streaming import Event, place, posting
 from tests.support.streaming import spoken as pieces
 from tests.support.tiers import deep
 from tests.support.turns import ECHO, ENDLESS, SHOWN, cancel, delegate
-from tests.support.waiting import wait_until
 
 ENDS: Event = {"say": "вот"}
 CODE: Event = {"code": "print(echo(text='ü'))"}

@@ -14,7 +14,7 @@ from tests.support.cancellation import assert_goes_on, assert_steps_stored
 from tests.support.fixtures import shared_service
 from tests.support.metrics import totals
 from tests.support.problems import nothing_stored, problem
-from tests.support.service import CODELESS, Service
+from tests.support.service import CODELESS, Service, wait_until
 from tests.support.store_server import running_store
 from tests.support.streaming import Event, Stream, log_of, place, posting, watching
 from tests.support.turns import (
@@ -28,7 +28,6 @@ from tests.support.turns import (
     turn_counts,
     wait_for_end,
 )
-from tests.support.waiting import wait_until
 
 CODES = {"interrupt": "interrupted", "rollback": "rolled_back"}
 STOPPING = list(CODES)

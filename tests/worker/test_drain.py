@@ -24,10 +24,9 @@ from tests.support.killed_turns import (
     note_call,
     submit_killed_turn,
 )
-from tests.support.service import Service
+from tests.support.service import PATIENCE_S, Service, wait_until
 from tests.support.streaming import FINAL, Event, Frame, log_of
 from tests.support.turns import DONE, wait_for_end
-from tests.support.waiting import PATIENCE_S, wait_until
 
 LEASE = {"LEASE_S": "30"}  # long: a turn that continues at once was handed back, its lease did not expire
 UNKNOWN = "it is not known whether this call of charge had its effect"

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.data import data
-from tests.support.service import Service
+from tests.support.service import Service, wait_until
 from tests.support.turns import DONE, wait_for_end
-from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,9 @@ import pytest
 from tests.support.cancellation import UNHEEDED, assert_goes_on, assert_steps_stored, cancel_and_check
 from tests.support.metrics import totals
 from tests.support.problems import nothing_stored, problem
-from tests.support.service import CODELESS, Service
+from tests.support.service import CODELESS, Gate, Service, wait_until
 from tests.support.streaming import Event, Stream, log_of, place, posting, watching
 from tests.support.turns import DONE, ECHO, ENDLESS, cancel, delegate, held_turn, submit_turn, wait_for_end
-from tests.support.waiting import Gate, wait_until
 
 CALL = "compute(seconds=0.002)"
 

@@ -19,11 +19,10 @@ from redis import Redis
 from tests.support import ledgers
 from tests.support.killed_turns import SETTINGS, KilledTurn, Script, kill_when_blocked, note_call
 from tests.support.ledgers import Ledger
-from tests.support.service import Service
+from tests.support.service import Service, wait_until
 from tests.support.store_server import PARTITION
 from tests.support.streaming import Event
 from tests.support.turns import DONE, png, submit_turn, wait_for_end
-from tests.support.waiting import wait_until
 
 
 @dataclass

@@ -28,11 +28,10 @@ from tests.support.killed_turns import (
 )
 from tests.support.ledgers import Ledger
 from tests.support.providers import used
-from tests.support.service import Service
+from tests.support.service import PATIENCE_S, Service, wait_until
 from tests.support.store_server import PARTITION, Raw, StoreServer, running_store
 from tests.support.streaming import Event, Stream, log_of, place, watching
 from tests.support.turns import DONE, cancel, submit_next, wait_for_end
-from tests.support.waiting import PATIENCE_S, wait_until
 
 ONLOOKER = {"AGENTS": "idle=tests.support.ledgers:make_teller", "DEMO_AGENTS": "0"}
 DEADLINE_S = 6.0

@@ -22,11 +22,10 @@ from tests.support.answering import (
     read,
     sent,
 )
-from tests.support.service import Service
+from tests.support.service import PATIENCE_S, Gate, Service
 from tests.support.store_server import PARTITION, Raw, StoreServer
 from tests.support.streaming import Event, check_numbers, log_of, watching
 from tests.support.turns import DONE, cancel, wait_for_end
-from tests.support.waiting import PATIENCE_S, Gate
 
 pytestmark = pytest.mark.timeout(300)
 DAY_S = 86_400

@@ -24,10 +24,9 @@ from tests.support.answering import (
 )
 from tests.support.fixtures import shared_service
 from tests.support.metrics import samples
-from tests.support.service import Service
+from tests.support.service import Service, wait_until
 from tests.support.streaming import Event, log_of, place, watching
 from tests.support.turns import DONE, cancel, error_code, submit_next, submit_turn, turn_counts, wait_for_end
-from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(180)
 DRAWN = "import sqlite3\nx = sqlite3.connect(':memory:').execute('select hex(randomblob(8))').fetchone()[0]"

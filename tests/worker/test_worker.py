@@ -17,11 +17,10 @@ from smolsessions.worker.session_pool import SessionPool
 from tests.support.fixtures import shared_service
 from tests.support.metrics import totals
 from tests.support.owners import ADA, BOB, owner_line, request_as
-from tests.support.service import PLAIN, Service
+from tests.support.service import PLAIN, Gate, Service, wait_until
 from tests.support.store_server import StoreServer
 from tests.support.streaming import Event
 from tests.support.turns import DONE, ECHO, PROMPT, cancel, held_turn, png, submit_next, submit_turn, wait_for_end
-from tests.support.waiting import Gate, wait_until
 
 # A service that keeps two agents, with few bytes.
 few = shared_service(PLAIN | {"WARM_SESSIONS": "2", "WARM_MB": "0.0001"}, on_outside=True)

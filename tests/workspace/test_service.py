@@ -16,10 +16,9 @@ from smolsessions.client import Client
 from tests.support.data import data
 from tests.support.owners import ADA, BOB, owner_line, request_as
 from tests.support.problems import problem
-from tests.support.service import Service, run, write_private
+from tests.support.service import Service, run, wait_until, write_private
 from tests.support.sounds import sent
 from tests.support.store_server import StoreServer
-from tests.support.waiting import wait_until
 
 AGENTS_FILE = data("workspace.toml")
 MARK = ".identity"

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.problems import problem
-from tests.support.service import Service
-from tests.support.waiting import wait_until
+from tests.support.service import Service, wait_until
 
 AGENTS_FILE = """
 [agents.writer]
