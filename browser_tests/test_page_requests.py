@@ -10,7 +10,6 @@ from typing import Any
 from playwright.sync_api import Locator, Page, Route, expect
 
 from browser_tests.reader import (
-    PHONE,
     Open,
     answer,
     choose,
@@ -408,17 +407,6 @@ def test_hostile_texts_are_shown_as_text_and_each_type_has_its_field(page: Page)
         "note": "two\nlines",
         MARKUP: "x\u202ey",
     }
-
-
-def test_cards_fit_a_phone(opened: Open, service: Service) -> None:
-    wide = "w" * 300
-    question = ["ask_user", {"question": wide, "choices": [wide, "b"]}]
-    page = wait_for_cards(opened, service, ["send_email", {"to": wide, "text": f"{wide}\n"}], question, **PHONE)
-    cards(page).first.get_by_role("button", name="Reject").tap()
-    assert fits(page)
-    cards(page).first.get_by_label("Reason").press("Enter")
-    expect(cards(page)).to_have_count(1)
-    assert fits(page)
 
 
 def test_images_and_files_of_a_call_are_shown_with_their_hashes(opened: Open, service: Service) -> None:

@@ -7,17 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import old_data
-from tests.support.environments import OLDEST_SMOLAGENTS, debians, environment
+from tests.support.environments import OLDEST_SMOLAGENTS, environment
 from tests.support.killed_turns import SETTINGS, kill_when_blocked, make_killed_turn, submit_killed_turn
-from tests.support.old_data import TALKS
-from tests.support.old_data_checks import MORE, messages_of
-from tests.support.service import AGENTS, ROOT, Service
-from tests.support.store_server import running_store
-from tests.support.tiers import deep, mostly_deep
+from tests.support.service import ROOT, Service
+from tests.support.tiers import deep
 from tests.support.turns import DONE, wait_for_end
 
-OF_LIBRARIES = "import re, datetime\nfrom math import floor\nflag, day = re.IGNORECASE, datetime.date(2026, 4, 1)\n"
 AS_BARE_SMOLAGENTS = (
     "tests/memory/test_steps.py::test_every_step_of_a_run_is_finished_and_comes_back",
     "tests/agents/test_constructors.py",
@@ -26,43 +21,9 @@ AS_BARE_SMOLAGENTS = (
 
 
 @pytest.fixture(scope="module")
-def debian(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return debians(tmp_path_factory.mktemp("debian"))
-
-
-@pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the Python of an environment with the oldest smolagents that is supported."""
     return environment(tmp_path_factory.mktemp("older"), OLDEST_SMOLAGENTS)
-
-
-@pytest.fixture(params=mostly_deep(["debian", "older"], fast=["older"]))
-def python(request: pytest.FixtureRequest) -> str:
-    return str(request.getfixturevalue(request.param))
-
-
-@deep
-@pytest.mark.parametrize("first", ["other", "own"])
-def test_one_environment_continues_what_the_other_wrote(first: str, python: str, tmp_path: Path) -> None:
-    pythons = [python, sys.executable] if first == "other" else [sys.executable, python]
-    with running_store(tmp_path / "store") as server:
-        settings = server.settings | {"AGENTS": f"{AGENTS},coloured=tests.support.odd:make_coloured"}
-        with Service(tmp_path / "first", settings, python=pythons[0]) as service:
-            turns = {name: old_data.play_as_new(service, name) for name in TALKS}
-            coloured = service.play({"call": [["coloured", {}]]}, {"say": "done"}, agent="coloured")
-            code = service.play({"code": f"{OF_LIBRARIES}final_answer(flag)"}, agent="code")
-            said = old_data.say_all(service)
-        assert {turn["status"] for turn in (*turns.values(), coloured, code)} == {"finished", "failed"}
-        with Service(tmp_path / "second", settings, python=pythons[1]) as service:
-            assert old_data.say_all(service) == said
-            for name, turn in turns.items():
-                again = old_data.play_as_new(service, name, f"{name}-again")
-                assert messages_of(service, turn) == messages_of(service, again)
-                for entry, reply in MORE.get(name, ()):
-                    assert service.follow_up(turn, entry)["reply"] == reply
-            assert service.follow_up(coloured, {"say": "on"})["reply"] == "on"
-            entry = {"code": "final_answer([flag is re.IGNORECASE, str(day), floor(2.5)])"}
-            assert service.follow_up(code, entry)["output"] == [True, "2026-04-01", 2]
 
 
 @deep

@@ -71,23 +71,6 @@ def test_agents_that_manage_agents_are_seen_at_every_depth_each_call_with_steps_
     assert turn["step_count"] == 2
 
 
-def test_parallel_calls_are_told_apart_whichever_returns_first(service: Service, tmp_path: Path) -> None:
-    gates = [tmp_path / name for name in "ab"]
-    waits = [["wait_for", {"path": str(gate)}] for gate in gates]
-    with posting(service, {"call": [*waits, ["echo", {"text": "x"}]]}, DONE) as stream:
-        calls = [stream.until("tool.call") for _ in range(3)]
-        assert [call["name"] for call in calls if call["name"] == "wait_for"] == ["wait_for"] * 2
-        ids = {call["arguments"].get("path"): call["call_id"] for call in calls}
-        gates[1].touch()
-        second = stream.until("tool.result", name="wait_for")
-        gates[0].touch()
-        first = stream.until("tool.result", name="wait_for")
-        turn = stream.rest()[-1].data["result"]
-    assert [second["call_id"], first["call_id"]] == [ids[str(gates[1])], ids[str(gates[0])]]
-    assert [call["call_id"] for call in turn["tool_calls"]] == ["1.1", "1.2", "1.3"]
-    assert [call["arguments"] for call in turn["tool_calls"]] == [*(wait[1] for wait in waits), {"text": "x"}]
-
-
 def test_parallel_calls_of_one_agent_do_not_mix(service: Service) -> None:
     tasks: list[Script] = [[{"call": [["echo", {"text": text}]]}, {"say": f"said {text}"}] for text in "abcd"]
     events = seen(service, {"call": [to("lead", *task) for task in tasks]}, DONE, agent="family")

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from smolsessions.store.embedded.data_folder import address_in, locked, record_address
@@ -70,23 +69,6 @@ def test_a_chat_starts_a_service_which_survives_ctrl_c_and_ends_with_it(tmp_path
         assert later.get("/conversations")["items"], "nothing holds the data folder any more"
 
 
-@deep
-def test_the_service_of_a_killed_chat_ends_and_keeps_its_turn(tmp_path: Path) -> None:
-    with chatting(tmp_path, "tests.support.streaming:make_streamed", "--no-demo-agents") as terminal:
-        terminal.wait_for(r"agents: streamed \(default\)")
-        type_endless(terminal)
-        others = psutil.Process(terminal.process.pid).children(recursive=True)
-        assert others
-        terminal.process.kill()
-        assert not psutil.wait_procs(others, PATIENCE_S)[1]
-    settings = {"AGENTS": "streamed=tests.support.streaming:make_streamed"}
-    with Service(tmp_path, settings | {"DATA_DIR": str(tmp_path / "smolsessions-data")}) as later:
-        (conversation,) = later.get("/conversations")["items"]
-        turn = later.get(f"/conversations/{conversation['id']}/turns/1")
-        assert (conversation["turn_count"], turn["status"]) == (1, "running"), "a drained turn goes on elsewhere"
-        later.post(f"/conversations/{conversation['id']}/turns/1/cancel")
-
-
 def test_a_chat_folds_code_says_the_answer_once_forks_and_rolls_back(service: Service, tmp_path: Path) -> None:
     with chatting(tmp_path, "demo-code", "--url", str(service.client.base_url)) as terminal:
         terminal.reply("\n> ", "/fork")
@@ -138,18 +120,6 @@ def test_a_chat_joins_the_service_of_its_folders_data(service: Service, tmp_path
     name = re.search(r"--conversation (\w+)", ended.stdout)
     assert name
     assert service.get(f"/conversations/{name[1]}")["turn_count"] == 1
-
-
-def test_two_chats_that_start_at_once_share_a_service(tmp_path: Path) -> None:
-    agents = '[agents]\nstreamed = "tests.support.streaming:make_streamed"\n'
-    (tmp_path / "smolsessions.toml").write_text(f"demo_agents = false\n{agents}")
-    with chatting(tmp_path) as one, chatting(tmp_path) as other:
-        greetings = [each.wait_for(r"((.|\n)*)agents: streamed \(default\)") for each in (one, other)]
-        assert sum("joins the service on" in greeting for greeting in greetings) == 1, greetings
-        assert "in use" not in "".join(greetings)
-        for each in (one, other):
-            each.type(json.dumps([{"say": "both are served"}]).encode() + b"\n")
-            each.wait_for("\nboth are served")
 
 
 def test_a_file_that_holds_no_address_names_no_service(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from smolsessions.settings import Settings
-from smolsessions.store.seal import new_key
 from tests.support.data import table
 from tests.support.refusals import sentence_of
 from tests.support.service import PATIENCE_S, PLAIN, ROOT, Service, run, wait_until, write_private
@@ -169,19 +168,6 @@ def test_a_bad_situation_is_a_line_with_cause_and_mend(case: str, guarded: Store
     assert (cause in line, mend in line) == (True, True), line
     if part != "settings":
         assert lines(output).keys() >= {"settings", "rights", "keys", "agents", "store"}, "one defect hides no other"
-
-
-def test_a_check_writes_nothing(server: StoreServer, tmp_path: Path) -> None:
-    status, output, errors = run(tmp_path, PLAIN | server.settings, "check")
-    assert status == 0, output + errors
-    with server.client() as client:
-        assert client.dbsize() == 0
-    with_other_key = PLAIN | server.settings | {"SEAL_KEYS": new_key()}
-    with Service(tmp_path, with_other_key):
-        pass
-    status, output, _ = run(tmp_path / "embedded", PLAIN | {"AGENTS": "code=tests.support.agents:make_code"}, "check")
-    assert (status, "confinement ok    code: " in output) == (0, True), output
-    assert not (tmp_path / "embedded" / "data").exists()
 
 
 def test_a_store_that_may_lose_data_is_named_by_check_and_at_start(server: StoreServer, tmp_path: Path) -> None:

@@ -83,21 +83,6 @@ def test_a_conversation_goes_through_all_operations(client: Client) -> None:
     assert "smolsessions_" in client.get_metrics()
 
 
-def test_a_change_may_require_the_conversation_as_it_was_read(client: Client) -> None:
-    made = client.create_conversation(agent="scripted", metadata={"team": "a"})
-    read = client.get_conversation(made.id)
-    assert read.etag
-    assert read.etag == made.etag
-    changed = client.update_conversation(made.id, {"metadata": {"team": "b"}}, if_match=read.etag)
-    assert changed.etag not in {None, read.etag}
-    with pytest.raises(ApiError) as refused:
-        client.update_conversation(made.id, {"metadata": {"team": "c"}}, if_match=read.etag)
-    assert (refused.value.code, refused.value.status) == ("precondition_failed", 412)
-    now = client.get_conversation(made.id)
-    assert (now.metadata, now.etag) == ({"team": "b"}, changed.etag)
-    assert "etag" not in now.model_dump()
-
-
 def test_a_turn_is_waited_for_longer_than_the_service_answers(tmp_path: Path) -> None:
     with Service(tmp_path, PLAIN | {"WAIT_S": "0.1"}) as service, Client(str(service.client.base_url)) as client:
         turn = client.turn(said({"call": [["compute", {"seconds": 0.5}]]}, DONE))

@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
-from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,16 +67,6 @@ async def test_a_longer_history_must_have_been_begun(adapter: Adapter) -> None:
         await say(adapter, [{"role": "user", "content": "another"}, *history[1:]], DONE)
     with pytest.raises(ValueError, match="the last message"):
         await adapter(history)
-
-
-async def test_a_copy_of_a_history_goes_on(adapter: Adapter) -> None:
-    history: History = []
-    await say(adapter, history, ECHO, DONE)
-    copy = deepcopy(history)
-    assert (await say(adapter, copy, SEEN))[0].count("Observation") == 2
-    with pytest.raises(UnknownHistoryError):  # the copy has taken its place
-        await say(adapter, history, DONE)
-    assert (await say(adapter, deepcopy(copy), DONE))[0] == "done"
 
 
 async def test_a_failed_call_is_named(adapter: Adapter) -> None:

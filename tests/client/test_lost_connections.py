@@ -13,7 +13,7 @@ import pytest
 from smolsessions import ApiError, AsyncClient, Client, UnreachableError
 from smolsessions.wire.events import MessageDelta, ToolCalled, TurnEnded, TurnEvent
 from tests.support.relay import Relay
-from tests.support.service import PATIENCE_S, PLAIN, Gate, Service, wait_until
+from tests.support.service import PLAIN, Gate, Service, wait_until
 from tests.support.tiers import deep
 from tests.support.turns import DONE, ECHO
 
@@ -188,22 +188,6 @@ def test_what_is_no_address_or_key_is_refused_at_once() -> None:
     for key in ("a-key\n", "two words", "ключ"):
         with pytest.raises(ValueError, match="copy it again"):
             Client(api_key=key)
-
-
-async def test_more_streams_are_open_than_a_usual_pool_has_connections(service: Service, gate: Gate) -> None:
-    async with AsyncClient(url_of(service), patience_s=30) as client:
-        turn = await client.submit(said(gate.script, DONE), agent="scripted")
-
-        async def end() -> TurnEvent:
-            return [event async for event in client.get_turn_events(turn.conversation_id, turn.turn)][-1]
-
-        async with asyncio.TaskGroup() as group:
-            ends = [group.create_task(end()) for _ in range(101)]
-            async with asyncio.timeout(PATIENCE_S):
-                while await open_streams(client) < len(ends):
-                    pass
-            gate.open()
-    assert all(isinstance(each.result(), TurnEnded) for each in ends)
 
 
 async def test_a_cancelled_task_frees_its_connection(service: Service) -> None:

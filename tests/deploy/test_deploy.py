@@ -120,19 +120,6 @@ def test_the_grace_is_longer_than_all_that_ending_may_take(overlay: Overlay) -> 
     assert overlay.pod("smolsessions-web").pre_stop_s == 10
 
 
-def test_updates_and_drains_go_pod_by_pod_and_never_below_what_was_there(overlay: Overlay) -> None:
-    for pod in overlay.roles():
-        assert pod.workload["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
-        budget = overlay.one("PodDisruptionBudget", pod.name)["spec"]
-        assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
-        assert matches(budget["selector"], pod)
-        spread = pod.spec["topologySpreadConstraints"]
-        assert [each["topologyKey"] for each in spread] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
-        for each in spread:
-            assert each["matchLabelKeys"] == ["pod-template-hash"]
-            assert matches(each["labelSelector"], pod)
-
-
 def test_selectors_find_their_pods_and_no_others(overlay: Overlay) -> None:
     pods = overlay.pods()
     for pod in pods:
@@ -273,7 +260,7 @@ def test_what_the_docs_add_to_a_site_renders(tmp_path: Path) -> None:
 def test_the_stores_user_has_the_rights_that_the_service_asks_for(tmp_path: Path) -> None:
     make_secrets(tmp_path)
     off, ours = (tmp_path / "store-users.acl").read_text().splitlines()
-    assert off == "user default off resetpass +@all ~* &*"  # tests/store/test_store.py says why
+    assert off == "user default off resetpass +@all ~* &*"  # Redis 7 replays its file with the rights of `default`
     password = hashlib.sha256((tmp_path / "store-password").read_bytes()).hexdigest()
     assert ours == f"user smolsessions on #{password} {RIGHTS} +acl|dryrun"
     assert RIGHTS in (PAGES / "store.md").read_text()

@@ -400,18 +400,3 @@ def test_a_folder_that_is_too_long_for_sockets_is_refused(tmp_path: Path) -> Non
     long.mkdir()
     sentence = sentence_of(run(tmp_path / "x", WITHOUT_CODE, "serve", "--processes", "2", TMPDIR=str(long)))
     assert "set TMPDIR to a shorter path" in sentence
-
-
-@deep
-def test_works_share_a_health_port_and_one_outside_store(server: StoreServer, tmp_path: Path) -> None:
-    settings = WITHOUT_CODE | server.settings | {"THREADS": "1"}
-    with ExitStack() as stack:
-        web = stack.enter_context(Service(tmp_path / "web", settings, command=("web", "--processes", "2")))
-        work = stack.enter_context(Service(tmp_path / "work", settings, command=("work", "--processes", "2")))
-        killed_turns = standing(web, tmp_path, 2)
-        assert [samples(work)["threads_busy", number] for number in "01"] == [1, 1]
-        assert [samples(web)["threads_free", number] for number in "01"] == [0, 0]
-        assert [turn["reply"] for turn in go_on(web, killed_turns)] == ["done"] * 2
-        everyone = [*family(web), *family(work)]
-        assert (work.stop(), web.stop()) == (0, 0)
-        wait_gone(everyone)

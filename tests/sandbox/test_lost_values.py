@@ -1,9 +1,6 @@
 """Values that cannot be kept are dropped and named."""
 
-import contextlib
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from smolagents.local_python_executor import LocalPythonExecutor
@@ -156,20 +153,3 @@ def test_an_unused_variable_counts_for_the_limit_and_the_largest_is_dropped() ->
     assert said(executor, "print(len(big), small)") == "3000000 s\n"
     executor("new = 0")
     assert chunk_id(("big",)) in variables.save().changed
-
-
-def test_a_variable_that_is_first_used_near_the_limit_of_recursion_is_kept() -> None:
-    executor, variables, chunks = resumed("d = []\nfor _ in range(300):\n    d = [d]")
-
-    def first_use(frames: int) -> Any:
-        return first_use(frames - 1) if frames else executor.state["d"]
-
-    for frames in range(sys.getrecursionlimit(), 0, -1):
-        with contextlib.suppress(RecursionError):
-            assert len(first_use(frames)) == 1
-            break
-    saved = variables.save()
-    assert [saved.removed, saved.dropped] == [[], []]
-    executor = new_executor()
-    assert Variables(executor, MAX_BYTES).load({**chunks, **saved.changed}) == []
-    assert said(executor, "print(len(d))") == "1\n"

@@ -183,18 +183,6 @@ def test_owners_take_turns_for_the_memory_of_their_code() -> None:
     assert order[:6] == [ADAS, BOBS, "cleo", ADAS, BOBS, ADAS]
 
 
-def test_an_owner_whose_share_is_small_runs_one_block_after_the_other_in_one_process() -> None:
-    with closing(ForkClient([], memory=MemoryBudget(500, 0.5))) as client:
-        only = interpreter(client, str)
-        token = CALLER.set(Caller(ADAS, "c", {}, dict))
-        try:
-            only("kept = 'y' * 50_000_000")
-            assert only("print(len(kept))").logs.strip() == "50000000"
-        finally:
-            CALLER.reset(token)
-        only.stop()
-
-
 def test_an_agents_block_within_a_block_does_not_wait_for_it() -> None:
     with closing(ForkClient([], memory=MemoryBudget(300))) as client:
         inner = interpreter(client, str)

@@ -151,21 +151,6 @@ def test_an_import_that_was_killed_leaves_nothing_visible(server: StoreServer, t
         assert service.play(DONE, conversation_id="mine")["turn"] == MOST_TURNS + 1
 
 
-def test_what_was_refused_leaves_no_copies(server: StoreServer, tmp_path: Path) -> None:
-    path, document = "/imports?id=mine", memory_of(10)
-    agents = "scripted=tests.support.agents:make_scripted,code=tests.support.agents:make_code"
-    with Service(tmp_path, server.settings | {"AGENTS": agents}) as service, server.client() as raw:
-        assert service.client.post(path, json=document).status_code == 201
-        raw.config_resetstat()
-        problem(service.client.post(path, json=document), 409, "conversation_exists")
-        assert "cmdstat_rpush" not in raw.info("commandstats"), "it is refused before anything is written"
-        turn = service.play({"code": "x = 1"}, {"code": "final_answer(x)"}, agent="code")
-        service.follow_up(turn, {"code": "x = 2"}, {"code": "final_answer(x)"})
-        raw.delete(f"{PARTITION}:old:local/{turn['conversation_id']}")
-        problem(service.post(f"/conversations/{turn['conversation_id']}/fork", turn=1), 409, "history_gone")
-        assert list(raw.scan_iter("*:staged:*")) == []
-
-
 def suppressed(client: httpx2.Client, path: str, document: dict[str, Any]) -> None:
     with suppress(httpx2.TransportError):
         client.post(path, json=document)

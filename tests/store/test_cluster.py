@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 
@@ -15,7 +14,6 @@ from tests.support.idempotency import post_with_key, turn_of
 from tests.support.metrics import totals
 from tests.support.patient import Patient, playing, two_services, until_all_answer
 from tests.support.problems import problem
-from tests.support.refusals import Refused, assert_refused
 from tests.support.service import Service, wait_until, write_private
 from tests.support.stopwatch import Stopwatch
 from tests.support.streaming import Event, posting, watching
@@ -23,7 +21,7 @@ from tests.support.tiers import deep
 from tests.support.turns import DONE, ECHO, ENDLESS, cancel, held_turn, submit_turn, wait_for_end
 from tests.topology.certificates import new_authority
 from tests.topology.cluster import ValkeyCluster
-from tests.topology.node import Node, free_port
+from tests.topology.node import Node
 
 
 @pytest.fixture(scope="module")
@@ -267,33 +265,3 @@ def test_the_least_rights_tls_and_a_changing_password_file_suffice(
         assert "permission" not in service.log()
         said = service.log() + "".join(service.said)
         assert [secret for secret in (failover.SECRET, failover.SECOND_SECRET, "the new one") if secret in said] == []
-
-
-@deep
-def test_a_start_is_refused_with_the_mend_and_without_a_secret(
-    guarded: tuple[ValkeyCluster, dict[str, str], Path],
-) -> None:
-    cluster, settings, folder = guarded
-    worker = settings | {"REDIS_URL": cluster.url(user="worker", password=failover.SECOND_SECRET)}
-    cluster.add_user("poor", f">{failover.SECOND_SECRET}", "~{p*", "&{p*", "+@read")
-    port, password = free_port(), quote(failover.SECOND_SECRET, safe="")
-    plain = f"redis://worker:{password}@127.0.0.1:{cluster.announced(cluster.nodes[0])}"
-    table = {
-        "too few rights": Refused(
-            settings | {"REDIS_URL": cluster.url(user="poor", password=failover.SECOND_SECRET)},
-            ("permission", *failover.KEY_PATTERNS.split(), *failover.RIGHTS.split()),
-        ),
-        "another authority": Refused(
-            worker | {"REDIS_CA_FILE": str(new_authority(folder / "theirs").ca_file)},
-            ("certificate", "SMOLSESSIONS_REDIS_CA_FILE"),
-        ),
-        "nodes that nobody runs": Refused(
-            settings | {"REDIS_URL": f"rediss+cluster://worker:{failover.SECRET}@127.0.0.1:{port},127.0.0.1:{port}"},
-            ("SMOLSESSIONS_REDIS_URL does not answer",),
-        ),
-        "a node of a cluster as a server": Refused(worker | {"REDIS_URL": plain}, ("redis+cluster://",)),
-        "a cluster's address with a database": Refused(
-            settings | {"REDIS_URL": f"{cluster.url()}/3"}, ("SMOLSESSIONS_REDIS_URL", "redis+cluster://")
-        ),
-    }
-    assert_refused(table, folder / "refused", (failover.SECRET, failover.SECOND_SECRET))

@@ -64,18 +64,6 @@ def test_forks_and_rollbacks_equal_a_shorter_conversation(service: Service, tmp_
         assert {**was, "rolled_back": 0, "hidden": 0} == {**now, "rolled_back": 0, "hidden": 0}
 
 
-def test_many_rollbacks_in_a_row_leave_one_trace(service: Service, raw: Raw) -> None:
-    turn = service.play({"say": "one"})
-    name = turn["conversation_id"]
-    roll_back(service, name, 0)
-    size = raw.hstrlen(f"{PARTITION}:conversation:local/{name}", "settings")
-    for number in range(50):
-        roll_back(service, name, number % 2)
-    assert raw.hstrlen(f"{PARTITION}:conversation:local/{name}", "settings") <= size + 4
-    assert step_counts(roll_back(service, name, 1)) == {"task": 1, "action": 1}
-    assert service.get(f"/conversations/{name}/turns/1")["rolled_back"] is False
-
-
 def test_a_fork_lives_on_by_itself(service: Service, outside: StoreServer, tmp_path: Path, raw: Raw) -> None:
     kind = "code-rememberer"
     past = history_of(kind, tmp_path)

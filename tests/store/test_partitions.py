@@ -182,22 +182,6 @@ async def test_a_list_of_conversations_is_merged_newest_first(outside: StoreServ
             assert await list_all(store, limit) == names[::-1]
 
 
-async def test_conversations_of_the_same_microsecond_are_all_listed_once(outside: StoreServer, raw: Raw) -> None:
-    async with opened(outside) as store:
-        names = [str(number) for number in range(12)]
-        for name in names:
-            await store.conversations.create(ref_of(name), AGENT, ConversationFields({}))
-        firsts: dict[str, str] = {}
-        for name in names:
-            firsts.setdefault(place_of(raw, name), name)
-        for place, name in firsts.items():
-            raw.zadd(f"{place}:owner:{OWNER}", {str(ref_of(name)): 7})
-            raw.hset(f"{place}:conversation:{ref_of(name)}", "created", 7)
-        found = await list_all(store, 1)
-        assert sorted(found) == sorted(names)
-        assert sorted(found[-PARTITIONS:]) == sorted(firsts.values())
-
-
 @pytest.fixture(scope="module")
 def pair(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Service]]:
     outside.ask("FLUSHALL")

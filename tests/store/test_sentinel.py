@@ -13,7 +13,6 @@ from tests.support import failover
 from tests.support.failover import Pair
 from tests.support.patient import Patient, playing, two_services, until_all_answer
 from tests.support.problems import problem
-from tests.support.refusals import Refused, assert_refused
 from tests.support.service import CODELESS, Gate, Service, wait_until
 from tests.support.store_server import SEAL_KEY
 from tests.support.streaming import FINAL, log_of
@@ -21,7 +20,7 @@ from tests.support.tiers import deep, mostly_deep
 from tests.support.turns import DONE, ECHO, submit_turn, wait_for_end
 from tests.topology.certificates import new_authority
 from tests.topology.liar import running_liar
-from tests.topology.node import DURABLE, HOST, Node, free_port
+from tests.topology.node import DURABLE, HOST, Node
 from tests.topology.sentinels import SERVICE, Sentinels
 
 
@@ -168,28 +167,3 @@ def test_the_least_rights_and_tls_suffice(guarded: tuple[Sentinels, dict[str, st
         said = service.log() + "".join(service.said)
         assert failover.SECRET not in said
         assert failover.SECOND_SECRET not in said
-
-
-@deep
-def test_a_start_is_refused_with_the_mend_and_without_a_secret(guarded: tuple[Sentinels, dict[str, str], Path]) -> None:
-    sentinels, settings, folder = guarded
-    theirs = settings | {"REDIS_CA_FILE": str(new_authority(folder / "theirs").ca_file)}
-
-    def at(url: str, *told: str) -> Refused:
-        return Refused(settings | {"REDIS_URL": url}, told)
-
-    nobody, good = free_port(), settings["REDIS_URL"]
-    table = {
-        "a service that nobody watches": at(sentinels.url(service="other"), "SMOLSESSIONS_REDIS_URL", "other"),
-        "sentinels that nobody runs": at(
-            f"rediss+sentinel://worker:{failover.SECRET}@{HOST}:{nobody},{HOST}:{nobody}/main/0",
-            "SMOLSESSIONS_REDIS_URL",
-        ),
-        "certificates that nobody trusts": Refused(
-            {name: value for name, value in settings.items() if name != "REDIS_CA_FILE"},
-            ("SMOLSESSIONS_REDIS_CA_FILE",),
-        ),
-        "no service": at(good.removesuffix("/main/0"), "redis+sentinel://host:port,host:port/service/db"),
-        "certificates of another authority": Refused(theirs, ("is not trusted", "SMOLSESSIONS_REDIS_CA_FILE")),
-    }
-    assert_refused(table, folder / "refused", (failover.SECRET, failover.SECOND_SECRET))

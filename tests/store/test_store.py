@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from redis import Redis
 
 from smolsessions.store.seal import Sealer, parse_keys
-from tests.support import debian, old_data
+from tests.support import old_data
 from tests.support.fixtures import shared_service
 from tests.support.old_data import TALKS
 from tests.support.old_data_checks import messages_of
@@ -24,8 +22,6 @@ from tests.support.service import PATIENCE_S, PLAIN, Gate, Service, wait_until
 from tests.support.store_server import PARTITION, SEAL_KEY, Raw, StoreServer
 from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, error_code, png, submit_next, submit_turn, wait_for_end, wait_until_back
-from tests.topology.node import DURABLE, HOST, Node, until
-from tools.deploy_check import make_secrets
 
 FINAL = {"turn.finished", "turn.failed", "turn.cancelled"}
 Script = list[dict[str, Any]]
@@ -312,79 +308,3 @@ def test_nothing_that_was_said_can_be_read_in_the_store(cold: Service, outside: 
     for key in raw.keys(f"*{turn['conversation_id']}*"):
         assert secret.encode() not in key + raw.dump(key)
     assert secret not in cold.log()
-
-
-USER = "smolsessions"
-BAD = "user default off"
-WARNING = "loses conversations when it restarts"
-
-
-class Store:
-    """Debian's Redis with an append-only file and the users that make-secrets made."""
-
-    def __init__(self, folder: Path) -> None:
-        self._secrets = folder / "secrets"
-        make_secrets(self._secrets)
-        self.users = self._secrets / "store-users.acl"
-        # Debian's redis-server is a link to this program, in a package that starts no service.
-        binary = folder / "redis-server"
-        binary.symlink_to(debian.path_or_skip("redis-tools"))
-        version = subprocess.check_output([binary, "--version"], text=True)
-        if not re.search(r"v=(7\.|8\.0\.)", version):
-            debian.skip(f"the tests need a release that replays with the rights of `default`, not {version}")
-        self.node = Node(folder / "store", DURABLE | {"aclfile": str(self.users)}, binary=binary)
-        self.settings = {
-            "REDIS_URL": f"redis://{USER}@{HOST}:{self.node.port}",
-            "REDIS_PASSWORD_FILE": str(self._secrets / "store-password"),
-            "SEAL_KEYS_FILE": str(self._secrets / "seal-keys"),
-        }
-
-    def restart(self) -> None:
-        self.node.kill()
-        self.node.spawn()
-        password = (self._secrets / "store-password").read_text()
-        with Redis(host=HOST, port=self.node.port, username=USER, password=password) as client:
-            until(lambda: client.exists("{p000}:about") >= 0, "the store answers")
-
-    def change_users(self, made: str, now: str) -> None:
-        text = self.users.read_text()
-        assert made in text
-        self.users.write_text(text.replace(made, now))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path)
-    yield store
-    store.node.kill()
-
-
-def all_of(service: Service) -> list[Any]:
-    pages = [service.get("/conversations", limit=100)]
-    for conversation in pages[0]["items"]:
-        path = f"/conversations/{conversation['id']}"
-        pages += [service.get(f"{path}/{part}", limit=100) for part in ("turns", "steps")]
-    return pages
-
-
-def test_users_whose_restart_loses_data_are_named_and_mended_restore_it(store: Store, tmp_path: Path) -> None:
-    mended = store.users.read_text().splitlines()[0]
-    store.change_users(mended, BAD)
-    store.restart()
-    with Service(tmp_path / "service", PLAIN | store.settings) as service:
-        for name in ("first", "second"):
-            service.follow_up(service.play({"say": name}), {"say": "again"})
-        before = all_of(service)
-        assert service.log().count(WARNING) == 1
-        assert mended in service.log()
-    store.restart()
-    with Service(tmp_path / "empty", PLAIN | store.settings) as service:
-        assert service.get("/conversations")["items"] == []
-    store.change_users(BAD, mended)
-    store.restart()
-    with Service(tmp_path / "mended", PLAIN | store.settings) as service:
-        assert all_of(service) == before
-        store.restart()
-        until(lambda: service.client.get("/conversations").status_code == 200, "the service is back")
-        assert all_of(service) == before
-        assert service.log().count(WARNING) == 0

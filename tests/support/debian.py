@@ -15,7 +15,6 @@ import pytest
 INSTALL_S = 300
 PROGRAMS = {  # of a package, in the order of preference
     "chromium": ("chromium", "chromium-browser", "google-chrome"),
-    "redis-tools": ("redis-check-rdb",),
     "tini": ("tini",),
 }
 

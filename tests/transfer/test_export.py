@@ -118,17 +118,6 @@ def test_an_import_can_be_forked_and_gone_back_in_as_far_as_is_known(service: Se
     assert_consistent(service, made)
 
 
-def test_an_import_with_variables_can_be_gone_back_in_to_its_last_turn(service: Service) -> None:
-    turn = service.play({"code": "x = 1"}, {"say": "one"}, agent="code")
-    service.follow_up(turn, {"code": "x = 2"}, {"say": "two"})
-    made = import_document(service, export(service, turn["conversation_id"]))["id"]
-    service.play({"code": "x = 3"}, {"say": "three"}, conversation_id=made, agent="code")
-    for what in ("rollback", "fork"):
-        problem(service.post(f"/conversations/{made}/{what}", turn=1), 409, "history_gone")
-    roll_back(service, made, 2)
-    assert variable_x(service, made) == 2
-
-
 def test_an_empty_conversation_and_one_whose_steps_are_gone_go_round(service: Service) -> None:
     empty = new_conversation(service, "scripted")
     document = export(service, empty)

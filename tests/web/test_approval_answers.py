@@ -14,7 +14,6 @@ from tests.support.answering import (
     answering,
     ask,
     asking_service,
-    decisions,
     mail,
     read,
     sent,
@@ -106,30 +105,6 @@ def test_a_question_is_answered_with_a_text_alone(service: Service) -> None:
     answer(service, turn, {"text": "yes"})
 
 
-def test_the_same_answer_twice_is_none_and_another_one_is_refused(service: Service) -> None:
-    turn = ask(service, {"call": [mail("twice1"), mail("twice2")]}, DONE)
-    said = APPROVE | {"reason": "ok"}
-    one = answer(service, turn, said, status=202)
-    again = answer(service, turn, said, status=202)
-    assert again["requests"] == one["requests"]
-    for other in (APPROVE, REJECT, said | {"arguments": {"to": "x", "text": "y"}}):
-        response = answering(service, turn, other)
-        assert (response.status_code, error_code(response)) == (409, "already_answered")
-        assert turn["requests"][0]["request_id"] in response.text
-    both = answering(service, turn, REJECT, APPROVE)  # the first is another answer: the second is not taken
-    assert (both.status_code, read(service, turn)["requests"]) == (409, one["requests"])
-    ended = answer(service, turn, said, APPROVE)
-    assert decisions(ended) == [("send_email", "approved")] * 2
-    assert answer(service, turn, said, APPROVE)["status"] == "finished"
-    late = answering(service, turn, said, REJECT)
-    assert (late.status_code, error_code(late)) == (409, "already_answered")
-    names = [frame.event for frame in log_of(service, turn)]
-    assert names.count("input.answered") == 2
-    for request in turn["requests"]:
-        assert service.log().count(f"{request['request_id']}: approve by local") == 1
-    assert sorted(line for line in sent(service) if line.startswith("twice")) == ["twice1: hi", "twice2: hi"]
-
-
 def test_another_owner_gets_the_same_404_as_for_nothing(owned: Service) -> None:
     body = {"agent": "mailer", "message": json.dumps([{"call": [mail("mine")]}, DONE])}
     turn = request_as(owned, ADA, "POST", "/turn", body).json()
@@ -183,16 +158,6 @@ def test_a_stream_of_answers_begins_with_their_event(service: Service) -> None:
         again = stream_answers(service, turn, until="waiting")
         assert [frame.raw for frame in again] == [frame.raw for frame in frames]
         turn = read(service, turn) if ends == "turn.waiting" else turn
-
-
-def test_a_stream_of_a_part_of_the_answers_ends_at_the_rest_of_the_wait(service: Service) -> None:
-    turn = submit_asking(service, {"call": [mail("part1"), mail("part2")]}, DONE, count=2)
-    assert [frame.event for frame in stream_answers(service, turn, until="waiting")] == ["input.answered"]
-    rest = read(service, turn)
-    assert rest["requests"] == turn["requests"][1:]
-    found = [[frame.raw for frame in stream_answers(service, rest)] for _ in range(2)]
-    assert found[0] == found[1]
-    assert b"turn.finished" in found[0][-1]
 
 
 def test_a_waiting_turn_lists_requests_and_answers_in_its_effects(service: Service, gate: Gate) -> None:

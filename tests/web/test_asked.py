@@ -11,7 +11,6 @@ from tests.support.openapi import assert_described
 from tests.support.service import Gate, Service
 from tests.support.store_server import PARTITION
 from tests.support.streaming import Event, effects, log_of, place
-from tests.support.transfer import export, import_document
 from tests.support.turns import DONE, ENDLESS, error_code, pages, submit_next, submit_turn, wait_for_end
 
 ARGUMENTS = {"city": "Kyōto", "wells": [1, 2.5, None, True], "deep": {"a": {}}}
@@ -50,18 +49,6 @@ def test_an_agent_that_changes_its_arguments_leaves_the_record(service: Service)
     code = {"code": "wells.append(3)\nfinal_answer(wells)"}
     turn = service.play(code, agent="threaded", additional_args={"wells": [1]})
     assert (turn["output"], turn["additional_args"]) == ([1, 3], {"wells": [1]})
-
-
-def test_copies_and_documents_hold_them(service: Service) -> None:
-    turn = service.play(DONE, additional_args=ARGUMENTS, **OPTIONS)
-    at = f"/conversations/{turn['conversation_id']}"
-    document = export(service, turn["conversation_id"])
-    brought = import_document(service, document)
-    forked = service.post(f"{at}/fork").json()
-    assert [asked(document["turns"][0])] == [(ARGUMENTS, OPTIONS)]
-    for copy in (brought, forked):
-        assert asked(service.get(f"/conversations/{copy['id']}/turns/1")) == (ARGUMENTS, OPTIONS)
-    assert export(service, brought["id"])["turns"] == document["turns"]
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])

@@ -74,15 +74,6 @@ def test_a_client_may_choose_the_id_and_the_agent_of_a_conversation(service: Ser
     assert service.post("/conversations", metadata={}).json()["agent"] == default
 
 
-def test_an_id_is_taken_once(service: Service) -> None:
-    made = service.post("/conversations", id="taken", metadata={"n": 1}).json()
-    problem(service.post("/conversations", id="taken", metadata={"n": 2}), 409, "conversation_exists")
-    assert service.get("/conversations/taken") == made
-    with ThreadPoolExecutor(8) as clients:
-        answers = clients.map(lambda _: service.post("/conversations", id="wanted", metadata={"n": 1}), range(16))
-    assert sorted(answer.status_code for answer in answers) == [201] + [409] * 15
-
-
 def test_a_page_that_cannot_be_is_refused(service: Service, planned: dict[str, Any]) -> None:
     where = f"/conversations/{planned['conversation_id']}"
     for query in BAD_PAGES:

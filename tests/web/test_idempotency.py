@@ -4,19 +4,17 @@ import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 from redis import Redis
 
-from smolsessions.store.seal import new_key
 from tests.support.idempotency import post_with_key, turn_of
 from tests.support.patient import two_services
 from tests.support.problems import nothing_stored, problem
-from tests.support.service import PLAIN, Gate, Service, wait_until
+from tests.support.service import Gate, Service, wait_until
 from tests.support.sounds import sent
-from tests.support.store_server import SEAL_KEY, StoreServer, running_store
+from tests.support.store_server import StoreServer
 from tests.support.streaming import EVENTS, Event, Stream, log_of
 from tests.support.turns import DONE, ECHO, cancel, held_turn, png, submit_next, submit_turn, turn_counts, wait_for_end
 
@@ -38,19 +36,6 @@ def key() -> str:
 def conversations(service: Service) -> int:
     with Redis.from_url(service.settings["REDIS_URL"]) as store:
         return int(store.zcard("{p000}:owner:local"))
-
-
-def test_a_request_is_attached_while_its_turn_runs(pair: tuple[Service, Service], key: str, gate: Gate) -> None:
-    script = [gate.script, {"say": "同じ"}]
-    with ThreadPoolExecutor(5) as pool:
-        first = turn_of(post_with_key(pair[0], key, *script, prefer="respond-async"), 202)
-        gate.reached()
-        assert turn_of(post_with_key(pair[1], key, *script, prefer="respond-async"), 202)["status"] == "running"
-        waiting = [pool.submit(post_with_key, pair[number % 2], key, *script) for number in range(4)]
-        gate.open()
-        answers = [turn_of(answer.result()) for answer in waiting]
-    assert answers == [wait_for_end(pair[0], first)] * 4
-    assert turn_counts(pair[0], first) == (1, None, 0)
 
 
 @pytest.mark.parametrize("is_over", [False, True])
@@ -237,22 +222,6 @@ def test_a_key_lasts_a_day_and_no_longer(pair: tuple[Service, Service], outside:
     assert turns == [2, 2]
 
 
-def test_a_key_outlives_a_change_of_the_keys_that_seal_and_a_process(tmp_path: Path, key: str) -> None:
-    new = new_key()
-    first = None
-    with running_store(tmp_path / "store") as outside:
-        for number, keys in enumerate((SEAL_KEY, f"{new},{SEAL_KEY}", new)):
-            with Service(tmp_path / str(number), PLAIN | outside.settings | {"SEAL_KEYS": keys}) as service:
-                if first is None:
-                    first = turn_of(post_with_key(service, key, DONE))
-                elif keys == new:
-                    problem(post_with_key(service, key, {"say": "other"}), 422, "idempotency_key_reused")
-                else:
-                    assert turn_of(post_with_key(service, key, DONE)) == first
-        with outside.client() as store:
-            assert set(store.hkeys("{p000}:about")) == {b"schema", b"partitions", b"canary", b"pepper"}
-
-
 def test_a_process_without_the_agent_attaches_all_the_same(replicas: tuple[Service, Service], key: str) -> None:
     first = turn_of(post_with_key(replicas[0], key, DONE))
     assert turn_of(post_with_key(replicas[1], key, DONE)) == first
@@ -276,17 +245,6 @@ def test_a_repeated_creation_fork_or_import_returns_the_first_ones_conversation(
         assert client.post(path, json=body).json()["id"] != first.json()["id"]
         problem(client.post(path, json=other, headers=key), 422, "idempotency_key_reused")
         problem(client.post("/turn", json={"message": "hi"}, headers=key), 422, "idempotency_key_reused")
-
-
-def test_creations_with_one_key_at_once_make_one_conversation(pair: tuple[Service, Service], key: str) -> None:
-    before = conversations(pair[0])
-    with ThreadPoolExecutor(8) as pool:
-        asked = [
-            pool.submit(service.client.post, "/conversations", json={}, headers={"Idempotency-Key": key})
-            for service in pair * 4
-        ]
-        assert len({each.result().json()["id"] for each in asked}) == 1
-    assert conversations(pair[0]) == before + 1
 
 
 def test_a_refused_creation_does_not_take_the_key(pair: tuple[Service, Service], key: str) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from redis import Redis
 
 from tests.support.data import table
 from tests.support.owners import ADA, BOB, owner_line
@@ -82,21 +81,6 @@ def test_the_answer_has_the_type_that_the_caller_ranks_highest(service: Service)
             wanted = "text/event-stream" if is_stream else "application/json"
             assert (response.status_code, kind) == (200, wanted), accept
             assert b'"reply":"done"' in response.content
-
-
-def test_a_turn_without_a_waiting_client_streams_live_and_again_byte_for_byte(service: Service, gate: Gate) -> None:
-    turn = submit_turn(service, ECHO, gate.script, {"say": "ü😀\u2028\n"}, agent="streamed")
-    with watching(service, turn) as live, watching(service, turn) as other:
-        live.until("tool.call", name="wait_for")
-        other.until("tool.call", name="wait_for")
-        gate.open()
-        live.rest()
-        other.rest()
-    check_numbers(live.seen)
-    assert live.seen[-1].data["result"]["reply"] == "ü😀\u2028\n"
-    again = log_of(service, turn)
-    assert bytes_of(again) == bytes_of(live.seen) == bytes_of(other.seen)
-    assert live.response.headers["location"] == place(turn)
 
 
 def test_a_comment_is_sent_in_a_long_silence(service: Service, gate: Gate) -> None:
@@ -219,23 +203,6 @@ def test_every_reader_sees_every_event_once_also_after_cuts_and_on_another_proce
         assert bytes_of(log_of(service, turn)) == everything
         assert bytes_of(log_of(service, turn, 5)) == bytes_of(plain.seen[5:])
         assert ask(service, turn, last=plain.seen[-1].id).status_code == 204
-
-
-def test_a_lost_subscription_costs_readers_no_event(replicas: tuple[Service, Service], tmp_path: Path) -> None:
-    here, there = replicas
-    gates = [tmp_path / str(number) for number in range(2)]
-    pieces = [piece for gate in gates for piece in ({"gate": str(gate)}, f"{gate.name} ", [0, " "], "x ")]
-    script = {"stream": [[0, "", "echo"], *pieces, [0, '{"text": "x"}']]}
-    with posting(here, script, DONE) as near, watching(there, near.until("turn.queued")) as far:
-        for gate in gates:
-            wait_until(gate.with_name(f"{gate.name}.started").exists)
-            with Redis.from_url(there.settings["REDIS_URL"]) as store:
-                wait_until(lambda: store.execute_command("CLIENT", "KILL", "TYPE", "pubsub"))
-            gate.touch()
-        frames = near.rest()
-        assert bytes_of(far.rest()) == bytes_of(near.seen)
-    check_numbers(near.seen)
-    assert frames[-1].data["result"]["reply"] == "done"
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

@@ -117,23 +117,6 @@ def test_files_that_the_agent_may_read_are_listed_and_served_as_downloads(servic
         problem(service.client.get(f"/conversations/{other}/workspace/files/rules.md"), 404, "not_found")
 
 
-def test_a_list_and_an_export_of_files_that_a_bound_cuts_say_so(service: Service, folder: Path) -> None:
-    turn = service.play(WRITE, DONE, agent="writer")
-    at = f"/conversations/{turn['conversation_id']}/workspace/files"
-    assert service.get(at)["complete"]
-    many = folder_of(folder, turn["conversation_id"]) / "many"
-    many.mkdir()
-    for number in range(20_000):
-        (many / str(number)).touch()
-    listed = service.get(at)
-    assert not listed["complete"]
-    assert 0 < len(listed["items"]) < 20_000
-    conversation = f"/conversations/{turn['conversation_id']}"
-    missing = service.get(f"{conversation}/export")["not_exported"]
-    assert [(each["kind"], each["name"]) for each in missing] == [("workspace", "")]
-    assert "20000 files" in problem(service.post(f"{conversation}/fork"), 413, "too_large")["detail"]
-
-
 def test_a_file_of_the_message_gets_into_the_workspace_under_its_own_name(service: Service, folder: Path) -> None:
     table = "city,people\nParis,2\n"
     write = {"call": [["write_file", {"path": "notes/data.csv", "content": "data.csv"}]]}
