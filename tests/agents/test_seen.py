@@ -177,13 +177,6 @@ def test_code_and_thoughts_are_told_apart_without_their_tags(service: Service) -
     assert calls_in(events)[0]["arguments"] == "x = 1\nprint(x)"
 
 
-def test_a_model_that_does_not_stream_is_shown_as_one_piece_of_each_kind(service: Service) -> None:
-    events = seen(service, ECHO, {"say": "a long answer " * 50}, agent="scripted")
-    pieces = [(event["call_id"], event["channel"]) for event in events if event["type"] == "message.delta"]
-    assert pieces == [("1.m1", "thought"), ("1.m1", "arguments"), ("2.m1", "thought"), ("2.m1", "answer")]
-    assert spoken(events, "answer") == "a long answer " * 50
-
-
 def test_pieces_that_come_fast_arrive_as_one_and_nothing_is_lost(service: Service) -> None:
     words = [f"word {number} " for number in range(500)]
     events = seen(service, {"stream": [*words, [0, json.dumps({"answer": "x"}), "final_answer"]], "pace_s": 0.0005})

@@ -185,15 +185,6 @@ def test_a_store_that_may_lose_data_is_named_by_check_and_at_start(server: Store
         assert [risk for risk in risks if risk not in service.log()] == []
 
 
-def test_a_running_service_is_no_fault(tmp_path: Path) -> None:
-    with Service(tmp_path, PLAIN):
-        status, output, _ = run(tmp_path, PLAIN, "check")
-    assert status == 0, output
-    assert re.search(r"^store +ok +embedded: .* in use by process \d+, which serves it$", output, re.MULTILINE)
-    status, output, _ = run(tmp_path, PLAIN, "check")
-    assert (status, lines(output)) == (0, dict.fromkeys(PARTS, "ok")), output
-
-
 def test_an_expected_store_must_not_be_empty(server: StoreServer, tmp_path: Path) -> None:
     settings = PLAIN | server.settings
     expecting = settings | {"EXPECT_STORE": "1"}

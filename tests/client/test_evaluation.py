@@ -60,15 +60,6 @@ async def test_parallel_histories_do_not_mix(adapter: Adapter) -> None:
     assert await asyncio.gather(*map(transcript, [1, 2, 3, 4])) == [2, 3, 4, 5]
 
 
-async def test_a_longer_history_must_have_been_begun(adapter: Adapter) -> None:
-    history: History = []
-    await say(adapter, history, DONE)
-    with pytest.raises(UnknownHistoryError, match="begin it with one user message"):
-        await say(adapter, [{"role": "user", "content": "another"}, *history[1:]], DONE)
-    with pytest.raises(ValueError, match="the last message"):
-        await adapter(history)
-
-
 async def test_a_failed_call_is_named(adapter: Adapter) -> None:
     failing = {"call": [["fail", {"reason": "no luck"}]]}
     assert (await say(adapter, [], failing, DONE))[1] == ["fail"]

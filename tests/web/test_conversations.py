@@ -64,16 +64,6 @@ def test_a_new_conversation_is_empty_and_its_location_is_returned(service: Servi
     assert service.get(f"/conversations/{made['id']}/steps") == {"items": [], "next_cursor": None}
 
 
-def test_a_client_may_choose_the_id_and_the_agent_of_a_conversation(service: Service) -> None:
-    for conversation_id in ("my_Own-1", "x" * 64, "-", "0"):
-        made = service.post("/conversations", id=conversation_id, agent="scripted").json()
-        assert (made["id"], made["metadata"]) == (conversation_id, {})
-        turn = service.play({"say": "hi"}, conversation_id=conversation_id)
-        assert (turn["conversation_id"], turn["turn"]) == (conversation_id, 1)
-    default = next(agent["name"] for agent in service.get("/agents")["items"] if agent["default"])
-    assert service.post("/conversations", metadata={}).json()["agent"] == default
-
-
 def test_a_page_that_cannot_be_is_refused(service: Service, planned: dict[str, Any]) -> None:
     where = f"/conversations/{planned['conversation_id']}"
     for query in BAD_PAGES:

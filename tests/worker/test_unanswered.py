@@ -1,13 +1,10 @@
 """The message of a turn that ended before its first step was finished stays in the memory, as in smolagents."""
 
-import base64
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import PIL.Image
 import pytest
 from smolagents import MultiStepAgent
 from smolagents.utils import AgentError
@@ -68,16 +65,6 @@ def test_arguments_of_a_turn_that_failed_are_there_in_the_next(service: Service)
     assert used["reply"] == expected[0]
     assert "KyōtoKyōtoKyōto" in service.steps(turn)[2]["observations"]
     assert service.steps(turn)[0]["task"] == bare.memory.steps[0].task  # type: ignore[union-attr]
-
-
-def test_images_of_a_turn_that_failed_are_shown_with_its_task(service: Service) -> None:
-    """A bare agent repeats them with the half step that it keeps. The service keeps no half step."""
-    bare = agents.make_scripted()
-    bare_run(bare, BROKEN, images=[PIL.Image.open(io.BytesIO(base64.b64decode(pixel())))])
-    del bare.memory.steps[1]
-    turn = service.play(BROKEN, images=[pixel()])
-    assert service.follow_up(turn, PROMPT)["reply"] == bare_run(bare, PROMPT)
-    assert len(service.steps(turn)[0]["images"]) == 1
 
 
 @pytest.mark.parametrize("agent", ["streamed", "streamed-code", "streamed-planner"])

@@ -10,7 +10,6 @@ import pytest
 
 from tests.support.answering import (
     APPROVE,
-    REJECT,
     answer,
     answering,
     ask,
@@ -20,13 +19,12 @@ from tests.support.answering import (
     observed,
     read,
     sent,
-    wait_for_requests,
 )
 from tests.support.fixtures import shared_service
 from tests.support.metrics import samples
 from tests.support.service import Service, wait_until
 from tests.support.streaming import Event, log_of, place, watching
-from tests.support.turns import DONE, cancel, error_code, submit_next, submit_turn, turn_counts, wait_for_end
+from tests.support.turns import DONE, cancel, error_code, submit_next, submit_turn, wait_for_end
 
 pytestmark = pytest.mark.timeout(180)
 DRAWN = "import sqlite3\nx = sqlite3.connect(':memory:').execute('select hex(randomblob(8))').fetchone()[0]"
@@ -40,10 +38,6 @@ def service(asking: Service) -> Service:
 
 # A service that waits one second for an answer.
 impatient = shared_service(asking_service, ANSWER_TTL_S="1")
-
-
-def statuses(service: Service, turn: Event) -> list[str]:
-    return [each["status"] for each in service.get(f"/conversations/{turn['conversation_id']}/turns")["items"]]
 
 
 def test_a_cancel_ends_a_wait_and_keeps_the_calls_that_were_made(service: Service) -> None:
@@ -95,17 +89,6 @@ def test_a_new_turn_ends_the_wait(service: Service, on_busy: str) -> None:
     assert "stopped: hi" not in sent(service)
     texts = [step.get("observations") for step in service.steps(later)]
     assert ("a" in texts) is (on_busy == "interrupt")
-
-
-def test_turns_behind_a_waiting_one_wait_for_its_end(service: Service) -> None:
-    turn = ask(service, {"call": [mail("ahead")]}, DONE)
-    behind = submit_next(service, turn, {"call": [mail("behind")]}, {"say": "behind"})
-    assert turn_counts(service, turn) == (2, 1, 1)
-    assert statuses(service, turn) == ["waiting", "queued"]
-    answer(service, turn, APPROVE)
-    behind = wait_for_requests(service, behind)
-    assert behind["requests"][0]["request_id"].endswith(":2:1.1")
-    assert answer(service, behind, REJECT)["reply"] == "behind"
 
 
 def test_a_deleted_conversation_waits_no_more(service: Service) -> None:

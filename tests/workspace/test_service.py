@@ -221,16 +221,6 @@ def test_a_fork_copies_the_files_and_a_rollback_leaves_them(service: Service, fo
     assert files_in(folder_of(folder, turn["conversation_id"])) == {"notes/plan.md": "Buy milk.\n"}
 
 
-def test_an_export_carries_the_files_into_another_conversation(service: Service, folder: Path) -> None:
-    turn = service.play(WRITE, DONE, agent="writer")
-    document = service.client.get(f"/conversations/{turn['conversation_id']}/export").json()
-    made = service.post("/imports", **document)
-    assert made.status_code == 201, made.text
-    assert files_in(folder_of(folder, made.json()["id"])) == {"notes/plan.md": "Buy milk.\n"}
-    read = service.play(READ, DONE, agent="writer", conversation_id=made.json()["id"])
-    assert results(service, read)[0] == "Buy milk."
-
-
 def test_an_import_writes_no_file_that_the_agent_could_not_read(service: Service, folder: Path) -> None:
     before = files_in(folder / "data/workspaces")
     for path in ("../out.md", "/etc/motd", "notes\\a", "secrets/a", "notes/../a", "a//b", "", ".identity/../x"):
