@@ -125,7 +125,11 @@ class McpServer:
         """Answer open requests. Responses to other ones are ignored, as the extension wants."""
         turn = await tasks.turn_of_task(self._gateway, context, params.task_id)
         still_open = {each.request_id for each in turn.requests}
-        answers = [_answer_of(name, given) for name, given in params.input_responses.items() if name in still_open]
+        given = {name: each for name, each in params.input_responses.items() if name in still_open}
+        try:
+            answers = [_answer_of(name, types.ElicitResult.model_validate(each)) for name, each in given.items()]
+        except ValidationError as error:
+            raise MCPError(types.INVALID_PARAMS, f"inputResponses: {error.errors()[0]['msg']}") from None
         if answers and context.request:
             place = Place(turn.ref.id, turn.number)
             with suppress(ConflictError):  # answered meanwhile

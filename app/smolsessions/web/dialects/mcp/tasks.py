@@ -25,7 +25,7 @@ class TaskParams(types.RequestParams):
 
 
 class UpdateParams(TaskParams):
-    input_responses: types.InputResponses
+    input_responses: dict[str, Any]
 
 
 def declares_tasks(context: ServerRequestContext[Any, Any]) -> bool:
@@ -39,6 +39,8 @@ async def turn_of_task(gateway: Gateway, context: ServerRequestContext[Any, Any]
     if not declares_tasks(context):
         needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
         raise MCPError(types.MISSING_REQUIRED_CLIENT_CAPABILITY, "The client declares no tasks.", needed)
+    if context.request.headers.get("mcp-name") != task_id:
+        raise MCPError(types.HEADER_MISMATCH, "The header Mcp-Name is not the taskId.")
     turn = None
     with suppress(NotFoundError):
         turn = await gateway.turn_at(Owner(context.request.scope["owner"]), turn_of_request(task_id))
