@@ -120,6 +120,26 @@ def test_a_client_runs_its_tool_and_answers_a_question(chats: Chats, chat: str) 
     assert [output for name, _, output in chats.tools if name != "send_email"] == [{"room": "hall"}, "b"]
 
 
+def test_an_answer_is_posted_once_whatever_follows(chats: Chats, chat: str, service: Service) -> None:
+    def approval() -> str:
+        return str(chats.of("dynamic-tool")[-1]["approval"]["id"])
+
+    chats.open("mailer", chat, body={"max_steps": 1, "client_tools": [WHERE]}).send({"call": [mail(f"eve-{chat}")]})
+    tab = chats.messages
+    for messages in (tab, tab):  # the second one is another tab, which is late
+        chats.open("mailer", chat, messages=messages)("approve", id=approval(), approved=True)
+        assert (chats.requests, chats.status, chats.text) == (["POST"], "ready", "forced answer")
+    assert [line for line in sent(service) if chat in line] == [f"eve-{chat}: hi"]
+    chats.open("mailer", chat, messages=chats.messages).send({"call": [mail(f"eva-{chat}")]}, DONE)
+    service.client.post(f"/conversations/{chat}/turns/2/cancel")
+    chats("approve", id=approval(), approved=True)
+    assert (chats.requests, chats.status) == (["POST"], "error")
+    chats.open("mailer", chat, body={"client_tools": [WHERE]}).send({"call": [["where", {"thing": "key"}]]}, DONE)
+    call = chats.of("dynamic-tool")[0]["toolCallId"]
+    chats("output", tool="where", toolCallId=call, state="output-error", errorText="lost")
+    assert (chats.requests, chats.text) == (["POST"], "done")
+
+
 def test_a_failed_turn_is_an_error(chats: Chats, chat: str) -> None:
     chats.open("plain", chat).send({"raise": "broken"})
     assert (chats.status, str(chats.error).partition(":")[0]) == ("error", "model_error")
