@@ -3,14 +3,17 @@
 import json
 import secrets
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.answering import mail, sent
+from tests.support.answering import asking_service, mail, sent
 from tests.support.service import Service
-from tests.support.turns import DONE, SHOWN, delegate, png
-from tests.web.dialects.ai_sdk_chats import Chats, chats_of
+from tests.support.turns import DONE, SHOWN, delegate, held_turn, png
+from tests.support.waiting import wait_until
+from tests.web.dialects.ai_sdk_chats import Chats, api_of, chats_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -138,6 +141,20 @@ def test_an_answer_is_posted_once_whatever_follows(chats: Chats, chat: str, serv
     call = chats.of("dynamic-tool")[0]["toolCallId"]
     chats("output", tool="where", toolCallId=call, state="output-error", errorText="lost")
     assert (chats.requests, chats.text) == (["POST"], "done")
+
+
+def test_a_stop_before_the_outcome_of_an_answer_ends_the_posts(chats: Chats, chat: str, tmp_path: Path) -> None:
+    with asking_service(tmp_path, THREADS="1") as service:
+        chats.open("mailer", chat, api=api_of(service)).send({"call": [mail("nobody")]})
+        approval = chats.of("dynamic-tool")[0]["approval"]["id"]
+        with ThreadPoolExecutor(1) as pool:
+            with held_turn(service, tmp_path / "go", agent="plain"):
+                answered = pool.submit(chats, "approve", id=approval, approved=True)
+                wait_until(lambda: not service.get(f"/conversations/{chat}/turns/1")["requests"])
+                service.client.post(f"/ai-sdk/mailer/{chat}/stop")
+            answered.result()
+        assert [state for _, state, _ in chats.tools] == ["approval-responded"]
+        assert (chats.requests, chats.status, len(chats.messages)) == (["POST"], "ready", 2)
 
 
 def test_a_failed_turn_is_an_error(chats: Chats, chat: str) -> None:

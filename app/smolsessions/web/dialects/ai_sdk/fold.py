@@ -233,14 +233,15 @@ class MessageFold:
         for url in self.media.values():
             yield {"type": "file", "mediaType": url[5:].partition(";")[0], "url": url}
         yield from self._end_step()
-        if outcome.status == "cancelled":
-            yield {"type": "abort"}
-            return
         used = outcome.usage
         counts = {"inputTokens": used.input_tokens, "outputTokens": used.output_tokens}
-        usage = {**counts, "totalTokens": used.input_tokens + used.output_tokens}
+        metadata = {"messageMetadata": {"usage": {**counts, "totalTokens": used.input_tokens + used.output_tokens}}}
+        if outcome.status == "cancelled":
+            yield {"type": "message-metadata", **metadata}  # the client keeps a new step only if something follows it
+            yield {"type": "abort"}
+            return
         reason = "length" if outcome.state == "max_steps_error" else "stop"
-        yield {"type": "finish", "finishReason": reason, "messageMetadata": {"usage": usage}}
+        yield {"type": "finish", "finishReason": reason, **metadata}
 
 
 def _data(chunk: Chunk) -> bytes:
