@@ -33,7 +33,7 @@ class TaskFold:
     The answer is one artifact. A chunk is appended, or replaces a text that became void.
     """
 
-    drops_void_text = False
+    drops_void_text = True  # a message of a status stays
 
     def __init__(self, turn: Turn, rpc_id: Any, at: int = 1) -> None:
         self.is_complete = False
@@ -41,6 +41,7 @@ class TaskFold:
         self._turn = turn
         self._rpc_id = rpc_id
         self._at = at
+        self._has_begun = False
         self._status = status_in("queued", turn.timing.submitted_at)
         self._answers_of: str | None = None  # model call of the answer so far
         self._said = ""
@@ -50,9 +51,10 @@ class TaskFold:
 
     def frames(self, logged: events.Logged, *, waits: bool) -> Iterable[bytes]:
         changes = list(self._changes(logged, waits=waits))
-        if logged.seq == self._at:
-            changes = [{"task": task_of(self._turn, self._status, self._parts)}]
         if logged.seq >= self._at:
+            if not self._has_begun:
+                self._has_begun = True
+                changes = [{"task": task_of(self._turn, self._status, self._parts)}]
             for change in changes:
                 yield b"data: " + to_json({"jsonrpc": "2.0", "id": self._rpc_id, "result": change}) + b"\n\n"
 
@@ -62,7 +64,7 @@ class TaskFold:
         if self._thought and not (
             is_thought and self._thought_of[1] == event.call_id and len(self._thought) < MOST_HELD
         ):
-            if not isinstance(event, events.MessageRestarted):
+            if not isinstance(event, events.MessageRestarted) or event.call_id != self._thought_of[1]:
                 yield self._progress(self._thought_of[0], self._thought, "thought")
             self._thought = ""
         if is_thought:

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
-from heapq import heappop, heappush
+from contextlib import suppress
 
 from pydantic import AwareDatetime, Field
 
-from smolsessions.core.errors import NotFoundError, SealBrokenError, TooLargeError
+from smolsessions.core.errors import NotFoundError, SealBrokenError
 from smolsessions.core.records import AgentName, ConversationQuery, ConversationStatus, Owner, Ref, Turn
 from smolsessions.web.cursors import cursor_at, position_of
 from smolsessions.web.dialects.a2a.messages import Params
-from smolsessions.web.dialects.a2a.tasks import STATES, Json, answer_parts, changed_at, status_of, task_of
+from smolsessions.web.dialects.a2a.tasks import STATES, Json, changed_at, stored_task
 from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway
 
-MOST_READ = 10_000  # turns, before those of a page
-AT_ONCE = 20
+MOST_LISTED = 1000  # tasks of the contexts that changed last
+AT_ONCE = 50
 MICROS = 1_000_000
 _PLACE = re.compile(rf"[0-9]{{1,16}} {CONVERSATION_ID.pattern} [0-9]{{1,10}}")
 _OPEN: dict[str, ConversationStatus] = {STATES["running"]: "running", STATES["waiting"]: "waiting"}
-
-Key = tuple[int, str, int]
-"""Place of a turn in the list: time of its status in negative microseconds, conversation, negative number."""
 
 
 class ListParams(Params):
@@ -37,82 +33,47 @@ class ListParams(Params):
 
 
 async def list_tasks(gateway: Gateway, owner: Owner, agent: AgentName, sent: ListParams) -> Json:
-    """Return a page of tasks, the last changed first.
-
-    `totalSize` counts the tasks up to the end of the page, and one more if others follow.
-    """
-    of = ("tasks", owner, agent, sent.context_id, sent.status, str(sent.status_timestamp_after))
-    position = position_of(sent.page_token or None, _PLACE, *of)
-    last: Key | None = None
-    if position:
-        micros, context, number = position.split(" ")
-        last = -int(micros), context, -int(number)
+    """Return a page of tasks, the last changed first."""
     since = sent.status_timestamp_after.timestamp() if sent.status_timestamp_after else 0.0
-    tasks: list[Json] = []
-    token, total = "", 0
-    async with aclosing(_newest(gateway, owner, agent, sent)) as turns:
-        async for key, turn in turns:
-            is_wanted = sent.status in {"", "TASK_STATE_UNSPECIFIED", STATES[turn.status]}
-            if not is_wanted or turn.agent.name != agent or changed_at(turn) < since:
-                continue
-            total += 1
-            if last and key <= last:
-                continue
-            if last and len(tasks) == sent.page_size:
-                token = cursor_at(f"{-last[0]} {last[1]} {-last[2]}", *of) or ""
-                break
-            last = key
-            parts = answer_parts(turn, await gateway.media_of(turn)) if sent.include_artifacts else []
-            tasks.append(task_of(turn, status_of(turn), parts, sent.history_length))
-    return {"tasks": tasks, "nextPageToken": token, "pageSize": sent.page_size, "totalSize": total}
+    of = ("tasks", owner, agent, sent.context_id, sent.status, str(since))
+    keys: list[tuple[int, str, int]] = []
+    async for turn in _turns(gateway, owner, agent, sent):
+        is_wanted = sent.status in {"", "TASK_STATE_UNSPECIFIED", STATES[turn.status]}
+        if is_wanted and turn.agent.name == agent and changed_at(turn) >= since:
+            keys.append((round(changed_at(turn) * MICROS), turn.ref.id, turn.number))
+    keys.sort(reverse=True)
+    total = len(keys)
+    if position := position_of(sent.page_token or None, _PLACE, *of):
+        micros, context, number = position.split(" ")
+        keys = [key for key in keys if key < (int(micros), context, int(number))]
+    tasks = []
+    for _, context, number in keys[: sent.page_size]:
+        with suppress(NotFoundError):  # deleted meanwhile
+            turn = await gateway.turns.store.turn(Ref(owner, context), number)
+            media = await gateway.media_of(turn) if sent.include_artifacts else None
+            tasks.append(stored_task(turn, media, sent.history_length))
+    more = " ".join(map(str, keys[sent.page_size - 1])) if len(keys) > sent.page_size else None
+    page = {"tasks": tasks, "nextPageToken": cursor_at(more, *of) or ""}
+    return {**page, "pageSize": sent.page_size, "totalSize": total}
 
 
-async def _newest(
-    gateway: Gateway, owner: Owner, agent: AgentName, sent: ListParams
-) -> AsyncGenerator[tuple[Key, Turn], None]:
-    """Merge the turns of contexts, which come by their last change."""
-    heap: list[tuple[Key, Turn, AsyncGenerator[Turn, None]]] = []
-
-    async def take(turns: AsyncGenerator[Turn, None], most: int) -> None:
-        if turn := await anext(turns, None):  # one that waits in the queue may be older than the one before it
-            micros = min(most, round(changed_at(turn) * MICROS))
-            heappush(heap, ((-micros, turn.ref.id, -turn.number), turn, turns))
-
-    read = 0
-    async for changed, context in _contexts(gateway, owner, agent, sent):
-        while heap and (context is None or -heap[0][0][0] >= changed):
-            key, turn, turns = heappop(heap)
-            yield key, turn
-            await take(turns, -key[0])
-            if (read := read + 1) > MOST_READ:
-                raise TooLargeError("These are too many tasks; name a context or a status.")
-        if context is not None:
-            await take(_turns(gateway, Ref(owner, context)), changed)
-
-
-async def _contexts(
-    gateway: Gateway, owner: Owner, agent: AgentName, sent: ListParams
-) -> AsyncGenerator[tuple[int, str | None], None]:
-    """Yield the last change of each context in microseconds, and its id. None comes at the end."""
-    if sent.context_id:
-        yield 2**53, sent.context_id
-    query, after = ConversationQuery(agent=agent, status=_OPEN.get(sent.status)), None
-    while not sent.context_id:
-        page = await gateway.conversations.store.conversations(owner, query, after, AT_ONCE)
-        for each in page.items:
-            yield round(each.updated_at * MICROS), each.ref.id
-        if not (after := page.next_cursor):
-            break
-    yield 0, None
-
-
-async def _turns(gateway: Gateway, ref: Ref) -> AsyncGenerator[Turn, None]:
-    number = None
-    with suppress(
-        NotFoundError, SealBrokenError
-    ):  # deleted meanwhile, or damaged: a read of the conversation alone raises the error
-        while number != 0:
-            page = await gateway.turns.store.turns(ref, number, AT_ONCE, "desc")
-            for turn in page.items:
-                yield turn
-            number = int(page.next_cursor or 0)
+async def _turns(gateway: Gateway, owner: Owner, agent: AgentName, sent: ListParams) -> AsyncGenerator[Turn, None]:
+    """Yield the turns of the contexts that changed last, the newest of each first."""
+    query, after, count = ConversationQuery(agent=agent, status=_OPEN.get(sent.status)), None, 0
+    while True:
+        contexts = [sent.context_id]
+        if not sent.context_id:
+            page = await gateway.conversations.store.conversations(owner, query, after, AT_ONCE)
+            contexts, after = [each.ref.id for each in page.items], page.next_cursor
+        for context in contexts:
+            first: int | None = None
+            with suppress(NotFoundError, SealBrokenError):  # of a damaged one, a read alone raises the error
+                while first != 0:
+                    turns = await gateway.turns.store.turns(Ref(owner, context), first, AT_ONCE, "desc")
+                    for turn in turns.items:
+                        yield turn
+                        if (count := count + 1) == MOST_LISTED:
+                            return
+                    first = int(turns.next_cursor or 0)
+        if not after:
+            return

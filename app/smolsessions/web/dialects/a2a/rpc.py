@@ -21,20 +21,13 @@ from smolsessions.web.body import in_thread_if_large
 from smolsessions.web.dialects.a2a.fold import TaskFold
 from smolsessions.web.dialects.a2a.lists import ListParams, list_tasks
 from smolsessions.web.dialects.a2a.messages import Message, Params, begin, turn_of
-from smolsessions.web.dialects.a2a.tasks import Json, answer_parts, status_of, task_of
+from smolsessions.web.dialects.a2a.tasks import Json, stored_task
 from smolsessions.web.dialects.bodies import checked
 from smolsessions.web.dialects.gateway import KEEP_S, STOP_S, Gateway, LateAnswer
 from smolsessions.web.routes.common import answer
 
 PARSE_ERROR, INVALID_REQUEST, NO_METHOD, INVALID_PARAMS = -32700, -32600, -32601, -32602
 NO_TASK, NOT_CANCELABLE, NO_PUSH, UNSUPPORTED, VERSION = -32001, -32002, -32003, -32004, -32009
-REASONS = {
-    NO_TASK: "TASK_NOT_FOUND",
-    NOT_CANCELABLE: "TASK_NOT_CANCELABLE",
-    NO_PUSH: "PUSH_NOTIFICATION_NOT_SUPPORTED",
-    UNSUPPORTED: "UNSUPPORTED_OPERATION",
-    VERSION: "VERSION_NOT_SUPPORTED",
-}
 _CODES: dict[type[ServiceError], int] = {
     NotFoundError: NO_TASK,
     InvalidRequestError: INVALID_PARAMS,
@@ -94,7 +87,7 @@ async def answer_call(gateway: Gateway, request: Request, agent: AgentName) -> R
         known = next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
         if known is None:
             raise
-        return _failed(call, known, error.message, {"code": error.code})
+        return _failed(call, known, error.message)
 
 
 async def _answer(gateway: Gateway, request: Request, agent: AgentName, call: Call) -> Response:
@@ -123,7 +116,7 @@ async def _answer(gateway: Gateway, request: Request, agent: AgentName, call: Ca
         return gateway.stream(subscription, TaskFold(turn, call.id, max(1, subscription.reader.length)))
     if method == "CancelTask":
         turn = await gateway.turns.cancel(turn.ref, turn.number, STOP_S)
-    return _done(call, await _task(gateway, turn, sent.history_length))
+    return _done(call, stored_task(turn, await gateway.media_of(turn), sent.history_length))
 
 
 async def _send(gateway: Gateway, request: Request, agent: AgentName, call: Call) -> Response:
@@ -136,7 +129,8 @@ async def _send(gateway: Gateway, request: Request, agent: AgentName, call: Call
     subscription.close()
 
     async def result(turn: Turn) -> Response:
-        return _done(call, {"task": await _task(gateway, turn, sent.configuration.history_length)})
+        media = await gateway.media_of(turn)
+        return _done(call, {"task": stored_task(turn, media, sent.configuration.history_length)})
 
     async def ended() -> Response:
         turn = await gateway.turns.wait(subscription.turn, KEEP_S)
@@ -147,16 +141,10 @@ async def _send(gateway: Gateway, request: Request, agent: AgentName, call: Call
     return await result(subscription.turn) if sent.configuration.return_immediately else LateAnswer(ended())
 
 
-async def _task(gateway: Gateway, turn: Turn, history_length: int | None) -> Json:
-    return task_of(turn, status_of(turn), answer_parts(turn, await gateway.media_of(turn)), history_length)
-
-
 def _done(call: Call, result: Json) -> Response:
     return answer({"jsonrpc": "2.0", "id": call.id, "result": result})
 
 
-def _failed(call: Call, code: int, message: str, metadata: Json | None = None) -> Response:
+def _failed(call: Call, code: int, message: str) -> Response:
     """Return an error. Its status is 200, as a client reads no other answer."""
-    about = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "domain": "a2a-protocol.org"}
-    data = [{**about, "reason": REASONS[code], "metadata": metadata or {}}] if code in REASONS else []
-    return answer({"jsonrpc": "2.0", "id": call.id, "error": {"code": code, "message": message, "data": data}})
+    return answer({"jsonrpc": "2.0", "id": call.id, "error": {"code": code, "message": message}})

@@ -39,6 +39,12 @@ def task_of(turn: Turn, status: Json, parts: list[Json], history_length: int | N
     return found
 
 
+def stored_task(turn: Turn, media: Mapping[str, str] | None, history_length: int | None = None) -> Json:
+    """Return a task as the record of its turn has it. Without `media` it has no artifacts."""
+    parts = [] if media is None else answer_parts(turn, media)
+    return task_of(turn, status_of(turn), parts, history_length)
+
+
 def artifact(turn: Turn, parts: list[Json]) -> Json:
     return {"artifactId": f"{turn.ref.id}:{turn.number}:answer", "parts": parts}
 
