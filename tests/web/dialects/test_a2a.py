@@ -49,6 +49,18 @@ def test_a_task_streams_its_answer_and_its_progress(service: Service) -> None:
     assert (get(service, "plain", task.task.id).task, whole.text) == (whole.task, task.text)
     again = send(service, "plain", asked)
     assert [str(event) for event in again.events] == [str(event) for event in task.events], "ids are those of the task"
+    sent_again = {
+        "messageId": "m1",
+        "role": "ROLE_USER",
+        "contextId": context,
+        "parts": [{"text": asked.message.parts[0].text}],
+    }
+    raw = service.client.post(
+        "/a2a/plain?A2A-Version=1.0",
+        json={"jsonrpc": "2.0", "id": 1, "method": "SendStreamingMessage", "params": {"message": sent_again}},
+    )
+    assert {line.partition(": ")[0] for line in raw.text.split("\n")} == {"data", ""}
+    assert f"{context}:1" in raw.text
     follow = send(service, "plain", message("m2", SHOWN, context_id=context), streaming=False)
     assert ("echo" in follow.text, follow.task.id) == (True, f"{context}:2")
 
@@ -122,7 +134,7 @@ def test_parts_come_and_go(service: Service) -> None:
     assert kinds == [("image/png", b"\x89PNG")]
     asked = message("m2", {"say": {"n": [1]}}, metadata={"output_schema": {"type": "object"}})
     assert send(service, "plain", asked).data[0]["n"][0] == 1
-    with pytest.raises(errors.InvalidParamsError, match="/message/parts/1/url"):
+    with pytest.raises(errors.InvalidParamsError, match="/message/parts/1: "):
         send(service, "plain", message("m3", DONE, parts=[types.Part(url="https://example.org/a.png")]))
 
 
@@ -135,6 +147,8 @@ def test_errors_have_the_codes_of_the_protocol(service: Service) -> None:
             get(service, "plain", name)
     with pytest.raises(errors.TaskNotFoundError):
         get(service, "mailer", failed.task.id)
+    with pytest.raises(errors.InvalidParamsError, match="belongs to the agent"):
+        send(service, "mailer", message("m2", DONE, context_id=failed.task.context_id))
     assert rpc(service, "SubscribeToTask", id=failed.task.id)["code"] == -32004
     assert rpc(service, "CreateTaskPushNotificationConfig")["code"] == -32003
     assert rpc(service, "GetExtendedAgentCard")["code"] == -32004

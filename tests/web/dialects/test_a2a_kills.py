@@ -1,15 +1,19 @@
 """Tasks of A2A whose stream is cut, and whose process is killed: another process has the same task."""
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from a2a.client.errors import A2AClientError
 from a2a.utils import errors
 
 from tests.support.service import CODELESS, Service
 from tests.support.store_server import running_store
 from tests.support.streaming import Event
+from tests.support.turns import ENDLESS
+from tests.support.waiting import wait_until
 from tests.web.dialects.a2a_tasks import COMPLETED, Joined, get, message, send
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
@@ -53,3 +57,13 @@ def test_a_task_that_was_cut_is_whole_in_another_process(tmp_path: Path) -> None
             assert get(here, "streamed", name).text == whole.text
             attempts.append(here.get(f"/conversations/{task.task.context_id}/turns/1")["attempts"])
         assert attempts.count(2) > len(attempts) / 2, "few turns were still running"
+
+
+def test_a_drain_breaks_the_stream(tmp_path: Path) -> None:
+    with Service(tmp_path / "a", CODELESS) as service, ThreadPoolExecutor(1) as pool:
+        task = Joined()
+        reading = pool.submit(task.read, service, "streamed", message("drained", ENDLESS))
+        wait_until(lambda: len(task.events) > 3)
+        service.stop()
+        with pytest.raises(A2AClientError, match="Network"):
+            reading.result()

@@ -44,8 +44,8 @@ async def list_tasks(gateway: Gateway, owner: Owner, agent: AgentName, sent: Lis
     keys.sort(reverse=True)
     total = len(keys)
     if position := position_of(sent.page_token or None, _PLACE, *of):
-        micros, context, number = position.split(" ")
-        keys = [key for key in keys if key < (int(micros), context, int(number))]
+        micros, last_context, last_turn = position.split(" ")
+        keys = [key for key in keys if key < (int(micros), last_context, int(last_turn))]
     tasks = []
     for _, context, number in keys[: sent.page_size]:
         with suppress(NotFoundError):  # deleted meanwhile

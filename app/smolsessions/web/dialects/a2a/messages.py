@@ -29,7 +29,6 @@ class Params(BaseModel):
 class Part(Params):
     text: str | None = None
     raw: str | None = None
-    url: str | None = None
     data: Any = None
     filename: str = ""
     media_type: str = ""
@@ -65,14 +64,14 @@ async def begin(gateway: Gateway, scope: Scope, agent: AgentName, message: Messa
         else:
             raise ConflictError("The task asks for no input; send the message without its taskId.")
         return await gateway.follow(turn.ref, turn.number), after + 1
-    wanted = Place(context or new_id(), 1)
     if context and not CONVERSATION_ID.fullmatch(context):
         raise InvalidRequestError.at("/message/contextId", "is no id: 1 to 64 letters, digits, `-` and `_`")
+    wanted = Place(context or new_id(), 1)
     with suppress(NotFoundError):
-        found = await gateway.conversations.store.conversation(Ref(owner, wanted.conversation_id))
-        wanted = Place(context, found.turn_count + 1)
-        if found.waits and not await gateway.find(owner, key):
+        found = await gateway.conversations.store.conversation(Ref(owner, context)) if context else None
+        if found and found.waits and not await gateway.find(owner, key):
             raise BusyError(f"The task {context}:{found.running_turn} waits for input; name it as taskId.")
+        wanted = Place(context, found.turn_count + 1) if found else wanted
     return await gateway.play(scope, key, wanted, body), 1
 
 
@@ -92,15 +91,17 @@ def turn_request(agent: AgentName, message: Message) -> TurnRequest:
     files: list[FileIn] = []
     for nth, part in enumerate(message.parts):
         at, kind = f"/message/parts/{nth}", part.media_type
-        if part.url is not None:
-            raise InvalidRequestError.at(f"{at}/url", "is not fetched; send the content as raw")
-        if part.raw is None:
-            texts.append(to_json(part.data).decode() if part.text is None else part.text)
-        elif kind.startswith("image/"):
+        if part.text is not None:
+            texts.append(part.text)
+        elif part.raw is not None and kind.startswith("image/"):
             images.append(part.raw)
-        else:
+        elif part.raw is not None:
             name = part.filename or f"file{nth}.{kind.rpartition('/')[2]}"
             files.append(checked(FileIn, at, {"name": name, "media_type": kind, "data": part.raw}))
+        elif "data" in part.model_fields_set:
+            texts.append(to_json(part.data).decode())
+        else:
+            raise InvalidRequestError.at(at, "has no text, raw or data; a url is not fetched")
     own = {name: message.metadata[name] for name in _OF_TURN if name in message.metadata}
     own |= {"message": "\n".join(texts), "images": images, "agent": agent, "on_busy": "enqueue"}
     sent = checked(TurnRequest, "/message/metadata", own)
