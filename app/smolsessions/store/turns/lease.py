@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -225,18 +225,20 @@ class HeldLease:
             chunk_list, head = (b"", b"") if by or is_broken else self._memory.seal_head()
             packed = b"" if is_broken else self._log.packed()
             packed = self.scope.seal(packed, "log", turn.number) if packed else b""
-            sealed = {"record": record, "variables": chunk_list, "head": head, "packed": packed}
-            staged: dict[str, Argument] = {"staged": "", "chunks": ""}
-            replaced = self._memory.replaced_chunks() if chunk_list else []
+            sealed: dict[str, Argument] = {"record": record, "variables": chunk_list, "head": head, "packed": packed}
+            sealed |= {"staged": "", "chunks": ""}
+            commit = partial(self._retry, partial(self._commit, turn, sealed, by=by))
             try:
-                async with staged_keys(self.scope.partition) if replaced else nullcontext("") as name:
-                    with suppress(StoreUnavailableError, HistoryGoneError):  # the commit then writes each chunk
-                        if replaced:
+                if chunk_list and (replaced := self._memory.replaced_chunks()):
+                    async with staged_keys(self.scope.partition) as staged:
+                        with suppress(StoreUnavailableError, HistoryGoneError):  # the commit then writes each chunk
                             await self.flush()
                             await keep_chunks(self.scope, self._memory.generation, replaced)
-                            await stage_chunks(self.scope, self._memory.generation, name, self._memory.chunks)
-                            staged = {"staged": name, "chunks": len(self._memory.chunks)}
-                    state, *rest = await self._retry(partial(self._commit, turn, sealed | staged, by=by))
+                            await stage_chunks(self.scope, self._memory.generation, staged, self._memory.chunks)
+                            sealed |= {"staged": staged, "chunks": len(self._memory.chunks)}
+                        state, *rest = await commit()
+                else:
+                    state, *rest = await commit()
             except SealBrokenError:
                 self._mark_broken(DAMAGED)  # lets the next commit end the turn
                 raise
