@@ -36,8 +36,7 @@ class Settings(BaseSettings):
 
     host: str = Field(
         "127.0.0.1",
-        description="Address to listen on. One beyond loopback needs API_KEYS_FILE or ALLOW_ANONYMOUS, but not for "
-        "`work`.",
+        description="Address. Beyond loopback all but `work` need API_KEYS_FILE or ALLOW_ANONYMOUS.",
     )
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="Port to listen on. 0: a free one.")
     data_dir: Path = Field(
@@ -49,8 +48,7 @@ class Settings(BaseSettings):
         "redis+cluster://h1,h2 for a cluster, redis+sentinel://h1,h2/service/db for a primary behind Sentinel.",
     )
     redis_password_file: Path | None = Field(
-        None,
-        description="File with the password for REDIS_URL. It is read at every connect, and replaces one in the URL.",
+        None, description="File with the password for REDIS_URL, read at every connect. It replaces one in the URL."
     )
     redis_ca_file: Path | None = Field(
         None, description="File with certificates of authorities that may sign the store's, besides the system's."
@@ -90,9 +88,7 @@ class Settings(BaseSettings):
         "with commas between: agents.example.org. Beyond loopback, IP addresses and local names need no entry.",
     )
     cors_origins: str = Field(
-        "",
-        description="Origins whose pages may call this service from a browser, with commas between: "
-        "http://localhost:5173.",
+        "", description="Origins whose pages may call this service, with commas between: http://localhost:5173."
     )
     dialects: str = Field(
         "",
@@ -180,9 +176,7 @@ class Settings(BaseSettings):
         "minute, it gets half of the other threads, too. 1 lets one owner take all, as `local` may without API keys.",
     )
     wait_s: float = Field(
-        55,
-        gt=0,
-        description="Longest wait of POST /turn for the turn's end, also with `Prefer: wait`. Then it answers 202.",
+        55, gt=0, description="Longest wait of POST /turn for the turn's end, also with `Prefer`. Then it is a 202."
     )
     keep_alive_s: int = Field(
         75,
@@ -203,9 +197,7 @@ class Settings(BaseSettings):
         "such a time. Then the answer is a 408, as for any body after 300 s.",
     )
     send_timeout_s: float = Field(
-        30,
-        gt=0,
-        description="How long a reader of events may read nothing. Then it is disconnected, and its turn goes on.",
+        30, gt=0, description="How long a reader of events may read nothing. Then it is cut off, and its turn goes on."
     )
     deadline_s: float = Field(600, gt=0, description="Longest time of a turn. Then it fails as deadline_exceeded.")
     max_deadline_s: float = Field(3600, gt=0, description="Longest deadline_s that a caller may ask for.")
@@ -213,9 +205,7 @@ class Settings(BaseSettings):
         5, ge=0.5, le=300, description="How long a worker may be silent. Then another one takes over its turns."
     )
     max_turns_behind: int = Field(
-        16,
-        ge=1,
-        description="Turns that may wait behind the running one of a conversation (`on_busy`). Beyond it: 429.",
+        16, ge=1, description="Turns that may wait behind the running one of a conversation (`on_busy`). Else: 429."
     )
     max_queued_turns: int = Field(
         1000,
@@ -225,18 +215,13 @@ class Settings(BaseSettings):
         "full before the others.",
     )
     drain_s: float = Field(
-        20,
-        ge=0,
-        description="How long a running step may take to finish after SIGTERM or Ctrl-C. Its turn goes on elsewhere.",
+        20, ge=0, description="How long a running step may take after SIGTERM or Ctrl-C. Its turn goes on elsewhere."
     )
     log_ttl_s: int = Field(
         0, ge=0, description="How long the log of events is kept after the turn's end. 0: as long as its conversation."
     )
     answer_ttl_s: float = Field(
-        7 * 86400,
-        gt=0,
-        le=366 * 86400,
-        description="How long a turn waits for a person's answer. Then the call counts as rejected.",
+        7 * 86400, gt=0, le=366 * 86400, description="How long a turn waits for an answer. Then the call is rejected."
     )
     id_reuse_s: int = Field(3600, ge=1, description="How long the id of a deleted conversation stays taken.")
     warm_sessions: int = Field(256, ge=0, description="Most agents that a process keeps in memory between turns.")

@@ -114,9 +114,7 @@ class TurnRequest(Body):
     )
     max_steps: int | None = Field(None, ge=1, description="Most steps of this turn. Null: the agent's. At most 100.")
     deadline_s: float | None = Field(
-        None,
-        gt=0,
-        description="Most seconds from the turn's start to its end. Null: the service's own limit. At most 3600.",
+        None, gt=0, description="Most seconds from its start to its end. Null: the service's limit. At most 3600."
     )
     reset: bool = Field(False, description="Hide earlier steps from the model from this turn on. They stay on record.")
     on_busy: OnBusy = Field(

@@ -35,15 +35,10 @@ ConversationStatus = Annotated[
 OnBusyWord = Annotated[str, _word(records.OnBusy, "Meeting with a turn of the conversation that runs or waits.")]
 RequestWord = Annotated[str, _word(requests.RequestKind, "What is asked. `result`: make a call of your tool.")]
 ApprovalWord = Annotated[
-    str,
-    _word(requests.ApprovalDecision, "`edited`: approved with other arguments. `expired`: nobody answered in time."),
+    str, _word(requests.ApprovalDecision, "`edited`: with other arguments. `expired`: not answered in time.")
 ]
 DecisionWord = Annotated[
-    str,
-    _word(
-        requests.Decision,
-        "`reject`: the call is not made, or the question not answered. `result`: the client ran its tool.",
-    ),
+    str, _word(requests.Decision, "`reject`: no call, or no answer. `result`: the client ran its tool.")
 ]
 RunOutcome = Annotated[str, _word(records.RunState, "How smolagents ended the run.")]
 PlaceOfCall = Annotated[str, _word(("service", "client"), "Place where the call ran.")]

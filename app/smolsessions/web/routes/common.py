@@ -49,8 +49,7 @@ OnDisconnect = Annotated[
     Literal["cancel"] | None, Query(description="`cancel`: stop the turn if this stream's client disconnects.")
 ]
 Until = Annotated[
-    Literal["waiting"] | None,
-    Query(description="`waiting`: the stream also ends at a wait for a person that is not over."),
+    Literal["waiting"] | None, Query(description="`waiting`: the stream also ends at an open wait for a person.")
 ]
 
 

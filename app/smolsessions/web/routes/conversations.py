@@ -46,16 +46,14 @@ StepKind = Annotated[records.StepType | None, Query(alias="type", description="O
 Archived = Annotated[bool, Query(description="Include steps that a prune or a rollback removed. Each is marked.")]
 Summary = Annotated[bool, Query(description="The prompt of a planning step, without the model's own messages.")]
 PastTurn = Annotated[
-    int | None,
-    Query(ge=1, le=requests.MAX_INT, description="Rebuild the prompt of this turn, which is over. Null: the next one."),
+    int | None, Query(ge=1, le=requests.MAX_INT, description="Rebuild the prompt of this past turn. Null: the next.")
 ]
 PastStep = Annotated[int, Query(ge=1, le=400, description="With `turn`: the prompt before this step of it, from 1.")]
 SortBy = Annotated[records.Sort, Query(description="`updated`: by their last change. `created`: by their creation.")]
 OfAgent = Annotated[str | None, Query(min_length=1, max_length=64, description="Only conversations of this agent.")]
 OfStatus = Annotated[records.ConversationStatus | None, Query(description="Only conversations in this state.")]
 Searched = Annotated[
-    str | None,
-    Query(min_length=1, max_length=200, description="Only conversations with this text, in upper or lower case."),
+    str | None, Query(min_length=1, max_length=200, description="Only conversations with this text, in any case.")
 ]
 SearchPlace = Annotated[
     records.SearchIn,
@@ -76,21 +74,15 @@ OF_METADATA = {
     "schema": {"type": "object", "additionalProperties": {"type": "string"}, "maxProperties": MOST_FILTERS},
 }
 IfMatch = Annotated[
-    str | None,
-    Header(alias="If-Match", description="ETag of an earlier answer. A conversation that has changed since is a 412."),
+    str | None, Header(alias="If-Match", description="ETag of an earlier answer. A change since then is a 412.")
 ]
 Patch = Annotated[requests.ConversationPatch, Body(media_type="application/merge-patch+json")]
 NewId = Annotated[
     str | None,
-    Query(
-        alias="id",
-        pattern=r"^[A-Za-z0-9_-]{1,64}$",
-        description="The new conversation's id. Without it one is generated.",
-    ),
+    Query(alias="id", pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The new one's id. Else it is generated."),
 ]
 Agent = Annotated[
-    AgentName | None,
-    Query(min_length=1, max_length=64, description="The new conversation's agent. Without it the document's."),
+    AgentName | None, Query(min_length=1, max_length=64, description="The new one's agent. Without it the document's.")
 ]
 ALL, AT = "/conversations", "/conversations/{conversation_id}"
 IMAGE_HEADERS = {
