@@ -45,10 +45,7 @@ class Conversations:
         max_pixels: int,
         folders: WorkspaceFolders | None = None,
     ) -> None:
-        """`turns` knows Idempotency-Keys. `max_pixels` bounds the images of an imported step.
-
-        `folders` hold the files of workspaces.
-        """
+        """`turns` knows Idempotency-Keys. `max_pixels` bounds an imported step. `folders` hold workspaces."""
         self.store = store
         self.history = history
         self._turns = turns
@@ -143,10 +140,7 @@ class Conversations:
     async def fork(
         self, ref: Ref, turn: int | None, metadata: dict[str, Any] | None, once: records.IdempotentRequest | None = None
     ) -> Conversation:
-        """Create a conversation from the state of this one after a turn, with the files as they are now.
-
-        Raises `TooLargeError` if it has more files than can be copied.
-        """
+        """Copy the state after a turn, with the files as they are now. Raises `TooLargeError` for too many files."""
         files, left_out = await asyncio.to_thread(self._folders.files, *ref) if self._folders else ({}, {})
         if "" in left_out:
             raise errors.TooLargeError(f"The workspace {left_out['']}; delete files first.")

@@ -12,10 +12,7 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def record(kind: type[T]) -> type[T]:
-    """Make a class a dataclass without a hash. The type checker keeps it frozen.
-
-    A check at run time would cost 5 % of a turn.
-    """
+    """Make a class a dataclass without a hash, frozen for the type checker only: at run time it would cost 5 %."""
     kind.__hash__ = _refuse_hash  # type: ignore[method-assign]  # None would forbid it as the default of a field
     return dataclass(slots=True)(kind)
 

@@ -106,10 +106,7 @@ def merge(target: Any, patch: Any) -> Any:
 
 
 def invalid_request(errors: Sequence[Any], members: Collection[str] = ()) -> InvalidRequestError:
-    """Return the refusal of pydantic's errors. Each location begins with `body`, `path`, `query` or `header`.
-
-    `members` are those of the body.
-    """
+    """Return the refusal of pydantic's errors, whose locations begin with their place. `members` are the body's."""
     problems: list[dict[str, str]] = []
     for error in errors[:MAX_PROBLEMS]:
         place, *path = (part for part in error["loc"] if part not in TAGS)

@@ -28,10 +28,7 @@ class PrunePreview:
 
 @record
 class PackedStep:
-    """Finished step as bytes, with its images and files as attachments by content hash.
-
-    `variables` are the changed pieces by name. None deletes a piece.
-    """
+    """Finished step, its media by content hash, and the changed `variables` by name. None deletes a piece."""
 
     type: records.EntryType
     turn: int

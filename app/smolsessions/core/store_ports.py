@@ -34,10 +34,7 @@ class Queue:
 
 @record
 class Queues:
-    """Queues by agent, of the partitions that answered. `silent` is the number of the others.
-
-    `waiting` counts the turns that wait for a person.
-    """
+    """Queues by agent, of the partitions that answered (not `silent`). `waiting`: turns that wait for a person."""
 
     of: Mapping[AgentName, Queue]
     waiting: Queue
@@ -53,19 +50,13 @@ class LogReader(Protocol):
     """True if the turn waited for a person then."""
 
     def follow(self, turn: int, after: int = 0) -> AsyncGenerator[Logged | None]:
-        """Yield the turn's events with `seq > after`, each once and in order, up to the final one.
-
-        Yields None after about 15 s without an event.
-        """
+        """Yield the events after `after` in order, up to the final one, and None after some 15 s without an event."""
 
     async def prepare(self, turn: int, after: int) -> None:
         """Read the log once. Raises the `SealBrokenError` that `follow` would raise in mid-stream."""
 
     async def end_of(self, turn: int, *, past_waits: bool) -> Turn | None:
-        """Wait for the turn's end without reading its other events. Returns None when stopped.
-
-        It also returns None when the turn waits for a person, except `past_waits`.
-        """
+        """Wait for the turn's end. Returns None when stopped, or when it waits for a person, except `past_waits`."""
 
     def stop(self) -> None:
         """End `follow` without a final event."""
@@ -85,10 +76,7 @@ class TurnStore(Protocol):
         """
 
     async def reserve(self, ref: Ref, once: records.IdempotentRequest) -> tuple[Ref, bool]:
-        """Reserve a name for a key, of a conversation or a turn. Returns the reserved name, and whether it is new.
-
-        Raises `IdempotencyKeyReusedError` if another request had the key.
-        """
+        """Reserve a name for a key. Return it, and whether it is new. Raises `IdempotencyKeyReusedError`."""
 
     async def reserved(self, owner: Owner, once: records.IdempotentRequest) -> Ref | None:
         """Return the name that is reserved for a key."""
@@ -111,10 +99,7 @@ class TurnStore(Protocol):
         """
 
     async def cancel(self, ref: Ref, number: int) -> tuple[Turn, bool]:
-        """Stop a turn. A turn that has not begun ends at once (True). Otherwise its worker is notified.
-
-        Raises the errors of `turn`.
-        """
+        """Stop a turn. One that has not begun ends at once (True), else its worker is notified. Raises as `turn`."""
 
     async def answer(
         self, ref: Ref, number: int, accept: Callable[[Turn, bool], Awaitable[Sequence[Answer] | None]]
@@ -132,10 +117,7 @@ class TurnStore(Protocol):
         """Return the keys in an open turn's journal. That of a turn that is over is empty. Raises `SealBrokenError`."""
 
     async def journaled_results(self, ref: Ref, number: int, keys: Sequence[str]) -> dict[str, JournaledResult]:
-        """Return the first bytes of results in an open turn's journal. Raises `SealBrokenError`.
-
-        If the turn ended meanwhile, they are missing.
-        """
+        """Return the first bytes of results in a turn's journal, none if it ended. Raises `SealBrokenError`."""
 
     async def turns(self, ref: Ref, first: int | None, limit: int, order: records.Order = "asc") -> Page[Turn]:
         """Return turns from number `first` on. None: from the first of this order. Large ones make a page shorter."""
@@ -259,10 +241,7 @@ class WorkspaceFolders(Protocol):
         """Return path and sentence for the first of these files that no conversation can have."""
 
     def create(self, owner: str, conversation_id: str, files: Mapping[str, bytes]) -> Callable[[], None]:
-        """Write the files of a conversation that does not exist yet: all or none. Raises `OSError`.
-
-        The returned function restores the earlier files.
-        """
+        """Write all files of a new conversation, or raise `OSError`. The returned function restores earlier ones."""
 
     def delete(self, owner: str, conversation_id: str) -> None:
         """Delete all files of a conversation. Raises `OSError`."""
@@ -327,10 +306,7 @@ class Lease(Protocol):
         """Raise `SealBrokenError` if the claimed records cannot be read. The turn can still be committed."""
 
     async def steps(self) -> tuple[list[bytes], dict[str, bytes]]:
-        """Load and verify the steps in memory, and their attachments.
-
-        A step that is not in memory is empty bytes, so that indexes stay.
-        """
+        """Load and verify the steps and attachments. A step that is not in memory is empty bytes: indexes stay."""
 
     async def variables(self) -> dict[str, bytes]:
         """Load and verify the agent's variables."""

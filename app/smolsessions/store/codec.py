@@ -175,10 +175,7 @@ def decode_step(data: bytes, index: int, head: Head) -> StoredStep:
 
 
 def started(turn: Turn, at: float, attempts: int, *, waits: bool = False) -> Turn:
-    """Return a begun turn with its start and attempts, which are not part of its record.
-
-    The record of a turn that goes on still holds the requests of its last wait.
-    """
+    """Return a begun turn with its start and attempts. One that goes on still has the requests of its last wait."""
     timing = changed(turn.timing, started_at=at)
     if waits or not turn.requests:
         return changed(turn, timing=timing, attempts=attempts)

@@ -60,10 +60,7 @@ class Sealer:
         self._cipher = cipher
 
     def seal(self, plaintext: bytes, scope: str, *place: str | int, packed: bytes | None = None) -> bytes:
-        """Seal `plaintext` for `place` in `scope` (a conversation's name). Opening it needs both.
-
-        `packed` is its compressed form, if that was made before.
-        """
+        """Seal for a place in a scope (a conversation's name): opening needs both. `packed` is the compressed form."""
         nonce = os.urandom(NONCE_BYTES)
         packed = packed or compress(plaintext)
         bound = b"".join(map(_bound, place))

@@ -109,10 +109,7 @@ async def open_store(
 
 
 async def risks_of_store(address: Address, sealer: Sealer, options: Options) -> tuple[str, list[str]]:
-    """Check a store without a write. Returns its name with the seal keys in use, and the risks.
-
-    Raises `StartError` as `open_store`.
-    """
+    """Check a store without a write. Return its name with its seal keys, and the risks. Raises as `open_store`."""
     servers = servers_at(address)
     try:
         name, risks, partitions = await inspect_store(servers, address, sealer, options)

@@ -57,10 +57,7 @@ HEADERS = {
 
 
 class _Application(FastAPI):
-    """FastAPI that begins with the middleware added to it, which answers all exceptions.
-
-    The four frames around that middleware cost 2 % of a turn.
-    """
+    """FastAPI that begins with the middleware added to it. The four frames around it cost 2 % of a turn."""
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Any:
         if self.middleware_stack is None:

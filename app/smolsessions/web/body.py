@@ -1,7 +1,4 @@
-"""Reading a request's body, and bounds on it before it is parsed.
-
-Parsing holds the interpreter lock, and so blocks the event loop.
-"""
+"""Reading a body, and bounds on it before it is parsed, which holds the interpreter lock and the event loop."""
 
 from __future__ import annotations
 

@@ -74,10 +74,7 @@ class _ClockedFlow(FlowControl):
 
 
 class Connection(HttpToolsProtocol):
-    """Connection of one client.
-
-    A request that arrives in one piece costs no timer. A timer starts if a piece leaves a head or a body unfinished.
-    """
+    """Connection of one client. A timer starts only if a piece leaves a head or a body unfinished."""
 
     flow: _ClockedFlow
 
@@ -194,10 +191,7 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
     def _expire(self) -> None:
-        """Close the connection, unless the rest of a body may still come.
-
-        Each window of time must bring enough bytes of a body. Earlier windows give no credit.
-        """
+        """Close the connection, unless a body may go on: each window of time must bring enough bytes."""
         self._timer = None
         if self.transport.is_closing():
             return

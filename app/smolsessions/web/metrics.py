@@ -1,7 +1,4 @@
-"""Prometheus metrics of one process, or of a set of processes.
-
-A scrape of a set reaches one process. It asks the others, each on a socket in their private folder.
-"""
+"""Prometheus metrics of a process, or of a set: the scraped one asks the others on sockets in their folder."""
 
 from __future__ import annotations
 

@@ -27,10 +27,7 @@ class SessionPool:
         return len(self._warm)
 
     def acquire(self, ref: Ref, version: bytes, caller: Caller) -> Session | None:
-        """Return the session of this version, or None.
-
-        One of another version is closed, as another process wrote. So is one that its factory made for another caller.
-        """
+        """Return the session of this version and caller, or None. One of another version or caller is closed."""
         if ref not in self._warm:
             return None
         session, known = self._take(ref)

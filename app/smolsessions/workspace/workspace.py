@@ -43,10 +43,7 @@ class Workspace:
         hidden: Sequence[str] = (),
         bounds: Bounds | None = None,
     ) -> None:
-        """The patterns are gitignore's, without `!`. Raises `ValueError` for one that is no use.
-
-        The root is made at the first write.
-        """
+        """The patterns are gitignore's, without `!`, else `ValueError`. The root is made at the first write."""
         self.root = Path(root).absolute()
         self.access = AccessList(editable, readonly, hidden)
         self._bounds = bounds or Bounds()

@@ -207,10 +207,7 @@ class Pipeline:
             raise ConnectionError("the partition is moving to another server")
 
     async def _keep_alive(self, messages: ReplyProtocol) -> NoReturn:
-        """Use idle connections, so that no proxy cuts them and a dead one is noticed.
-
-        A repeated subscription changes nothing. PING would need one more permission.
-        """
+        """Use idle connections, so that no proxy cuts them. To subscribe again needs no permission, unlike PING."""
         while True:
             await asyncio.sleep(self._keepalive_s)
             self.send("TIME", acknowledged=False)

@@ -61,10 +61,7 @@ class Identity:
 
 
 async def bind_store(servers: Servers, address: Address, sealer: Sealer, options: Options) -> tuple[str, Identity]:
-    """Check the store, log its risks, and return the server's name and the store's identity, which a new store gets.
-
-    Raises `StartError`.
-    """
+    """Check the store, log its risks, and return its name and identity, new for a new one. Raises `StartError`."""
     async with _connected(servers, address) as client:
         name, risks = await _inspect(servers, client, sealer, options)
         for risk in risks:
@@ -84,10 +81,7 @@ async def bind_store(servers: Servers, address: Address, sealer: Sealer, options
 async def inspect_store(
     servers: Servers, address: Address, sealer: Sealer, options: Options
 ) -> tuple[str, list[str], int]:
-    """Check the store as `bind_store` does, and write nothing.
-
-    Returns the server's name, the risks, and the number of partitions (0: nothing is stored).
-    """
+    """Check the store without a write. Return its name, the risks and the number of partitions (0: it is new)."""
     async with _connected(servers, address) as client:
         name, risks = await _inspect(servers, client, sealer, options)
         partitions: Any = await client.hget(ABOUT, "partitions")
@@ -105,10 +99,7 @@ async def _connected(servers: Servers, address: Address) -> AsyncIterator[Redis]
 
 
 async def _inspect(servers: Servers, client: Redis, sealer: Sealer, options: Options) -> tuple[str, list[str]]:
-    """Return the server's name, and a sentence for each way in which the store may lose data.
-
-    Raises `StartError` if the store is not usable, and redis-py's errors.
-    """
+    """Return the server's name, and a sentence for each risk of losing data. Raises `StartError`, redis-py's errors."""
     info = await client.info("server")
     if info.get("redis_mode") == "cluster" and not servers.is_cluster:
         raise StartError(NODE_SENTENCE)

@@ -321,10 +321,7 @@ def sealed_fields(
     turns: int,
     settings: records.ConversationSettings,
 ) -> dict[str, bytes]:
-    """Seal a conversation's record and settings, as arguments of scripts. With turns, its title is decided.
-
-    The draft's own settings replace those of `settings`.
-    """
+    """Seal record and settings, those of the draft first, as arguments of scripts. With turns the title is decided."""
     settings = replace(settings, policy=draft.policy, approve=draft.approve, client_tools=draft.client_tools)
     title = "" if turns and draft.title is None else draft.title
     record = codec.encode_conversation(agent, draft.metadata, title, has_settings=settings != records.NO_SETTINGS)

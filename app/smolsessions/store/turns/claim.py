@@ -69,10 +69,7 @@ class Claim:
 
 
 def open_claim(scope: Scope, reply: ClaimReply, submitted: tuple[Turn, TurnInput] | None = None) -> Claim:
-    """Decode a claim. Raises `SealBrokenError` if not even its turn can be named.
-
-    The records of a turn that this process has just `submitted` are not read.
-    """
+    """Decode a claim, except records just `submitted` here. Raises `SealBrokenError` if its turn cannot be named."""
     number, ref = codec.number(reply.turn), codec.ref_of(scope.name)
     claim = Claim(reply, Turn(ref, number, AgentVersion(AgentName(""), "", ""), "", TurnOptions(), Timing(time.time())))
     try:

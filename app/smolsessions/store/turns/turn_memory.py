@@ -82,10 +82,7 @@ class TurnMemory:
         return {name: self._open_chunk(name, blob) for name, blob in kept.items()}
 
     async def replay_state(self, fence: str, *, effects: bool) -> ReplayState:
-        """Load the remains of earlier attempts, and adopt their finished steps and variables.
-
-        The steps are adopted even if the journal cannot be read.
-        """
+        """Load and adopt the remains of earlier attempts: their steps even if the journal cannot be read."""
         number, head = self._turn.number, self._start
         state, *found = await self._scope.call(
             "replay_state", turn=number, fence=fence, generation=self.generation, first=head.count, effects=int(effects)

@@ -308,10 +308,7 @@ class TurnStore:
         return await self.turn(ref, codec.number(number))
 
     async def _send(self, turn: Turn, new: records.Submission, reservation: Reservation | None) -> list[Any]:
-        """Seal a turn, run submit.lua, and retry for a moment: the same sealed record makes no second turn.
-
-        The time of the request follows the reply `ok`.
-        """
+        """Seal a turn, run submit.lua, and retry: one record is one turn. The request's time follows the reply `ok`."""
         scope = self._partitions.scope(turn.ref)
         conversation, title, data = b"", b"", codec.encode_input(new.turn_input)
         if new.create is not None:

@@ -225,10 +225,7 @@ def turn_routes(new_turns: NewTurns, turns: Turns, limits: Limits, streams: Even
         order: common.Ascending = "asc",
         include_internal_tools: common.Internal = False,
     ) -> Response:
-        """List turns.
-
-        A page of large turns may hold fewer than `limit`. `next_cursor` shows whether more follow.
-        """
+        """List turns. A page of large turns may hold fewer than `limit`. `next_cursor` shows whether more follow."""
         of = ("turns", *ref, order)
         page = await turns.store.turns(ref, number_at(cursor, *of), limit, order)
         return answer(page_view(page, partial(turn_view, internal=include_internal_tools), *of))
