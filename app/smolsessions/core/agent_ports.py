@@ -88,6 +88,13 @@ class EventBridge(Protocol):
     def is_late(self) -> bool:
         """True if writes wait for long, or the lease may have expired."""
 
+    @property
+    def steers(self) -> bool:
+        """True if messages may wait that are to join the turn. Read before each prompt."""
+
+    def steering(self) -> Sequence[tuple[Turn, TurnInput]]:
+        """Wait for the turns whose messages are to join. Their effect is journaled as `joined:PLACE:TURN`."""
+
     def emit(
         self, event: StepEvent | None, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None
     ) -> None:

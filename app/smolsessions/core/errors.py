@@ -229,6 +229,7 @@ FAILURES = {
     "replay_diverged": "The process that ran the turn ended, and the agent's replay asked for something else. "
     "Finished steps are kept.",
     "rolled_back": "A later turn with `on_busy: rollback` stopped the turn. Its steps are dropped.",
+    "steered": "The running turn took the message, before its next model call. It is not played as a turn of its own.",
     "seal_broken": "A stored record of the conversation does not verify.",
 }
 """Codes of a turn's failure, with their meaning."""

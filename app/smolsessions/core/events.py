@@ -154,6 +154,17 @@ class StepFinished:
 
 
 @record
+class MessageSteered:
+    """The agent reads the message of turn `from_turn`, which has ended. `message` is cut."""
+
+    type: ClassVar[Literal["message.steered"]] = "message.steered"
+    attempt: int
+    from_turn: int
+    message: str
+    images: tuple[StepImage, ...] = ()
+
+
+@record
 class TurnWaiting:
     """The turn waits for a person: these requests are open. It holds no thread meanwhile."""
 
@@ -183,7 +194,7 @@ class TurnEnded:
         return FINAL[self.result.outcome.status]
 
 
-StepEvent = StepStarted | MessageDelta | MessageRestarted | ToolCalled | ToolReturned | StepFinished
+StepEvent = StepStarted | MessageDelta | MessageRestarted | ToolCalled | ToolReturned | StepFinished | MessageSteered
 PersonEvent = TurnWaiting | InputAnswered
 Event = TurnQueued | TurnStarted | StepEvent | PersonEvent | TurnEnded
 

@@ -5,6 +5,7 @@
 - `once:NAME` is a choice.
 - `asked:CALL:NUMBER` is a request for a decision, and `answer:REQUEST` the decision.
 - `expired:MICROSECONDS` is the end of a wait without a decision.
+- `joined:PLACE:TURN` is the message of another turn, after so many steps of the agent.
 - `started:ATTEMPT` is the start of an attempt, and `parked:ATTEMPT` its end to wait.
 
 The scripts of the store write `answer` and `expired`, and read `started`.
@@ -15,7 +16,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, cast
 
 CallKind = Literal["model", "tool", "code", "check"]
-Word = Literal[CallKind, "begun", "first", "again", "once", "asked", "answer", "expired", "started", "parked"]
+Word = Literal[CallKind, "begun", "first", "again", "once", "asked", "answer", "expired", "started", "parked", "joined"]
 
 
 def journal_key(word: Word, *parts: object) -> str:
@@ -25,6 +26,12 @@ def journal_key(word: Word, *parts: object) -> str:
 def split_key(key: str) -> tuple[Word, str]:
     word, _, rest = key.partition(":")
     return cast("Word", word), rest
+
+
+def joined_turn(key: str) -> int | None:
+    """Return the number of the turn whose message an entry stands for. None: it is another entry."""
+    word, rest = split_key(key)
+    return int(rest.rpartition(":")[2]) if word == "joined" else None
 
 
 class CallKey(NamedTuple):

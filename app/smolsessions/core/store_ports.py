@@ -278,6 +278,11 @@ class Lease(Protocol):
     on_reader: Callable[[], object] | None
     """Called when a reader comes, to write the events that wait."""
 
+    steers: bool
+    """True if messages may wait that are to join the turn. For any thread."""
+    steered: tuple[Turn, ...]
+    """Turns that ended because this attempt took their messages."""
+
     @property
     def kept_steps(self) -> int:
         """Number of this turn's stored steps, without its task."""
@@ -313,6 +318,12 @@ class Lease(Protocol):
 
     async def load_replay_state(self, *, effects: bool = True) -> ReplayState:
         """Load the steps of earlier attempts, and with `effects` their journal and events, too."""
+
+    async def load_steering(self) -> list[tuple[Turn, records.TurnInput]]:
+        """Return the queued turns whose messages are to join, as they end with that, the oldest first.
+
+        A write whose key is `joined:PLACE:TURN` ends such a turn. Sets `steers` if more are left.
+        """
 
     def compress(self, step: PackedStep | None, result: bytes) -> None:
         """Compress the large parts of the next emit. For the agent's thread, as the loop would wait for it."""

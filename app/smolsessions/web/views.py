@@ -279,6 +279,8 @@ def event_view(ref: records.Ref, turn: int, logged: events.Logged, *, internal: 
         own["requests"] = request_views(ref.id, event.requests)
     elif isinstance(event, events.InputAnswered):
         own["answers"] = [view_of(InputAnswer, answer) for answer in event.answers]
+    elif isinstance(event, events.MessageSteered):
+        own["images"] = media_views(ref.id, event.images)
     elif isinstance(event, events.ToolReturned):
         code = "execution_error" if event.name == _CODE else "tool_error"
         own["error"] = None if event.error is None else records.Failure(code, event.error)

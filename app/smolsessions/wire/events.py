@@ -111,6 +111,15 @@ class StepFinished(StepEvent):
     duration_ms: float | None = Field(description="Milliseconds that it took.")
 
 
+class MessageSteered(TurnEvent):
+    """The agent reads another message in this turn (`on_busy: steer`)."""
+
+    type: Literal["message.steered"] = Field(description=KIND)
+    from_turn: int = Field(description="Number of the turn that the message was.")
+    message: str = Field(description="The message, cut after 2,000 characters.")
+    images: list[turns.Image] = Field(description="Its images.")
+
+
 class TurnWaiting(TurnEvent):
     """The turn waits for a person. It goes on after the answers, however late they come."""
 
@@ -154,6 +163,7 @@ KnownEvent = Annotated[
     | ToolCalled
     | ToolReturned
     | StepFinished
+    | MessageSteered
     | TurnWaiting
     | InputAnswered
     | TurnEnded,

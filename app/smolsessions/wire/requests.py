@@ -120,7 +120,8 @@ class TurnRequest(Body):
     on_busy: OnBusy = Field(
         "reject",
         description="If a turn of the conversation is running: `reject` returns 409, `enqueue` waits for its end. "
-        "`interrupt` and `rollback` stop it and wait: `interrupt` keeps its finished steps, `rollback` drops them.",
+        "`interrupt` and `rollback` stop it and wait: `interrupt` keeps its finished steps, `rollback` drops them. "
+        "`steer`: the running turn reads the message before its next model call.",
     )
     approve: Approve = Field(
         default_factory=list, description=f"{APPROVE} They hold for this turn, beside those of the others."

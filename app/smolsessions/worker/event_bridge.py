@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
 import math
 import threading
 import time
+from collections.abc import Sequence
 
-from smolsessions.core.events import MessageDelta, StepEvent, TurnStarted
+from smolsessions.core.events import MessageDelta, MessageSteered, StepEvent, TurnStarted
 from smolsessions.core.frozen import changed
 from smolsessions.core.journal_keys import journal_key
 from smolsessions.core.memories import PackedStep
+from smolsessions.core.records import Turn, TurnInput
 from smolsessions.core.store_ports import Lease, StopReason
 
 Item = tuple[StepEvent | TurnStarted | None, PackedStep | None, tuple[str, bytes] | None]
@@ -22,6 +25,7 @@ POLL_S = 0.1
 MAX_QUEUED = 64  # events; then the agent's thread waits, and the loop has the interpreter for itself
 MAX_QUEUED_DELTAS = 4096
 MAX_BATCH = 64  # events that one round of the loop writes
+_STORED = (TurnStarted, MessageSteered)  # even if the run is over: their effects change more than the journal
 
 
 class LoopEventBridge:
@@ -68,6 +72,16 @@ class LoopEventBridge:
     def hands_over(self) -> bool:
         return self.reason == "drained" or (self.pause_requested and self.reason is None)
 
+    @property
+    def steers(self) -> bool:
+        return self._lease.steers
+
+    def steering(self) -> Sequence[tuple[Turn, TurnInput]]:
+        loading = asyncio.run_coroutine_threadsafe(self._lease.load_steering(), self._loop)
+        while not (self.stop_requested or loading.done()):
+            concurrent.futures.wait((loading,), POLL_S)
+        return loading.result() if loading.done() else ()
+
     def begin(self, attempt: int, *, can_wait: bool) -> None:
         """Write the start of an attempt: at once, or with the next write if it can wait for that."""
         self._queue.append((TurnStarted(attempt, time.time()), None, (journal_key("started", attempt), b"")))
@@ -84,7 +98,7 @@ class LoopEventBridge:
         if step or effect:
             self._lease.compress(step, effect[1] if effect else b"")
         self._queue.append((event, step, effect))
-        if step and step.type == "task":  # written with the next event or the commit, to save a write
+        if step and step.type == "task" and not effect:  # written with the next event or the commit, to save a write
             return
         is_delta = type(event) is MessageDelta
         most = MAX_QUEUED_DELTAS if is_delta else MAX_QUEUED
@@ -206,7 +220,7 @@ class LoopEventBridge:
                 event = self._joined(event)
             if event:
                 self._events.append(event)
-            if not keeps_effects and type(event) is not TurnStarted:
+            if not keeps_effects and type(event) not in _STORED:
                 effect = None
             if step or effect:
                 self._emit(step, effect)

@@ -202,6 +202,8 @@ class Worker:
         except (StoreUnavailableError, SealBrokenError) as error:
             _log_turn(logging.ERROR, turn, "left", f"is left: {error}")
         finally:
+            for steered in lease.steered:
+                self._on_end(steered)
             self._running.discard(run)
             if self._threads.room(turn.ref.owner) <= 0:
                 self._scheduler.nudge()  # claims left the owner's other turns where they are

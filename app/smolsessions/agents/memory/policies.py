@@ -13,7 +13,7 @@ from typing import Any
 from smolagents.memory import ActionStep, MemoryStep, TaskStep
 
 from smolsessions.agents.memory.prompt_steps import FlatMap, PromptStep, PromptTokens
-from smolsessions.agents.memory.step_types import NoteStep, SummaryStep
+from smolsessions.agents.memory.step_types import NoteStep, SummaryStep, begins_turn
 from smolsessions.core.errors import ConflictError
 from smolsessions.core.policies import (
     KeepLastNSteps,
@@ -66,7 +66,7 @@ def _applied(_rule: Any, steps: Steps, _context: RuleContext) -> Steps:  # of `N
 def turn_start(steps: Steps, end: int | None = None) -> int:
     """Return the place of the newest task among the steps before `end`."""
     places = range(len(steps) if end is None else end)
-    return next((place for place in reversed(places) if isinstance(steps[place].step, TaskStep)), 0)
+    return next((place for place in reversed(places) if begins_turn(steps[place].step)), 0)
 
 
 @_applied.register
@@ -128,7 +128,7 @@ def _within_budget(rule: TokenBudget, steps: Steps, context: RuleContext) -> Ste
     while left >= 0 and at > len(summary):  # older turns, each as a whole: a step without its task makes no sense
         at -= 1
         left -= 0 if isinstance(steps[at].step, NoteStep) else steps[at].estimate
-        if left >= 0 and (isinstance(steps[at].step, TaskStep) or at == len(summary)):
+        if left >= 0 and (begins_turn(steps[at].step) or at == len(summary)):
             start = at
     older = len(notes) - len(_notes(steps[start:turn]))
     return [*summary, *notes[:older], *steps[start:turn], *(steps[at] for at in sorted(kept))]
@@ -153,7 +153,7 @@ def _apply_summary(_rule: Summarize, steps: Steps, _context: RuleContext) -> Ste
     covered = max(0, newest - summary.recent)
     recent = [one for one in steps[covered:] if not isinstance(one.step, SummaryStep)]
     kept = _notes(steps[:covered])
-    if covered and not any(isinstance(one.step, TaskStep) for one in recent):
+    if covered and not any(begins_turn(one.step) for one in recent):
         task = steps[turn_start(steps, covered)]
         kept += [task] if isinstance(task.step, TaskStep) else []
     return [steps[newest], *kept, *recent]

@@ -31,6 +31,8 @@ class PromptBuilder:
         self.policy: Policy = ()
         self.summarize: Summarizing | None = None
         """Function of the steps in front of a summary and the token limit. It may append a summary to the memory."""
+        self.before: Callable[[], None] | None = None
+        """Called first for each prompt. It may append to the memory."""
         self._agent = agent
         self.memory = PromptMemory(agent)
         self._tokens = PromptTokens(agent, self.memory)
@@ -47,6 +49,8 @@ class PromptBuilder:
         self.memory.begin_turn()
 
     def __call__(self, summary_mode: bool = False) -> list[ChatMessage]:
+        if self.before:
+            self.before()
         if self.summarize and not summary_mode:
             for place, rule in enumerate(self.policy):
                 if isinstance(rule, Summarize):

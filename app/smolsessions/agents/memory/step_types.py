@@ -15,6 +15,8 @@ from smolsessions.core.records import EntryType
 
 ESTIMATE = "shown_estimate"
 """Attribute of an action step: the estimated tokens of the steps in its prompt."""
+STEERED = "steered"
+"""Attribute of a task that joined a running turn: the number of the turn that its message was."""
 LABELS = "smolsessions_labels"
 """Attribute of an imported step with pointers to texts and data that replaced other values at its export."""
 
@@ -91,6 +93,10 @@ def agent_error(name: str, message: str) -> AgentError:
     error = kind.__new__(kind, message)
     error.message = message
     return error
+
+
+def begins_turn(step: MemoryStep) -> bool:
+    return isinstance(step, TaskStep) and not hasattr(step, STEERED)
 
 
 def shown_estimate(step: MemoryStep) -> int | None:

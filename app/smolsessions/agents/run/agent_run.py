@@ -79,6 +79,11 @@ class AgentRun:
         """Writes finished steps: smolagents yields a plan before it is in the memory."""
         self._lock = threading.Lock()  # a ToolCallingAgent's parallel calls
 
+    @property
+    def steps(self) -> int:
+        """Number of the steps that have begun."""
+        return self._steps
+
     def model_call(self, kind: StepKind) -> tuple[StepPlace, str]:
         """Begin a model call, and a step if none is open. Return its place and its id."""
         self.turn_run.check()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import json
 import re
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -35,6 +37,8 @@ class Journal:
         self.requests: dict[str, dict[int, bytes]] = {}
         """Requests for decisions by call and number."""
         self.answers: dict[str, bytes] = {}
+        self.joined: defaultdict[int, list[int]] = defaultdict(list)
+        """Numbers of the turns whose messages joined this one, by their places: the steps before them."""
         self.expired_us = 0
         """Time of the last wait that ended without an answer, in Unix microseconds."""
         self.has_effects = bool(replay and replay.effects)
@@ -56,6 +60,9 @@ class Journal:
                     self.requests.setdefault(call_id, {})[int(number)] = data
                 case "answer":
                     self.answers[rest] = data
+                case "joined":
+                    place, _, number = rest.partition(":")
+                    bisect.insort(self.joined[int(place)], int(number))
                 case "expired" if rest.isdigit():
                     self.expired_us = max(self.expired_us, int(rest))
                 case "parked":
@@ -97,6 +104,10 @@ class Journal:
     def holds_more(self) -> bool:
         """True if results of tools are left that the replay did not request."""
         return bool(self._unclaimed)
+
+    def has_effect_in(self, step: int) -> bool:
+        """True if an effect of this step of the turn's own agent is left."""
+        return any(key.call_id.startswith(f"{step}.") for key in self._results)
 
     def was_begun(self, key: CallKey) -> bool:
         """True if this call was in flight when an earlier attempt ended.

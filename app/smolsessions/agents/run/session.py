@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import PIL.Image
@@ -37,6 +38,7 @@ from smolsessions.agents.run.failures import (
 )
 from smolsessions.agents.run.instrumentation import clean_up, instrument
 from smolsessions.agents.run.journal import Journal
+from smolsessions.agents.run.steering import take_messages
 from smolsessions.agents.run.step_writer import StepWriter
 from smolsessions.agents.run.tool_proxy import proxy_tools
 from smolsessions.agents.run.turn_files import files_of, state_of_files, unread_sentence
@@ -221,6 +223,8 @@ class AgentSession:
         proxy_tools(self._root)
         writer = self._writer = StepWriter(self._root, agent_run, turn.number, self._edits, replay)
         agent_run.before_model_call = writer.write_finished
+        if builder:
+            builder.before = partial(take_messages, agent_run, writer)
         for node in self._nodes:
             node.approvals = approvals
         token = CALLER.set(caller)  # for models, callbacks and instructions
@@ -230,6 +234,8 @@ class AgentSession:
             CALLER.reset(token)
             writer.close()
             agent_run.before_model_call = lambda: None  # without this cycle, run and writer are freed at once
+            if builder:
+                builder.before = None
             self._writer = self._root.agent_run = None  # a warm session holds no turn that is over
             for node in self._nodes:
                 node.approvals = None

@@ -9,18 +9,21 @@ from copy import copy
 from dataclasses import replace
 from typing import Any, Literal
 
-from smolagents.memory import ActionStep, AgentMemory, MemoryStep, PlanningStep
+from smolagents.memory import ActionStep, AgentMemory, MemoryStep, PlanningStep, TaskStep
 from smolagents.utils import AgentMaxStepsError
 
 from smolsessions.agents.memory.memory_edits import EditTracker
-from smolsessions.agents.memory.step_types import EditStep, NoteStep, Step, SummaryStep, step_type
+from smolsessions.agents.memory.step_types import STEERED, EditStep, NoteStep, Step, SummaryStep, step_type
 from smolsessions.agents.memory.steps import StepTooLargeError, is_finished, pack, strip, unpack
 from smolsessions.agents.run.agent_run import AgentRun
 from smolsessions.agents.run.agent_state import AgentNode
 from smolsessions.agents.run.failures import ReplayDivergedError, TurnStopped
 from smolsessions.agents.smolagents_patches import CachedCallbacks
+from smolsessions.agents.values.images import stored_images
+from smolsessions.agents.values.json_forms import truncated
 from smolsessions.agents.values.media import media_in, stored_media
-from smolsessions.core.events import ReplayState, StepEvent
+from smolsessions.core.events import MessageSteered, ReplayState, StepEvent, StepFinished
+from smolsessions.core.journal_keys import journal_key
 from smolsessions.core.media import StepFile, StepImage
 from smolsessions.core.memories import PackedStep
 from smolsessions.core.records import Outcome
@@ -126,8 +129,18 @@ class StepWriter:
             packed = self._packed(kept)
             if step is whole[-1] and self._changes_variables(step) and (changes := self._changes()):
                 packed = replace(packed, variables=changes)
-            self._bridge.emit(self._finished(kept, packed.attachments), packed)
+            effect = None
+            if number := getattr(step, STEERED, None):
+                effect = journal_key("joined", self._agent_run.steps, number), str(number).encode()
+            self._bridge.emit(self._finished(kept, packed.attachments), packed, effect)
             self._add(step)
+
+    def write_message(self, step: TaskStep) -> None:
+        """Append a task that joins the turn to the memory, and write it."""
+        self._agent.memory.steps.append(step)
+        if self._edits:
+            self._edits.expect_step(step)
+        self.write_finished()
 
     def write_edits(self) -> None:
         """Write the changes that callbacks made to older steps."""
@@ -188,12 +201,15 @@ class StepWriter:
         return isinstance(step, _TAKEN) or self.task_changes_variables
 
     def _finished(self, step: MemoryStep, attachments: Collection[str]) -> StepEvent | None:
-        event = self._agent_run.finish(step) if isinstance(step, _TAKEN) else None
+        event: StepEvent | None = self._agent_run.finish(step) if isinstance(step, _TAKEN) else None
+        if isinstance(step, TaskStep) and (number := getattr(step, STEERED, None)):
+            attempt, images = self._agent_run.turn_run.attempt, stored_images(step.task_images)
+            event = MessageSteered(attempt, number, truncated(step.task), images)
         if attachments and isinstance(step, ActionStep):
             images, files = stored_media(step.action_output, attachments)
             if step.is_final_answer:
                 self.images, self.files = images, files
-            if event and (images or files):
+            if isinstance(event, StepFinished) and (images or files):
                 event = replace(event, images=tuple(dict.fromkeys((*event.images, *images))), files=files)
         return self._agent_run.turn_run.unseen(event)
 

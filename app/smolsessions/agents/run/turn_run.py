@@ -25,6 +25,7 @@ from smolsessions.core.events import (
     Event,
     MessageDelta,
     MessageRestarted,
+    MessageSteered,
     ReplayState,
     StepEvent,
     StepFinished,
@@ -175,4 +176,6 @@ def place_of(call_id: str) -> list[int]:
 def _name_of(event: Event | None) -> tuple[type, str] | None:
     if isinstance(event, StepStarted | StepFinished):
         return (type(event), event.where.step_id)
+    if isinstance(event, MessageSteered):
+        return (type(event), str(event.from_turn))
     return (type(event), event.call_id) if isinstance(event, ToolCalled | ToolReturned) else None

@@ -1,5 +1,5 @@
 -- Cancel a turn. A turn that has not started ends at once, with `record`. Otherwise its worker gets a message, and finds the
--- flag when it renews its lease or claims the turn again.
+-- flag when it renews its lease or claims the turn again. One whose message is about to join a running turn is stopped if it runs.
 -- ARGV: ref turn record own_channel wake log_ttl_s
 local conversation, run = key('conversation', ref), key('run', ref, turn)
 if redis.call('EXISTS', run) == 0 then
@@ -9,6 +9,10 @@ if redis.call('EXISTS', run) == 0 then
 end
 if redis.call('HEXISTS', run, 'started') == 1 then
   request_stop(ref, turn, '1', wake)
+  return {'requested'}
+end
+if redis.call('HEXISTS', run, 'taken') == 1 then
+  redis.call('HSET', run, 'cancel', '1')
   return {'requested'}
 end
 local agent = redis.call('HGET', conversation, 'agent') or damaged('conversation')

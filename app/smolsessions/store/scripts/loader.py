@@ -26,7 +26,7 @@ _HEADER = re.compile(r"^-- ARGV: (.+)$", re.MULTILINE)
 _DEFINED = re.compile(r"^local (?:function )?(\w+)", re.MULTILINE)
 SAFE_TO_REPEAT = frozenset(
     "cancel chunks effects find_key has_images images journal keep_chunks list next_turn open_turn read read_log rekey "
-    "reserve sealed snapshot stage stage_chunks stage_copy steps turns variables".split()
+    "reserve sealed snapshot stage stage_chunks stage_copy steers steps turns variables".split()
 )
 FREES_MEMORY = frozenset({"delete"})  # a full store runs these, too, although they write first
 PERIODIC = frozenset({"sweep", "queue", "outage"})  # their replies confirm nothing to a client

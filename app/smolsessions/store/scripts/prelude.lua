@@ -142,13 +142,41 @@ local function append(ref, turn, name, blob, payload, own_channel)
   return seq
 end
 
+-- Delete the working keys of a finished turn, and `more` keys. Its log stays for `log_ttl_s`.
+local function delete_working_keys(ref, turn, ...)
+  redis.call('UNLINK', key('run', ref, turn), key('journal', ref, turn), key('watch', ref, turn), ...)
+end
+
+local function close_turn(ref, turn, log_ttl_s)
+  delete_working_keys(ref, turn)
+  if log_ttl_s ~= '0' then
+    redis.call('EXPIRE', key('log', ref, turn), log_ttl_s)
+  elseif redis.call('EXISTS', key('log', ref, turn)) == 1 then
+    redis.call('SADD', key('longlogs', ref), turn)
+  end
+end
+
+-- End a queued turn whose message has joined a running turn, with the record that says so. `taken` is the time to live of its log.
+local function end_steered(ref, turn, number, record)
+  local log_ttl_s, run = redis.call('HGET', key('run', ref, number), 'taken'), key('run', ref, turn)
+  if not log_ttl_s then return end
+  local steers = ' ' .. (redis.call('HGET', run, 'steers') or '') .. ' '
+  steers = string.match(string.gsub(steers, ' ' .. number .. ' ', ' ', 1), '^ *(.-) *$')
+  if steers == '' then redis.call('HDEL', run, 'steers') else redis.call('HSET', run, 'steers', steers) end
+  redis.call('LSET', key('turns', ref), number - 1, record)
+  redis.call('LREM', key('queue', ref), 1, number)
+  append(ref, number, 'turn.cancelled', '', record, '')
+  close_turn(ref, number, log_ttl_s)
+end
+
 -- Append the writes of a running turn. The writes of one claim are numbered from 1. The first entry has number `serial`.
 -- Returns `ok` and the numbers of the events. A repeated write changes nothing, and its events have number 0.
 -- A write whose predecessor is missing is refused as `behind`. A step or event after a gap is refused as `gap`. The entries
 -- before it are written.
 -- An entry is a text with a letter for each of its parts, then two arguments of each part: `l` length of the log before its
 -- events and nothing, `s` index and sealed step, `i` name and sealed image, `v` name and sealed chunk of variables (empty if it
--- was deleted), `k` key in the journal and result, `e` name and sealed event. `l` and `s` come first.
+-- was deleted), `t` number and sealed record of a turn whose message the write takes, `k` key in the journal and result, `e` name
+-- and sealed event. `l` and `s` come first.
 local function append_writes(ref, turn, generation, own_channel, serial, entries)
   local run, journal, steps = key('run', ref, turn), key('journal', ref, turn), key('steps', ref, generation)
   local images, pending = key('images', ref), key('pending', ref, generation)
@@ -179,6 +207,8 @@ local function append_writes(ref, turn, generation, own_channel, serial, entries
         redis.call('HSETNX', images, name, data)
       elseif part == 'v' then
         chunks[#chunks + 1], chunks[#chunks + 2] = name, data
+      elseif part == 't' then
+        end_steered(ref, turn, name, data)
       elseif redis.call('HSETNX', journal, name, data) == 1 and data ~= '' then
         effects = effects + 1
       end
@@ -261,20 +291,6 @@ local function long_logs(ref)
   return redis.call('SRANDMEMBER', key('longlogs', ref), MAX_LONG_LOGS)
 end
 
--- Delete the working keys of a finished turn, and `more` keys. Its log stays for `log_ttl_s`.
-local function delete_working_keys(ref, turn, ...)
-  redis.call('UNLINK', key('run', ref, turn), key('journal', ref, turn), key('watch', ref, turn), ...)
-end
-
-local function close_turn(ref, turn, log_ttl_s)
-  delete_working_keys(ref, turn)
-  if log_ttl_s ~= '0' then
-    redis.call('EXPIRE', key('log', ref, turn), log_ttl_s)
-  elseif redis.call('EXISTS', key('log', ref, turn)) == 1 then
-    redis.call('SADD', key('longlogs', ref), turn)
-  end
-end
-
 -- Send a message to the worker that claimed the conversation last.
 local function notify_worker(ref, turn, message)
   local worker = string.match(redis.call('HGET', key('conversation', ref), 'fence') or '', ':(.*):')
@@ -292,6 +308,14 @@ local function request_stop(ref, turn, flag, wake)
   end
   notify_worker(ref, turn, current)
   end_wait(ref, turn, wake)
+end
+
+-- Let the message of a queued turn join an open one. `steers` holds the numbers of such turns. The worker learns of them as of a stop.
+local function steer(ref, turn, number)
+  local run = key('run', ref, turn)
+  local before = redis.call('HGET', run, 'steers')
+  redis.call('HSET', run, 'steers', before and before .. ' ' .. number or number)
+  notify_worker(ref, turn, 'steer')
 end
 
 -- Restart the time to live of a conversation, if it has one.

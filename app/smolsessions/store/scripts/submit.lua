@@ -1,7 +1,7 @@
 -- Accept a turn: conversation (created if `conversation` holds its record), turn record, queue, log and ready set.
 -- - The record is sealed for turn number `turn` of `agent`. If another number or agent is due, the reply is `moved` with both.
 -- - `title` is that of the first turn of a conversation that exists. A record that has a title of its own hides it.
--- - `on_busy` (reject, enqueue, interrupt, rollback) says what happens if a turn is open. At most `most_behind` turns wait
+-- - `on_busy` (reject, enqueue, interrupt, rollback, steer) says what happens if a turn is open. At most `most_behind` turns wait
 --   behind the first.
 -- - A known Idempotency-Key (`idem`, with the request's `digest`) returns its turn. A refusal is not recorded.
 -- - At most `most_queued` conversations of an agent wait for a thread. An owner may have three times as many of them as places
@@ -76,6 +76,8 @@ local seq = redis.call('RPUSH', key('log', ref, turn), 'turn.queued\n' .. event)
 if is_claimed then  -- the caller's worker begins at once
 elseif not first then
   make_ready(ref, wake)
+elseif on_busy == 'steer' then
+  steer(ref, first, turn)
 elseif on_busy ~= 'enqueue' then
   request_stop(ref, first, on_busy .. ':' .. turn, wake)
 end

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from redis.exceptions import ResponseError
@@ -17,9 +18,9 @@ from smolsessions.core.callers import Caller
 from smolsessions.core.errors import DAMAGED, HistoryGoneError, LeaseLostError, SealBrokenError, StoreUnavailableError
 from smolsessions.core.events import FINAL, Event, Logged, ReplayState, TurnEnded, TurnWaiting
 from smolsessions.core.frozen import changed
-from smolsessions.core.journal_keys import journal_key
+from smolsessions.core.journal_keys import joined_turn, journal_key
 from smolsessions.core.memories import PackedStep
-from smolsessions.core.records import Outcome, Suspension, Turn
+from smolsessions.core.records import Outcome, Suspension, Turn, TurnInput
 from smolsessions.core.store_ports import StopReason
 from smolsessions.store import codec
 from smolsessions.store.connection.commands import Reply
@@ -28,8 +29,10 @@ from smolsessions.store.conversations.staging import keep_chunks, stage_chunks, 
 from smolsessions.store.partition import Scope, SealedMetadata
 from smolsessions.store.scripts.loader import Argument, as_service_error
 from smolsessions.store.seal import tag_of
+from smolsessions.store.turns import steering
 from smolsessions.store.turns.claim import STRENGTH, Claim, StopRequest
 from smolsessions.store.turns.event_buffer import EventBuffer
+from smolsessions.store.turns.steering import STEER
 from smolsessions.store.turns.turn_memory import TurnMemory
 
 T = TypeVar("T")
@@ -58,8 +61,12 @@ class HeldLease:
     those that it has.
     """
 
+    # Of the class until a message joins: an object of 30 attributes or more takes 1.3 KB more.
+    steers = False
+    steered: tuple[Turn, ...] = ()
+    _joining: Mapping[int, Turn] = MappingProxyType({})
+
     def __init__(self, scope: Scope, claim: Claim) -> None:
-        # An object of 30 attributes or more takes 1.3 KB more.
         reply = claim.reply
         self.turn = claim.turn
         self.attempt = reply.attempt
@@ -96,7 +103,7 @@ class HeldLease:
         self._callbacks: list[tuple[int, Callable[[], object]]] = []
         self._held_until = 0.0
         if reply.stop_flag:
-            self.cancel(reply.stop_flag)
+            self.hear(reply.stop_flag)
 
     @property
     def fence(self) -> str:
@@ -131,6 +138,13 @@ class HeldLease:
         """Note that a request sent `at` (monotonic clock) found the lease held."""
         self._held_until = max(self._held_until, at + HELD_SHARE * self.scope.partition.options.lease_s)
 
+    def hear(self, flag: bytes) -> None:
+        """Take a stop flag, or the news that a message is to join."""
+        if flag == STEER:
+            self.steers = True
+        else:
+            self.cancel(flag)
+
     def cancel(self, flag: bytes = b"1") -> None:
         request = StopRequest.from_flag(flag)
         if STRENGTH.index(request.reason) > STRENGTH.index(self._stop_request.reason):
@@ -160,6 +174,26 @@ class HeldLease:
     async def load_replay_state(self, *, effects: bool = True) -> ReplayState:
         return await self._retry(partial(self._memory.replay_state, self.fence, effects=effects))
 
+    async def load_steering(self) -> list[tuple[Turn, TurnInput]]:
+        self.steers = False
+        state, *rest = await self._retry(
+            lambda: self.scope.call(
+                "steers",
+                turn=self.turn.number,
+                fence=self.fence,
+                most_bytes=steering.MOST_BYTES,
+                log_ttl_s=self.scope.partition.options.log_ttl_s,
+            )
+        )
+        if state == b"lost":
+            self.lose()
+            return []
+        found, self.steers = rest[0], bool(rest[1])
+        joining = steering.opened(self.scope, self.turn, self.turn_input.claims, found)
+        new = [(turn, turn_input) for turn, turn_input in joining if turn.number not in self._joining]
+        self._joining = {**self._joining, **{turn.number: turn for turn, _ in new}}
+        return new
+
     def buffer_events(self, events: Sequence[Event]) -> bool:
         return self._defect is None and self._log.hold(events)
 
@@ -187,6 +221,11 @@ class HeldLease:
             parts += "i" * len(media)
             for name, data in media.items():
                 arguments += [name, seal(data, "image", name)]
+        if self._joining and (joined := joined_turn(key)):
+            ended = self._joining[joined]
+            self.steered = (*self.steered, ended)
+            parts += "t"
+            arguments += [joined, seal(codec.encode_turn(ended), "turn", joined)]
         if key:
             parts += "k"
             arguments += [key, seal(result, "effect", number, key) if result else b""]

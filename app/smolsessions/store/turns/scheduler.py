@@ -24,6 +24,7 @@ from smolsessions.store.scripts.loader import Argument, reply_of
 from smolsessions.store.turns.claim import ClaimReply, open_claim
 from smolsessions.store.turns.lease import HeldLease
 from smolsessions.store.turns.partition_order import FIRST, PartitionOrder
+from smolsessions.store.turns.steering import STEER
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +127,7 @@ class Scheduler:
         name = (lease.scope.name, lease.turn.number)
         self.held[name] = lease
         if name in self._early_stops:
-            lease.cancel(self._early_stops[name])
+            lease.hear(self._early_stops[name])
         return lease
 
     async def claim(
@@ -250,9 +251,9 @@ class Scheduler:
             if lease:
                 lease.hear_reader()
         elif lease:
-            lease.cancel(flag)
+            lease.hear(flag)
         elif len(self._early_stops) < MOST_EARLY_STOPS:
-            self._early_stops[name] = flag
+            self._early_stops[name] = self._early_stops.get(name, flag) if flag == STEER else flag
 
     async def renew(self, leases: Sequence[HeldLease]) -> None:
         by_partition: defaultdict[Partition, list[HeldLease]] = defaultdict(list)
@@ -271,7 +272,7 @@ class Scheduler:
             for place in lost:
                 leases[place].lose()
             for place, flag in stopped:
-                leases[place].cancel(flag)
+                leases[place].hear(flag)
             return len(leases)
 
         await self._in_each("renew", by_partition, renew_in)

@@ -26,6 +26,7 @@ from smolsessions.store.turns.answers import Accept, record_answers
 from smolsessions.store.turns.claim import ClaimReply, open_claim
 from smolsessions.store.turns.lease import HeldLease
 from smolsessions.store.turns.scheduler import Reservation, Scheduler
+from smolsessions.store.turns.steering import LAST_SEQ
 from smolsessions.store.turns.turn_log import LogReader
 from smolsessions.store.turns.turn_memory import JOURNAL_SENTENCE
 
@@ -36,7 +37,6 @@ ID_CHARS = 24
 NUMBER_PATIENCE_S = 10.0  # limit for retries while other submissions take each number
 SUBMIT_PATIENCE_S = 1.0
 RETRY_S = 0.25
-LAST_SEQ_QUEUED = 2  # of a turn that ends right after `turn.queued`
 NO_RESERVATION = Reservation("", 0, "", [])
 PAGE_BYTES = 4 * 1024 * 1024  # of the records in one page of turns
 MOST_ENTRIES = 10_000  # of a journal
@@ -151,7 +151,7 @@ class TurnStore:
             timing=replace(turn.timing, started_at=None, finished_at=time.time()),
             attempts=0,
             outcome=records.Outcome("cancelled"),
-            last_seq=LAST_SEQ_QUEUED,
+            last_seq=LAST_SEQ,
         )
         scope = self._partitions.scope(ref)
         partition = scope.partition

@@ -7,6 +7,7 @@ import { count } from "./figures.js";
 export function outcomeOf(turn, isBroken) {
   const lines = [];
   const note = (...content) => lines.push(make("p", { className: "note" }, ...content));
+  if (turn.error?.code === "steered") return [make("p", { className: "note" }, turn.error.message)];
   if (turn.status === "cancelled") note(make("strong", {}, "Stopped. "), turn.error?.message ?? "");
   if (turn.status === "failed") {
     lines.push(make("p", { className: "wrong" }, make("strong", {}, "This turn failed. "), turn.error.message));
@@ -27,7 +28,7 @@ function memoryOf({ step_count: steps }, isBroken) {
 
 /** Buttons of a turn that failed or was stopped. `retry(turn)` begins again before it. `forget(turn)` takes it out of the memory. */
 export function waysOn(turn, { retry, forget }) {
-  if (turn.status === "finished") return [];
+  if (turn.status === "finished" || turn.error?.code === "steered") return [];
   const again = action("Retry", "retry", "Sends the message again, without this turn in the memory", () => retry(turn));
   if (turn.error?.retryable !== false) again.classList.add("near");
   const isTooLong = turn.error?.code === "context_overflow" && !turn.rolled_back;

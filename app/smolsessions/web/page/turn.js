@@ -238,6 +238,7 @@ export class TurnCard {
       for (const { call_id: id, kind } of event.requests) this.#calls.get(id)?.wait(kind);
       this.#say("Waiting for a person");
     },
+    "message.steered": (event) => this.#steps.append(make("li", { className: "note" }, make("strong", {}, "You added: "), event.message)),
     "input.answered": (event) => event.answers.forEach((answer) => this.#answeredBy(answer)),
     "step.finished": (event) => {
       const step = this.#step(event);

@@ -55,6 +55,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 _PATH = re.compile(r"/(?:turn|conversations/([A-Za-z0-9_-]{1,64})/turns(?:/([1-9][0-9]{0,8})/answers)?)")
 _READ = frozenset({b"accept", b"prefer", b"idempotency-key"})
+_NOT_STEERED = "reset max_steps deadline_s additional_args files approve client_tools output_schema".split()
 _QUERY = {"on_disconnect": ("cancel",), "until": ("waiting",), "include_internal_tools": ("true", "false")}
 _WAIT = re.compile(r"\s*wait\s*=\s*\"?(\d{1,9})\"?\s*", re.IGNORECASE)
 _QUALITY = re.compile(r"[01](\.\d{0,3})?")
@@ -123,6 +124,8 @@ class NewTurns:
             raise InvalidRequestError.at("/max_steps", f"is more than {limits.max_steps}")
         if body.deadline_s is not None and body.deadline_s > limits.max_deadline_s:
             raise InvalidRequestError.at("/deadline_s", f"is more than {limits.max_deadline_s:g}")
+        if body.on_busy == "steer" and (more := [name for name in _NOT_STEERED if getattr(body, name)]):
+            raise InvalidRequestError.at(f"/{more[0]}", "cannot join a running turn: steer with text and images alone")
         bounds = limits.max_image_pixels, limits.max_file_bytes
         data, images, stored, files = await read_media(body, *bounds, body.additional_args)
         return NewTurn(

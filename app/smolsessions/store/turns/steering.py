@@ -1,0 +1,41 @@
+"""Messages that are to join a running turn: they wait as queued turns behind it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from typing import Any
+
+from smolsessions.core.errors import SealBrokenError
+from smolsessions.core.records import Failure, Outcome, Turn, TurnInput
+from smolsessions.store import codec
+from smolsessions.store.partition import Scope
+
+log = logging.getLogger(__name__)
+
+STEER = b"steer"  # in place of a stop flag: a message is to join the turn
+LAST_SEQ = 2  # of a turn that ends right after `turn.queued`
+MOST_BYTES = 1024 * 1024  # of the records of one reply
+
+
+def opened(scope: Scope, into: Turn, claims: dict[str, Any], found: list[list[bytes]]) -> list[tuple[Turn, TurnInput]]:
+    """Decode the turns of a reply of steers.lua. They are as they end once turn `into` has taken their messages.
+
+    Left out, to run as turns of their own, are those of a caller with other claims, and those that cannot be read.
+    """
+    joining = []
+    for name, record, data in found:
+        number = codec.number(name)
+        try:
+            turn = codec.decode_turn(scope.open(record, "turn", number), into.ref, number)
+            turn_input = codec.decode_input(scope.open(data, "input", number))
+        except SealBrokenError as error:
+            log.warning("turn %s#%d cannot join: %s", into.ref, number, error, extra={"action": "turn.steer"})
+            continue
+        if turn_input.claims == claims:
+            failure = Failure("steered", f"Turn {into.number} took this message while it ran.")
+            timing = replace(turn.timing, finished_at=time.time())
+            ended = replace(turn, timing=timing, outcome=Outcome("cancelled", error=failure), last_seq=LAST_SEQ)
+            joining.append((ended, turn_input))
+    return joining
