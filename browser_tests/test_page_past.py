@@ -2,7 +2,6 @@
 
 import json
 import re
-from datetime import datetime, timedelta
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from browser_tests.reader import (
     at_end,
     conversation_of,
     ended,
-    forgive,
     say,
     top,
     turn,
@@ -155,28 +153,6 @@ def test_the_list_is_turned_page_by_page_below_the_pinned_ones(opened: Open, ser
     act(groups.first.locator(".row"), "Unpin")
     expect(page.get_by_text("Pinned", exact=True)).to_have_count(0)
     assert service.get(f"/conversations/{kept['id']}")["metadata"] == {"title": "Kept"}
-
-
-def test_conversations_stand_under_their_dates(opened: Open, service: Service) -> None:
-    made = service.post("/conversations", metadata={"title": "Dated"}).json()
-    at = datetime.fromisoformat(made["updated_at"])
-    page = opened(service, is_alone=True)
-    group = page.locator("#list section", has=page.get_by_role("link", name="Dated"))
-    for days, name in ((0, "Today"), (1, "Yesterday"), (7, "Previous 7 days"), (8, f"{at:%B %Y}")):
-        page.clock.set_fixed_time(at + timedelta(days=days))
-        page.reload()
-        expect(group.locator(".list-head")).to_have_text(name)
-
-
-def test_an_empty_and_a_deleted_conversation_have_a_note(opened: Open, service: Service, sins: list[str]) -> None:
-    made = service.post("/conversations", metadata={"title": "Nothing said"}).json()
-    page = opened(service, f"/#/c/{made['id']}")
-    expect(page.locator("#title")).to_have_text("Nothing said")
-    say(page, [{"say": ["The first word."]}])
-    expect(answer(page)).to_have_text("The first word.")
-    page.goto(f"{service.client.base_url}#/c/never-was")
-    expect(page.get_by_role("heading", name="There is no such conversation")).to_be_visible()
-    forgive(sins, "404")
 
 
 def test_a_rolled_back_turn_and_a_shortened_prompt_have_a_note(opened: Open, service: Service) -> None:

@@ -186,21 +186,6 @@ def test_requests_are_answered_one_by_one_in_two_tabs(opened: Open, service: Ser
     expect(page.locator(".work > summary")).not_to_contain_text("error")
 
 
-def test_a_question_is_declined(opened: Open, service: Service) -> None:
-    page = wait_for_cards(opened, service, ["ask_user", {"question": MARKUP}])
-    expect(page.locator(".question")).to_have_text(MARKUP)
-    page.get_by_role("button", name="Decline", exact=True).click()
-    page.keyboard.press("Escape")
-    expect(page.get_by_role("button", name="Decline", exact=True)).to_be_focused()
-    page.keyboard.press("Enter")
-    page.get_by_label("Reason").fill("ask another")
-    page.get_by_role("button", name="Decline to answer").click()
-    expect(answer(page)).to_have_text("Done.")
-    page.locator(".step > details > summary").first.click()
-    expect(page.locator(".call > summary .decision")).to_contain_text("declined by local")
-    expect(page.locator(".call .result")).to_contain_text("Reason: ask another")
-
-
 def test_a_person_sends_the_result_of_a_tool_that_the_client_runs(opened: Open, service: Service) -> None:
     tool = {"name": "where", "description": "Find it.", "parameters": {"properties": {"thing": {"type": "string"}}}}
     calls = [["where", {"thing": "key"}], ["where", {"thing": "cup"}]]

@@ -227,17 +227,6 @@ def test_versions_of_an_answer_are_listed_and_deleted(opened: Open, service: Ser
     forgive(sins, "404")
 
 
-def test_a_message_that_is_too_long_is_forgotten(page: Page, service: Service) -> None:
-    say(page, [{"raise": "beyond the context length"}], title="Large")
-    ended(page, "failed")
-    page.get_by_role("button", name="Forget").click()
-    expect(page.locator(".outcome").first).to_contain_text("Rolled back. Not in the memory")
-    expect(page.get_by_role("button", name="Forget")).to_have_count(0)
-    say(page, [{"say": ["It fits."]}])
-    expect(answer(page).last).to_have_text("It fits.")
-    assert "Large" not in messages(service, page)
-
-
 def test_a_message_is_sent_again_with_its_approvals_and_options(opened: Open, service: Service) -> None:
     options = {"approve": ["echo"], "max_steps": 3, "deadline_s": 50, "additional_args": {"city": "Bonn"}}
     body = {"agent": "talker", "message": json.dumps([{"raise": "once"}]), **options}

@@ -101,29 +101,6 @@ def test_a_stop_ends_the_turn_and_the_conversation_goes_on(page: Page, gate: Pat
     expect(answer(page).last).to_have_text("Here again.")
 
 
-def test_an_answer_that_a_check_refuses_moves_into_its_step(page: Page, gate: Path) -> None:
-    choose(page, "picky")
-    say(page, [{"say": ["without"]}, {"say": [wait(gate), "with."]}])
-    first = page.locator(".step").first
-    expect(first).to_have_attribute("data-state", "wrong")
-    first.locator("summary").click()
-    expect(first.locator(".part-retired .text")).to_have_text("without")
-    expect(answer(page)).to_be_hidden()
-    gate.touch()
-    expect(answer(page)).to_have_text("with.")
-
-
-def test_a_forced_answer_has_a_note(page: Page) -> None:
-    say(page, [{"call": [["echo", {"text": "again"}]]}] * 6 + [{"write": ["That is ", "all."]}])
-    ended(page)
-    expect(answer(page)).to_have_text("That is all.")
-    expect(page.locator(".outcome")).to_have_text("The agent used all its steps, so it had to answer with what it had.")
-    expect(page.locator(".step summary").last).to_contain_text("The steps were used up")
-    expect(page.locator(".step .wrong, .step .part-wrong")).to_have_count(0)
-    expect(page.locator(".step")).to_have_count(7)
-    expect(page.locator(".part-retired")).to_have_count(0)
-
-
 def test_the_steps_of_a_managed_agent_stand_inside_the_call(page: Page, gate: Path) -> None:
     choose(page, "leader")
     task = [{"think": ["I help."], "call": [["echo", {"text": "deep"}]]}, {"say": ["From below", wait(gate)]}]

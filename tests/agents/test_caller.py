@@ -14,12 +14,54 @@ import smolsessions
 from smolsessions import Caller
 from smolsessions.core.errors import StartError
 from smolsessions.web.auth import Authenticator
-from tests.support.callers import ASK, FREE, MADE, OTHER, PRO, keys_file, number_of, observed, play, tenants_of, told
 from tests.support.fixtures import shared_service
-from tests.support.owners import ADA, BOB, create_as, owner_line, request_as
+from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, request_as
 from tests.support.service import ROOT, Gate, Service, run, wait_until, write_private
 from tests.support.store_server import StoreServer
+from tests.support.tenants import AGENTS
 from tests.support.turns import DONE, submit_next, submit_turn, wait_for_end
+
+PRO, FREE, OTHER = {"plan": "pro", "seats": [1, {"two": 2}]}, {"plan": "free"}, {"plan": "none", "seats": [3]}
+ASK, MADE = {"call": [["whose", {}]]}, {"call": [["made", {}]]}
+
+
+def keys_file(folder: Path, *, ada: dict[str, Any] = PRO) -> str:
+    """Write the keys of Ada, with these claims, and of Bob. Ada's second key has other claims."""
+    keys = (("ada", ADA, ada), ("bob", BOB, FREE), ("ada", SECOND, OTHER))
+    lines = [f"{owner_line(owner, key).strip()} {json.dumps(claims)}\n" for owner, key, claims in keys]
+    return str(write_private(folder / "keys", "".join(lines)))
+
+
+def tenants_of(folder: Path, **settings: str) -> Service:
+    """Return a service for these tenants, which is not started yet."""
+    known = {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "API_KEYS_FILE": keys_file(folder)}
+    return Service(folder / "service", known | settings)
+
+
+def play(service: Service, key: str, *script: dict[str, Any], agent: str = "tenant", **body: Any) -> dict[str, Any]:
+    body = {"agent": agent, "message": json.dumps(script)} | body
+    response = request_as(service, key, "POST", "/turn", body)
+    assert response.status_code == 200, response.text
+    turn: dict[str, Any] = response.json()
+    assert turn["status"] == "finished", turn
+    return turn
+
+
+def observed(service: Service, key: str, turn: dict[str, Any]) -> list[str]:
+    """Return the observations of a conversation's steps."""
+    path = f"/conversations/{turn['conversation_id']}/steps?limit=100&type=action"
+    items = request_as(service, key, "GET", path).json()["items"]
+    return [str(step["observations"]) for step in items]
+
+
+def told(turn: dict[str, Any], owner: str, claims: dict[str, Any], **metadata: Any) -> str:
+    return json.dumps([owner, turn["conversation_id"], claims, metadata], sort_keys=True)
+
+
+def number_of(service: Service, turn: dict[str, Any], key: str = ADA) -> str:
+    """Return the number of the agent that played `MADE` as the last step but one."""
+    return observed(service, key, turn)[-2].split()[-1]
+
 
 SHOWN = ("/turns/1/events", "/steps", "/prompt", "/turns/1", "/export", "")
 READ_AGAIN = "the API keys are read again"

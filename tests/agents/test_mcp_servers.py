@@ -1,10 +1,12 @@
 """Clients of MCP servers, without a service: lists, results, and servers that die, freeze, change or lie."""
 
+import gzip
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,41 @@ from smolsessions.agents.tools.mcp_results import MAX_ERROR_CHARS, ToolServerErr
 from smolsessions.agents.tools.mcp_secrets import secrets_of
 from smolsessions.core.errors import AgentUnavailableError, StartError
 from tests.support.data import table
-from tests.support.hostile_http import HEADERS, hostile_http
+from tests.support.http_server import Handler, Server
 from tests.support.tool_servers import HOSTILE, HttpServer, Tools, programs_of, stdio
 from tests.support.waiting import PATIENCE_S, wait_until
+
+CHUNK = b"0" * 65536
+HEADERS: dict[str, dict[str, str]] = {
+    "redirected": {"Location": "http://localhost:{port}/elsewhere"},  # another origin that is the same server
+    "compressed": {"Content-Type": "application/json", "Content-Encoding": "gzip"},
+    "endless": {"Content-Type": "application/json"},
+    "endless event": {"Content-Type": "text/event-stream"},
+    "a page": {"Content-Type": "text/html"},
+}
+
+
+@contextmanager
+def hostile_http(kind: str, paths: list[str]) -> Iterator[str]:
+    """Serve answers of one kind, and note the paths that are asked for. Yields the address."""
+
+    class Bad(Handler):
+        protocol_version = "HTTP/1.0"
+
+        def do_POST(self) -> None:
+            paths.append(self.path)
+            self.send_response(307 if kind == "redirected" else 200)
+            for name, value in HEADERS[kind].items():
+                self.send_header(name, value.format(port=server.server_port))
+            self.end_headers()
+            with suppress(OSError):
+                self.wfile.write(gzip.compress(CHUNK) if kind == "compressed" else b"data: <html>")
+                while kind.startswith("endless"):
+                    self.wfile.write(CHUNK)
+
+    with Server(Bad) as server:
+        yield f"{server.url}/mcp"
+
 
 KEY = "sk-two-77aa01c2"
 LISTS = dict.fromkeys(("endless", "many", "fat"), "more than 500 tools, 100 pages or 16 MiB") | {

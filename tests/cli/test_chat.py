@@ -203,17 +203,6 @@ def test_a_chat_asks_for_approvals_and_answers(asking: Service, outbox: Path, tm
     assert turn["tool_calls"][1]["approval"]["reason"] == "Bob is away"
 
 
-def test_an_editor_changes_the_arguments(asking: Service, outbox: Path, tmp_path: Path) -> None:
-    url = str(asking.client.base_url)
-    with terminal_of(
-        tmp_path, *command("chat", "mailer", "--url", url), EDITOR="sed -i s/ada/edited/", VISUAL=""
-    ) as terminal:
-        terminal.reply("\n> ", json.dumps([emails("ada"), DONE]))
-        terminal.reply(r"\[e\]dit\? ", "e")
-        terminal.wait_for("done")
-    assert "edited: hello" in outbox.read_text()
-
-
 def test_a_script_lists_waiting_conversations_and_answers(asking: Service, outbox: Path, tmp_path: Path) -> None:
     turn = asking.post("/turn", message=json.dumps([emails("dan", "fay"), QUESTION, DONE]), agent="mailer").json()
     name, (first, second) = turn["conversation_id"], [each["request_id"] for each in turn["requests"]]

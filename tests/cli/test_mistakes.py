@@ -1,6 +1,5 @@
 """Wrong arguments, wrong servers and broken outputs: each ends a command with one sentence, and no traceback."""
 
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.http_server import Handler, Server
-from tests.support.preloaded import PYTHONPATH
 from tests.support.refusals import sentence_of
 from tests.support.service import PATIENCE_S, ROOT, Service, run
 from tests.support.terminal import CTRL_C, command, terminal_of
@@ -136,16 +134,3 @@ def test_ctrl_c_ends_a_command_at_once(service: Service, tmp_path: Path) -> None
         terminal.reply("permanently", CTRL_C)
         terminal.wait_for("nothing was deleted", again=CTRL_C)
         assert terminal.process.wait(PATIENCE_S) == 1
-
-
-def test_chat_replaces_input_in_no_encoding(service: Service, tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [*command("chat", "demo", "--url", str(service.client.base_url))],
-        input=b"\xff\xfe\n",
-        cwd=tmp_path,
-        capture_output=True,
-        check=False,
-        timeout=PATIENCE_S,
-        env=os.environ | {"PYTHONPATH": PYTHONPATH, "PYTHONIOENCODING": "ascii:strict"},
-    )
-    assert (ended.returncode, ended.stderr) == (0, b""), ended.stderr

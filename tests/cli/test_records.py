@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.service import PATIENCE_S, ROOT, Service, run
 from tests.support.terminal import command, terminal_of
-from tests.support.turns import DONE, ECHO, ENDLESS, submit_turn, wait_for_end
+from tests.support.turns import DONE, ECHO
 
 Ending = tuple[int, str, str]
 
@@ -52,17 +52,6 @@ def test_conversations_are_listed_as_a_table_and_as_json(service: Service, ask: 
     assert json.loads(lines)["id"] == name
     _, nothing, said = ask("conversations", "list", "--search", "no such title")
     assert (nothing, said.startswith("no conversation; ")) == ("", True)
-
-
-def test_a_policy_is_shown_without_a_warning(service: Service, ask: Callable[..., Ending]) -> None:
-    name = played(service, DONE)
-    rule = {"name": "token_budget", "max_tokens": 4000}
-    headers = {"Content-Type": "application/merge-patch+json"}
-    service.client.patch(f"/conversations/{name}", json={"policy": rule}, headers=headers)
-    for words in (["show", name], ["list", "--limit", "1", "--json"]):
-        status, output, errors = ask("conversations", *words)
-        assert (status, errors) == (0, "")
-        assert json.loads(output)["policy"] == [rule]
 
 
 def test_texts_of_others_do_not_control_the_terminal(service: Service, ask: Callable[..., Ending]) -> None:
@@ -144,26 +133,6 @@ def test_a_deletion_asks_first(service: Service, ask: Callable[..., Ending], tmp
     assert statuses == [200, 404, 404]
     assert ask("conversations", "delete", "--yes", kept) == (0, "", ""), "progress is for terminals"
     assert service.client.get(f"/conversations/{kept}").status_code == 404
-
-
-def test_steps_are_pruned_by_a_policy(service: Service, ask: Callable[..., Ending]) -> None:
-    name = played(service, ECHO, ECHO, ECHO, DONE)
-    policy = '{"name": "keep_last_n_steps", "n": 1}'
-    status, shown, errors = ask("conversations", "prune", name, "--policy", policy, "--dry-run")
-    assert (status, errors) == (0, ""), errors
-    assert json.loads(shown)["archived"] > 0
-    assert service.get(f"/conversations/{name}")["archived_steps"] == 0
-    status, shown, errors = ask("conversations", "prune", name, "--policy", policy)
-    assert (status, errors) == (0, ""), errors
-    assert service.get(f"/conversations/{name}")["archived_steps"] == json.loads(shown)["archived"]
-
-
-def test_a_turn_is_cancelled(service: Service, ask: Callable[..., Ending]) -> None:
-    turn = submit_turn(service, ENDLESS, agent="streamed")
-    status, shown, errors = ask("turns", "cancel", turn["conversation_id"], "1")
-    assert (status, errors) == (0, "")
-    assert json.loads(shown)["status"] == "cancelled"
-    assert wait_for_end(service, turn)["status"] == "cancelled"
 
 
 def test_keys_open_what_they_were_made_for_and_each_is_new(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """A time to live: an unused conversation that has one is removed completely. By default none has one."""
 
 import json
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -155,10 +154,3 @@ def test_a_turn_that_runs_or_waits_keeps_it(service: Service, tmp_path: Path) ->
     wait_for_end(service, turn)
     assert wait_for_end(service, waiting)["status"] == "finished"
     wait_until(lambda: gone(service, name))
-
-
-def test_many_go_together(service: Service, raw: Raw) -> None:
-    names = [made(service) for _ in range(150)]
-    wait_until(lambda: all(gone(service, name) for name in (names[0], names[-1])))
-    wait_until(lambda: not [key for key in raw.keys("*:expiring") if raw.zrangebyscore(key, "-inf", time.time() * 1e6)])
-    assert {service.client.get(f"/conversations/{name}").status_code for name in names} == {404}

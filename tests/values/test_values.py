@@ -268,19 +268,6 @@ def test_a_field_that_is_a_descriptor_runs_no_code() -> None:
     assert hostile.MARKS == []
 
 
-@pytest.mark.parametrize("kind", ["PNG", "GIF", "JPEG", "WEBP", "BMP", "TIFF"])
-def test_an_opened_picture_file_comes_back_as_its_pixels_with_palette_and_transparency(kind: str) -> None:
-    file = io.BytesIO()
-    image = PIL.Image.new("P", (3, 2), 1)
-    image.putpalette([9, 8, 7, 6, 5, 4])
-    (image if kind in {"PNG", "GIF"} else image.convert("RGB")).save(file, kind, transparency=0)
-    opened = PIL.Image.open(file)
-    copy = crossed(opened)
-    assert copy.convert("RGBA").tobytes() == opened.convert("RGBA").tobytes()
-    assert copy.size == (3, 2)
-    assert not crossed(PIL.Image.new("L", (0, 7))).width
-
-
 def test_a_value_that_smolagents_wraps_is_encoded_without_the_wrapper() -> None:
     image = PIL.Image.new("RGB", (2, 2), "red")
     assert same(crossed([AgentText("x"), Pair(1, [2])]), ["x", (1, [2])])
