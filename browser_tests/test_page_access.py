@@ -109,17 +109,6 @@ def test_a_theme_holds_from_the_start_of_the_next_page(opened: Open, service: Se
     expect(page.locator("body")).not_to_have_css("background-color", DARK)
 
 
-def test_an_agent_has_its_details(page: Page) -> None:
-    page.get_by_role("button", name="Details of coder").click()
-    dialog = page.get_by_role("dialog", name="coder")
-    expect(dialog).to_contain_text("Writes the code that the message says.")
-    expect(dialog.locator(".tool").first).to_contain_text("text string: any text.")
-    dialog.get_by_role("button", name="Close").click()
-    expect(page.get_by_role("radio", name="coder", exact=True)).not_to_be_checked()
-    page.get_by_role("button", name="Details of picky").click()
-    expect(page.get_by_role("dialog", name="picky").locator(".facts")).to_contain_text("keep last n steps n = 50")
-
-
 def test_options_of_a_message_are_sent(page: Page) -> None:
     page.get_by_role("button", name="Options").click()
     page.get_by_label("Begin anew").check()

@@ -32,7 +32,6 @@ from smolsessions.store.embedded.server import RESTARTS, embedded_server
 from tests.support.refusals import Refused, assert_refused, refused, sentence_of
 from tests.support.service import AGENTS, PATIENCE_S, PLAIN, ROOT, Gate, Service, run, spawn, wait_until, write_private
 from tests.support.tiers import mostly_deep
-from tests.topology.certificates import new_authority
 from tests.topology.node import DURABLE, HOST, Node
 
 SECRET = "open-sesame"
@@ -178,13 +177,6 @@ def test_a_store_of_another_kind_than_its_address_says_is_refused_with_the_mend(
     finally:
         for node in (server, replica):
             node.kill()
-
-
-def test_authorities_for_a_store_without_tls_are_warned_of(tmp_path: Path) -> None:
-    file = new_authority(tmp_path / "ours").ca_file
-    status, _, said = run(tmp_path, STORE | {"REDIS_CA_FILE": str(file)})
-    assert status == 2
-    assert "SMOLSESSIONS_REDIS_URL has no TLS: write rediss://" in said
 
 
 def test_a_password_that_changes_is_read_again_and_one_that_is_away_is_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.support.openapi import assert_described, validator
 from tests.support.problems import problem
 from tests.support.service import ROOT, Service
 from tests.support.streaming import log_of, place, posting
-from tests.support.turns import DONE, submit_turn, wait_for_end
+from tests.support.turns import DONE
 
 ECHO = {"call": [["echo", {"text": "hello"}]]}
 TURNS: dict[str, tuple[str, list[dict[str, Any]]]] = {
@@ -61,30 +61,6 @@ def test_lists_agents_and_problems_match_their_schema(service: Service) -> None:
     assert_described("AgentDetails", service.get("/agents/scripted"))
     for path in ("/nothing", "/conversations/x", "/conversations?limit=0", "/turn"):
         assert_described("Problem", service.client.get(path).json())
-
-
-def test_events_of_turns_that_are_stopped_match_it(service: Service) -> None:
-    endless = {"endless": "on and on ", "pace_s": 0.002}
-    with posting(service, ECHO, endless, agent="streamed") as stream:
-        first = next(iter(stream)).data
-        waiting = submit_turn(
-            service, DONE, agent="streamed", conversation_id=first["conversation_id"], on_busy="enqueue"
-        )
-        place = f"/conversations/{first['conversation_id']}"
-        service.post(f"{place}/turns/{waiting['turn']}/cancel")
-        service.follow_up(wait_for_end(service, waiting), DONE, on_busy="rollback")
-        frames = [*stream.rest(), *log_of(service, waiting)]
-    with posting(service, endless, agent="streamed") as stream:
-        deleted = next(iter(stream)).data
-        service.client.delete(f"/conversations/{deleted['conversation_id']}")
-        frames += stream.rest()
-    with posting(service, endless, agent="streamed", deadline_s=0.5) as stream:
-        frames += stream.rest()
-
-    kinds = [frame.event for frame in frames if frame.event.startswith("turn.")]
-    assert [k for k in kinds if k in {"turn.cancelled", "turn.failed"}] == ["turn.cancelled"] * 3 + ["turn.failed"]
-    for frame in frames:
-        assert_described("Event", frame.data)
 
 
 def test_the_schema_of_events_refuses_others(service: Service) -> None:

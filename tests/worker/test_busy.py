@@ -135,16 +135,6 @@ def test_a_turn_that_is_rolled_back_leaves_the_conversation_as_it_found_it(servi
     assert_goes_on(service, third)
 
 
-def test_a_first_turn_may_be_rolled_back(service: Service) -> None:
-    fresh = service.play({"prompt": True}, agent="streamed")
-    with posting(service, ECHO, ENDLESS) as stream:
-        first = stream.until("message.delta", step=2)
-        named = {"agent": "streamed", "conversation_id": first["conversation_id"]}
-        assert service.play({"prompt": True}, on_busy="rollback", **named)["reply"] == fresh["reply"]
-    assert ended_by(service, first, "rollback", 2)["step_count"] == 0
-    assert [step["turn"] for step in service.steps(first)] == [2, 2]
-
-
 def test_a_reset_is_rolled_back_with_its_turn(service: Service) -> None:
     one, other = (service.play({"say": "kept"}, agent="streamed") for _ in range(2))
     with posting(service, ENDLESS, conversation_id=one["conversation_id"], reset=True) as stream:
