@@ -99,22 +99,6 @@ def test_a_request_leaves_the_focus_to_a_person_who_writes(page: Page, gate: Pat
     expect(message(page)).to_have_value("a draft")
 
 
-def test_a_call_that_waits_is_shown_in_its_card_alone(opened: Open, service: Service) -> None:
-    question = ["ask_user", {"question": "Which colour?", "choices": ["red", "blue"]}]
-    page = wait_for_cards(opened, service, MAIL, question)
-    expect(page.locator(".played").get_by_text("Which colour?").filter(visible=True)).to_have_count(1)
-    calls = page.locator(".call > summary .preview")
-    expect(calls).to_have_text(["waits for approval below", "waits for an answer below"])
-    page.get_by_role("radio", name="blue").check()
-    page.get_by_role("button", name="Answer", exact=True).click()
-    page.get_by_role("button", name="Approve").click()
-    expect(answer(page)).to_have_text("Done.")
-    page.locator(".step > details > summary").first.click()
-    expect(page.locator(".call .argument").first).to_have_text("toann@example.org")
-    expect(page.locator(".call .argument").last).to_contain_text("blue")
-    expect(calls.first).to_contain_text("ann@example.org")
-
-
 def test_changed_arguments_are_used_and_said_to_be(opened: Open, service: Service) -> None:
     page = wait_for_cards(opened, service, MAIL)
     edits = page.locator(".edits")
@@ -270,18 +254,6 @@ def test_an_answer_that_comes_too_late_says_who_answered(opened: Open, service: 
     expect(page.locator("#problem")).to_contain_text("does not wait for this answer any more")
     expect(cards(page)).to_have_count(0)
     forgive(sins, "409", 2)
-
-
-def test_an_answer_that_does_not_arrive_can_be_sent_again(opened: Open, service: Service, sins: list[str]) -> None:
-    page = wait_for_cards(opened, service, ["ask_user", {"question": "How?"}])
-    page.route("**/answers", lambda route: route.abort())
-    page.get_by_role("textbox", name="Your answer").fill("so")
-    page.get_by_role("button", name="Answer", exact=True).click()
-    expect(cards(page).get_by_role("alert")).to_have_text("The service cannot be reached.")
-    page.unroute("**/answers")
-    page.get_by_role("button", name="Answer", exact=True).click()
-    expect(answer(page)).to_have_text("Done.")
-    forgive(sins, "ERR_FAILED")
 
 
 def test_the_list_marks_waiting_conversations_and_a_stop_ends_the_wait(opened: Open, service: Service) -> None:

@@ -170,13 +170,6 @@ def test_arguments_of_parallel_calls_are_told_apart_while_they_come(service: Ser
     assert [call["arguments"] for call in events[-1]["result"]["tool_calls"]] == [{"text": "x"}, {"seconds": 0}]
 
 
-def test_code_and_thoughts_are_told_apart_without_their_tags(service: Service) -> None:
-    events = seen(service, {"code": "x = 1\nprint(x)"}, DONE, agent="streamed-code")
-    assert spoken(events, "code", step_id="1") == "x = 1\nprint(x)"
-    assert spoken(events, "thought", step_id="1") == "Thought: run it.\n"
-    assert calls_in(events)[0]["arguments"] == "x = 1\nprint(x)"
-
-
 def test_pieces_that_come_fast_arrive_as_one_and_nothing_is_lost(service: Service) -> None:
     words = [f"word {number} " for number in range(500)]
     events = seen(service, {"stream": [*words, [0, json.dumps({"answer": "x"}), "final_answer"]], "pace_s": 0.0005})

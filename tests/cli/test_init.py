@@ -69,12 +69,6 @@ def test_the_files_of_the_template_obey_the_rules_of_this_project(tmp_path: Path
         assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_the_next_command_can_be_copied_into_a_shell(tmp_path: Path) -> None:
-    folder = tmp_path / "my shop"
-    _, output, _ = run(tmp_path, {}, "init", str(folder))
-    assert f"Next: cd '{folder}' && smolsessions serve --reload" in output
-
-
 def test_no_file_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     own = tmp_path / "new" / "my_agents.py"

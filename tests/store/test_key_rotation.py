@@ -213,13 +213,6 @@ def test_the_chunks_of_a_fork_alone(server: StoreServer, tmp_path: Path, broken_
     assert kinds_under(server, SEAL_KEY) == set()
 
 
-def test_an_empty_store_stays_empty(server: StoreServer, tmp_path: Path) -> None:
-    status, _, said = run(tmp_path / "rekey", PLAIN | server.settings, "store", "rekey")
-    assert (status, "the store is empty" in said) == (2, True), said
-    with server.client() as raw:
-        assert raw.dbsize() == 0
-
-
 def test_records_are_counted_and_sealed_again_in_all_partitions(server: StoreServer, tmp_path: Path) -> None:
     with Service(tmp_path / "service", PLAIN | server.settings | {"PARTITIONS": "4"}) as service:
         assert {service.play(DONE)["status"] for _ in range(8)} == {"finished"}

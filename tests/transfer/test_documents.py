@@ -129,24 +129,6 @@ def test_a_value_without_exact_json_has_a_label_that_later_exports_keep(value: A
     assert again(portable) == portable
 
 
-def test_arguments_and_parts_that_are_no_json_are_labelled_too() -> None:
-    function = ChatMessageToolCallFunction({"n": math.inf}, "make")
-    message = ChatMessage(
-        MessageRole.ASSISTANT,
-        [{"image": PIL.Image.new("L", (1, 2))}],
-        [ChatMessageToolCall(function, "id", "function")],
-    )
-    calls = [ToolCall("make", {"n": 1}, "id"), ToolCall("make", {"n": (1, 2)}, "id")]
-    portable = exported([action(tool_calls=calls, model_output_message=message)])
-    assert portable.steps[0]["labels"] == [
-        "/model_output_message/content",
-        "/model_output_message/tool_calls/0/arguments",
-        "/tool_calls/1/arguments",
-    ]
-    assert portable.steps[0]["model_output_message"]["content"] == [{"image": "[image 1x2]"}]
-    assert again(portable) == portable
-
-
 def test_a_lone_surrogate_is_replaced_at_export() -> None:
     half = "a\ud800b"
     step = action(observations=half, model_output=half, action_output=half, tool_calls=[ToolCall(half, half, half)])

@@ -171,11 +171,3 @@ def test_a_damaged_journal_is_reported_and_harms_no_other_turn(service: Service,
         assert len(effects(service, sound)) == 2
     finally:
         other.open()
-
-
-def test_a_queued_turn_has_no_effects(service: Service, gate: Gate) -> None:
-    turn = begun(service, gate)
-    queued = submit_turn(service, DONE, conversation_id=turn["conversation_id"], on_busy="enqueue")
-    assert effects(service, queued) == []
-    gate.open()
-    wait_for_end(service, queued)
