@@ -1,8 +1,8 @@
 // A client of AG-UI without a page: reads calls as lines of JSON, and answers each with what it has by then.
 import {createInterface} from "node:readline";
-import {HttpAgent} from "@ag-ui/client";
 
-const [api] = process.argv.slice(2);
+const [api, version] = process.argv.slice(2);
+const {HttpAgent} = await import(version);
 let cutAfter = Infinity;  // events of a stream
 let agent;
 let tools;

@@ -47,8 +47,9 @@ class Client:
     error: str | None
     status: int | None
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], version: str) -> None:
         self._process = process
+        self.version = version
 
     def __call__(self, call: str, **given: Any) -> "Client":
         assert self._process.stdin
@@ -84,6 +85,7 @@ class Client:
 
 
 @contextmanager
-def client_of(service: Service) -> Iterator[Client]:
-    with node_program(service, "ag_ui_client.mjs", "/ag-ui") as process:
-        yield Client(process)
+def client_of(service: Service, version: str = "@ag-ui/client") -> Iterator[Client]:
+    """Start Node with a version of the package: `@ag-ui/client` or `ag-ui-0`, which CopilotKit still has."""
+    with node_program(service, "ag_ui_client.mjs", "/ag-ui", version) as process:
+        yield Client(process, version)

@@ -27,9 +27,9 @@ def service(asking: Service) -> Service:
     return asking
 
 
-@pytest.fixture(scope="module")
-def client(service: Service) -> Iterator[Client]:
-    with client_of(service) as client:
+@pytest.fixture(scope="module", params=["@ag-ui/client", "ag-ui-0"])
+def client(service: Service, request: pytest.FixtureRequest) -> Iterator[Client]:
+    with client_of(service, request.param) as client:
         yield client
 
 
@@ -112,14 +112,17 @@ def test_interrupts_are_answered_together(client: Client, thread: str, service: 
     assert [line for line in sent(service) if thread in line] == [f"ann-{thread}: hi"]
 
 
-def test_an_approval_is_answered_later_by_another_client(client: Client, thread: str) -> None:
-    client.open("mailer", thread).send({"call": [mail(f"zoe-{thread}")]}, {"raise": "broken"})
-    (interrupt,) = client.interrupts
+def test_an_approval_is_answered_later_by_another_client(client: Client, thread: str, service: Service) -> None:
+    calls = [mail(f"zoe-{thread}"), mail(f"ann-{thread}")]
+    client.open("mailer", thread).send({"call": calls}, {"raise": "broken"})
+    interrupt, other = client.interrupts
+    reject = {"request_id": other["id"], "decision": "reject"}
+    service.post(f"/conversations/{thread}/turns/1/answers", answers=[reject]).raise_for_status()
     client.open("mailer", thread).send(DONE)
     assert (client.interrupts, list(client.calls)) == ([interrupt], [interrupt["toolCallId"]])
     client("run", resume=[yes(interrupt, approved=True, editedArgs={"to": f"kim-{thread}", "text": "yo"})])
     assert client.failed["code"] == "model_error"
-    assert client.role("tool") == [f"sent to kim-{thread}"]
+    assert f"sent to kim-{thread}" in client.role("tool")
     client("run", resume=[yes(interrupt, approved=False)])
     assert client.failed["code"] == "already_answered"
 
@@ -135,7 +138,8 @@ def test_a_client_runs_its_tool(client: Client, thread: str) -> None:
     call = next(call for call, name in client.calls.items() if name == "where")
     client("output", id=call, content="in the hall", resume=[yes(approval)])
     assert (client.outcome, client.role("tool")) == ("success", ["in the hall", f"sent to tim-{thread}"])
-    client("output", id=client.pending[0], content="nowhere")
+    assert client.pending in ([list(client.calls)[-1]], []), "a client before 1.0 does not name them"
+    client("output", id=list(client.calls)[-1], content="nowhere")
     assert ["in the hall" in client.role("assistant")[-1], "nowhere" in client.role("assistant")[-1]] == [True, True]
     client.open("plain", f"{thread}-2", tools=[WHERE]).send({"call": [["where", {"thing": "key"}]]}, DONE)
     client("state")
@@ -154,7 +158,8 @@ def test_an_image_comes_and_goes(client: Client, thread: str) -> None:
     source = {"type": "data", "mimeType": "image/png", "value": png("blue")}
     script = ({"call": [["picture", {}]]}, {"say": "image.png"})
     client.open("plain", thread).send(*script, parts=[{"type": "image", "source": source}])
-    (image,) = client.role("tool")[-1]
+    content = client.role("tool")[-1]
+    (image,) = json.loads(content) if isinstance(content, str) else content
     assert (image["type"], image["source"]["mimeType"]) == ("image", "image/png")
     link = {"type": "image", "source": {"type": "url", "value": "https://example.org/a.png"}}
     client.send(DONE, parts=[link])
@@ -183,6 +188,7 @@ def test_state_has_variables_beside_those_of_the_client(client: Client, thread: 
 
 
 def test_a_stop_cancels_and_a_disconnect_does_not(client: Client, thread: str, service: Service) -> None:
+    is_new = client.version == "@ag-ui/client"
     script = json.dumps([{"call": [["echo", {"text": "x"}]], "busy_s": 0.4}] * 20)
     client.open("plain", thread)("begin", text=script)
     wait_until(lambda: service.client.get(f"/conversations/{thread}").status_code == 200)
@@ -190,5 +196,5 @@ def test_a_stop_cancels_and_a_disconnect_does_not(client: Client, thread: str, s
     assert service.get(f"/conversations/{thread}")["running_turn"] == 1
     assert service.client.post(f"/ag-ui/plain/{thread}/stop").status_code == 204
     client("edit", at=1)  # the same message again follows its turn
-    assert (client.outcome, client.error, client.messages[1:][:1] != []) == ("cancelled", None, True)
+    assert (client.error, client.outcome) == (None, "cancelled" if is_new else "success")
     assert service.get(f"/conversations/{thread}")["turn_count"] == 1

@@ -20,7 +20,7 @@ EVERY = 5  # events
 MOST_RUNS = 10
 SCRIPT: list[Event] = [
     {"call": [["echo", {"text": "first"}]], "pace_s": 0.01},
-    {"call": [["echo", {"text": "second"}], ["echo", {"text": "third"}]], "pace_s": 0.01},
+    {"call": [["echo", {"text": "second"}]], "pace_s": 0.02},
     {"say": "It is said in the end.", "pace_s": 0.05},
 ]
 

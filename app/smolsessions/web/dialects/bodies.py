@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -12,9 +12,12 @@ from pydantic import BaseModel, ValidationError
 
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.json_data import invalid_request
+from smolsessions.core.records import AgentName
 from smolsessions.web.body import in_thread_if_large
+from smolsessions.wire.requests import FileIn, TurnRequest
 
 M = TypeVar("M", bound=BaseModel)
+_OWN_FIELDS = frozenset({"agent", "conversation_id", "create", "files", "images", "message"})
 
 
 async def read_body(request: Request, model: type[M]) -> M:
@@ -54,3 +57,27 @@ def imported_history(messages: Iterable[tuple[str, str]], agent: str) -> dict[st
             timing = {"start_time": at, "end_time": at}
             steps.append({"type": "action", "turn": len(turns), "step_number": 1, "timing": timing, **final})
     return {"format": "smolsessions/conversation", "version": 1, "agent": agent, "turns": turns, "steps": steps}
+
+
+def turn_request(
+    agent: AgentName, text: str, media: Iterable[tuple[str, str, str | None, str]], fields: Mapping[str, Any]
+) -> TurnRequest:
+    """Return a user's message with members of `POST /turn` as a request of this service.
+
+    `media` are URL, media type, name and pointer of its images and files. Of a chat's turns only the newest may run, so
+    it stops the one before unless the client asks for something else. Raises `InvalidRequestError`.
+    """
+    images: list[str] = []
+    files: list[FileIn] = []
+    for url, kind, name, pointer in media:
+        if not url.startswith("data:"):
+            raise InvalidRequestError.at(pointer, "is no data: URL; send the content")
+        if kind.startswith("image/"):
+            images.append(url)
+        else:
+            name = name or f"file{len(files)}.{kind.rpartition('/')[2]}"  # noqa: PLW2901
+            files.append(checked(FileIn, pointer, {"name": name, "media_type": kind, "data": url}))
+    own = {name: value for name, value in fields.items() if name in TurnRequest.model_fields.keys() - _OWN_FIELDS}
+    sent = checked(TurnRequest, "", {"on_busy": "interrupt", **own, "message": text, "images": images, "agent": agent})
+    sent.files = files
+    return sent

@@ -49,7 +49,8 @@ class RunFold:
 
     With `history`, the messages before the turn, the client may know a part of the run already. Then a snapshot of all
     messages up to event number `after` comes first. `results` are messages of the client by the calls of its tools.
-    `known_calls` are those that the client has of a turn that waits for it.
+    `known_calls` are those that the client has of a turn that waits for it. A client from before 1.0 `is_old`: it
+    refuses pending calls, cancelled runs, and results with parts.
     """
 
     drops_void_text = True
@@ -64,6 +65,7 @@ class RunFold:
         *,
         snapshot: bool = False,
         known_calls: frozenset[str] | None = None,
+        is_old: bool = False,
     ) -> None:
         self.is_complete = False
         self.media: dict[str, str] = {}
@@ -76,6 +78,7 @@ class RunFold:
         self._results = results
         self._snapshot = snapshot
         self._known_calls = known_calls
+        self._is_old = is_old
         self._has_begun = self._is_caught_up = False
         self._messages: dict[str, Message] = {}  # of the turn
         self._said: dict[str, list[str]] = {}  # text of its messages
@@ -129,6 +132,7 @@ class RunFold:
         elif isinstance(event, InputAnswered):
             self._take_answers(event)
             if waits and self._requests:
+                yield from self._show_calls()
                 yield from self._pause()
         elif event.type in {"turn.queued", "turn.started"}:
             return
@@ -269,8 +273,9 @@ class RunFold:
         interrupts = [self._interrupt(each) for each in self._requests.values() if each.kind != "result"]
         outcome: dict[str, Any] = {"type": "interrupt", "interrupts": interrupts}
         if not interrupts:
-            pending = [self._prefix + each.call_id for each in self._requests.values()]
-            outcome = {"type": "success", "pendingToolCallIds": pending}
+            outcome = {"type": "success"}
+            if not self._is_old:
+                outcome["pendingToolCallIds"] = [self._prefix + each.call_id for each in self._requests.values()]
         yield from self._close([each["id"] for each in interrupts])
         yield _data("RUN_FINISHED", self._run, outcome=outcome)
 
@@ -325,18 +330,21 @@ class RunFold:
             return
         said = "".join(self._said.get(self._last_answer or "", ()))
         if outcome.status == "finished" and outcome.reply and outcome.reply != said:
-            about = {"messageId": f"{self._prefix}reply"}
-            yield _data("TEXT_MESSAGE_START", about, role="assistant")
-            yield _data("TEXT_MESSAGE_CONTENT", about, delta=outcome.reply)
-            yield _data("TEXT_MESSAGE_END", about)
+            named = {"messageId": f"{self._prefix}reply"}
+            yield _data("TEXT_MESSAGE_START", named, role="assistant")
+            yield _data("TEXT_MESSAGE_CONTENT", named, delta=outcome.reply)
+            yield _data("TEXT_MESSAGE_END", named)
         if self.media:  # only results of tools can have images and files
             parts = [_part_of(name, url) for name, url in self.media.items()]
             yield from self._call(FINAL, FINAL, {"names": list(self.media)}, f"{FINAL}:call", {})
-            yield from self._result(FINAL, parts)
+            yield from self._result(FINAL, to_json(parts).decode() if self._is_old else parts)
         yield from self._close()
-        finished: dict[str, Any] = {"type": "success" if outcome.status == "finished" else "cancelled"}
-        result = {} if outcome.output is None or isinstance(outcome.output, str) else {"result": outcome.output}
-        yield _data("RUN_FINISHED", self._run, **result, outcome=finished, usage=usage)
+        about: dict[str, Any] = (
+            {} if outcome.output is None or isinstance(outcome.output, str) else {"result": outcome.output}
+        )
+        if outcome.status == "finished" or not self._is_old:
+            about["outcome"] = {"type": "success" if outcome.status == "finished" else "cancelled"}
+        yield _data("RUN_FINISHED", self._run, **about, usage=usage)
 
 
 def prefix_of(turn: Turn) -> str:

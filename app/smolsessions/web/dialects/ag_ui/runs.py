@@ -15,19 +15,18 @@ from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.ag_ui.fold import RunFold, error_frames, prefix_of, state_frame
-from smolsessions.web.dialects.bodies import checked, read_body
+from smolsessions.web.dialects.bodies import checked, read_body, turn_request
 from smolsessions.web.dialects.chats import Chat, newest
 from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of, turn_of_request
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.web.views import variable_views
-from smolsessions.wire.requests import AnswerIn, AnswersRequest, ClientTool, FileIn, TurnRequest
+from smolsessions.wire.requests import AnswerIn, AnswersRequest, ClientTool, TurnRequest
 
 DIALECT = "ag-ui"
 MOST_MESSAGES = 5000
 MOST_UNANSWERED = 20  # messages before a new one whose answers the client never saw
 EVENT_STREAM = "text/event-stream"
 _MESSAGE = re.compile(rf"({CONVERSATION_ID.pattern}):([1-9][0-9]{{0,8}}):.*", re.DOTALL)
-_OWN_FIELDS = frozenset({"agent", "conversation_id", "create", "files", "images", "message", "client_tools"})
 _SPOKEN = frozenset({"user", "assistant", "tool"})
 
 
@@ -70,6 +69,7 @@ class RunInput(BaseModel):
 
     threadId: str = Field(min_length=1, max_length=500)  # noqa: N815
     runId: str = Field(min_length=1, max_length=500)  # noqa: N815
+    protocolVersion: str | None = None  # noqa: N815
     messages: list[Message] = Field(max_length=MOST_MESSAGES, fail_fast=True)
     tools: list[dict[str, Any]] = Field([], max_length=64, fail_fast=True)
     context: list[dict[str, Any]] = Field([], max_length=100, fail_fast=True)
@@ -125,6 +125,7 @@ def run_routes(gateway: Gateway) -> APIRouter:
             sent[:ours],
             {message["toolCallId"]: message for message in sent if message.get("role") == "tool"},
             snapshot=is_known,
+            is_old=body.protocolVersion is None,
             known_calls=frozenset(str(call.get("id")) for message in body.messages for call in message.toolCalls)
             if asks_again
             else None,
@@ -194,7 +195,7 @@ async def play(  # noqa: PLR0917
             if place == known:
                 return Begun(subscription, length, is_known=True)
             return Begun(subscription, length - 1, asks_again=True)
-    sent = turn_request(agent, len(history), message, body)
+    sent = request_of(agent, len(history), message, body)
     asked = await gateway.turn_at(owner, before) if before else None
     if before and asked and asked.requests and (answers := answers_of(asked, body)):
         await gateway.answer(request.scope, before, AnswersRequest(answers=answers))
@@ -253,8 +254,8 @@ def answers_of(turn: Turn, body: RunInput) -> list[AnswerIn]:
         checked(AnswerIn, f"/resume/{nth}", _answer(each, still_open.get(each.interruptId), f"/resume/{nth}"))
         for nth, each in enumerate(body.resume)
     ]
-    for nth, message in enumerate(body.results):
-        urls = [_url_of(part, f"/messages/{nth}") for part in message.parts if part.get("type") == "image"]
+    for message in body.results:
+        urls = [_url_of(part) for part in message.parts if part.get("type") == "image"]
         request_id = of_calls.get(message.toolCallId, message.toolCallId)
         result = {"error": message.error[:10_000]} if message.error else {"result": message.text, "images": urls}
         answers.append(checked(AnswerIn, "/messages", {"request_id": request_id, **result}))
@@ -280,28 +281,20 @@ def _answer(entry: Resume, request: InputRequest | None, pointer: str) -> dict[s
     }
 
 
-def turn_request(agent: AgentName, place: int, message: Message, body: RunInput) -> TurnRequest:
+def request_of(agent: AgentName, place: int, message: Message, body: RunInput) -> TurnRequest:
     """Return the user's message number `place` as a request of this service, with the client's tools and context."""
-    images: list[str] = []
-    files: list[FileIn] = []
+    at = f"/messages/{place}/content"
+    media = []
     for nth, part in enumerate(message.parts):
-        kind, pointer = part.get("type"), f"/messages/{place}/content/{nth}"
-        if kind == "text":
-            continue
-        url = _url_of(part, pointer)
-        if kind == "image":
-            images.append(url)
-            continue
-        media_type = url[5:].partition(";")[0]
-        name = (part.get("metadata") or {}).get("filename") or f"file{nth}.{media_type.rpartition('/')[2]}"
-        files.append(checked(FileIn, pointer, {"name": name, "media_type": media_type, "data": url}))
+        if part.get("type") != "text":
+            url, name = _url_of(part), (part.get("metadata") or {}).get("filename")
+            media.append((url, url[5:].partition(";")[0], name, f"{at}/{nth}/source"))
     props = body.forwardedProps if isinstance(body.forwardedProps, dict) else {}
-    own = {name: value for name, value in props.items() if name in TurnRequest.model_fields.keys() - _OWN_FIELDS}
-    own = {"on_busy": "interrupt", **own, "message": message.text, "images": images, "agent": agent}
-    sent = checked(TurnRequest, "", own)
+    fields = {**props, "client_tools": []}
     if body.context:
-        sent.additional_args = {**sent.additional_args, "context": body.context}
-    sent.files = files
+        own = props.get("additional_args")
+        fields["additional_args"] = {"context": body.context, **(own if isinstance(own, dict) else {})}
+    sent = turn_request(agent, message.text, media, fields)
     for nth, tool in enumerate(body.tools):
         about = {"name": tool.get("name"), "description": tool.get("description") or tool.get("name")}
         schema = tool.get("parameters") or {"type": "object", "properties": {}}
@@ -309,13 +302,10 @@ def turn_request(agent: AgentName, place: int, message: Message, body: RunInput)
     return sent
 
 
-def _url_of(part: dict[str, Any], pointer: str) -> str:
-    """Return the content of an image or a file as a data: URL. Raises `InvalidRequestError`."""
+def _url_of(part: dict[str, Any]) -> str:
+    """Return the content of an image or a file as a data: URL, or its address elsewhere."""
     source = part.get("source")
     source = source if isinstance(source, dict) else {}
-    value = str(source.get("value", ""))
     if source.get("type") == "data":
-        return f"data:{source.get('mimeType')};base64,{value}"
-    if source.get("type") == "url" and value.startswith("data:"):
-        return value
-    raise InvalidRequestError.at(f"{pointer}/source", "has no data; send the content")
+        return f"data:{source.get('mimeType')};base64,{source.get('value')}"
+    return str(source.get("value"))

@@ -13,18 +13,17 @@ from pydantic_core import to_json
 from smolsessions.core.errors import InvalidRequestError, NotFoundError
 from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.web.dialects.ai_sdk.fold import MessageFold
-from smolsessions.web.dialects.bodies import checked, read_body
+from smolsessions.web.dialects.bodies import checked, read_body, turn_request
 from smolsessions.web.dialects.chats import Chat, newest
 from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of
 from smolsessions.web.routes.common import CallerOwner
-from smolsessions.wire.requests import AnswerIn, AnswersRequest, FileIn, TurnRequest
+from smolsessions.wire.requests import AnswerIn, AnswersRequest
 
 DIALECT = "ai-sdk"
 HEADERS = {"x-vercel-ai-ui-message-stream": "v1"}
 MOST_MESSAGES = 5000
 MOST_UNANSWERED = 20  # messages before a new one whose answers the client never saw
 _MESSAGE = re.compile(rf"({CONVERSATION_ID.pattern}):([1-9][0-9]{{0,8}})")
-_OWN_FIELDS = frozenset({"agent", "conversation_id", "create", "files", "images", "message"})
 
 
 class UIMessage(BaseModel):
@@ -104,6 +103,7 @@ async def place_of(gateway: Gateway, request: Request, owner: Owner, agent: Agen
     its own, and goes on in a fork.
     """
     *history, message = body.messages
+    at = f"/messages/{len(history)}"
     if message.role != "user":
         raise InvalidRequestError.at("/messages", "does not end with a message of the user or the assistant")
     key = key_of(body, message)
@@ -112,7 +112,12 @@ async def place_of(gateway: Gateway, request: Request, owner: Owner, agent: Agen
     is_again = body.trigger == "regenerate-message" or body.messageId is not None
     if known and not is_again and await gateway.turn_at(owner, known):
         return known
-    sent = turn_request(agent, len(history), message, body.model_extra or {})
+    media = [
+        (str(part.get("url")), str(part.get("mediaType")), part.get("filename"), f"{at}/parts/{nth}/url")
+        for nth, part in enumerate(message.parts)
+        if part.get("type") == "file"
+    ]
+    sent = turn_request(agent, message.text, media, body.model_extra or {})
     before = Place(known.conversation_id, known.turn - 1) if known else await last_before(gateway, owner, body, history)
     asked = await gateway.turn_at(owner, before) if before and history and history[-1].place == before else None
     if before and asked and asked.requests and (answers := answers_in(asked, history[-1])[0]):
@@ -190,29 +195,3 @@ def answers_in(turn: Turn, message: UIMessage) -> tuple[list[AnswerIn], dict[str
         if fields:
             answers.append(checked(AnswerIn, "/messages", {"request_id": request.request_id, **fields}))
     return answers, outputs, after
-
-
-def turn_request(agent: AgentName, place: int, message: UIMessage, fields: dict[str, Any]) -> TurnRequest:
-    """Return the user's message number `place` as a request of this service.
-
-    Of a chat's turns only the newest may run, so it stops the one before unless the client asks for something else.
-    """
-    images: list[str] = []
-    files: list[FileIn] = []
-    for nth, part in enumerate(message.parts):
-        if part.get("type") != "file":
-            continue
-        pointer = f"/messages/{place}/parts/{nth}"
-        kind, url = str(part.get("mediaType")), str(part.get("url"))
-        if not url.startswith("data:"):
-            raise InvalidRequestError.at(f"{pointer}/url", "is no data: URL; send the content")
-        if kind.startswith("image/"):
-            images.append(url)
-        else:
-            name = part.get("filename") or f"file{nth}.{kind.rpartition('/')[2]}"
-            files.append(checked(FileIn, pointer, {"name": name, "media_type": kind, "data": url}))
-    own = {name: value for name, value in fields.items() if name in TurnRequest.model_fields.keys() - _OWN_FIELDS}
-    own = {"on_busy": "interrupt", **own, "message": message.text, "images": images, "agent": agent}
-    sent = checked(TurnRequest, "", own)
-    sent.files = files
-    return sent
