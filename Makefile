@@ -120,6 +120,7 @@ lock: $(VENV)/test-ready
 	echo 'smolagents==1.24.*' | $(LOCK) --no-deps - -o tests/data/smolagents-oldest.lock
 	echo 'pytest-agent-eval==0.3.* pydantic-ai-slim pydantic-graph logfire-api genai-prices griffelib' | tr ' ' '\n' | $(LOCK) --no-deps - -o tests/data/pytest-agent-eval.lock
 	echo 'litellm>=1.106 mcp>=2.2' | tr ' ' '\n' | $(LOCK) - -o tests/data/litellm.lock
+	echo 'openai-agents==0.24.* llm-comply==0.5.* griffelib' | tr ' ' '\n' | $(LOCK) --no-deps - -o tests/data/openai-clients.lock
 	echo 'openapi-python-client==0.29.*' | $(LOCK) - -o tests/data/openapi-python-client.lock
 
 # What is generated from the code: openapi.yaml with its examples, parts of the docs' reference and the turns in docs/pipelines.

@@ -11,6 +11,7 @@ from tests.support.waiting import PATIENCE_S
 OLDEST_SMOLAGENTS = Path(__file__).parents[1] / "data" / "smolagents-oldest.lock"
 GENERATOR = OLDEST_SMOLAGENTS.with_name("openapi-python-client.lock")
 AGENT_EVAL = OLDEST_SMOLAGENTS.with_name("pytest-agent-eval.lock")
+OPENAI_CLIENTS = OLDEST_SMOLAGENTS.with_name("openai-clients.lock")
 LITELLM = OLDEST_SMOLAGENTS.with_name("litellm.lock")
 UV = str(Path(sys.executable).with_name("uv"))  # links files from its cache: a second, where pip takes a minute
 INSTALL = (UV, "pip", "install", "--quiet", "--link-mode", "hardlink")

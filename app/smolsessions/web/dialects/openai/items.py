@@ -137,7 +137,7 @@ def response_of(turn: Turn, segment: Segment, metadata: dict[str, str]) -> Item:
             if schema
             else {"type": "text"}
         },
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": None, "summary": "auto"},
         "temperature": 1.0,
         "top_p": 1.0,
         "presence_penalty": 0.0,
