@@ -12,6 +12,9 @@ from smolsessions.core.records import AgentName
 from smolsessions.web.dialects.bodies import checked
 from smolsessions.wire.requests import ClientTool, FileIn, TurnRequest
 
+SERVER = "smolsessions"
+"""The `server_label` of all tools that this service runs."""
+
 
 class Part(BaseModel):
     type: str
@@ -121,6 +124,20 @@ def client_tool(tool: dict[str, Any], pointer: str) -> ClientTool:
     schema = function.get("parameters") or {"type": "object", "properties": {}}
     about = {"name": name, "description": function.get("description") or name, "parameters": schema}
     return checked(ClientTool, f"{pointer}/function", about)
+
+
+def approvals_in(tools: Iterable[dict[str, Any]]) -> list[str]:
+    """Return the tools of this service whose calls are to wait for an approval, by `require_approval` of its label."""
+    found: list[str] = []
+    for tool in tools:
+        rule = tool.get("require_approval")
+        if tool.get("type") != "mcp" or tool.get("server_label") != SERVER:
+            continue
+        if rule == "always":
+            found.append("*")
+        elif isinstance(rule, dict) and isinstance(rule.get("always"), dict):
+            found += map(str, rule["always"].get("tool_names") or ())
+    return found
 
 
 def _file(name: str, kind: str, data: str, pointer: str) -> FileIn:

@@ -14,9 +14,8 @@ from smolsessions.core.errors import NotFoundError
 from smolsessions.core.records import Turn, Usage
 from smolsessions.core.requests import InputRequest
 from smolsessions.web.dialects.gateway import CONVERSATION_ID, Place
+from smolsessions.web.dialects.openai.content import SERVER
 
-SERVER = "smolsessions"
-"""The `server_label` of all tools that this service runs."""
 CODE = "python_interpreter"
 _ID = re.compile(rf"[a-z]+_({CONVERSATION_ID.pattern})\.([1-9][0-9]{{0,8}})\.([0-9]{{1,12}})(?:\.[0-9]+)?")
 

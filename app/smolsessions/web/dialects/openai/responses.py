@@ -22,7 +22,15 @@ from smolsessions.web.dialects.gateway import (
     new_id,
     turn_of_request,
 )
-from smolsessions.web.dialects.openai.content import InputItem, Message, Part, messages_of, schema_of, turn_request
+from smolsessions.web.dialects.openai.content import (
+    InputItem,
+    Message,
+    Part,
+    approvals_in,
+    messages_of,
+    schema_of,
+    turn_request,
+)
 from smolsessions.web.dialects.openai.conversations import Metadata, input_items, page_of, read_turn, texts_of
 from smolsessions.web.dialects.openai.items import Item, Segment, parsed_segment, segment_of
 from smolsessions.web.dialects.openai.responses_fold import ResponseFold
@@ -223,7 +231,7 @@ async def play(gateway: Gateway, request: Request, body: ResponseRequest, key: s
         return Segment(before, after)
     functions = [tool for tool in body.tools or () if tool.get("type") == "function"]
     new = turn_request(body.model, f"/input/{first}", message, functions)
-    new.metadata = dict(body.metadata or {})
+    new.metadata, new.approve = dict(body.metadata or {}), approvals_in(body.tools or ())
     form = (body.text or {}).get("format") or {}
     if form.get("type") == "json_schema":
         new.output_schema = schema_of(form, "/text/format")
