@@ -217,17 +217,10 @@ class AgentCatalog(Protocol):
     def export(
         self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
     ) -> ExportedMemory:
-        """Return steps, their images and variables as JSON data (docs/export.md).
-
-        A step is without its turn and without the marks that the conversation keeps. The steps can be read once.
-        """
+        """Return steps, images and variables as JSON data (docs/export.md), steps without their turn and marks."""
 
     def import_document(self, name: AgentName, data: Any, max_pixels: int) -> ImportedMemory:
-        """Return steps and variables of a document's `steps`, `images`, `files` and `variables`.
-
-        `max_pixels` bounds the images of a step together. Raises `InvalidRequestError` with a pointer into the
-        document.
-        """
+        """Return the memory of a document. `max_pixels` bounds a step's images. Raises `InvalidRequestError`."""
 
     def image_file(self, data: bytes) -> tuple[str, bytes]:
         """Return an attachment as an image file: media type and bytes."""

@@ -271,11 +271,7 @@ class Conversations:
         agent: AgentName | None,
         once: records.IdempotentRequest | None = None,
     ) -> Conversation:
-        """Create a conversation from a document. `agent` replaces the document's.
-
-        Raises `InvalidRequestError` with a pointer into the document, also for a file that the agent's workspace
-        cannot have.
-        """
+        """Create a conversation from a document. `agent` replaces the document's. Raises `InvalidRequestError`."""
         document, members = await asyncio.to_thread(parse_document, data)
         name = self._known(document.agent if agent is None else agent)
         memory = await asyncio.to_thread(self._agents.import_document, name, members, self._max_pixels)

@@ -184,10 +184,7 @@ def title_of(message: str) -> str:
 
 @record
 class ConversationQuery:
-    """Order and filters of a list of conversations. `q` is a part of the title, in upper or lower case.
-
-    With `search_in` messages it may also be a part of a message or an answer.
-    """
+    """Order and filters of a list. `q` is a part of the title, with `search_in` messages also of one of those."""
 
     sort: Sort = "updated"
     order: Order = "desc"
@@ -376,10 +373,7 @@ class Turn:
 
 @record
 class Suspension:
-    """Pause of a turn that waits for a person. `outcome` is that of the turn if a stop comes first.
-
-    `media` are the images and files that the requests show, as stored, by name.
-    """
+    """Pause of a turn for a person. `outcome` is for a stop that comes first, `media` are those of the requests."""
 
     requests: tuple[InputRequest, ...]
     outcome: Outcome

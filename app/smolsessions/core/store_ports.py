@@ -85,18 +85,10 @@ class TurnStore(Protocol):
         """Forget a key whose request was refused."""
 
     async def recall(self, owner: Owner, once: records.IdempotentRequest) -> Turn | None:
-        """Return the turn that this request made before, or None.
-
-        Raises `IdempotencyKeyReusedError` if its key came with another request, and `ConversationNotFoundError` if
-        the turn's conversation was deleted.
-        """
+        """Return the turn of this request, or None. Raises `IdempotencyKeyReusedError`, `ConversationNotFoundError`."""
 
     def reader(self, ref: Ref, *, reads_log: bool, all_events: bool) -> AbstractContextManager[LogReader]:
-        """Register a reader of this process.
-
-        Without `reads_log` it starts empty, which is enough before the turn is submitted. Without `all_events` it only
-        waits for the turn's end.
-        """
+        """Register a reader. Without `reads_log` it starts empty, without `all_events` it waits for the end alone."""
 
     async def cancel(self, ref: Ref, number: int) -> tuple[Turn, bool]:
         """Stop a turn. One that has not begun ends at once (True), else its worker is notified. Raises as `turn`."""
@@ -192,10 +184,7 @@ class HistoryStore(Protocol):
         """Delete these steps and all that are archived or rolled back. Return their number, or None as `archive`."""
 
     async def roll_back(self, ref: Ref, turn: int) -> Conversation:
-        """Restore steps and variables as they were after a turn (0: before the first).
-
-        Raises `TurnNotFoundError`, and `HistoryGoneError` if the variables of that turn are not kept any more.
-        """
+        """Restore the state after a turn (0: before the first). Raises `TurnNotFoundError`, `HistoryGoneError`."""
 
     def name_beside(self, ref: Ref) -> Ref:
         """Return an unused name for a fork, in the partition of its origin."""
@@ -203,10 +192,7 @@ class HistoryStore(Protocol):
     async def fork(
         self, ref: Ref, new_ref: Ref, turn: int | None, metadata: dict[str, Any] | None, write_files: WriteFiles
     ) -> Conversation:
-        """Copy the conversation as it was after a turn (None: the last). Raises the errors of `roll_back`.
-
-        `new_ref` is from `name_beside`. Raises `ConversationExistsError` if it is taken.
-        """
+        """Copy the state after a turn (None: the last). `new_ref` is from `name_beside`. Raises as `roll_back`."""
 
     async def record(self, ref: Ref) -> ConversationRecord:
         """Return everything on record except events."""
@@ -331,10 +317,7 @@ class Lease(Protocol):
     def emit(
         self, key: str, *, result: bytes = b"", step: PackedStep | None = None, events: Sequence[Event] = ()
     ) -> None:
-        """Queue one write for `send` or `commit`. Writes keep their order.
-
-        The journal keeps `result` under the key until the turn is over. Without a key it keeps nothing.
-        """
+        """Queue one write, in order. The journal keeps `result` under the key, if any, until the turn is over."""
 
     def send(self) -> None:
         """Send all queued writes."""
@@ -349,10 +332,7 @@ class Lease(Protocol):
         """Wait until all writes so far are acknowledged. Raises `LeaseLostError` and `SealBrokenError`."""
 
     async def suspend(self, pause: records.Suspension) -> bool:
-        """Let the turn wait for a person, and release the lease. Retried until the store answers.
-
-        Returns False, and keeps the lease, if the turn is to stop. Raises as `commit` does.
-        """
+        """Let the turn wait for a person, and release the lease. False: it is to stop instead. Raises as `commit`."""
 
     async def commit(self, outcome: records.Outcome) -> Turn:
         """End the turn: keep its steps, append the final event, release the lease. Retried until the store answers.

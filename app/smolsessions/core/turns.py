@@ -132,10 +132,7 @@ class Turns:
     async def subscribe(
         self, ref: Ref, number: int, after: int, *, until_waiting: bool = False
     ) -> TurnSubscription | None:
-        """Subscribe to a turn's events after the cursor, or return None if no event follows.
-
-        With `until_waiting` none follows while the turn waits for a person. The caller must close the subscription.
-        """
+        """Subscribe to events after the cursor. None: none follows, or the turn waits (`until_waiting`). Close it."""
         turn = await self.store.turn(ref, number)
         if turn.outcome and turn.last_seq is not None and after >= turn.last_seq:
             return None
@@ -250,10 +247,7 @@ class Turns:
         client_tools: Sequence[records.ClientTool] = (),
         options: records.TurnOptions = _NO_OPTIONS,
     ) -> records.AgentVersion:
-        """Return the version of an agent. Raises a `ServiceError` if it cannot play a turn with these options.
-
-        `client_tools` are those of the turn and its conversation.
-        """
+        """Return an agent's version. Raises a `ServiceError` if it cannot play these options with `client_tools`."""
         info = self._agents.infos.get(name)
         if info is None:
             unknown = f"The conversation's agent {name!r} is not configured here."

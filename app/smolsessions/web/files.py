@@ -46,10 +46,7 @@ _RATE = slice(24, 28)  # in the head of a WAV file
 async def read_media(
     sent: TurnRequest | AnswerIn, max_pixels: int, max_bytes: int, arguments: Collection[str] = (), at: str = ""
 ) -> tuple[tuple[bytes, ...], tuple[StepImage, ...], tuple[bytes, ...], tuple[StepFile, ...]]:
-    """Return the bytes and records of a request's images, then those of its files. An error names the refused one.
-
-    `arguments` are the names of other variables. Pillow releases the interpreter lock while it decodes.
-    """
+    """Return a request's images, then its files, as bytes and records. `arguments` names other variables."""
     if not sent.images and not sent.files:
         return (), (), (), ()
     return await asyncio.get_running_loop().run_in_executor(

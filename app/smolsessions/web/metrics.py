@@ -131,10 +131,7 @@ class _ToolServers(Collector):
 
 @contextlib.asynccontextmanager
 async def share_metrics(metrics: Metrics, number: int, sockets: Sequence[Path]) -> AsyncIterator[MetricsText]:
-    """Serve the metrics of process `number` to the other processes, and yield the function that returns those of all.
-
-    Samples are labelled with the number of their process.
-    """
+    """Serve the metrics of process `number` to the others, and yield the function that returns those of all."""
 
     async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):

@@ -51,10 +51,7 @@ def open_chunk_list(scope: Scope, head: Head, sealed: bytes) -> dict[str, bytes]
 async def load_steps(
     scope: Scope, head: Head, first: int = 0, end: int | None = None, *, without: int | None = None
 ) -> list[StoredStep]:
-    """Load steps, except those of the set `without` (None: the destroyed ones).
-
-    Raises `SealBrokenError` if a step is missing or swapped, or, in a read up to the head, cut off.
-    """
+    """Load steps except `without` (None: the destroyed). Raises `SealBrokenError` if one is missing or swapped."""
     without = head.destroyed if without is None else without
     end = head.count if end is None else min(end, head.count)
     # A read from elsewhere has no hash to begin with.

@@ -378,10 +378,7 @@ async def _load_chunks(snapshot: _Snapshot) -> dict[str, bytes]:
 
 
 async def _chunk_tags(snapshot: _Snapshot, head: Head) -> dict[str, bytes]:
-    """Return the tags of the variables' chunks by name, and the tag of their sealed list under the empty name.
-
-    Raises `HistoryGoneError` if the list of an earlier head is not kept.
-    """
+    """Return the tags of chunks by name, that of their list by ''. Raises `HistoryGoneError` for an old list."""
     if not head.variables:
         return {}
     (listed,) = await snapshot.scope.call("chunks", "", head.variables, generation=head.generation)

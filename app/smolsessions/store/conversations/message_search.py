@@ -24,10 +24,7 @@ class MessageSearch:
         self._reads, self._bytes = MOST_READS, MOST_BYTES
 
     async def find(self, scope: Scope, turn: int) -> tuple[Match | None, int]:
-        """Search a conversation's turns from this number down to 1.
-
-        Returns the first match, and the turn from which the search continues if its bounds stopped it, else 0.
-        """
+        """Search turns from this one down. Return the match, and the turn to go on from if a bound stopped it, or 0."""
         while turn > 0:
             if self._reads <= 0 or self._bytes <= 0:
                 return None, turn

@@ -22,10 +22,7 @@ MOST_ANSWERED = 1000  # of a turn, of which a repeated answer is known
 
 
 async def record_answers(scope: Scope, number: int, accept: Accept) -> Turn:
-    """Record the answers that `accept` returns for a turn. None: let the turn go on without one.
-
-    `accept` gets the turn and whether it waits, again after each write of another caller.
-    """
+    """Record what `accept` returns for the turn and whether it waits. None: go on. Called again after a change."""
     for _ in range(MOST_TRIES):
         found = await scope.call("open_turn", turn=number)
         if found is None:

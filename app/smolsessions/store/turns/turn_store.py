@@ -243,10 +243,7 @@ class TurnStore:
         return records, _OpenTurns(known, scope.settings(sealed), last_turn, agent)
 
     async def _submit_next(self, new: records.Submission) -> tuple[Turn, bool]:
-        """Seal the turn for the expected next number, and retry if another turn has taken it.
-
-        Retries of this process run one at a time, so that they do not collide again.
-        """
+        """Seal the turn for the next number, and retry one at a time in this process if another turn has it."""
         lock = self._locks.get(new.turn.ref)
         is_contended = lock is not None and lock.locked()
         if not is_contended and (accepted := await self._submit_once(new, is_first=new.create is not None)):
