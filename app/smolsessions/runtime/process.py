@@ -61,15 +61,14 @@ def run_process(
         import uvloop  # noqa: PLC0415 - see above
 
         loop_factory = uvloop.new_event_loop
+
+    def log_defect(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if context.get("message") != "Fatal error on SSL protocol":  # its peer closed it, and its user learns of that
+            loop.default_exception_handler(context)
+
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.get_loop().set_exception_handler(_log_unless_reset)
+        runner.get_loop().set_exception_handler(log_defect)
         return runner.run(_run(settings, role, listening, slot, on_ready))
-
-
-def _log_unless_reset(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what asyncio reports, except a TLS connection that its peer closed, whose user learns of it anyway."""
-    if context.get("message") != "Fatal error on SSL protocol":
-        loop.default_exception_handler(context)
 
 
 async def _run(

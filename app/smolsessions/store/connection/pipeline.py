@@ -134,6 +134,13 @@ class Pipeline:
     async def _serve(self) -> None:
         """Open all connections, and serve until one of them breaks."""
         opened: list[AbstractConnection] = []
+
+        def log_back(ack: Reply) -> None:
+            if self._logged_at and not ack.exception():
+                self._logged_at = 0.0
+                self._logged.clear()
+                log.info("%s is back", self._part, extra={"action": "store.back"})
+
         try:
             async with asyncio.TaskGroup() as tasks:
                 admission: AbstractAsyncContextManager[object] = nullcontext()
@@ -151,7 +158,7 @@ class Pipeline:
                     acks = await self._open(opened) if self._ack else None
                 self._is_open, self._commands = True, commands
                 self._flush()
-                self._acknowledged().add_done_callback(self._log_back)
+                self._acknowledged().add_done_callback(log_back)
                 for command in self._on_reconnect if self._was_open else ():
                     self.send(*command)
                 self._was_open = True
@@ -273,12 +280,6 @@ class Pipeline:
             self._ack.fail(error)
         for reply in replies:
             refuse(reply, error)
-
-    def _log_back(self, ack: Reply) -> None:
-        if self._logged_at and not ack.exception():
-            self._logged_at = 0.0
-            self._logged.clear()
-            log.info("%s is back", self._part, extra={"action": "store.back"})
 
 
 def _address(connection: AbstractConnection) -> tuple[object, object]:
