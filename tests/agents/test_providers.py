@@ -28,9 +28,8 @@ from smolagents import (
 )
 
 from smolsessions.agents.config.schema import ModelTable
-from smolsessions.agents.models.client_retries import disable_client_retries
 from smolsessions.agents.models.keys import without_secrets
-from smolsessions.agents.models.providers import make_model
+from smolsessions.agents.models.providers import disable_client_retries, make_model
 from smolsessions.agents.run.failures import classify_call
 from smolsessions.agents.run.model_connections import ModelCall
 from smolsessions.agents.run.model_proxy import retry_after_s

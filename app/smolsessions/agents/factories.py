@@ -22,9 +22,8 @@ from smolsessions.agents.imports import import_named, search_modules_in
 from smolsessions.agents.memory.author_policies import agent_policy, import_own_policies
 from smolsessions.agents.memory.policies import PolicyFunction
 from smolsessions.agents.memory.scratchpad import add_scratchpad
-from smolsessions.agents.models.client_retries import disable_client_retries
 from smolsessions.agents.models.keys import describe_error
-from smolsessions.agents.models.providers import with_fallbacks
+from smolsessions.agents.models.providers import disable_client_retries, with_fallbacks
 from smolsessions.agents.option_checks import (
     approved_tools,
     asks,

@@ -11,9 +11,8 @@ from smolagents import MultiStepAgent
 
 from smolsessions.agent_options import ATTRIBUTE, Options, nearest, options_of
 from smolsessions.agents.config.mistakes import mistakes_in
-from smolsessions.agents.models.client_retries import disable_client_retries
 from smolsessions.agents.models.prompt_cache import cache_prompts
-from smolsessions.agents.models.providers import check_model, with_fallbacks
+from smolsessions.agents.models.providers import check_model, disable_client_retries, with_fallbacks
 from smolsessions.agents.run.approvals import matches
 from smolsessions.agents.run.instrumentation import code_runs_in, with_managed
 from smolsessions.agents.tools.output_schema import check_output_schema

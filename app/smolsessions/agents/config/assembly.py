@@ -1,35 +1,50 @@
-"""Agents of agents.toml: tables become factories of smolagents agents. Models and tools are made once and shared."""
+"""Agents of agents.toml: tables become factories of smolagents agents. Models and tools are made once and shared.
+
+A mistake stops the start with a sentence that names file, agent, key and mend. No sentence repeats a value, because any
+value could be a key.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import threading
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+from pydantic import ValidationError
 from smolagents import CodeAgent, LogLevel, Model, MultiStepAgent, ToolCallingAgent
 from smolagents.utils import BASE_BUILTIN_MODULES
 
 import smolsessions
 from smolsessions.agent_options import SharedOptions
-from smolsessions.agents.config.agents_file import read_agents_file
-from smolsessions.agents.config.mistakes import Place, PlacedStartError, keys_at, sentence_at
+from smolsessions.agents.config.mistakes import (
+    Place,
+    PlacedStartError,
+    keys_at,
+    mistakes_in,
+    sentence_at,
+    wrong_references,
+)
 from smolsessions.agents.config.saved_agents import SavedAgent, download, read_saved_agent
 from smolsessions.agents.config.schema import CODE_KEYS, REMOTE_EXECUTORS, AgentsFile, AgentTable, ModelTable
 from smolsessions.agents.config.templates import complete_templates, smolagents_templates, templates_of
 from smolsessions.agents.factories import Factory, call_factory, takes_caller
 from smolsessions.agents.imports import import_named, search_modules_in
-from smolsessions.agents.models.keys import without_secrets
+from smolsessions.agents.models.keys import remember_keys, without_secrets
 from smolsessions.agents.models.providers import add_fallbacks, make_model
 from smolsessions.agents.remote_executors import remote_executor
 from smolsessions.agents.tools.ask_user import NAME as ASK_USER
+from smolsessions.agents.tools.mcp_secrets import is_secret
 from smolsessions.agents.tools.sources import RESERVED_NAMES, Loaded, load_tools
 from smolsessions.agents.tools.tool_servers import ToolServers
 from smolsessions.agents.tools.workspace_tools import WORKSPACE_TOOLS
 from smolsessions.core.callers import DUMMY, Caller
 from smolsessions.core.errors import StartError
+from smolsessions.core.files import read_text
 from smolsessions.core.policies import OwnRule, policy_data
 
 Kinds = type[Exception] | tuple[type[Exception], ...]
@@ -46,6 +61,33 @@ def load_agents_file(path: Path, tool_servers: ToolServers | None = None) -> lis
     file = read_agents_file(path)
     assembly = Assembly(path, file, tool_servers or ToolServers())
     return [(name, assembly.factory(name)) for name in file.agents]
+
+
+def read_agents_file(path: Path) -> AgentsFile:
+    """Parse and check the file, and mask the keys that it names from then on.
+
+    Raises `StartError` with a line for each mistake.
+    """
+    text = read_text(path, f"SMOLSESSIONS_AGENTS_FILE: {path}")
+    try:
+        file = AgentsFile.model_validate(tomllib.loads(text))
+    except ValidationError as error:
+        raise StartError("\n".join(f"{path}: {sentence}" for sentence in mistakes_in(error))) from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        place = str(error).rpartition("(at ")[2].removesuffix(")") if "(at " in str(error) else "nested too deep"
+        raise StartError(f"{path}: is no TOML, or has a key twice ({place}); mend the syntax there") from None
+    if sentences := list(wrong_references(file)):
+        raise StartError("\n".join(f"{path}: {sentence}" for sentence in sentences))
+    if not file.agents:
+        raise StartError(f"{path}: has no agent; add a table [agents.NAME]")
+    keys = {model.api_key_env for model in file.models.values()}
+    for agent in file.agents.values():
+        keys |= {agent.executor_key_env, getattr(agent.model, "api_key_env", None)}
+    for server in file.mcp.values():
+        keys |= {*server.headers.values()}
+        keys |= {name for target, name in server.env.items() if is_secret(target, os.environ.get(name, ""))}
+    remember_keys(filter(None, keys))
+    return file
 
 
 class Assembly:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from typing import Any
 
 from smolagents import Model, MultiStepAgent, ToolCallingAgent
-from smolagents.models import STRUCTURED_GENERATION_PROVIDERS
+from smolagents.models import RETRY_MAX_ATTEMPTS, STRUCTURED_GENERATION_PROVIDERS
 
 from smolsessions.agents.config.schema import ModelTable
 from smolsessions.agents.models.keys import without_secrets
@@ -17,6 +18,8 @@ _FALLBACKS = "_smolsessions_fallbacks"
 _PACKAGES = {"azure": ["openai"], "huggingface": ["huggingface_hub"], "bedrock": ["boto3"]}
 _PACKAGES["transformers"] = ["torch", "transformers"]
 """Packages of providers that are not called as their package."""
+_CLIENT_RETRIES = 2  # of the clients of OpenAI and Azure, and of LiteLLM's router
+_OF_BEDROCK = {"event_name": "needs-retry.bedrock-runtime", "unique_id": "retry-config-bedrock-runtime"}
 
 
 def add_fallbacks(model: Model, *fallbacks: Model) -> Model:
@@ -76,3 +79,31 @@ def make_model(table: ModelTable) -> Model:
         text = without_secrets(str(error), [value for value in (table.id, table.base, table.region) if value])
         raise StartError(f"the model cannot be made ({type(error).__name__}: {text}); mend its table") from None
     return model
+
+
+def disable_client_retries(model: Any) -> int:
+    """Let a model and its client repeat no failed call: the service does, within the turn and its deadline.
+
+    Returns how often they still do, as their author has set.
+    """
+    retryer: Any = getattr(model, "retryer", None)
+    client: Any = getattr(model, "client", None)
+    chosen = []
+    if getattr(retryer, "max_attempts", None) == RETRY_MAX_ATTEMPTS:
+        retryer.max_attempts = 1
+    if getattr(client, "__name__", None) == "litellm":  # its module is the client, and takes a number with each call
+        if client.num_retries is None and "num_retries" not in model.kwargs:
+            model.kwargs.setdefault("max_retries", 0)
+        chosen += [model.kwargs.get(name) for name in ("max_retries", "num_retries")]
+    elif events := getattr(getattr(client, "meta", None), "events", None):  # of botocore
+        attempts = (client.meta.config.retries or {}).get("total_max_attempts")
+        if attempts is None:
+            events.unregister(**_OF_BEDROCK)
+        else:
+            chosen.append(attempts - 1)
+    else:
+        for name in ("max_retries", "num_retries"):
+            if getattr(client, name, None) == _CLIENT_RETRIES and name not in getattr(model, "client_kwargs", ()):
+                setattr(client, name, 0)
+            chosen.append(getattr(client, name, None))
+    return max([getattr(retryer, "max_attempts", 1) - 1, *(number for number in chosen if isinstance(number, int))])
