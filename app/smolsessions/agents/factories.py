@@ -17,6 +17,7 @@ from smolagents import MultiStepAgent
 from smolagents.models import get_tool_json_schema
 
 from smolsessions.agent_options import factory_name, options_of
+from smolsessions.agents import remote_executors
 from smolsessions.agents.identity import model_identity, release_of
 from smolsessions.agents.imports import import_named, search_modules_in
 from smolsessions.agents.memory.author_policies import agent_policy, import_own_policies
@@ -32,14 +33,6 @@ from smolsessions.agents.option_checks import (
     check_options,
     tool_names,
     validate_options,
-)
-from smolsessions.agents.remote_executors import (
-    check_remote_executor,
-    is_of_executor,
-    limitation_of,
-    refuse_started_executor,
-    remote_form,
-    started_executor,
 )
 from smolsessions.agents.run.agent_state import has_own_state
 from smolsessions.agents.run.instrumentation import clean_up, code_runs_in, with_managed
@@ -164,7 +157,7 @@ def check_factory(name: str, factory: Factory, folders: ConversationFolders | No
             f"the agent {name!r} has the option remembers, which is for managed agents: this one has the memory of its "
             "conversation; remove it"
         )
-    refuse_started_executor(name, first)  # a second one might need the same port
+    remote_executors.refuse_started_executor(name, first)  # a second one might need the same port
     second = _checked_call(name, factory, folders)
     for one, other in zip(with_managed(first), with_managed(second), strict=False):
         parts = {"agent": (one, other), "memory": (one.memory, other.memory)}
@@ -185,7 +178,7 @@ def check_factory(name: str, factory: Factory, folders: ConversationFolders | No
         check_options(name if one is first else f"{name} → {one.name}", one)
         if options_of(one).remembers:
             agent_policy(one.name or "", one, ())
-        check_remote_executor(name, one)
+        remote_executors.check_remote_executor(name, one)
     check_approvals(name, first, takes_caller=takes_caller(factory))
     of_second = _parts(second)
     unstable = frozenset(part for part, value in _parts(first).items() if of_second.get(part) != value)
@@ -208,7 +201,7 @@ def check_factory(name: str, factory: Factory, folders: ConversationFolders | No
         agent_policy(name, first, own_policies),
         options.examples,
         options.deadline_s,
-        tuple(filter(None, map(limitation_of, with_managed(first)))),
+        tuple(filter(None, map(remote_executors.limitation_of, with_managed(first)))),
         approved_tools(first),
         any(options_of(each).ask_user for each in with_managed(first)),
         options.client_tools and cannot_wait(first) is None,
@@ -244,8 +237,8 @@ def _checked_call(name: str, factory: Factory, folders: ConversationFolders | No
     except (StartError, AgentUnavailableError):
         raise
     except (Exception, SystemExit) as error:
-        if is_of_executor(error):
-            raise started_executor(name) from error
+        if remote_executors.is_of_executor(error):
+            raise remote_executors.started_executor(name) from error
         raise StartError(
             f"the factory of agent {name!r} failed with {describe_error(error)}; mend it, or its "
             "configuration; it is called without arguments, except `caller` if it has a parameter of that name"
@@ -286,7 +279,7 @@ def _parts(agent: MultiStepAgent, path: str = "") -> dict[str, Any]:
         "templates": _without_dates(json.dumps(json_form(dict(agent.prompt_templates)))),
         "instructions": _without_dates(str(agent.instructions)),
         **{name: json_form(getattr(agent, name, None)) for name in _ATTRIBUTES},
-        "executor": remote_form(agent) or options_of(agent).executor,
+        "executor": remote_executors.remote_form(agent) or options_of(agent).executor,
     }
     if options_of(agent).remembers:
         parts["remembers"] = True

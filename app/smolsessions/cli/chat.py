@@ -26,17 +26,7 @@ from smolsessions.client import ApiError, Client
 from smolsessions.core.errors import StartError
 from smolsessions.settings import Settings, read_settings
 from smolsessions.store.embedded.data_folder import address_in
-from smolsessions.wire.events import (
-    MessageDelta,
-    MessageRestarted,
-    StepFinished,
-    StepStarted,
-    ToolCalled,
-    ToolReturned,
-    TurnEnded,
-    TurnEvent,
-    TurnWaiting,
-)
+from smolsessions.wire import events as wire
 from smolsessions.wire.turns import File, Image, Turn
 
 END_S = 30
@@ -222,8 +212,8 @@ class _Chat:
                 with self._refusals():
                     events = list(self._client.get_turn_events(name, turn.turn, until="waiting"))
                     last = events[-1] if events else None
-                    waits = [event for event in events if isinstance(event, TurnWaiting)]
-                    if last and waits and not isinstance(last, TurnEnded):  # some requests are answered by now
+                    waits = [event for event in events if isinstance(event, wire.TurnWaiting)]
+                    if last and waits and not isinstance(last, wire.TurnEnded):  # some requests are answered by now
                         last = waits[-1].model_copy(update={"requests": turn.requests, "seq": last.seq})
                     self._follow(iter(()), last)
             return
@@ -280,7 +270,7 @@ class _Chat:
             self._end_line()
             err.print(f"smolsessions: {error}", style="red", markup=False)
 
-    def _follow(self, events: Iterator[TurnEvent], last: TurnEvent | None) -> None:
+    def _follow(self, events: Iterator[wire.TurnEvent], last: wire.TurnEvent | None) -> None:
         """Show events up to the turn's end, and ask a person for what it waits for. `last` is the event before."""
         is_stopping = False
         while True:
@@ -301,11 +291,11 @@ class _Chat:
                 is_stopping = True
                 out.print("stopping …", style="dim")
             else:
-                if not isinstance(last, TurnWaiting) or not self._answer_all(last):
+                if not isinstance(last, wire.TurnWaiting) or not self._answer_all(last):
                     return
                 events = self._client.get_turn_events(last.conversation_id, last.turn, after=last.seq, until="waiting")
 
-    def _answer_all(self, waiting: TurnWaiting) -> bool:
+    def _answer_all(self, waiting: wire.TurnWaiting) -> bool:
         """Ask a person for each answer and send it. Returns False if the turn is left waiting."""
         place = (waiting.conversation_id, waiting.turn)
         requests = [*waiting.requests]
@@ -329,29 +319,29 @@ class _Chat:
                 out.print(f"{command} --url {self._address}", style="yellow", markup=False, soft_wrap=True)
         return not requests
 
-    def _show(self, event: TurnEvent) -> None:
+    def _show(self, event: wire.TurnEvent) -> None:
         match event:
-            case StepStarted():
+            case wire.StepStarted():
                 self._answer = ""
-            case MessageDelta():
+            case wire.MessageDelta():
                 self._say(event.channel, event.text)
-            case MessageRestarted():
+            case wire.MessageRestarted():
                 self._end_line()
                 self._answer = ""
                 out.print("the model is asked again; its text so far is void", style="yellow")
-            case ToolCalled(name=name, arguments=str(code)) if name == CODE:
+            case wire.ToolCalled(name=name, arguments=str(code)) if name == CODE:
                 self._end_line()
                 first = code.partition("final_answer(")[0].strip().partition("\n")[0]  # the answer follows as text
                 if first:
                     more = " … /code shows the rest" if first != code.strip() else ""
                     out.print(f"▸ {shorten(first, 100)}{more}", style="cyan", markup=False)
-            case ToolReturned(name=name) if name == CODE:
+            case wire.ToolReturned(name=name) if name == CODE:
                 self._result = event.result or ""
-            case ToolCalled() if not event.internal:
+            case wire.ToolCalled() if not event.internal:
                 self._end_line()
                 given = shorten(event.arguments, 100)
                 out.print(f"→ {event.agent}: {event.name} {given}", style="blue", markup=False)
-            case ToolReturned() if not event.internal:
+            case wire.ToolReturned() if not event.internal:
                 self._end_line()
                 result = (
                     f"✓ {shorten(event.result, 100)}"
@@ -359,7 +349,7 @@ class _Chat:
                     else f"✗ {shorten(event.error.message if event.error else '', 200)}"
                 )
                 out.print(f"  {result}", style="dim" if event.ok else "red", markup=False)
-            case StepFinished():
+            case wire.StepFinished():
                 self._end_line()
                 if event.error:
                     out.print(f"step {event.step}: {shorten(event.error.message, 200)}", style="red", markup=False)
@@ -367,7 +357,7 @@ class _Chat:
                     out.print(f"  ✓ {shorten(self._result, 100)}", style="dim", markup=False)
                 self._result = ""
                 self._show_media(event.images, event.files)
-            case TurnEnded():
+            case wire.TurnEnded():
                 self._end_line()
                 self._show_end(event.result, shown=self._answer)
 

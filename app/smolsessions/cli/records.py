@@ -17,23 +17,9 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
+from smolsessions.cli import remote
 from smolsessions.cli.questions import arguments_of, result_of
-from smolsessions.cli.remote import (
-    LOCAL,
-    ApiKey,
-    AsJson,
-    Url,
-    check_id,
-    check_ids,
-    err,
-    fail,
-    line,
-    out,
-    parse_json,
-    service,
-    shorten,
-    show,
-)
+from smolsessions.cli.remote import LOCAL, ApiKey, AsJson, Url, service
 from smolsessions.core.errors import StartError
 from smolsessions.wire import turns as wire_turns
 
@@ -41,8 +27,10 @@ T = TypeVar("T")
 TEXTS = {"title", "message", "reply", "tools"}
 """Columns that a narrow terminal wraps."""
 WIDE = 1000
-Conversation = Annotated[str, typer.Argument(metavar="CONVERSATION", callback=check_id, help="Its id.")]
-Conversations = Annotated[list[str], typer.Argument(metavar="CONVERSATION...", callback=check_ids, help="Their ids.")]
+Conversation = Annotated[str, typer.Argument(metavar="CONVERSATION", callback=remote.check_id, help="Its id.")]
+Conversations = Annotated[
+    list[str], typer.Argument(metavar="CONVERSATION...", callback=remote.check_ids, help="Their ids.")
+]
 Turn = Annotated[int, typer.Argument(metavar="TURN", min=1, help="Its number.")]
 Limit = Annotated[int, typer.Option(min=1, help="Most items.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -53,7 +41,7 @@ turns = typer.Typer(no_args_is_help=True, help="List, show, watch, answer and ca
 
 
 def _progress(items: Sequence[T], action: str) -> Iterable[T]:
-    return track(items, action, console=err, transient=True, disable=not err.is_terminal)
+    return track(items, action, console=remote.err, transient=True, disable=not remote.err.is_terminal)
 
 
 def _table(
@@ -62,21 +50,21 @@ def _table(
     items = itertools.islice(found, limit)
     if as_json:
         for item in items:
-            line(item)
+            remote.line(item)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
         table.add_column(name, no_wrap=name not in TEXTS)
     for item in items:
-        table.add_row(*(Text(shorten(column(item))) for column in columns.values()))
+        table.add_row(*(Text(remote.shorten(column(item))) for column in columns.values()))
     if table.rows:
-        if not out.is_terminal:
-            out.width = WIDE  # a row is a line for a program
-        out.print(table, soft_wrap=False)
+        if not remote.out.is_terminal:
+            remote.out.width = WIDE  # a row is a line for a program
+        remote.out.print(table, soft_wrap=False)
         if next(found, None):
-            err.print(f"more exist than --limit {limit} shows", style="dim")
+            remote.err.print(f"more exist than --limit {limit} shows", style="dim")
     else:
-        err.print(empty, style="dim")
+        remote.err.print(empty, style="dim")
 
 
 @conversations.command("list")
@@ -115,7 +103,7 @@ def list_conversations(  # noqa: PLR0917 - typer passes them by name
 def show_conversation(conversation: Conversation, url: Url = LOCAL, api_key: ApiKey = None) -> None:
     """Show a conversation as JSON."""
     with service(url, api_key) as client:
-        show(client.get_conversation(conversation))
+        remote.show(client.get_conversation(conversation))
 
 
 @conversations.command("export")
@@ -126,7 +114,7 @@ def export_conversation(
     api_key: ApiKey = None,
 ) -> None:
     """Write a conversation as a JSON document (docs/export.md)."""
-    with service(url, api_key) as client, err.status(f"exporting {conversation} …"):
+    with service(url, api_key) as client, remote.err.status(f"exporting {conversation} …"):
         text = json.dumps(client.export_conversation(conversation), ensure_ascii=False)
     if file:
         _write(file, text)
@@ -152,7 +140,7 @@ def _write(file: Path, text: str) -> None:
             part.unlink(missing_ok=True)
     except (OSError, RuntimeError) as error:  # Python 3.11 raises `RuntimeError` for symlinks in a circle
         cause = error.strerror if isinstance(error, OSError) else error
-        raise fail(f"{file} cannot be written ({cause}); mend that, or name another file") from None
+        raise remote.fail(f"{file} cannot be written ({cause}); mend that, or name another file") from None
 
 
 @conversations.command("import")
@@ -166,9 +154,9 @@ def import_conversation(
     with service(url, api_key) as client:
         for file in _progress(files, "importing"):
             try:
-                document = parse_json(file.read_text("utf-8"))
+                document = remote.parse_json(file.read_text("utf-8"))
             except ValueError as error:
-                raise fail(f"{file} is no JSON: {error}; export the conversation again") from None
+                raise remote.fail(f"{file} is no JSON: {error}; export the conversation again") from None
             typer.echo(client.import_conversation(document, agent=agent).id)
 
 
@@ -198,12 +186,12 @@ def prune_conversation(  # noqa: PLR0917 - see above
     if destroy and not dry_run and not yes:
         _confirm("Delete these steps permanently?")
     try:
-        rules: Any = parse_json(policy) if policy and policy.lstrip().startswith(("[", "{")) else policy
+        rules: Any = remote.parse_json(policy) if policy and policy.lstrip().startswith(("[", "{")) else policy
     except ValueError as error:
         example = """'[{"name": "keep_last_n_steps", "n": 20}]'"""
         raise StartError(f"--policy is no JSON: {error}; write it as {example}") from None
     with service(url, api_key) as client:
-        show(client.prune_conversation(conversation, policy=rules, dry_run=dry_run, destroy=destroy))
+        remote.show(client.prune_conversation(conversation, policy=rules, dry_run=dry_run, destroy=destroy))
 
 
 @conversations.command("fork")
@@ -227,14 +215,14 @@ def roll_back_conversation(
 ) -> None:
     """Drop the turns after TURN from the memory, and show the conversation. They stay on record."""
     with service(url, api_key) as client:
-        show(client.roll_back_conversation(conversation, turn))
+        remote.show(client.roll_back_conversation(conversation, turn))
 
 
 def _confirm(question: str) -> None:
     try:
         typer.confirm(question, abort=True, err=True)
     except typer.Abort:
-        raise fail("nothing was deleted; answer y, or use --yes") from None
+        raise remote.fail("nothing was deleted; answer y, or use --yes") from None
 
 
 @turns.command("list")
@@ -265,7 +253,7 @@ def list_turns(
 def show_turn(conversation: Conversation, turn: Turn, url: Url = LOCAL, api_key: ApiKey = None) -> None:
     """Show a turn as JSON."""
     with service(url, api_key) as client:
-        show(client.get_turn(conversation, turn))
+        remote.show(client.get_turn(conversation, turn))
 
 
 @turns.command("events")
@@ -279,7 +267,7 @@ def watch_turn(
     """Print the events of a turn as they happen, one JSON object a line."""
     with service(url, api_key) as client:
         for event in client.get_turn_events(conversation, turn, after=after):
-            line(event)
+            remote.line(event)
 
 
 @turns.command("answer")
@@ -315,20 +303,20 @@ def answer_turn(  # noqa: PLR0917 - see above
             answer["arguments"] = arguments_of(arguments)
         except ValueError as mistake:
             raise StartError(f'--arguments is no JSON object: {mistake}; write it as \'{{"to": "ada"}}\'') from None
-    with service(url, api_key) as client, err.status("waiting …"):
+    with service(url, api_key) as client, remote.err.status("waiting …"):
         if request is None:
             still_open = [each.request_id for each in client.get_turn(conversation, turn).requests]
             if len(still_open) != 1:
-                raise fail(f"name one of the open requests: {', '.join(still_open) or 'there is none'}")
+                raise remote.fail(f"name one of the open requests: {', '.join(still_open) or 'there is none'}")
             (request,) = still_open
         given: Any = {"request_id": request, **answer}
         answered = client.answer_turn(conversation, turn, [given])
-    show(answered)
+    remote.show(answered)
 
 
 @turns.command("cancel")
 def cancel_turn(conversation: Conversation, turn: Turn, url: Url = LOCAL, api_key: ApiKey = None) -> None:
     """Stop a turn at its next model call, piece of text or tool call, and show it."""
-    with service(url, api_key) as client, err.status("stopping …"):
+    with service(url, api_key) as client, remote.err.status("stopping …"):
         stopped = client.cancel_turn(conversation, turn, wait_s=30)
-    show(stopped)
+    remote.show(stopped)

@@ -21,14 +21,8 @@ from smolagents.utils import BASE_BUILTIN_MODULES
 
 import smolsessions
 from smolsessions.agent_options import SharedOptions
-from smolsessions.agents.config.mistakes import (
-    Place,
-    PlacedStartError,
-    keys_at,
-    mistakes_in,
-    sentence_at,
-    wrong_references,
-)
+from smolsessions.agents.config import mistakes
+from smolsessions.agents.config.mistakes import Place
 from smolsessions.agents.config.saved_agents import SavedAgent, download, read_saved_agent
 from smolsessions.agents.config.schema import CODE_KEYS, REMOTE_EXECUTORS, AgentsFile, AgentTable, ModelTable
 from smolsessions.agents.config.templates import complete_templates, smolagents_templates, templates_of
@@ -72,11 +66,11 @@ def read_agents_file(path: Path) -> AgentsFile:
     try:
         file = AgentsFile.model_validate(tomllib.loads(text))
     except ValidationError as error:
-        raise StartError("\n".join(f"{path}: {sentence}" for sentence in mistakes_in(error))) from None
+        raise StartError("\n".join(f"{path}: {sentence}" for sentence in mistakes.mistakes_in(error))) from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         place = str(error).rpartition("(at ")[2].removesuffix(")") if "(at " in str(error) else "nested too deep"
         raise StartError(f"{path}: is no TOML, or has a key twice ({place}); mend the syntax there") from None
-    if sentences := list(wrong_references(file)):
+    if sentences := list(mistakes.wrong_references(file)):
         raise StartError("\n".join(f"{path}: {sentence}" for sentence in sentences))
     if not file.agents:
         raise StartError(f"{path}: has no agent; add a table [agents.NAME]")
@@ -107,7 +101,7 @@ class Assembly:
         try:
             tool_servers.open({name: table for name, table in file.mcp.items() if name in used})
         except StartError as error:
-            raise PlacedStartError(f"{path}: {error.message}") from error
+            raise mistakes.PlacedStartError(f"{path}: {error.message}") from error
         search_modules_in(path.absolute().parent, Path.cwd())
         self._factories: dict[str, Factory] = {}
         self._predicates: dict[str, Any] = {}
@@ -287,7 +281,7 @@ class Assembly:
         """
         try:
             yield
-        except PlacedStartError:
+        except mistakes.PlacedStartError:
             raise
         except kinds as error:
             if isinstance(error, StartError):
@@ -296,7 +290,7 @@ class Assembly:
                 text = without_secrets(str(error)).rstrip(" .\n") + "; mend it"
             named, colon, rest = text.partition(": ")
             named = "executor_key_env" if named == "key_env" else named
-            if colon and named in keys_at(table):
+            if colon and named in mistakes.keys_at(table):
                 key, text = named, rest
             place = (*table, key) if key else table
-            raise PlacedStartError(f"{self._path}: {sentence_at(place, text)}") from error
+            raise mistakes.PlacedStartError(f"{self._path}: {mistakes.sentence_at(place, text)}") from error

@@ -11,31 +11,22 @@ from graphlib import CycleError, TopologicalSorter
 from pydantic import ValidationError
 
 from smolsessions.agent_options import CodeLimitValues, Options, WorkspaceOptions
-from smolsessions.agents.config.schema import (
-    BY_NAME,
-    IN_PLACE,
-    REMOTE_EXECUTORS,
-    AgentsFile,
-    AgentTable,
-    McpTable,
-    ModelOptions,
-    ModelTable,
-)
+from smolsessions.agents.config import schema
 from smolsessions.core.errors import StartError
 from smolsessions.core.policies import TAGS
 
 Place = tuple[int | str, ...]
 
 _KEYS: Mapping[Place, Collection[str]] = {
-    (): AgentsFile.model_fields,
-    ("models", "*"): ModelTable.model_fields,
-    ("models", "*", "options"): ModelOptions.model_fields,
-    ("agents", "*"): AgentTable.model_fields,
-    ("agents", "*", "model"): ModelTable.model_fields,
-    ("agents", "*", "model", "options"): ModelOptions.model_fields,
+    (): schema.AgentsFile.model_fields,
+    ("models", "*"): schema.ModelTable.model_fields,
+    ("models", "*", "options"): schema.ModelOptions.model_fields,
+    ("agents", "*"): schema.AgentTable.model_fields,
+    ("agents", "*", "model"): schema.ModelTable.model_fields,
+    ("agents", "*", "model", "options"): schema.ModelOptions.model_fields,
     ("agents", "*", "code_limits"): CodeLimitValues.__annotations__,
     ("agents", "*", "workspace"): WorkspaceOptions.model_fields,
-    ("mcp", "*"): McpTable.model_fields,
+    ("mcp", "*"): schema.McpTable.model_fields,
     ("options", "*"): Options.model_fields,
     ("options", "*", "code_limits"): CodeLimitValues.__annotations__,
     ("options", "*", "workspace"): WorkspaceOptions.model_fields,
@@ -89,7 +80,10 @@ def mistakes_in(error: ValidationError, table: Place = ()) -> list[str]:
     problems = error.errors(include_url=False, include_input=False)
     sentences = []
     for problem in problems:
-        place = (*table, *(part for part in problem["loc"] if part not in {*TAGS, BY_NAME, IN_PLACE, "[key]"}))
+        place = (
+            *table,
+            *(part for part in problem["loc"] if part not in {*TAGS, schema.BY_NAME, schema.IN_PLACE, "[key]"}),
+        )
         kind = problem["type"]
         key = next((str(part) for part in reversed(place) if part in _SENTENCES_OF_KEYS), "")
         if kind == "extra_forbidden":
@@ -136,7 +130,7 @@ def _shown(part: int | str, pattern: re.Pattern[str]) -> str:
     return str(part) if pattern.fullmatch(str(part)) else "…"
 
 
-def wrong_references(file: AgentsFile) -> Iterator[str]:
+def wrong_references(file: schema.AgentsFile) -> Iterator[str]:
     """Yield a sentence for each name of a table that is none, and for parts that do not go together."""
     for name, table in file.models.items():
         yield from _wrong_fallbacks(file, ("models", name), table, own=name)
@@ -159,7 +153,7 @@ def wrong_references(file: AgentsFile) -> Iterator[str]:
             elif file.agents[each].kind and not file.agents[each].description:
                 yield sentence_at(("agents", each, "description"), f"is missing, and {name} manages this agent; add it")
         unreachable = {"managed_agents": "agents", "mcp": "MCP servers", "workspace": "a workspace"}
-        for key, what in unreachable.items() if agent.executor in REMOTE_EXECUTORS else ():
+        for key, what in unreachable.items() if agent.executor in schema.REMOTE_EXECUTORS else ():
             if getattr(agent, key):
                 sentence = f'executor = "{agent.executor}" cannot call {what}; use executor = "child"'
                 yield sentence_at((*place, key), sentence)
@@ -172,7 +166,7 @@ def wrong_references(file: AgentsFile) -> Iterator[str]:
         yield sentence_at(("agents", cycle[0], "managed_agents"), sentence)
 
 
-def _wrong_fallbacks(file: AgentsFile, place: Place, table: ModelTable, own: str) -> Iterator[str]:
+def _wrong_fallbacks(file: schema.AgentsFile, place: Place, table: schema.ModelTable, own: str) -> Iterator[str]:
     place = (*place, "fallbacks")
     yield from _unknown_names(place, table.fallbacks, "models", file.models)
     for name in table.fallbacks:

@@ -8,13 +8,7 @@ import time
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from smolagents import ChatMessage, CodeAgent, LogLevel, MessageRole, Model, TokenUsage, Tool, ToolCallingAgent
-from smolagents.models import (
-    ChatMessageStreamDelta,
-    ChatMessageToolCall,
-    ChatMessageToolCallFunction,
-    ChatMessageToolCallStreamDelta,
-)
+from smolagents import ChatMessage, CodeAgent, LogLevel, MessageRole, Model, TokenUsage, Tool, ToolCallingAgent, models
 
 import smolsessions
 from smolsessions.agents.config.templates import smolagents_templates
@@ -92,13 +86,15 @@ class RuleModel(Model):
         parts, next_calls = exchange.resolve()
         names = dict.fromkeys(call.tool for call in next_calls)
         content = f"I call {' and '.join(names)}." if names else ""
-        calls: list[ChatMessageToolCall] = []
+        calls: list[models.ChatMessageToolCall] = []
         if tools_to_call_from:
             called = [(call.tool, call.arguments) for call in next_calls]
             for number, (name, arguments) in enumerate(called or [("final_answer", {"answer": _joined(parts)})], 1):
-                function = ChatMessageToolCallFunction(name=name, arguments=json.dumps(arguments, ensure_ascii=False))
+                function = models.ChatMessageToolCallFunction(
+                    name=name, arguments=json.dumps(arguments, ensure_ascii=False)
+                )
                 call_id = f"call_{len(messages)}_{number}"  # unique in the conversation; smolagents sorts results by id
-                calls.append(ChatMessageToolCall(function, id=call_id, type="function"))
+                calls.append(models.ChatMessageToolCall(function, id=call_id, type="function"))
         elif stop_sequences:
             content = _code(parts, next_calls, thought=content or "I answer.")
         else:  # smolagents asks for a final answer at the step limit
@@ -107,16 +103,16 @@ class RuleModel(Model):
         usage = TokenUsage(input_tokens=len(exchange.task.split()), output_tokens=words)
         return ChatMessage(MessageRole.ASSISTANT, content, tool_calls=calls, token_usage=usage)
 
-    def generate_stream(self, messages: list[ChatMessage], **options: Any) -> Generator[ChatMessageStreamDelta]:
+    def generate_stream(self, messages: list[ChatMessage], **options: Any) -> Generator[models.ChatMessageStreamDelta]:
         message = self.generate(messages, **options)
-        deltas = [ChatMessageStreamDelta(content=piece) for piece in _pieces(str(message.content))]
+        deltas = [models.ChatMessageStreamDelta(content=piece) for piece in _pieces(str(message.content))]
         for index, call in enumerate(message.tool_calls or []):
-            name = ChatMessageToolCallFunction(name=call.function.name, arguments="")
-            parts = [ChatMessageToolCallStreamDelta(index=index, id=call.id, type="function", function=name)]
+            name = models.ChatMessageToolCallFunction(name=call.function.name, arguments="")
+            parts = [models.ChatMessageToolCallStreamDelta(index=index, id=call.id, type="function", function=name)]
             for piece in _pieces(call.function.arguments):
-                fragment = ChatMessageToolCallFunction(name="", arguments=piece)
-                parts.append(ChatMessageToolCallStreamDelta(index=index, function=fragment))
-            deltas += [ChatMessageStreamDelta(tool_calls=[part]) for part in parts]
+                fragment = models.ChatMessageToolCallFunction(name="", arguments=piece)
+                parts.append(models.ChatMessageToolCallStreamDelta(index=index, function=fragment))
+            deltas += [models.ChatMessageStreamDelta(tool_calls=[part]) for part in parts]
         deltas[-1].token_usage = message.token_usage
         is_slow = COUNTING.fullmatch(Exchange.current(messages).task)
         for delta in deltas:

@@ -14,15 +14,9 @@ from smolagents.memory import ActionStep, MemoryStep, TaskStep
 
 from smolsessions.agents.memory.prompt_steps import FlatMap, PromptStep, PromptTokens
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep, begins_turn
+from smolsessions.core import policies as rules
 from smolsessions.core.errors import ConflictError
-from smolsessions.core.policies import (
-    KeepLastNSteps,
-    OwnRule,
-    Policy,
-    PruneOldObservations,
-    Summarize,
-    TokenBudget,
-)
+from smolsessions.core.policies import Policy
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +64,7 @@ def turn_start(steps: Steps, end: int | None = None) -> int:
 
 
 @_applied.register
-def _keep_last_steps(rule: KeepLastNSteps, steps: Steps, context: RuleContext) -> Steps:
+def _keep_last_steps(rule: rules.KeepLastNSteps, steps: Steps, context: RuleContext) -> Steps:
     first = len(_leading_summary(steps))
     left, start = rule.n, len(steps)
     while start > first and left:
@@ -81,7 +75,7 @@ def _keep_last_steps(rule: KeepLastNSteps, steps: Steps, context: RuleContext) -
 
 
 @_applied.register
-def _cut_observations(rule: PruneOldObservations, steps: Steps, context: RuleContext) -> Steps:
+def _cut_observations(rule: rules.PruneOldObservations, steps: Steps, context: RuleContext) -> Steps:
     left, start = rule.keep_last_n, len(steps)
     while start and left:
         start -= 1
@@ -108,7 +102,7 @@ def _cut_observations(rule: PruneOldObservations, steps: Steps, context: RuleCon
 
 
 @_applied.register
-def _within_budget(rule: TokenBudget, steps: Steps, context: RuleContext) -> Steps:
+def _within_budget(rule: rules.TokenBudget, steps: Steps, context: RuleContext) -> Steps:
     """Keep a summary, all notes, the newest task and the last step in any case, then the newest turns that fit."""
     if not steps:
         return steps
@@ -144,7 +138,7 @@ def _notes(steps: Steps) -> Steps:
 
 
 @_applied.register
-def _apply_summary(_rule: Summarize, steps: Steps, _context: RuleContext) -> Steps:
+def _apply_summary(_rule: rules.Summarize, steps: Steps, _context: RuleContext) -> Steps:
     """Replace the steps that the newest summary covers, except notes and the current task."""
     newest = next((at for at in reversed(range(len(steps))) if isinstance(steps[at].step, SummaryStep)), None)
     if newest is None:
@@ -160,7 +154,7 @@ def _apply_summary(_rule: Summarize, steps: Steps, _context: RuleContext) -> Ste
 
 
 @_applied.register
-def _apply_own(rule: OwnRule, steps: Steps, context: RuleContext) -> Steps:
+def _apply_own(rule: rules.OwnRule, steps: Steps, context: RuleContext) -> Steps:
     """Call the author's function with copies, so that the memory keeps the original steps."""
     name, function = rule.name, context.own_policies.get(rule.name)
     if function is None:

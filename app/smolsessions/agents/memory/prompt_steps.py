@@ -15,14 +15,7 @@ from smolagents.memory import ActionStep, MemoryStep, TaskStep
 from smolagents.models import ChatMessage
 from smolagents.utils import AgentMaxStepsError
 
-from smolsessions.agents.memory.step_types import (
-    NoteStep,
-    SummaryStep,
-    messages_of,
-    replaced_notes,
-    shown_estimate,
-    text_in,
-)
+from smolsessions.agents.memory import step_types
 from smolsessions.agents.memory.tokens import estimate, estimate_messages
 from smolsessions.agents.values.media import holds_media
 
@@ -59,7 +52,7 @@ class PromptStep:
 
     @cached_property
     def messages(self) -> list[ChatMessage]:
-        return messages_of(self.step)
+        return step_types.messages_of(self.step)
 
     @cached_property
     def estimate(self) -> int:
@@ -67,16 +60,16 @@ class PromptStep:
 
     @property
     def summary_messages(self) -> list[ChatMessage]:
-        return messages_of(self.step, summary_mode=True)
+        return step_types.messages_of(self.step, summary_mode=True)
 
     @property
     def text(self) -> str:
         """The step as the model sees it, without images."""
-        return "\n".join(map(text_in, self.messages))
+        return "\n".join(map(step_types.text_in, self.messages))
 
     @property
     def characters(self) -> int:
-        return sum(len(text_in(message)) for message in self.messages)
+        return sum(len(step_types.text_in(message)) for message in self.messages)
 
     @property
     def call_ids(self) -> tuple[str, ...]:
@@ -84,7 +77,7 @@ class PromptStep:
 
     @property
     def is_always_shown(self) -> bool:
-        return isinstance(self.step, TaskStep | NoteStep)
+        return isinstance(self.step, TaskStep | step_types.NoteStep)
 
     def copy(self, name: Hashable, make: Callable[[], MemoryStep]) -> PromptStep:
         if name not in self._copies:
@@ -145,7 +138,7 @@ class PromptMemory:
                     if content:
                         one.content = content  # as it is now: a callback may change the step
                 steps.append(one)
-        self._has_notes = self._has_notes or NoteStep in set(map(type, new))
+        self._has_notes = self._has_notes or step_types.NoteStep in set(map(type, new))
         self._illustrated += filter(holds_media, new)
         self._memory, self._steps, self._newest = memory, steps, memory[-NEWEST:]
         return steps
@@ -155,7 +148,7 @@ class PromptMemory:
         steps = self.steps()
         if not self._has_notes:
             return steps
-        replaced = replaced_notes([one.step for one in steps if isinstance(one.step, NoteStep)])
+        replaced = step_types.replaced_notes([one.step for one in steps if isinstance(one.step, step_types.NoteStep)])
         return [one for one in steps if id(one.step) not in replaced] if replaced else steps
 
     def illustrated(self) -> list[MemoryStep]:
@@ -238,7 +231,7 @@ class PromptTokens:
             if not isinstance(step, ActionStep) or isinstance(step.error, AgentMaxStepsError) or not step.token_usage:
                 continue
             if counted := int(step.token_usage.input_tokens):
-                shown = shown_estimate(step)
+                shown = step_types.shown_estimate(step)
                 most = MAX_FACTOR if shown is not None else MAX_UNRECORDED_FACTOR
                 if shown is None:
                     shown = sum(one.estimate for one in islice(self._memory.steps(), place))
@@ -271,7 +264,7 @@ def content_of(step: MemoryStep) -> tuple[object, ...]:
             return (*content, *[_call(call) for call in calls or ()])
         case TaskStep():
             return (step.task, *_listed(step.task_images))
-        case NoteStep() | SummaryStep():
+        case step_types.NoteStep() | step_types.SummaryStep():
             return (type(step), step.text)
         case _:
             return (getattr(step, "plan", None),)

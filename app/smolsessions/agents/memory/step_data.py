@@ -14,23 +14,12 @@ from math import floor, isfinite
 from typing import Any
 
 import PIL.Image
+from smolagents import models
 from smolagents.agent_types import AgentAudio, AgentText
 from smolagents.memory import ActionStep, PlanningStep, TaskStep, ToolCall
-from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 from smolagents.monitoring import Timing
 
-from smolsessions.agents.memory.step_types import (
-    ERRORS,
-    ESTIMATE,
-    LABELS,
-    EditStep,
-    NoteStep,
-    Step,
-    SummaryStep,
-    agent_error,
-    shown_estimate,
-    step_type,
-)
+from smolsessions.agents.memory import step_types
 from smolsessions.agents.models.token_usage import MAX_COUNT, details_of, usage_of_data
 from smolsessions.agents.run.failures import is_swallowed_failure
 from smolsessions.agents.values import CodecError, dumps, loads
@@ -44,13 +33,13 @@ from smolsessions.core.media import image_name
 
 Data = dict[str, Any]
 
-ROLES = frozenset(role.value for role in MessageRole)
+ROLES = frozenset(role.value for role in models.MessageRole)
 _OWN_PREFIX = "smolsessions_"  # of the attributes that the service adds
 _PARTS = dict.fromkeys(("action", "planning"), ("", "timing", "token_usage", "model_output_message"))
 """Owners of attributes: the step itself, and its parts."""
 _COLLECTIONS = frozenset({list, tuple, set, frozenset})
 _SCALARS = frozenset({str, float, bool, bytes, type(None)})
-_NO_MESSAGE = ChatMessage(role=MessageRole.ASSISTANT, content=None)
+_NO_MESSAGE = models.ChatMessage(role=models.MessageRole.ASSISTANT, content=None)
 _FORM_NODES = 100  # budget of a part that only has a JSON form
 
 
@@ -76,7 +65,7 @@ class StepEncoder:
         """Fields of the step that held a value of a wrong type."""
 
     def encode(self, step: Any) -> Data:
-        data: Data = {"type": step_type(step)}
+        data: Data = {"type": step_types.step_type(step)}
         match data["type"]:
             case "action":
                 data |= self._action(step)
@@ -103,13 +92,13 @@ class StepEncoder:
                     data[name] = self._count(name, getattr(step, name), optional=True)
             case "edit":
                 data |= {"step": step.step and self.encode(step.step), "of": step.of, "removed": step.removed}
-        data["labels"] = list(getattr(step, LABELS, ()))
+        data["labels"] = list(getattr(step, step_types.LABELS, ()))
         attributes = {}
         for name in _PARTS.get(data["type"], ("",)):
             owner = getattr(step, name) if name else step
             fields = getattr(type(owner), "__dataclass_fields__", ())
             if fields and len(vars(owner)) > len(fields):
-                added = sorted(vars(owner).keys() - fields.keys() - {ESTIMATE})
+                added = sorted(vars(owner).keys() - fields.keys() - {step_types.ESTIMATE})
                 if kept := [each for each in added if not each.startswith(_OWN_PREFIX)]:
                     attributes[name] = {each: self.value(vars(owner)[each]) for each in kept}
         return data | {"attributes": attributes} if attributes else data
@@ -161,7 +150,7 @@ class StepEncoder:
         if medium or is_swallowed_failure(output):
             output = None  # an exception's text may hold a key
         if error is not None:
-            known = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in ERRORS), None)
+            known = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in step_types.ERRORS), None)
             if known is None:
                 self.replaced.add("error")
             error = {"type": known or "AgentError", "message": _text_of(error)}
@@ -186,7 +175,7 @@ class StepEncoder:
             "action_output_file": medium if is_file else None,
             "error": error,
             "is_final_answer": is_final,
-            "shown_estimate": self._count(ESTIMATE, shown_estimate(step), optional=True),
+            "shown_estimate": self._count(step_types.ESTIMATE, step_types.shown_estimate(step), optional=True),
             "token_usage": self._usage("token_usage", step.token_usage),
         }
 
@@ -245,16 +234,16 @@ class StepEncoder:
 
     def _message(self, message: Any) -> Data | None:
         name, text, optional = "model_output_message", self._text, self._optional_text
-        if not isinstance(message, ChatMessage):
+        if not isinstance(message, models.ChatMessage):
             if message is not None:
                 self.replaced.add(name)
             return None
         role = getattr(message.role, "value", message.role)
         if type(role) is not str or role not in ROLES:
             self.replaced.add(name)
-            role = MessageRole.ASSISTANT.value
-        calls = self._members(name, message.tool_calls, ChatMessageToolCall)
-        if calls and not all(isinstance(call.function, ChatMessageToolCallFunction) for call in calls):
+            role = models.MessageRole.ASSISTANT.value
+        calls = self._members(name, message.tool_calls, models.ChatMessageToolCall)
+        if calls and not all(isinstance(call.function, models.ChatMessageToolCallFunction) for call in calls):
             self.replaced.add(name)
             calls = None
         return {
@@ -314,9 +303,9 @@ class StepDecoder:
         self._classes = (*stored_classes, Medium)
         self._open_image = open_image
 
-    def decode(self, data: Data) -> Step:
+    def decode(self, data: Data) -> step_types.Step:
         """Raises `SealBrokenError` for an attachment that is missing or a value that is unreadable."""
-        step: Step
+        step: step_types.Step
         match data["type"]:
             case "task":
                 step = TaskStep(data["task"], self._media(data["task_images"]))
@@ -328,15 +317,15 @@ class StepDecoder:
             case "action":
                 step = self._action(data)
             case "note":
-                step = NoteStep(data["number"], data["text"], data["replaces"])
+                step = step_types.NoteStep(data["number"], data["text"], data["replaces"])
             case "summary":
-                step = SummaryStep(data["text"], data["recent"], data["input_tokens"], data["output_tokens"])
+                step = step_types.SummaryStep(data["text"], data["recent"], data["input_tokens"], data["output_tokens"])
             case "edit":
-                step = EditStep(data["step"] and self.decode(data["step"]), data["of"], data["removed"])
+                step = step_types.EditStep(data["step"] and self.decode(data["step"]), data["of"], data["removed"])
             case kind:
                 raise SealBrokenError(f"a stored step is of no known type: {kind!r:.40}")
         if data["labels"]:
-            setattr(step, LABELS, tuple(data["labels"]))
+            setattr(step, step_types.LABELS, tuple(data["labels"]))
         for part, added in data.get("attributes", {}).items():
             for name, value in added.items():
                 setattr(getattr(step, part) if part else step, name, self.value(value))
@@ -386,7 +375,7 @@ class StepDecoder:
             step_number=data["step_number"],
             timing=Timing(**data["timing"]),
             tool_calls=calls and [ToolCall(call["name"], self.value(call["arguments"]), call["id"]) for call in calls],
-            error=error and agent_error(error["type"], error["message"]),
+            error=error and step_types.agent_error(error["type"], error["message"]),
             model_output_message=message,
             model_output=self.value(data["model_output"]),
             code_action=data["code_action"],
@@ -397,18 +386,20 @@ class StepDecoder:
             is_final_answer=data["is_final_answer"],
         )
         if data["shown_estimate"] is not None:
-            setattr(step, ESTIMATE, data["shown_estimate"])
+            setattr(step, step_types.ESTIMATE, data["shown_estimate"])
         return step
 
-    def _message(self, data: Data) -> ChatMessage:
+    def _message(self, data: Data) -> models.ChatMessage:
         calls = data["tool_calls"]
-        return ChatMessage(
-            role=MessageRole(data["role"]),
+        return models.ChatMessage(
+            role=models.MessageRole(data["role"]),
             content=self.value(data["content"]),
             tool_calls=calls
             and [
-                ChatMessageToolCall(
-                    ChatMessageToolCallFunction(self.value(call["arguments"]), call["name"], call["description"]),
+                models.ChatMessageToolCall(
+                    models.ChatMessageToolCallFunction(
+                        self.value(call["arguments"]), call["name"], call["description"]
+                    ),
                     call["id"],
                     call["type"],
                 )

@@ -15,19 +15,9 @@ from typing import Any, cast
 
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
 
+from smolsessions.agents.sandbox import variable_chunks
 from smolsessions.agents.sandbox.classes import is_named_class
 from smolsessions.agents.sandbox.code_values import COUNTED, PRINTED, Scope
-from smolsessions.agents.sandbox.variable_chunks import (
-    Chunk,
-    SharedObjects,
-    chunk_names,
-    load,
-    load_plain,
-    pickle_chunk,
-    plain_chunk,
-    plain_name,
-    restore,
-)
 
 INTERNAL_NAMES = frozenset({"__name__", PRINTED, COUNTED})
 
@@ -56,13 +46,13 @@ class InterpreterState(dict[str, Any]):
         if name not in self.loaded:
             digest = b""
             try:
-                value = load_plain(name, self.late[name][1])
+                value = variable_chunks.load_plain(name, self.late[name][1])
             except (MemoryError, RecursionError):
                 raise
             except Exception:  # noqa: BLE001 - code has forged the chunk
                 raise InterpreterError(_gone(name)) from None
             with contextlib.suppress(Exception):  # near the limit of recursion: then it is saved as a new value
-                digest = plain_chunk(name, value).digest
+                digest = variable_chunks.plain_chunk(name, value).digest
             self.loaded[name] = value, digest
         value = self[name] = self.loaded[name][0]
         return value
@@ -128,7 +118,7 @@ class Variables:
         late: dict[str, tuple[str, bytes]] = {}
         rest: dict[str, bytes] = {}
         for chunk, data in chunks.items():
-            name = plain_name(data)
+            name = variable_chunks.plain_name(data)
             if name and name not in INTERNAL_NAMES and name not in late:
                 late[name] = chunk, data
             else:
@@ -136,10 +126,10 @@ class Variables:
         for name in dict.keys(self._state) & late.keys():
             self._state.pop(name)
         self._late = self._state.late = late
-        failed = restore(rest, self._scope)
+        failed = variable_chunks.restore(rest, self._scope)
         now = self._pickle(set())
         self._digests = {name: now[name].digest if name in now else b"" for name in (*rest, *self._digests)}
-        return sorted({name for chunk in failed for name in chunk_names(chunk, chunks[chunk])})
+        return sorted({name for chunk in failed for name in variable_chunks.chunk_names(chunk, chunks[chunk])})
 
     def save(self) -> SavedVariables:
         """Pickle the variables. A value that cannot be pickled is dropped and never raises."""
@@ -163,7 +153,7 @@ class Variables:
         }
         return own | {f"{name}()": value for name, value in self._executor.custom_tools.items()}
 
-    def _pickle(self, dropped: set[str]) -> dict[str, Chunk]:
+    def _pickle(self, dropped: set[str]) -> dict[str, variable_chunks.Chunk]:
         """Pickle the present variables into chunks by id. Keys that fail are added to `dropped`.
 
         A chunk with classes contains all that they need. Others refer to classes by name and load after them.
@@ -181,8 +171,8 @@ class Variables:
         own = {key: value for key, value in self._own().items() if key not in dropped}
         classes = {key for key, value in own.items() if is_named_class(key, value)}
         class_names: dict[int, str] = {}
-        alone: dict[str, Chunk] = {}
-        shared = SharedObjects()
+        alone: dict[str, variable_chunks.Chunk] = {}
+        shared = variable_chunks.SharedObjects()
         for key in sorted(own, key=lambda key: key not in classes):
             try:
                 alone[key], objects = self._chunk({key: own[key]}, {} if key in classes else class_names)
@@ -206,34 +196,34 @@ class Variables:
         # A closure may have captured a late variable and loaded it: the two share an object.
         return chunks if len(state.loaded) == loaded else self._pickle(dropped)
 
-    def _chunk(self, values: dict[str, Any], class_names: Mapping[int, str]) -> tuple[Chunk, list[Any]]:
-        return pickle_chunk(values, class_names, self._scope, self._max_bytes)
+    def _chunk(self, values: dict[str, Any], class_names: Mapping[int, str]) -> tuple[variable_chunks.Chunk, list[Any]]:
+        return variable_chunks.pickle_chunk(values, class_names, self._scope, self._max_bytes)
 
-    def _new(self, chunks: Mapping[str, Chunk]) -> dict[str, Chunk]:
+    def _new(self, chunks: Mapping[str, variable_chunks.Chunk]) -> dict[str, variable_chunks.Chunk]:
         return {name: chunk for name, chunk in chunks.items() if self._digests.get(name) != chunk.digest}
 
-    def _unreadable(self, chunks: Mapping[str, Chunk]) -> set[str]:
+    def _unreadable(self, chunks: Mapping[str, variable_chunks.Chunk]) -> set[str]:
         """Load the new chunks into a scratch scope and return the keys that make one fail."""
         new = self._new(chunks)
         needs = {name for chunk in new.values() for name in chunk.needs}
         tried = {name: chunk.data for name, chunk in chunks.items() if name in new or not needs.isdisjoint(chunk.keys)}
-        if not restore(tried, self._scope.scratch()):
+        if not variable_chunks.restore(tried, self._scope.scratch()):
             return set()
         everything, values = self._scope.scratch(), self._own()
         present = {chunk.id: chunk.data for chunk in chunks.values()}
-        failed = restore(dict(self._state.late.values()) | present, everything)
+        failed = variable_chunks.restore(dict(self._state.late.values()) | present, everything)
         culprits: set[str] = set()
         for keys in (chunks[name].keys for name in failed if name in new):
             broken = set(keys)
             for key in keys:
                 with contextlib.suppress(BaseException):  # as above
                     chunk, _ = self._chunk({key: values[key]}, {})
-                    if load(chunk.data, everything):
+                    if variable_chunks.load(chunk.data, everything):
                         broken.discard(key)
             culprits |= broken or set(keys)
         return culprits
 
-    def _too_large(self, chunks: Mapping[str, Chunk]) -> set[str]:
+    def _too_large(self, chunks: Mapping[str, variable_chunks.Chunk]) -> set[str]:
         """Return the keys of the largest chunks if all together exceed the limit."""
         late = self._state.late
         total = sum(len(chunk.data) for chunk in chunks.values()) + sum(len(data) for _, data in late.values())

@@ -12,17 +12,7 @@ from smolagents import MultiStepAgent
 
 from smolsessions.agent_options import options_of
 from smolsessions.agents.memory.steps import StepTooLargeError, pack_data
-from smolsessions.agents.run.agent_state import (
-    LOGS,
-    LOST,
-    PROCESS_ONLY,
-    REPORTED,
-    RESET,
-    STATE,
-    TOOL,
-    VARIABLE,
-    has_own_state,
-)
+from smolsessions.agents.run import agent_state
 from smolsessions.agents.run.instrumentation import code_runs_in
 from smolsessions.agents.run.managed_memory import MEMORY, pieces_of
 from smolsessions.agents.sandbox.interpreter import MAX_CHUNKS, MAX_NAME_CHARS
@@ -64,7 +54,7 @@ def import_targets(agent: MultiStepAgent, path: str = "") -> dict[str, ImportTar
     """Return the targets of an agent and of the agents that it manages, by their paths."""
     limits = CodeLimits(**options_of(agent).code_limits) if code_runs_in(agent) == "child" else None
     most = int(limits.variables_mb * _MB) if limits else None
-    tools = frozenset(name for name, tool in agent.tools.items() if has_own_state(tool))
+    tools = frozenset(name for name, tool in agent.tools.items() if agent_state.has_own_state(tool))
     targets = {path: ImportTarget(most, tools, bool(path) and options_of(agent).remembers)}
     for name, managed in agent.managed_agents.items():
         targets |= import_targets(managed, f"{path}/{name}" if path else name)
@@ -103,14 +93,16 @@ class _Export:
 
     def add(self, rest: str, data: bytes) -> None:
         kind, _, name = rest.partition(":")
-        if rest == STATE:
+        if rest == agent_state.STATE:
             for member, value in loads(data).items():
                 self._add_encoded("state", "state", member, value)
-        elif rest in {LOST, PROCESS_ONLY, REPORTED}:
-            self._names["reported" if rest == REPORTED else "lost"] |= set(filter(_is_name, json.loads(data)))
-        elif rest in {LOGS, VARIABLE + RANDOM_CHUNK} or rest.startswith(MEMORY):
+        elif rest in {agent_state.LOST, agent_state.PROCESS_ONLY, agent_state.REPORTED}:
+            self._names["reported" if rest == agent_state.REPORTED else "lost"] |= set(
+                filter(_is_name, json.loads(data))
+            )
+        elif rest in {agent_state.LOGS, agent_state.VARIABLE + RANDOM_CHUNK} or rest.startswith(MEMORY):
             return
-        elif f"{kind}:" == VARIABLE:
+        elif f"{kind}:" == agent_state.VARIABLE:
             names = [each for each in chunk_names(name, data) if _is_name(each)]
             if len(names) == 1 and chunk_id((names[0],)) == name:
                 self.pickled[names[0]] = data.partition(b"\n")[2]
@@ -118,7 +110,7 @@ class _Export:
             for each in names or [name]:
                 self._miss("variable", each, "shares an object with another variable, or is a function")
             self._names["lost"].update(names)
-        elif f"{kind}:" == RESET or not self._add_encoded("tools", "tool", name, data):
+        elif f"{kind}:" == agent_state.RESET or not self._add_encoded("tools", "tool", name, data):
             self._names["reset"].add(name)
 
     def members(self) -> dict[str, Any]:
@@ -210,28 +202,28 @@ def _chunks_of(
             raise InvalidRequestError.at(
                 f"{pointer}/code", f"is larger than the {target.max_bytes} bytes that it may be"
             )
-        yield VARIABLE + chunk.id, chunk.data
+        yield agent_state.VARIABLE + chunk.id, chunk.data
     for index, name in enumerate(found.lost):
         if not _is_name(name):
             raise InvalidRequestError.at(json_pointer(pointer, "lost", index), "is no name that code could give")
     if found.lost:
-        yield LOST, json.dumps(sorted(set(found.lost))).encode()
+        yield agent_state.LOST, json.dumps(sorted(set(found.lost))).encode()
     state = {name: _crossed(value, f"{pointer}/state", name) for name, value in found.state.items()}
     for name, of_file in found.files.items():
         state[name] = dumps(media.file(of_file, json_pointer(pointer, "files", name)))
     if state:
-        yield STATE, dumps(state)
+        yield agent_state.STATE, dumps(state)
     for name, value in found.tools.items():
         if name not in target.tools:
             raise InvalidRequestError.at(
                 json_pointer(pointer, "tools", name),
                 "is the state of a tool that this agent does not have, or has none",
             )
-        yield TOOL + name, _crossed(value, f"{pointer}/tools", name)
+        yield agent_state.TOOL + name, _crossed(value, f"{pointer}/tools", name)
     for name in found.reset:
-        yield RESET + name, b"1"
+        yield agent_state.RESET + name, b"1"
     if found.reported:
-        yield REPORTED, json.dumps(sorted(set(found.reported))).encode()
+        yield agent_state.REPORTED, json.dumps(sorted(set(found.reported))).encode()
 
 
 def _memory_of(entries: list[Any], target: ImportTarget, pointer: str, media: DocumentMedia) -> dict[str, bytes]:

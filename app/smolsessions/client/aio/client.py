@@ -9,39 +9,13 @@ from typing import Any, Literal, Self, Unpack
 import httpx2
 from pydantic import Field, RootModel
 
+from smolsessions.client import requests
 from smolsessions.client.aio.connection import NO_CONTENT, AsyncConnection, read
 from smolsessions.client.errors import ApiError, foreign_answer
-from smolsessions.client.requests import (
-    Answer,
-    Order,
-    Policy,
-    TurnOptions,
-    Until,
-    check_address,
-    check_key,
-    named,
-    new_key,
-    path_of,
-    turn_request,
-)
+from smolsessions.client.requests import Answer, TurnOptions, named, new_key, path_of, turn_request
 from smolsessions.client.tools import Toolbox
 from smolsessions.core.requests import Decision
-from smolsessions.wire.conversations import (
-    Agent,
-    AgentDetails,
-    AgentList,
-    Conversation,
-    ConversationPage,
-    ListedConversation,
-    Prompt,
-    PruneResult,
-    Step,
-    StepPage,
-    Variable,
-    VariableList,
-    WorkspaceFile,
-    WorkspaceFileList,
-)
+from smolsessions.wire import conversations as wire
 from smolsessions.wire.events import TurnEnded, TurnEvent, TurnWaiting
 from smolsessions.wire.turns import Effect, EffectPage, Turn, TurnPage
 
@@ -52,7 +26,7 @@ TAKEN = {"already_answered", "not_waiting", "request_not_found"}
 TIMEOUT = httpx2.Timeout(60, connect=10, pool=None)
 
 
-class ReadConversation(Conversation):
+class ReadConversation(wire.Conversation):
     """A conversation with its version at the time of the answer."""
 
     etag: str | None = Field(None, exclude=True, description="Version for `if_match`. None: a proxy removed it.")
@@ -75,9 +49,9 @@ class AsyncClient:
         proxies and certificates of your own. It is closed with this client.
         """
         http = http or httpx2.AsyncClient(timeout=TIMEOUT, limits=httpx2.Limits())
-        http.base_url = check_address(base_url)
+        http.base_url = requests.check_address(base_url)
         if api_key:
-            http.headers["Authorization"] = f"Bearer {check_key(api_key)}"
+            http.headers["Authorization"] = f"Bearer {requests.check_key(api_key)}"
         self._connection = AsyncConnection(http, patience_s)
 
     async def __aenter__(self) -> Self:
@@ -105,7 +79,7 @@ class AsyncClient:
         return await self._post_turn(message, options, 0)
 
     def stream(
-        self, message: str, *, until: Until | None = None, **options: Unpack[TurnOptions]
+        self, message: str, *, until: requests.Until | None = None, **options: Unpack[TurnOptions]
     ) -> AsyncGenerator[TurnEvent]:
         """Send a message, and yield each event of its turn once. A lost connection is opened again.
 
@@ -125,7 +99,7 @@ class AsyncClient:
         )
 
     def list_turns(
-        self, conversation_id: str, *, order: Order | None = None, include_internal_tools: bool | None = None
+        self, conversation_id: str, *, order: requests.Order | None = None, include_internal_tools: bool | None = None
     ) -> AsyncIterator[Turn]:
         params = named(order=order, include_internal_tools=include_internal_tools)
         return self._connection.items(TurnPage, params, "conversations", conversation_id, "turns")
@@ -140,7 +114,7 @@ class AsyncClient:
         turn: int,
         *,
         after: int = 0,
-        until: Until | None = None,
+        until: requests.Until | None = None,
         include_internal_tools: bool = False,
     ) -> AsyncGenerator[TurnEvent]:
         """Yield each event of a turn once, from the first one after number `after`.
@@ -151,7 +125,7 @@ class AsyncClient:
         return self._connection.events(None, path, after, internal=include_internal_tools, until=until)
 
     def list_turn_effects(
-        self, conversation_id: str, turn: int, *, order: Order | None = None
+        self, conversation_id: str, turn: int, *, order: requests.Order | None = None
     ) -> AsyncIterator[Effect]:
         """Yield the effects of a turn that runs or waits. One that is over has none."""
         return self._connection.items(EffectPage, named(order=order), *_turn(conversation_id, turn), "effects")
@@ -249,7 +223,7 @@ class AsyncClient:
         turn: int,
         answers: Sequence[Answer],
         *,
-        until: Until | None = None,
+        until: requests.Until | None = None,
         include_internal_tools: bool = False,
     ) -> AsyncGenerator[TurnEvent]:
         """Answer requests of a waiting turn, and yield the events from `input.answered` on. See `stream`."""
@@ -275,7 +249,7 @@ class AsyncClient:
         id: str | None = None,  # noqa: A002 - named as on the wire
         agent: str | None = None,
         metadata: Mapping[str, Any] | None = None,
-        policy: Policy | None = None,
+        policy: requests.Policy | None = None,
         ttl_s: float | None = None,
         approve: Sequence[str] | None = None,
         client_tools: Sequence[Mapping[str, Any]] | None = None,
@@ -290,17 +264,17 @@ class AsyncClient:
         self,
         *,
         sort: Literal["updated", "created"] | None = None,
-        order: Order | None = None,
+        order: requests.Order | None = None,
         agent: str | None = None,
         status: str | None = None,
         metadata: Mapping[str, str] | None = None,
         q: str | None = None,
         search_in: Literal["title", "messages"] | None = None,
-    ) -> AsyncIterator[ListedConversation]:
+    ) -> AsyncIterator[wire.ListedConversation]:
         """Yield conversations, those that were used last first. `q` is searched for in titles, or also in messages."""
         params = named(sort=sort, order=order, agent=agent, status=status, q=q, search_in=search_in)
         params |= {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
-        return self._connection.items(ConversationPage, params, "conversations")
+        return self._connection.items(wire.ConversationPage, params, "conversations")
 
     async def get_conversation(self, conversation_id: str) -> ReadConversation:
         return await self._conversation("GET", "conversations", conversation_id)
@@ -328,26 +302,28 @@ class AsyncClient:
         *,
         type: str | None = None,  # noqa: A002 - named as on the wire
         archived: bool | None = None,
-        order: Order | None = None,
-    ) -> AsyncIterator[Step]:
+        order: requests.Order | None = None,
+    ) -> AsyncIterator[wire.Step]:
         params = named(type=type, archived=archived, order=order)
-        return self._connection.items(StepPage, params, "conversations", conversation_id, "steps")
+        return self._connection.items(wire.StepPage, params, "conversations", conversation_id, "steps")
 
     async def get_prompt(
         self, conversation_id: str, *, summary_mode: bool = False, turn: int | None = None, step: int | None = None
-    ) -> Prompt:
+    ) -> wire.Prompt:
         """Return the model's next prompt, or rebuild the one before a step (the first) of a past turn."""
         params = {"summary_mode": summary_mode, **named(turn=turn, step=step)}
-        return await self._connection.ask(Prompt, "GET", "conversations", conversation_id, "prompt", params=params)
+        return await self._connection.ask(wire.Prompt, "GET", "conversations", conversation_id, "prompt", params=params)
 
-    async def list_variables(self, conversation_id: str) -> list[Variable]:
+    async def list_variables(self, conversation_id: str) -> list[wire.Variable]:
         """Return the variables of a conversation, with previews and sizes."""
-        return (await self._connection.ask(VariableList, "GET", "conversations", conversation_id, "variables")).items
+        return (
+            await self._connection.ask(wire.VariableList, "GET", "conversations", conversation_id, "variables")
+        ).items
 
-    async def list_workspace_files(self, conversation_id: str) -> list[WorkspaceFile]:
+    async def list_workspace_files(self, conversation_id: str) -> list[wire.WorkspaceFile]:
         """Return the files of a conversation's workspace that its agent may read: some of them beyond 20,000."""
         path = ("conversations", conversation_id, "workspace", "files")
-        return (await self._connection.ask(WorkspaceFileList, "GET", *path)).items
+        return (await self._connection.ask(wire.WorkspaceFileList, "GET", *path)).items
 
     async def get_workspace_file(self, conversation_id: str, path: str) -> bytes:
         place = ("conversations", conversation_id, "workspace", "files", *path.split("/"))
@@ -362,11 +338,18 @@ class AsyncClient:
         return (await self._connection.send("GET", "conversations", conversation_id, "files", name)).content
 
     async def prune_conversation(
-        self, conversation_id: str, *, policy: Policy | None = None, dry_run: bool = False, destroy: bool = False
-    ) -> PruneResult:
+        self,
+        conversation_id: str,
+        *,
+        policy: requests.Policy | None = None,
+        dry_run: bool = False,
+        destroy: bool = False,
+    ) -> wire.PruneResult:
         """Remove the steps from the memory that a policy drops."""
         body = {**named(policy=policy), "dry_run": dry_run, "destroy": destroy}
-        return await self._connection.ask(PruneResult, "POST", "conversations", conversation_id, "prune", json=body)
+        return await self._connection.ask(
+            wire.PruneResult, "POST", "conversations", conversation_id, "prune", json=body
+        )
 
     async def roll_back_conversation(self, conversation_id: str, turn: int) -> ReadConversation:
         """Restore the state after a turn."""
@@ -394,13 +377,13 @@ class AsyncClient:
         params = named(id=id, agent=agent)
         return await self._conversation("POST", "imports", json=document, params=params, headers=new_key())
 
-    async def list_agents(self) -> list[Agent]:
+    async def list_agents(self) -> list[wire.Agent]:
         """Return all agents, the default agent first."""
-        return (await self._connection.ask(AgentList, "GET", "agents")).items
+        return (await self._connection.ask(wire.AgentList, "GET", "agents")).items
 
-    async def get_agent(self, name: str) -> AgentDetails:
+    async def get_agent(self, name: str) -> wire.AgentDetails:
         """Return an agent with the schema of its tools, its examples and its limits."""
-        return await self._connection.ask(AgentDetails, "GET", "agents", name)
+        return await self._connection.ask(wire.AgentDetails, "GET", "agents", name)
 
     async def get_liveness(self) -> None:
         """Return if the process runs."""
