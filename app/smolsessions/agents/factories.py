@@ -187,7 +187,7 @@ def check_factory(name: str, factory: Factory, folders: ConversationFolders | No
     schemas = [
         get_tool_json_schema(tool)["function"] for tool in (*first.tools.values(), *first.managed_agents.values())
     ]
-    place = code_runs_in(first)
+    remote = [*map(remote_executors.remote_interpreter, with_managed(first))]
     info = AgentInfo(
         _version(AgentName(name), first, factory, unstable),
         str(getattr(first, "description", None) or ""),
@@ -197,11 +197,11 @@ def check_factory(name: str, factory: Factory, folders: ConversationFolders | No
             if schema["name"] != "final_answer"
         ),
         int(first.max_steps),
-        first.python_executor.kind if place == "remote" else place,  # type: ignore[attr-defined]  # it is ours
+        remote[0].kind if remote[0] else code_runs_in(first),
         agent_policy(name, first, own_policies),
         options.examples,
         options.deadline_s,
-        tuple(filter(None, map(remote_executors.limitation_of, with_managed(first)))),
+        tuple(remote_executors.LIMITATION.format(kind=each.kind) for each in remote if each),
         approved_tools(first),
         any(options_of(each).ask_user for each in with_managed(first)),
         options.client_tools and cannot_wait(first) is None,
@@ -272,6 +272,7 @@ def _without_dates(text: str) -> str:
 
 
 def _parts(agent: MultiStepAgent, path: str = "") -> dict[str, Any]:
+    remote = remote_executors.remote_interpreter(agent)
     parts: dict[str, Any] = {
         "kind": type(agent).__qualname__,
         "model": [type(agent.model).__qualname__, model_identity(agent.model).id or ""],
@@ -279,7 +280,7 @@ def _parts(agent: MultiStepAgent, path: str = "") -> dict[str, Any]:
         "templates": _without_dates(json.dumps(json_form(dict(agent.prompt_templates)))),
         "instructions": _without_dates(str(agent.instructions)),
         **{name: json_form(getattr(agent, name, None)) for name in _ATTRIBUTES},
-        "executor": remote_executors.remote_form(agent) or options_of(agent).executor,
+        "executor": [remote.kind, remote.described] if remote else options_of(agent).executor,
     }
     if options_of(agent).remembers:
         parts["remembers"] = True

@@ -151,21 +151,14 @@ def is_of_executor(error: BaseException) -> bool:
     return any(frame.f_globals.get("__name__") == remote_executors.__name__ for frame, _ in frames)
 
 
-def remote_form(agent: MultiStepAgent) -> list[str]:
-    """Return an agent's remote executor and its options, for the fingerprint. Empty without one."""
+def remote_interpreter(agent: MultiStepAgent) -> RemoteInterpreter | None:
     executor = getattr(agent, "python_executor", None)
-    return [executor.kind, executor.described] if isinstance(executor, RemoteInterpreter) else []
-
-
-def limitation_of(agent: MultiStepAgent) -> str:
-    """Return the sentence about an agent's remote executor for `GET /agents`, or nothing."""
-    executor = getattr(agent, "python_executor", None)
-    return LIMITATION.format(kind=executor.kind) if isinstance(executor, RemoteInterpreter) else ""
+    return executor if isinstance(executor, RemoteInterpreter) else None
 
 
 def check_remote_executor(name: str, agent: MultiStepAgent) -> None:
     """Refuse an agent that its remote executor cannot serve. Raises `StartError`."""
-    if not isinstance(getattr(agent, "python_executor", None), RemoteInterpreter):
+    if not remote_interpreter(agent):
         return
     refused = {
         "managed agents, and code in a remote executor cannot call them; remove them": agent.managed_agents,

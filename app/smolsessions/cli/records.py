@@ -29,7 +29,8 @@ TEXTS = {"title", "message", "reply", "tools"}
 WIDE = 1000
 Conversation = Annotated[str, typer.Argument(metavar="CONVERSATION", callback=remote.check_id, help="Its id.")]
 Conversations = Annotated[
-    list[str], typer.Argument(metavar="CONVERSATION...", callback=remote.check_ids, help="Their ids.")
+    list[str],
+    typer.Argument(metavar="CONVERSATION...", callback=lambda names: [*map(remote.check_id, names)], help="Their ids."),
 ]
 Turn = Annotated[int, typer.Argument(metavar="TURN", min=1, help="Its number.")]
 Limit = Annotated[int, typer.Option(min=1, help="Most items.")]

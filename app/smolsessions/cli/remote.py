@@ -55,12 +55,6 @@ def check_id(conversation: str | None) -> str | None:
     return conversation
 
 
-def check_ids(conversations: list[str]) -> list[str]:
-    for each in conversations:
-        check_id(each)
-    return conversations
-
-
 Url = Annotated[str, typer.Option(envvar="SMOLSESSIONS_URL", callback=check_url, help="Address of the service.")]
 ApiKey = Annotated[str | None, typer.Option(envvar="SMOLSESSIONS_API_KEY", callback=check_key, help="Your API key.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]

@@ -47,20 +47,12 @@ class Toolbox:
                     schema["properties"][argument].setdefault("description", " ".join(meaning.split()))
             self.described.append({"name": name, "description": about[1].strip(), "parameters": schema})
 
-    def answers(self, requests: Sequence[InputRequest]) -> list[Any]:
-        """Call the functions that the requests ask for, one after the other, and return their results."""
-        answers = []
-        for request in self._own(requests):
-            if inspect.iscoroutinefunction(self._functions[request.tool]):
-                raise TypeError(f"the tool {request.tool} is asynchronous; use AsyncClient")
-            try:
-                answers.append(_result(request, self._call(request)))
-            except Exception as error:  # noqa: BLE001 - any error of a function is one of the tool
-                answers.append(_failure(request, error))
-        return answers
+    async def answers(self, requests: Sequence[InputRequest], *, blocks: bool) -> list[Any]:
+        """Call the functions that the requests ask for, and return their results.
 
-    async def async_answers(self, requests: Sequence[InputRequest]) -> list[Any]:
-        """Call the functions at the same time. Those that are not asynchronous run in threads."""
+        They run at the same time, those that are not asynchronous in threads. If the client `blocks`, they run here,
+        one after the other.
+        """
         found: dict[str, Any] = {}
 
         async def answer(request: InputRequest) -> None:
@@ -68,18 +60,22 @@ class Toolbox:
                 if inspect.iscoroutinefunction(self._functions[request.tool]):
                     value = await self._call(request)
                 else:
-                    value = await anyio.to_thread.run_sync(self._call, request)
+                    value = self._call(request) if blocks else await anyio.to_thread.run_sync(self._call, request)
                 found[request.request_id] = _result(request, value)
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:  # noqa: BLE001 - any error of a function is one of the tool
                 found[request.request_id] = _failure(request, error)
 
-        async with anyio.create_task_group() as group:
-            for request in self._own(requests):
-                group.start_soon(answer, request)
+        own = [each for each in requests if each.kind == "result" and each.tool in self._functions]
+        if not blocks:
+            async with anyio.create_task_group() as group:
+                for request in own:
+                    group.start_soon(answer, request)
+            return list(found.values())
+        for request in own:
+            if inspect.iscoroutinefunction(self._functions[request.tool]):
+                raise TypeError(f"the tool {request.tool} is asynchronous; use AsyncClient")
+            await answer(request)
         return list(found.values())
-
-    def _own(self, requests: Sequence[InputRequest]) -> list[InputRequest]:
-        return [request for request in requests if request.kind == "result" and request.tool in self._functions]
 
     def _call(self, request: InputRequest) -> Any:
         """Call a function with its types: the arguments of the request are JSON."""

@@ -77,10 +77,6 @@ def keys_of(model: object) -> list[str]:
     return [str(value) for value in values if isinstance(value, str)]
 
 
-def shows_secret(text: str, keys: Collection[str] = ()) -> bool:
-    return without_secrets(text, keys) != text
-
-
 def without_secrets(text: str, keys: Collection[str] = ()) -> str:
     """Return the text with all keys that were read, and these `keys`, masked."""
     for form in _forms_of(frozenset((*_known, *keys))):

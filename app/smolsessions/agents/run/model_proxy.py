@@ -19,7 +19,7 @@ from smolagents.utils import truncate_content
 from smolsessions.agent_options import options_of
 from smolsessions.agents.compatibility import PLAN_END
 from smolsessions.agents.identity import model_id_of
-from smolsessions.agents.models.keys import keys_of, shows_secret, without_secrets
+from smolsessions.agents.models.keys import keys_of, without_secrets
 from smolsessions.agents.models.providers import with_fallbacks
 from smolsessions.agents.run.agent_state import AgentNode
 from smolsessions.agents.run.effects import decode_message, encode_message, encode_raised
@@ -151,7 +151,8 @@ class ModelProxy(Proxy):
             effect = encode_raised(error)
             effect.duration_ms = _ms_since(since)
             keys = [key for each in with_fallbacks(model) for key in keys_of(each)]
-            if not any(shows_secret(error_text(each), keys) for each in causes(error)):
+            texts = [error_text(each) for each in causes(error)]
+            if texts == [without_secrets(text, keys) for text in texts]:
                 journal.write(key, effect)
                 raise
             # Some providers echo the key.

@@ -147,7 +147,7 @@ class AsyncClient:
         """
         toolbox, internal = Toolbox(tools), include_internal_tools
         turn = await self._settled(turn, internal)
-        while answers := await self._results(turn, toolbox):
+        while answers := await toolbox.answers(turn.requests, blocks=self._connection.blocks):
             await self._answer_calls(turn, answers)
             turn = await self.get_turn(turn.conversation_id, turn.turn, include_internal_tools=internal)
             turn = await self._settled(turn, internal)
@@ -160,12 +160,8 @@ class AsyncClient:
                 yield event
                 if isinstance(event, TurnWaiting):
                     turn = await self.get_turn(event.conversation_id, event.turn)  # the wait may be over since long
-                    if answers := await self._results(turn, toolbox):
+                    if answers := await toolbox.answers(turn.requests, blocks=self._connection.blocks):
                         await self._answer_calls(turn, answers)
-
-    async def _results(self, turn: Turn, toolbox: Toolbox) -> list[Any]:
-        """Call the functions that a turn asks for, and return the answers to send."""
-        return toolbox.answers(turn.requests) if self._connection.blocks else await toolbox.async_answers(turn.requests)
 
     async def _answer_calls(self, turn: Turn, answers: Sequence[Answer]) -> None:
         try:
