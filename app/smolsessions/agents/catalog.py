@@ -16,13 +16,12 @@ from smolagents import MultiStepAgent
 from smolsessions.agent_options import options_of
 from smolsessions.agents.config.mistakes import placed
 from smolsessions.agents.factories import CheckedAgent, Factory, check_factory, make_agent
-from smolsessions.agents.memory.author_policies import check_own_rules
 from smolsessions.agents.memory.memory_edits import Overlay
 from smolsessions.agents.memory.step_data import StepDecoder
 from smolsessions.agents.memory.steps import unpack, unpack_data
 from smolsessions.agents.memory.views import PromptPreview, describe_step
 from smolsessions.agents.models.token_usage import total_usage
-from smolsessions.agents.option_checks import UNCONFINED, refused_tools, tool_names
+from smolsessions.agents.option_checks import UNCONFINED, check_own_rules, refused_tools, tool_names
 from smolsessions.agents.run.effects import outcome_of, usage_of
 from smolsessions.agents.run.instrumentation import clean_up
 from smolsessions.agents.run.remote_interpreter import wait_for_clean_ups

@@ -20,17 +20,18 @@ from smolsessions.agent_options import factory_name, options_of
 from smolsessions.agents import remote_executors
 from smolsessions.agents.identity import model_identity, release_of
 from smolsessions.agents.imports import import_named, search_modules_in
-from smolsessions.agents.memory.author_policies import agent_policy, import_own_policies
 from smolsessions.agents.memory.policies import PolicyFunction
 from smolsessions.agents.memory.scratchpad import add_scratchpad
 from smolsessions.agents.models.keys import describe_error
 from smolsessions.agents.models.providers import disable_client_retries, with_fallbacks
 from smolsessions.agents.option_checks import (
+    agent_policy,
     approved_tools,
     asks,
     cannot_wait,
     check_approvals,
     check_options,
+    import_own_policies,
     tool_names,
     validate_options,
 )

@@ -11,12 +11,15 @@ from smolagents import MultiStepAgent
 
 from smolsessions.agent_options import ATTRIBUTE, Options, nearest, options_of
 from smolsessions.agents.config.mistakes import mistakes_in
+from smolsessions.agents.imports import import_named
+from smolsessions.agents.memory.policies import PolicyFunction
 from smolsessions.agents.models.prompt_cache import cache_prompts
 from smolsessions.agents.models.providers import check_model, disable_client_retries, with_fallbacks
 from smolsessions.agents.run.approvals import matches
 from smolsessions.agents.run.instrumentation import code_runs_in, with_managed
 from smolsessions.agents.tools.output_schema import check_output_schema
 from smolsessions.core.errors import InvalidRequestError, StartError
+from smolsessions.core.policies import OwnRule, Policy, policy_of, what_is_wrong
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +84,47 @@ def check_options(name: str, agent: MultiStepAgent) -> None:
     if options_of(agent).prompt_cache:
         for model in with_fallbacks(agent.model):
             cache_prompts(model)
+
+
+def import_own_policies(name: str, agent: MultiStepAgent) -> dict[str, PolicyFunction]:
+    """Import the functions `(steps) -> steps` that the agent lists as `own_policies`."""
+    functions = {}
+    for path in options_of(agent).own_policies:
+        module, _, function = path.partition(":")
+        try:
+            functions[path] = import_named(module, function, "function", "write it as module:function")
+        except StartError as error:
+            raise StartError(f"the agent {name!r} names the policy {path!r}: {error.message}") from error
+    return functions
+
+
+def agent_policy(name: str, agent: MultiStepAgent, own_policies: Collection[str]) -> Policy:
+    """Return the agent's `memory_policy`, by default an empty one, and check its `summary_model`."""
+    try:
+        policy = policy_of(options_of(agent).memory_policy)
+        check_own_rules(policy, own_policies, "memory_policy")
+    except (ValidationError, InvalidRequestError) as error:
+        reason = what_is_wrong(error) if isinstance(error, ValidationError) else error
+        raise StartError(f"the memory_policy of agent {name!r} is invalid: {reason}") from error
+    if policy and type(agent).write_memory_to_messages is not MultiStepAgent.write_memory_to_messages:
+        raise StartError(
+            f"the agent {name!r} has a memory_policy, but its class overrides write_memory_to_messages, which would "
+            "ignore the policy; remove one of them"
+        )
+    model = options_of(agent).summary_model
+    if model is not None and not callable(getattr(model, "generate", None)):
+        raise StartError(f"the agent {name!r} has summary_model = {model!r}; make it a smolagents model")
+    return policy
+
+
+def check_own_rules(policy: Policy, own_policies: Collection[str], pointer: str) -> None:
+    """Refuse functions that the agent does not list: otherwise a client could run any function."""
+    for place, rule in enumerate(policy):
+        if isinstance(rule, OwnRule) and rule.name not in own_policies:
+            listed = ", ".join(own_policies) or "none"
+            raise InvalidRequestError.at(
+                f"{pointer}/{place}/name", f"is no policy of this agent's own (its own_policies: {listed})"
+            )
 
 
 def tool_names(agent: MultiStepAgent) -> frozenset[str]:
