@@ -17,6 +17,7 @@ from smolagents import MultiStepAgent
 from smolagents.models import get_tool_json_schema
 
 from smolsessions.agent_options import factory_name, options_of
+from smolsessions.agents import option_checks as checks
 from smolsessions.agents import remote_executors
 from smolsessions.agents.identity import model_identity, release_of
 from smolsessions.agents.imports import import_named, search_modules_in
@@ -24,17 +25,6 @@ from smolsessions.agents.memory.policies import PolicyFunction
 from smolsessions.agents.memory.scratchpad import add_scratchpad
 from smolsessions.agents.models.keys import describe_error
 from smolsessions.agents.models.providers import disable_client_retries, with_fallbacks
-from smolsessions.agents.option_checks import (
-    agent_policy,
-    approved_tools,
-    asks,
-    cannot_wait,
-    check_approvals,
-    check_options,
-    import_own_policies,
-    tool_names,
-    validate_options,
-)
 from smolsessions.agents.run.agent_state import has_own_state
 from smolsessions.agents.run.instrumentation import clean_up, code_runs_in, with_managed
 from smolsessions.agents.tools.ask_user import add_ask_user
@@ -128,7 +118,7 @@ def make_agent(
     """Call a factory, validate the options of its agent and add the tools that they request of the service."""
     agent: MultiStepAgent = call_factory(factory, caller)
     if isinstance(agent, MultiStepAgent):  # a factory may return anything
-        validate_options(name, agent)
+        checks.validate_options(name, agent)
         add_scratchpad(name, agent)
         add_workspaces(name, agent, caller, folders)
         for each in with_managed(agent):
@@ -176,14 +166,14 @@ def check_factory(name: str, factory: Factory, folders: ConversationFolders | No
                 )
         for tool in one.tools.values():
             check_tool(tool, f"the agent {name!r}: ")
-        check_options(name if one is first else f"{name} → {one.name}", one)
+        checks.check_options(name if one is first else f"{name} → {one.name}", one)
         if options_of(one).remembers:
-            agent_policy(one.name or "", one, ())
+            checks.agent_policy(one.name or "", one, ())
         remote_executors.check_remote_executor(name, one)
-    check_approvals(name, first, takes_caller=takes_caller(factory))
+    checks.check_approvals(name, first, takes_caller=takes_caller(factory))
     of_second = _parts(second)
     unstable = frozenset(part for part, value in _parts(first).items() if of_second.get(part) != value)
-    own_policies = import_own_policies(name, first)
+    own_policies = checks.import_own_policies(name, first)
     options = options_of(first)
     schemas = [
         get_tool_json_schema(tool)["function"] for tool in (*first.tools.values(), *first.managed_agents.values())
@@ -199,13 +189,13 @@ def check_factory(name: str, factory: Factory, folders: ConversationFolders | No
         ),
         int(first.max_steps),
         remote[0].kind if remote[0] else code_runs_in(first),
-        agent_policy(name, first, own_policies),
+        checks.agent_policy(name, first, own_policies),
         options.examples,
         options.deadline_s,
         tuple(remote_executors.LIMITATION.format(kind=each.kind) for each in remote if each),
-        approved_tools(first),
+        checks.approved_tools(first),
         any(options_of(each).ask_user for each in with_managed(first)),
-        options.client_tools and cannot_wait(first) is None,
+        options.client_tools and checks.cannot_wait(first) is None,
     )
     clean_up(first)
     clean_up(second)
@@ -226,9 +216,9 @@ def check_factory(name: str, factory: Factory, folders: ConversationFolders | No
         takes_caller(factory),
         unstable,
         tuple(workspaces_of(first)),
-        tool_names(first),
-        asks(first),
-        cannot_wait(first),
+        checks.tool_names(first),
+        checks.asks(first),
+        checks.cannot_wait(first),
     )
 
 

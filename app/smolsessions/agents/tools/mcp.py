@@ -16,17 +16,9 @@ from collections import Counter
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
+import mcp_types
 from mcp import Client
 from mcp.shared.exceptions import MCPError
-from mcp_types import (
-    INVALID_PARAMS,
-    METHOD_NOT_FOUND,
-    CallToolRequest,
-    CallToolRequestParams,
-    CallToolResult,
-    Tool,
-    ToolListChangedNotification,
-)
 from pydantic import BaseModel
 
 from smolsessions.agents.config.schema import McpTable
@@ -54,7 +46,7 @@ MAX_BACKOFF_S = 30.0
 MAX_TOOLS = 500
 MAX_PAGES = 100
 MAX_LOG_CHARS = 500
-_ANSWERS = frozenset({INVALID_PARAMS, METHOD_NOT_FOUND})
+_ANSWERS = frozenset({mcp_types.INVALID_PARAMS, mcp_types.METHOD_NOT_FOUND})
 """Codes of errors that only a live server sends."""
 
 
@@ -111,7 +103,7 @@ class McpServer:
         is_up = self._client is not None
         return ToolServer(self.name, is_up, self._restarts, self._list_changes, dict(self._calls))
 
-    def submit(self, tool: str, arguments: dict[str, Any]) -> Future[CallToolResult]:
+    def submit(self, tool: str, arguments: dict[str, Any]) -> Future[mcp_types.CallToolResult]:
         """Begin a call, from any thread. Return its future, whose exceptions are `ToolServerError`."""
         return asyncio.run_coroutine_threadsafe(self._call(tool, arguments), self._loop)
 
@@ -124,7 +116,7 @@ class McpServer:
         if outcome == "timeout":
             self._wake.set()
 
-    async def _call(self, tool: str, arguments: dict[str, Any]) -> CallToolResult:
+    async def _call(self, tool: str, arguments: dict[str, Any]) -> mcp_types.CallToolResult:
         """Call a tool. Wait for the attempt to connect that runs, unless the last one failed."""
         client = self._client or (None if self._is_down else await asyncio.shield(self._attempt))
         if client is None:
@@ -133,10 +125,10 @@ class McpServer:
                 f"the MCP server {self.name} cannot be reached ({self.cause}), so the call was not made; the next "
                 f"attempt to connect is in {wait_s} s"
             )
-        request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=arguments))
+        request = mcp_types.CallToolRequest(params=mcp_types.CallToolRequestParams(name=tool, arguments=arguments))
         self._in_flight += 1
         try:
-            result = await client.session.send_request(request, CallToolResult)
+            result = await client.session.send_request(request, mcp_types.CallToolResult)
         except MCPError as error:
             text = utf8_text(without_secrets(error.message, self._secrets)[:MAX_ERROR_CHARS])
             if error.code in _ANSWERS:
@@ -217,7 +209,7 @@ class McpServer:
             self._lose()
 
         async def on_message(message: Any) -> None:
-            if isinstance(message, ToolListChangedNotification):
+            if isinstance(message, mcp_types.ToolListChangedNotification):
                 self._wake.set()
 
         transport: Any
@@ -256,8 +248,8 @@ class McpServer:
                     raise TimeoutError("it does not answer") from None
                 self._answered_at = self._loop.time()
 
-    async def _list(self, client: Client) -> list[Tool]:
-        tools: list[Tool] = []
+    async def _list(self, client: Client) -> list[mcp_types.Tool]:
+        tools: list[mcp_types.Tool] = []
         cursor: str | None = None
         size = 0
         for _ in range(MAX_PAGES):
@@ -271,7 +263,7 @@ class McpServer:
                 return tools
         raise ValueError(f"it lists more than {MAX_TOOLS} tools, {MAX_PAGES} pages or {MAX_BYTES // 1024**2} MiB")
 
-    def _note_list(self, tools: list[Tool]) -> None:
+    def _note_list(self, tools: list[mcp_types.Tool]) -> None:
         """Pin the first list. Log and count a change once."""
         digest = digest_of(tools)
         if not self._pinned:
