@@ -119,7 +119,7 @@ class Catalog:
         self._fork_client = ForkClient(
             sorted(preload), [*secrets, *roots], code_folders, must_confine=must_confine, memory=code_memory
         )
-        self._variable_reader = VariableReader(self._fork_client)
+        self._reader = VariableReader(self._fork_client)
         self._started = False
 
     def tool_servers(self) -> list[ToolServer]:
@@ -303,9 +303,7 @@ class Catalog:
     def export(
         self, name: AgentName, steps: Sequence[bytes], attachments: dict[str, bytes], variables: dict[str, bytes]
     ) -> ExportedMemory:
-        return documents.export(
-            steps, attachments, variables, self._agent(name).stored_classes, self._variable_reader.read
-        )
+        return documents.export(steps, attachments, variables, self._agent(name).stored_classes, self._reader.read)
 
     def import_document(self, name: AgentName, data: Any, max_pixels: int) -> ImportedMemory:
         return documents.import_document(data, self._agent(name).import_targets, max_pixels)

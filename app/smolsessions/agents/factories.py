@@ -99,9 +99,7 @@ def load_factories(spec: str) -> list[tuple[str, Factory]]:
         if file:
             path = Path(f"{file}.py")
             if not path.is_file() or not path.stem.isidentifier():
-                raise StartError(
-                    f"{path} is no Python file that can be imported; check the path, and name it as a module"
-                )
+                raise StartError(f"{path} is no Python file to import; check the path, and name it as a module")
             search_modules_in(path.parent.absolute())
             module_name = path.stem
         try:
@@ -112,9 +110,7 @@ def load_factories(spec: str) -> list[tuple[str, Factory]]:
     return found
 
 
-def make_agent(
-    name: str, factory: Factory, caller: Caller, folders: ConversationFolders | None = None
-) -> MultiStepAgent:
+def make_agent(name: str, factory: Factory, caller: Caller, folders: ConversationFolders | None) -> MultiStepAgent:
     """Call a factory, validate the options of its agent and add the tools that they request of the service."""
     agent: MultiStepAgent = call_factory(factory, caller)
     if isinstance(agent, MultiStepAgent):  # a factory may return anything
@@ -175,9 +171,7 @@ def check_factory(name: str, factory: Factory, folders: ConversationFolders | No
     unstable = frozenset(part for part, value in _parts(first).items() if of_second.get(part) != value)
     own_policies = checks.import_own_policies(name, first)
     options = options_of(first)
-    schemas = [
-        get_tool_json_schema(tool)["function"] for tool in (*first.tools.values(), *first.managed_agents.values())
-    ]
+    schemas = [get_tool_json_schema(one)["function"] for one in (*first.tools.values(), *first.managed_agents.values())]
     remote = [*map(remote_executors.remote_interpreter, with_managed(first))]
     info = AgentInfo(
         _version(AgentName(name), first, factory, unstable),

@@ -19,8 +19,7 @@ from smolsessions.settings import read_settings
 
 agents = typer.Typer(no_args_is_help=True, help="Check and show the agents of this configuration.")
 Checked = Annotated[
-    str | None,
-    typer.Argument(metavar="[NAME]", help="An agent, or `my_agents:make_shop` and all others."),
+    str | None, typer.Argument(metavar="[NAME]", help="An agent, or `my_agents:make_shop` and all others.")
 ]
 Shown = Annotated[str, typer.Argument(metavar="NAME", help="The agent, or `my_agents:make_shop`.")]
 

@@ -217,9 +217,7 @@ class _Chat:
                         last = waits[-1].model_copy(update={"requests": turn.requests, "seq": last.seq})
                     self._follow(iter(()), last)
             return
-        names = ", ".join(
-            f"{each.name} (default)" if each.default else each.name for each in self._client.list_agents()
-        )
+        names = ", ".join(f"{one.name} (default)" if one.default else one.name for one in self._client.list_agents())
         keys = "Ctrl-C stops a turn, Ctrl-D ends the chat, /help lists commands."
         out.print(f"agents: {names}. {keys}", style="dim", markup=False)
 

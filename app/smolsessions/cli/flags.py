@@ -56,10 +56,8 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         default = f" (default: {field.default})" if kind is str and field.default not in {None, ""} else ""
         text = f"{field.description}{default}"
         option = typer.Option(*words, help=text, show_default=False, rich_help_panel="Settings")
-        keyword_only = inspect.Parameter.KEYWORD_ONLY
-        parameters.append(
-            inspect.Parameter(name, keyword_only, default=None, annotation=Annotated[kind | None, option])
-        )
+        by_name = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(name, by_name, default=None, annotation=Annotated[kind | None, option]))
     with_environment.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # typer reads it
     with_environment.__annotations__ = {each.name: each.annotation for each in parameters}
     return with_environment

@@ -167,9 +167,8 @@ class Assembly:
             same = {key: getattr(table, key) for key in _INHERITED}
             inner = AgentTable.model_construct(set(same), folder=table.folder, trust=True, **same)
             with self._at(place, "folder"):
-                managed.append(
-                    self._with_options(name, inner, self._construct(each.json.name or "", inner, caller, each))
-                )
+                made_by = self._construct(each.json.name or "", inner, caller, each)
+                managed.append(self._with_options(name, inner, made_by))
         with self._lock:
             if table.model not in self._models:
                 wanted = [(("models", table.model) if isinstance(table.model, str) else (*place, "model"), table.model)]

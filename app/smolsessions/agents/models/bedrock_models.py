@@ -43,11 +43,7 @@ def make_bedrock(table: ModelTable) -> AmazonBedrockModel:
         "bedrock-runtime",
         region_name=table.region,
         endpoint_url=table.base,
-        config=Config(
-            retries={"total_max_attempts": 1},
-            read_timeout=read_s,
-            connect_timeout=connect_s,
-        ),
+        config=Config(retries={"total_max_attempts": 1}, read_timeout=read_s, connect_timeout=connect_s),
     )
     options = table.options.model_dump(exclude_none=True)
     sent: Any = {"inferenceConfig": {_NAMES[name]: value for name, value in options.items()}} if options else {}

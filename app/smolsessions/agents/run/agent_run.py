@@ -251,11 +251,9 @@ class AgentRun:
         self._replayed_s = 0.0
         self._kind = kind
         self._step_id = f"{self._parent_call_id}/{self._steps}" if self._parent_call_id else str(self._steps)
-        self.where = where = StepPlace(
-            self._step_id, self._steps, self.path, self._parent_call_id, self.turn_run.attempt
-        )
-        self.turn_run.emit(StepStarted(where, kind))
-        return where
+        self.where = at = StepPlace(self._step_id, self._steps, self.path, self._parent_call_id, self.turn_run.attempt)
+        self.turn_run.emit(StepStarted(at, kind))
+        return at
 
 
 class ToolCallInProgress:

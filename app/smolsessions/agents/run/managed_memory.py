@@ -23,9 +23,7 @@ class ManagedMemory:
     def __init__(self, agent: MultiStepAgent, pieces: Mapping[str, bytes], stored_classes: tuple[type, ...]) -> None:
         self._agent = agent
         self._stored_classes = stored_classes
-        self._kept: list[MemoryStep] = [
-            unpack(data, attachments, stored_classes) for data, attachments in steps_in(pieces)
-        ]
+        self._kept: list[MemoryStep] = [unpack(*step, stored_classes) for step in steps_in(pieces)]
         self._before = [*self._kept]
         self._calls: dict[str, list[MemoryStep]] = {}
         """Steps of this turn by their call, whose ids are in the order of the turn."""

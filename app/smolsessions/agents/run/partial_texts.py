@@ -103,9 +103,7 @@ class CodeSplitter:
             self._joint = "\n\n" if self._has_code else ""
         tag = f"\n{self._tag}" if self._in_code else self._tag
         # The longest end of the text that may begin a tag: a proper prefix of it.
-        begun = (
-            length for each in {tag, self._tag} for length in range(1, len(each)) if text.endswith(each[:length], at)
-        )
+        begun = (size for each in {tag, self._tag} for size in range(1, len(each)) if text.endswith(each[:size], at))
         end = len(text) - max(begun, default=0)
         self._held = text[end:]
         return [piece for piece in [*pieces, self._piece(text[at:end])] if piece[1]]

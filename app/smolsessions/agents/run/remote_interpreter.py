@@ -71,10 +71,7 @@ class RemoteInterpreter(PythonExecutor):
     """Starts an executor at the first block of code, and another one after a loss. `cleanup` ends it."""
 
     def __init__(
-        self,
-        kind: str,
-        make: Callable[[list[str], AgentLogger], RemotePythonExecutor],
-        described: str = "",
+        self, kind: str, make: Callable[[list[str], AgentLogger], RemotePythonExecutor], described: str = ""
     ) -> None:
         """`make` takes the modules that code may import. `described` is for the fingerprint of the agent."""
         self.kind = kind

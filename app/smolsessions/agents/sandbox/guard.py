@@ -79,9 +79,7 @@ def install() -> None:
             executor(code)
         except InterpreterError:
             continue
-        raise RuntimeError(
-            "This release of smolagents ignores the checks of its interpreter; use one that is supported."
-        )
+        raise RuntimeError("This release of smolagents ignores the checks of its interpreter; use a supported one.")
 
 
 def tool_stub(name: str, call: Callable[..., Any], about: Mapping[str, Any]) -> Callable[..., Any]:

@@ -96,9 +96,8 @@ def listed_tools(tools: Iterable[Tool]) -> tuple[list[ListedTool], list[str]]:
     taken: set[str] = set()
     for tool in sorted(tools, key=lambda each: each.name):
         try:
-            listed = adapted(
-                tool.name, tool.description or tool.title or "", tool.input_schema, tool.output_schema, taken
-            )
+            about = tool.description or tool.title or ""
+            listed = adapted(tool.name, about, tool.input_schema, tool.output_schema, taken)
         except (SchemaError, RecursionError):
             left_out.append(utf8_text(tool.name[:MAX_NAME_CHARS]))
         else:
@@ -214,13 +213,13 @@ class _Resolver:
         self._document = document
         self._nodes = 0
 
-    def resolve(self, schema: Any, open_references: tuple[str, ...] = (), depth: int = 0) -> Any:
+    def resolve(self, schema: Any, opened: tuple[str, ...] = (), depth: int = 0) -> Any:
         """Raise `SchemaError` if the copy would be too large. A reference within itself becomes a plain object."""
         self._nodes += 1
         if depth > MAX_DEPTH or self._nodes > MAX_NODES:
             raise SchemaError("is too large")
         if isinstance(schema, list):
-            return [self.resolve(each, open_references, depth + 1) for each in schema]
+            return [self.resolve(each, opened, depth + 1) for each in schema]
         if not isinstance(schema, dict):
             return schema if not isinstance(schema, str) else utf8_text(schema)
         found = {}
@@ -229,20 +228,18 @@ class _Resolver:
             if key in _DATA:
                 found[name] = value
             elif key in _MAPS and isinstance(value, dict):  # its keys are names of parameters
-                inner = {
-                    utf8_text(each): self.resolve(part, open_references, depth + 2) for each, part in value.items()
-                }
+                inner = {utf8_text(each): self.resolve(part, opened, depth + 2) for each, part in value.items()}
                 found[name] = inner
             elif key not in _REFERENCES:
-                found[name] = self.resolve(value, open_references, depth + 1)
+                found[name] = self.resolve(value, opened, depth + 1)
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return found
-        if reference in open_references:
+        if reference in opened:
             return {"type": "object", **found}
         target: Any = self._document if reference.startswith("#") else {}  # others would need the net
         for part in reference.removeprefix("#").split("/")[1:]:
             key = unquote(part).replace("~1", "/").replace("~0", "~")
             target = target.get(key) if isinstance(target, dict) else None
         target = target if isinstance(target, dict) else {}
-        return {**self.resolve(target, (*open_references, reference), depth + 1), **found}
+        return {**self.resolve(target, (*opened, reference), depth + 1), **found}

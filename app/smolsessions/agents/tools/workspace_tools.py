@@ -198,22 +198,18 @@ def _add_tools(name: str, agent: MultiStepAgent, caller: Caller, folders: Conver
         if not root.is_dir() or root.parts[1:2] in _SYSTEM:
             raise StartError(f"{place} has a path that is no directory of files; name one")
     try:
-        workspace = Workspace(
-            root or Path(), editable=options.editable, readonly=options.readonly, hidden=options.hidden
-        )
+        made = Workspace(root or Path(), editable=options.editable, readonly=options.readonly, hidden=options.hidden)
     except ValueError as error:
         raise StartError(f"{place} has a mistake in {error}") from None
     except ImportError:
-        raise StartError(
-            f"{place} needs pathspec and google-re2: run `pip install 'smolsessions[workspace]'`"
-        ) from None
+        raise StartError(f"{place} needs pathspec and google-re2: `pip install 'smolsessions[workspace]'`") from None
     if root is None:
         raise StartError(
             f"{place} is one for each conversation, and the store may have other processes: set "
             "SMOLSESSIONS_WORKSPACES_DIR to one directory that all of them share"
         )
-    bound = BoundWorkspace(workspace, None if options.path else caller)
-    access = workspace.access
+    bound = BoundWorkspace(made, None if options.path else caller)
+    access = made.access
     lists = f"You may write: {', '.join(access.editable) or 'nothing'}."
     lists += f" You may only read: {', '.join(access.readonly)}." if access.readonly else ""
     tools = WORKSPACE_TOOLS if access.editable else _READING

@@ -123,9 +123,7 @@ def _read_image(name: str, member: Any) -> tuple[bytes, int]:
     image = checked(_ImageIn, member, pointer)
     data = decode_base64(image.data, pointer)
     if image_name(data) != name:
-        raise _image_error(
-            name, f"is not of this name, which is the first {IMAGE_NAME_DIGITS} digits of the data's SHA-256"
-        )
+        raise _image_error(name, f"is not of this name, the first {IMAGE_NAME_DIGITS} digits of the data's SHA-256")
     try:
         media_type, width, height = image_header(data)
     except Exception:  # noqa: BLE001 - as above

@@ -97,9 +97,8 @@ class _Export:
             for member, value in loads(data).items():
                 self._add_encoded("state", "state", member, value)
         elif rest in {agent_state.LOST, agent_state.PROCESS_ONLY, agent_state.REPORTED}:
-            self._names["reported" if rest == agent_state.REPORTED else "lost"] |= set(
-                filter(_is_name, json.loads(data))
-            )
+            known = self._names["reported" if rest == agent_state.REPORTED else "lost"]
+            known |= set(filter(_is_name, json.loads(data)))
         elif rest in {agent_state.LOGS, agent_state.VARIABLE + RANDOM_CHUNK} or rest.startswith(MEMORY):
             return
         elif f"{kind}:" == agent_state.VARIABLE:
@@ -199,9 +198,7 @@ def _chunks_of(
         chunk = plain_chunk(name, value)
         left -= len(chunk.data)
         if left < 0:
-            raise InvalidRequestError.at(
-                f"{pointer}/code", f"is larger than the {target.max_bytes} bytes that it may be"
-            )
+            raise InvalidRequestError.at(f"{pointer}/code", f"is larger than the {target.max_bytes} bytes it may have")
         yield agent_state.VARIABLE + chunk.id, chunk.data
     for index, name in enumerate(found.lost):
         if not _is_name(name):

@@ -52,7 +52,7 @@ class AsyncClient:
         http.base_url = requests.check_address(base_url)
         if api_key:
             http.headers["Authorization"] = f"Bearer {requests.check_key(api_key)}"
-        self._connection = AsyncConnection(http, patience_s)
+        self._service = AsyncConnection(http, patience_s)
 
     async def __aenter__(self) -> Self:
         return self
@@ -62,7 +62,7 @@ class AsyncClient:
 
     async def aclose(self) -> None:
         """Close all connections. Turns continue."""
-        await self._connection.aclose()
+        await self._service.aclose()
 
     async def turn(self, message: str, **options: Unpack[TurnOptions]) -> Turn:
         """Send a message, wait for the turn's end however long it takes, and return the turn.
@@ -86,27 +86,25 @@ class AsyncClient:
         `until` `waiting`: the stream also ends when the turn waits for a person. `tools` are called.
         """
         body, headers, internal = turn_request(message, options)
-        begin = self._connection.submission("turn", json=body, headers=headers, internal=internal, until=until)
-        events, tools = self._connection.events(begin, "", internal=internal, until=until), options.get("tools")
+        begin = self._service.submission("turn", json=body, headers=headers, internal=internal, until=until)
+        events, tools = self._service.events(begin, "", internal=internal, until=until), options.get("tools")
         return self._answered(events, Toolbox(tools)) if tools else events
 
     async def _post_turn(self, message: str, options: TurnOptions, wait_s: int) -> Turn:
         body, headers, internal = turn_request(message, options)
         headers["Prefer"] = f"respond-async, wait={wait_s}"
         params = {"include_internal_tools": internal}
-        return await self._connection.ask(
-            Turn, "POST", "turn", json=body, params=params, headers=headers, wait_s=wait_s
-        )
+        return await self._service.ask(Turn, "POST", "turn", json=body, params=params, headers=headers, wait_s=wait_s)
 
     def list_turns(
         self, conversation_id: str, *, order: requests.Order | None = None, include_internal_tools: bool | None = None
     ) -> AsyncIterator[Turn]:
         params = named(order=order, include_internal_tools=include_internal_tools)
-        return self._connection.items(TurnPage, params, "conversations", conversation_id, "turns")
+        return self._service.items(TurnPage, params, "conversations", conversation_id, "turns")
 
     async def get_turn(self, conversation_id: str, turn: int, *, include_internal_tools: bool = False) -> Turn:
         params = {"include_internal_tools": include_internal_tools}
-        return await self._connection.ask(Turn, "GET", *_turn(conversation_id, turn), params=params)
+        return await self._service.ask(Turn, "GET", *_turn(conversation_id, turn), params=params)
 
     def get_turn_events(
         self,
@@ -122,13 +120,13 @@ class AsyncClient:
         `until` `waiting`: the stream also ends when the turn waits for a person.
         """
         path = path_of(*_turn(conversation_id, turn), "events")
-        return self._connection.events(None, path, after, internal=include_internal_tools, until=until)
+        return self._service.events(None, path, after, internal=include_internal_tools, until=until)
 
     def list_turn_effects(
         self, conversation_id: str, turn: int, *, order: requests.Order | None = None
     ) -> AsyncIterator[Effect]:
         """Yield the effects of a turn that runs or waits. One that is over has none."""
-        return self._connection.items(EffectPage, named(order=order), *_turn(conversation_id, turn), "effects")
+        return self._service.items(EffectPage, named(order=order), *_turn(conversation_id, turn), "effects")
 
     async def cancel_turn(
         self, conversation_id: str, turn: int, *, wait_s: int = 0, include_internal_tools: bool = False
@@ -136,7 +134,7 @@ class AsyncClient:
         """Request a turn to stop, and return it. `wait_s`: longest wait for its end."""
         path = (*_turn(conversation_id, turn), "cancel")
         params, headers = {"include_internal_tools": include_internal_tools}, {"Prefer": f"wait={wait_s}"}
-        return await self._connection.ask(Turn, "POST", *path, params=params, headers=headers, wait_s=wait_s)
+        return await self._service.ask(Turn, "POST", *path, params=params, headers=headers, wait_s=wait_s)
 
     async def run_tools(
         self, turn: Turn, tools: Sequence[Callable[..., Any]], *, include_internal_tools: bool = False
@@ -147,7 +145,7 @@ class AsyncClient:
         """
         toolbox, internal = Toolbox(tools), include_internal_tools
         turn = await self._settled(turn, internal)
-        while answers := await toolbox.answers(turn.requests, blocks=self._connection.blocks):
+        while answers := await toolbox.answers(turn.requests, blocks=self._service.blocks):
             await self._answer_calls(turn, answers)
             turn = await self.get_turn(turn.conversation_id, turn.turn, include_internal_tools=internal)
             turn = await self._settled(turn, internal)
@@ -160,7 +158,7 @@ class AsyncClient:
                 yield event
                 if isinstance(event, TurnWaiting):
                     turn = await self.get_turn(event.conversation_id, event.turn)  # the wait may be over since long
-                    if answers := await toolbox.answers(turn.requests, blocks=self._connection.blocks):
+                    if answers := await toolbox.answers(turn.requests, blocks=self._service.blocks):
                         await self._answer_calls(turn, answers)
 
     async def _answer_calls(self, turn: Turn, answers: Sequence[Answer]) -> None:
@@ -210,7 +208,7 @@ class AsyncClient:
             "params": {"include_internal_tools": include_internal_tools},
             "headers": {"Prefer": f"respond-async, wait={seconds}"},
         }
-        answered = await self._connection.ask(Turn, "POST", *path, **request, wait_s=seconds, is_safe=True)
+        answered = await self._service.ask(Turn, "POST", *path, **request, wait_s=seconds, is_safe=True)
         return answered if wait_s is not None else await self._settled(answered, include_internal_tools)
 
     def stream_answers(
@@ -224,8 +222,8 @@ class AsyncClient:
     ) -> AsyncGenerator[TurnEvent]:
         """Answer requests of a waiting turn, and yield the events from `input.answered` on. See `stream`."""
         path, body, internal = _turn(conversation_id, turn), {"answers": list(answers)}, include_internal_tools
-        begin = self._connection.submission(*path, "answers", json=body, headers={}, internal=internal, until=until)
-        return self._connection.events(begin, path_of(*path, "events"), internal=internal, until=until)
+        begin = self._service.submission(*path, "answers", json=body, headers={}, internal=internal, until=until)
+        return self._service.events(begin, path_of(*path, "events"), internal=internal, until=until)
 
     async def _settled(self, turn: Turn, internal: bool) -> Turn:
         """Return a turn at its end, or when it waits for a person."""
@@ -270,7 +268,7 @@ class AsyncClient:
         """Yield conversations, those that were used last first. `q` is searched for in titles, or also in messages."""
         params = named(sort=sort, order=order, agent=agent, status=status, q=q, search_in=search_in)
         params |= {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
-        return self._connection.items(wire.ConversationPage, params, "conversations")
+        return self._service.items(wire.ConversationPage, params, "conversations")
 
     async def get_conversation(self, conversation_id: str) -> ReadConversation:
         return await self._conversation("GET", "conversations", conversation_id)
@@ -288,7 +286,7 @@ class AsyncClient:
 
     async def delete_conversation(self, conversation_id: str) -> None:
         """Delete a conversation permanently."""
-        response = await self._connection.send("DELETE", "conversations", conversation_id)
+        response = await self._service.send("DELETE", "conversations", conversation_id)
         if response.status_code != NO_CONTENT:
             raise foreign_answer(response, response.text)
 
@@ -301,37 +299,35 @@ class AsyncClient:
         order: requests.Order | None = None,
     ) -> AsyncIterator[wire.Step]:
         params = named(type=type, archived=archived, order=order)
-        return self._connection.items(wire.StepPage, params, "conversations", conversation_id, "steps")
+        return self._service.items(wire.StepPage, params, "conversations", conversation_id, "steps")
 
     async def get_prompt(
         self, conversation_id: str, *, summary_mode: bool = False, turn: int | None = None, step: int | None = None
     ) -> wire.Prompt:
         """Return the model's next prompt, or rebuild the one before a step (the first) of a past turn."""
         params = {"summary_mode": summary_mode, **named(turn=turn, step=step)}
-        return await self._connection.ask(wire.Prompt, "GET", "conversations", conversation_id, "prompt", params=params)
+        return await self._service.ask(wire.Prompt, "GET", "conversations", conversation_id, "prompt", params=params)
 
     async def list_variables(self, conversation_id: str) -> list[wire.Variable]:
         """Return the variables of a conversation, with previews and sizes."""
-        return (
-            await self._connection.ask(wire.VariableList, "GET", "conversations", conversation_id, "variables")
-        ).items
+        return (await self._service.ask(wire.VariableList, "GET", "conversations", conversation_id, "variables")).items
 
     async def list_workspace_files(self, conversation_id: str) -> list[wire.WorkspaceFile]:
         """Return the files of a conversation's workspace that its agent may read: some of them beyond 20,000."""
         path = ("conversations", conversation_id, "workspace", "files")
-        return (await self._connection.ask(wire.WorkspaceFileList, "GET", *path)).items
+        return (await self._service.ask(wire.WorkspaceFileList, "GET", *path)).items
 
     async def get_workspace_file(self, conversation_id: str, path: str) -> bytes:
         place = ("conversations", conversation_id, "workspace", "files", *path.split("/"))
-        return (await self._connection.send("GET", *place)).content
+        return (await self._service.send("GET", *place)).content
 
     async def get_image(self, conversation_id: str, name: str) -> bytes:
         """Return the file of an image. `name` is the end of its `url`."""
-        return (await self._connection.send("GET", "conversations", conversation_id, "images", name)).content
+        return (await self._service.send("GET", "conversations", conversation_id, "images", name)).content
 
     async def get_file(self, conversation_id: str, name: str) -> bytes:
         """Return the content of a file. `name` is the end of its `url`."""
-        return (await self._connection.send("GET", "conversations", conversation_id, "files", name)).content
+        return (await self._service.send("GET", "conversations", conversation_id, "files", name)).content
 
     async def prune_conversation(
         self,
@@ -343,9 +339,7 @@ class AsyncClient:
     ) -> wire.PruneResult:
         """Remove the steps from the memory that a policy drops."""
         body = {**named(policy=policy), "dry_run": dry_run, "destroy": destroy}
-        return await self._connection.ask(
-            wire.PruneResult, "POST", "conversations", conversation_id, "prune", json=body
-        )
+        return await self._service.ask(wire.PruneResult, "POST", "conversations", conversation_id, "prune", json=body)
 
     async def roll_back_conversation(self, conversation_id: str, turn: int) -> ReadConversation:
         """Restore the state after a turn."""
@@ -361,7 +355,7 @@ class AsyncClient:
     async def export_conversation(self, conversation_id: str) -> dict[str, Any]:
         """Return the conversation as a document (docs/export.md)."""
         path = ("conversations", conversation_id, "export")
-        return (await self._connection.ask(RootModel[dict[str, Any]], "GET", *path)).root
+        return (await self._service.ask(RootModel[dict[str, Any]], "GET", *path)).root
 
     async def import_conversation(
         self,
@@ -375,26 +369,26 @@ class AsyncClient:
 
     async def list_agents(self) -> list[wire.Agent]:
         """Return all agents, the default agent first."""
-        return (await self._connection.ask(wire.AgentList, "GET", "agents")).items
+        return (await self._service.ask(wire.AgentList, "GET", "agents")).items
 
     async def get_agent(self, name: str) -> wire.AgentDetails:
         """Return an agent with the schema of its tools, its examples and its limits."""
-        return await self._connection.ask(wire.AgentDetails, "GET", "agents", name)
+        return await self._service.ask(wire.AgentDetails, "GET", "agents", name)
 
     async def get_liveness(self) -> None:
         """Return if the process runs."""
-        await self._connection.send("GET", "livez")
+        await self._service.send("GET", "livez")
 
     async def get_readiness(self) -> None:
         """Return if the process accepts requests."""
-        await self._connection.send("GET", "readyz")
+        await self._service.send("GET", "readyz")
 
     async def get_metrics(self) -> str:
         """Return metrics in the Prometheus text format."""
-        return (await self._connection.send("GET", "metrics")).text
+        return (await self._service.send("GET", "metrics")).text
 
     async def _conversation(self, method: str, *path: object, **request: Any) -> ReadConversation:
-        response = await self._connection.send(method, *path, **request)
+        response = await self._service.send(method, *path, **request)
         return read(ReadConversation, response).model_copy(update={"etag": response.headers.get("ETag")})
 
 

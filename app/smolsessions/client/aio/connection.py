@@ -125,13 +125,7 @@ class AsyncConnection:
             cursor = {"cursor": str(found.next_cursor)}
 
     async def events(
-        self,
-        begin: httpx2.Request | None,
-        path: str,
-        after: int = 0,
-        *,
-        internal: bool,
-        until: Until | None,
+        self, begin: httpx2.Request | None, path: str, after: int = 0, *, internal: bool, until: Until | None
     ) -> AsyncGenerator[TurnEvent]:
         """Yield each event of a turn once, until its final one.
 

@@ -49,9 +49,7 @@ class Confinement:
             writes = self._in_namespaces or version >= landlock.TRUNCATES
             signals = self._in_namespaces or version >= landlock.SCOPES
             if seccomp.has_filter():  # one for agents whose code may start processes, and one for the others
-                filters = {
-                    some: seccomp.Filter(processes=some, writes=writes, signals=signals) for some in (False, True)
-                }
+                filters = {may: seccomp.Filter(processes=may, writes=writes, signals=signals) for may in (False, True)}
                 self._filters = filters if _works(filters[False].install) else None
         keep_memory_private()
         imported = import_path()  # as this user sees them: to a stranger, a folder in a closed one does not exist
