@@ -55,7 +55,7 @@ def test_base_tools_run_no_code_and_read_no_terminal() -> None:
 def test_tools_are_shared_and_set_up_once_except_those_that_hold_state() -> None:
     own_tools.SETUPS.clear()
     known: dict[str, Any] = {}
-    makers = [load_tools([f"{OWN}:Shared", f"{OWN}:Counting"], known) for _ in range(2)]
+    makers = [load_tools([f"{OWN}:Shared", f"{OWN}:Counting"], known, add_base_tools=False) for _ in range(2)]
     (shared, counting), (same, other) = (make() for make in makers)
     assert shared is same
     assert counting is not other

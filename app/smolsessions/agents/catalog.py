@@ -173,7 +173,6 @@ class Catalog:
             )
 
     def confinement(self) -> dict[AgentName, CodeLevel]:
-        """Return the confinement of each agent's code. None: it runs no code. Waits for the server of processes."""
         level = self._fork_client.level() if self._started else None
         found: dict[AgentName, CodeLevel] = {}
         for name, agent in self._agents.items():
@@ -209,7 +208,6 @@ class Catalog:
 
     @property
     def has_workspaces(self) -> bool:
-        """True if an agent has a workspace for each conversation."""
         return any(bound.is_of_conversation for agent in self._agents.values() for bound in agent.workspaces)
 
     def shows_file(self, name: AgentName, path: str) -> bool:
@@ -220,7 +218,6 @@ class Catalog:
         check_own_rules(policy, self._agent(name).own_policies, pointer)
 
     def check_approve(self, name: AgentName, tools: Sequence[str], client_tools: Sequence[ClientTool]) -> None:
-        """Raise `InvalidRequestError` for tools that this agent lacks, or if it cannot wait for a person."""
         agent = self._agent(name)
         if sentence := self._cannot_wait(agent):
             raise InvalidRequestError.at("/approve", f"the agent {name!r} takes no approvals: {sentence}")
@@ -229,7 +226,6 @@ class Catalog:
             raise InvalidRequestError.at(f"/approve/{refused[0]}", refused[1])
 
     def check_client_tools(self, name: AgentName, tools: Sequence[ClientTool]) -> None:
-        """Raise `InvalidRequestError` for tools that this agent cannot have, or if it takes none or cannot wait."""
         agent = self._agent(name)
         refusal = self._cannot_wait(agent) if agent.info.client_tools else "its option client_tools is false"
         if refusal:
@@ -249,12 +245,11 @@ class Catalog:
     def messages(
         self, caller: Caller, memory: Memory, policy: Policy | None, *, summary_mode: bool
     ) -> tuple[list[dict[str, Any]], LeftOut | None]:
-        """Return the model's next messages, and the steps that the policy (None: the agent's) leaves out."""
-        with self._preview(caller, memory, policy) as preview:
+        with self._view(caller, memory, policy) as preview:
             return preview[0].messages(summary_mode=summary_mode)
 
     def preview_prune(self, caller: Caller, memory: Memory, policy: Policy | None) -> PrunePreview:
-        with self._preview(caller, memory, policy) as (preview, overlay):
+        with self._view(caller, memory, policy) as (preview, overlay):
             weighed = preview.weigh()
         at = {step.index - memory.steps[0].index: place for place, step in enumerate(memory.steps)}
         order = list(overlay.steps)
@@ -263,9 +258,7 @@ class Catalog:
         return replace(weighed, left_out=tuple(sorted(at[place] for place in left_out)), edits=edits)
 
     @contextmanager
-    def _preview(
-        self, caller: Caller, memory: Memory, policy: Policy | None
-    ) -> Iterator[tuple[PromptPreview, Overlay]]:
+    def _view(self, caller: Caller, memory: Memory, policy: Policy | None) -> Iterator[tuple[PromptPreview, Overlay]]:
         checked = self._agent(memory.agent)
         overlay = _overlay(checked, with_gaps(memory.steps), memory.attachments)
         agent, policy = self._new(checked, caller), checked.info.policy if policy is None else policy

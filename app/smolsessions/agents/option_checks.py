@@ -41,13 +41,11 @@ def validate_options(name: str, agent: MultiStepAgent) -> None:
 
 def check_options(name: str, agent: MultiStepAgent) -> None:
     """Check that the options of one agent suit its tools and its model. Raises `StartError`."""
-    attributes = {*vars(agent)}
+    held = {*vars(agent)}
     for kind in type(agent).__mro__:
         if not kind.__module__.startswith(("smolagents", "builtins")):
-            attributes |= {
-                key for key, value in vars(kind).items() if not (callable(value) or isinstance(value, _METHODS))
-            }
-    for attribute in sorted(attributes):
+            held |= {key for key, value in vars(kind).items() if not (callable(value) or isinstance(value, _METHODS))}
+    for attribute in sorted(held):
         if option := nearest(attribute):
             advice = "" if option == attribute else ", or rename the attribute if you use it yourself"
             raise StartError(

@@ -27,6 +27,8 @@ FileContent = Path | tuple[str, str, bytes]
 """Path of a file, or its name, media type and bytes."""
 Policy = str | dict[str, Any] | list[str | dict[str, Any]]
 """Memory policy: a rule by name, a rule with its arguments, or several."""
+Tools = Sequence[Callable[..., Any]]
+"""Functions of yours, which the client calls when a turn asks for them."""
 Order = Literal["asc", "desc"]
 Until = Literal["waiting"]
 """Event before the final one at which a stream ends, too."""
@@ -57,7 +59,7 @@ class TurnOptions(TypedDict, total=False):
     approve: Sequence[str]
     client_tools: Sequence[Mapping[str, Any]]
     output_schema: Mapping[str, Any]
-    tools: Sequence[Callable[..., Any]]
+    tools: Tools
     metadata: Mapping[str, Any]
     include_internal_tools: bool
     idempotency_key: str

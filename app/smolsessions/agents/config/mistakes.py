@@ -141,15 +141,13 @@ def wrong_references(file: schema.AgentsFile) -> Iterator[str]:
         elif agent.model:
             yield from _wrong_fallbacks(file, (*place, "model"), agent.model, own="")
         yield from _unknown_names((*place, "mcp"), agent.mcp, "mcp", file.mcp)
-        managers = (*place, "managed_agents")
-        yield from _unknown_names(managers, agent.managed_agents, "agents", file.agents)
+        within = (*place, "managed_agents")
+        yield from _unknown_names(within, agent.managed_agents, "agents", file.agents)
         if len(set(agent.managed_agents)) < len(agent.managed_agents):
-            yield sentence_at(managers, "names an agent twice; remove one")
+            yield sentence_at(within, "names an agent twice; remove one")
         for each in dict.fromkeys(one for one in agent.managed_agents if one in file.agents):
             if not each.isidentifier() or keyword.iskeyword(each):
-                yield sentence_at(
-                    managers, f"{each} is no Python name, as models call it; rename it with letters and _"
-                )
+                yield sentence_at(within, f"{each} is no Python name, as models call it; rename it with letters and _")
             elif file.agents[each].kind and not file.agents[each].description:
                 yield sentence_at(("agents", each, "description"), f"is missing, and {name} manages this agent; add it")
         unreachable = {"managed_agents": "agents", "mcp": "MCP servers", "workspace": "a workspace"}

@@ -19,9 +19,7 @@ CODE_KEYS = (
     "structured_output authorized_imports code_block_tags executor executor_options executor_key_env code_limits"
 ).split()
 """Keys that only an agent that writes code has."""
-FACTORY_KEYS = frozenset(
-    {*SharedOptions.model_fields, *"factory trust description executor memory_policy approve".split()}
-)
+FACTORY_KEYS = {*SharedOptions.model_fields, *"factory trust description executor memory_policy approve".split()}
 """Keys of an agent that a factory makes. The factory sets the rest itself."""
 FILE = "agents.schema.json"
 BY_NAME, IN_PLACE = "by name", "in place"

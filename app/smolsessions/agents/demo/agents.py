@@ -89,9 +89,9 @@ class RuleModel(Model):
         calls: list[models.ChatMessageToolCall] = []
         if tools_to_call_from:
             called = [(call.tool, call.arguments) for call in next_calls]
-            for number, (name, arguments) in enumerate(called or [("final_answer", {"answer": _joined(parts)})], 1):
+            for number, (name, given) in enumerate(called or [("final_answer", {"answer": _joined(parts)})], 1):
                 function = models.ChatMessageToolCallFunction(
-                    name=name, arguments=json.dumps(arguments, ensure_ascii=False)
+                    name=name, arguments=json.dumps(given, ensure_ascii=False)
                 )
                 call_id = f"call_{len(messages)}_{number}"  # unique in the conversation; smolagents sorts results by id
                 calls.append(models.ChatMessageToolCall(function, id=call_id, type="function"))

@@ -233,10 +233,8 @@ class AgentState:
         _lose(node, lost | process_only)
         logs = stored.get(LOGS, b"").decode()
         if node.interpreter:
-            variables = [name for name in stored if name.startswith(VARIABLE)]
-            node.interpreter.restore(
-                {name.removeprefix(VARIABLE): self._kept.pop(start + name) for name in variables}, logs
-            )
+            held = [name for name in stored if name.startswith(VARIABLE)]
+            node.interpreter.restore({name.removeprefix(VARIABLE): self._kept.pop(start + name) for name in held}, logs)
         elif executor := _in_thread(node):
             names = use_state(executor)
             names.dropped = frozenset(lost | process_only)

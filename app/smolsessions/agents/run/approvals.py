@@ -144,15 +144,13 @@ class Approvals:
         )
         return new
 
-    def question(
-        self, agent_run: AgentRun, call: ToolCallInProgress, question: str, choices: tuple[str, ...] | None
-    ) -> None:
+    def question(self, run: AgentRun, call: ToolCallInProgress, question: str, choices: tuple[str, ...] | None) -> None:
         """End a call with the answer to a question. Raises `TurnWaiting` to wait for it."""
         digest = digest_of(call.record.name, {"question": question, "choices": choices})
         with self._lock:
-            answer, request = self._answer(agent_run, call, digest, "question")
+            answer, request = self._answer(run, call, digest, "question")
             if answer is None:
-                self._wait(agent_run, replace(request, question=question, choices=choices))
+                self._wait(run, replace(request, question=question, choices=choices))
         if answer.decision == "approve":
             call.answer(answer.text or "")
             return

@@ -49,7 +49,7 @@ def is_named_class(name: str, value: Any) -> bool:
     return issubclass(type(value), type) and _CLASS_NAME(value) == name and is_made_here(value)
 
 
-def class_parts(kind: type, is_self_contained: Callable[[Any], bool]) -> Any:
+def class_parts(kind: type, stands_alone: Callable[[Any], bool]) -> Any:
     """Return the parts that create a class, and those that are set afterwards, since they may refer to it.
 
     Functions that capture nothing are set at once: an instance in a set that the class holds needs its `__hash__`.
@@ -67,9 +67,7 @@ def class_parts(kind: type, is_self_contained: Callable[[Any], bool]) -> Any:
             if type(value) is types.FunctionType and value.__code__.co_filename == _INTERPRETER
         }
         return _enum, (type(kind), name, bases, {"__module__": module, **written, **members})
-    made = {
-        key: value for key, value in namespace.items() if key in {"__module__", "__slots__"} or is_self_contained(value)
-    }
+    made = {key: value for key, value in namespace.items() if key in {"__module__", "__slots__"} or stands_alone(value)}
     rest = {
         key: value
         for key, value in namespace.items()

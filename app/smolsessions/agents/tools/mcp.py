@@ -268,9 +268,7 @@ class McpServer:
             self._pinned = digest
             self.tools, left_out = listed_tools(tools)
             for name in left_out:
-                self._log_once(
-                    f"the tool {name!r} of the MCP server {self.name} has too large a schema; it is left out"
-                )
+                self._log_once(f"the tool {name!r} of the MCP server {self.name} has too large a schema; left out")
             self._tried.set()
         elif digest not in {self._pinned, self._changed}:
             self._changed = digest

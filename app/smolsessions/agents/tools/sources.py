@@ -34,9 +34,7 @@ _NEEDED = {"DuckDuckGoSearchTool": ["ddgs"], "VisitWebpageTool": ["requests", "m
 """Packages that smolagents' tools import when they are made or called."""
 
 
-def load_tools(
-    entries: Sequence[str], known: dict[str, Loaded], *, add_base_tools: bool = False
-) -> Callable[[], list[Any]]:
+def load_tools(entries: Sequence[str], known: dict[str, Loaded], *, add_base_tools: bool) -> Callable[[], list[Any]]:
     """Import tools, and return a function that returns those of one agent. Raises `StartError`.
 
     `known` holds those that other agents have loaded.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal, Self, Unpack
 
@@ -136,9 +136,7 @@ class AsyncClient:
         params, headers = {"include_internal_tools": include_internal_tools}, {"Prefer": f"wait={wait_s}"}
         return await self._service.ask(Turn, "POST", *path, params=params, headers=headers, wait_s=wait_s)
 
-    async def run_tools(
-        self, turn: Turn, tools: Sequence[Callable[..., Any]], *, include_internal_tools: bool = False
-    ) -> Turn:
+    async def run_tools(self, turn: Turn, tools: requests.Tools, *, include_internal_tools: bool = False) -> Turn:
         """Call the functions that a turn asks for, and return it at its end, or when it waits for another answer.
 
         A function is called again if its client ended before it had sent the result.
