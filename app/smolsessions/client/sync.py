@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import httpx2
@@ -36,12 +36,6 @@ def _blocking(
 
 
 def _iterating(
-    method: Callable[Concatenate[AsyncClient, P], AsyncIterator[T]],
-) -> Callable[Concatenate[Client, P], Iterator[T]]:
-    return _streaming(cast("Callable[Concatenate[AsyncClient, P], AsyncGenerator[T]]", method))
-
-
-def _streaming(
     method: Callable[Concatenate[AsyncClient, P], AsyncGenerator[T]],
 ) -> Callable[Concatenate[Client, P], Generator[T]]:
     def items(found: AsyncGenerator[T]) -> Generator[T]:
@@ -72,11 +66,7 @@ class Client:
         patience_s: float = 60,
         http: httpx2.Client | None = None,
     ) -> None:
-        """Connect to a service when it is first used.
-
-        `patience_s`: seconds for which a request that fails is repeated. `http`: for this service alone, with timeouts,
-        proxies and certificates of your own. It is closed with this client.
-        """
+        """Connect to a service when it is first used. The parameters are those of `AsyncClient`."""
         blocking: Any = BlockingHttp(http or httpx2.Client(timeout=TIMEOUT, limits=httpx2.Limits()))
         self.client = AsyncClient(base_url, api_key=api_key, patience_s=patience_s, http=blocking)
 
@@ -89,16 +79,16 @@ class Client:
     close = _blocking(AsyncClient.aclose)
     turn = _blocking(AsyncClient.turn)
     submit = _blocking(AsyncClient.submit)
-    stream = _streaming(AsyncClient.stream)
+    stream = _iterating(AsyncClient.stream)
     list_turns = _iterating(AsyncClient.list_turns)
     get_turn = _blocking(AsyncClient.get_turn)
-    get_turn_events = _streaming(AsyncClient.get_turn_events)
+    get_turn_events = _iterating(AsyncClient.get_turn_events)
     list_turn_effects = _iterating(AsyncClient.list_turn_effects)
     cancel_turn = _blocking(AsyncClient.cancel_turn)
     run_tools = _blocking(AsyncClient.run_tools)
     answer = _blocking(AsyncClient.answer)
     answer_turn = _blocking(AsyncClient.answer_turn)
-    stream_answers = _streaming(AsyncClient.stream_answers)
+    stream_answers = _iterating(AsyncClient.stream_answers)
     create_conversation = _blocking(AsyncClient.create_conversation)
     list_conversations = _iterating(AsyncClient.list_conversations)
     get_conversation = _blocking(AsyncClient.get_conversation)

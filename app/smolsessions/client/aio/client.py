@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal, Self, Unpack
 
@@ -98,7 +98,7 @@ class AsyncClient:
 
     def list_turns(
         self, conversation_id: str, *, order: requests.Order | None = None, include_internal_tools: bool | None = None
-    ) -> AsyncIterator[Turn]:
+    ) -> AsyncGenerator[Turn]:
         params = named(order=order, include_internal_tools=include_internal_tools)
         return self._service.items(TurnPage, params, "conversations", conversation_id, "turns")
 
@@ -124,7 +124,7 @@ class AsyncClient:
 
     def list_turn_effects(
         self, conversation_id: str, turn: int, *, order: requests.Order | None = None
-    ) -> AsyncIterator[Effect]:
+    ) -> AsyncGenerator[Effect]:
         """Yield the effects of a turn that runs or waits. One that is over has none."""
         return self._service.items(EffectPage, named(order=order), *_turn(conversation_id, turn), "effects")
 
@@ -262,7 +262,7 @@ class AsyncClient:
         metadata: Mapping[str, str] | None = None,
         q: str | None = None,
         search_in: Literal["title", "messages"] | None = None,
-    ) -> AsyncIterator[wire.ListedConversation]:
+    ) -> AsyncGenerator[wire.ListedConversation]:
         """Yield conversations, those that were used last first. `q` is searched for in titles, or also in messages."""
         params = named(sort=sort, order=order, agent=agent, status=status, q=q, search_in=search_in)
         params |= {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
@@ -295,7 +295,7 @@ class AsyncClient:
         type: str | None = None,  # noqa: A002 - named as on the wire
         archived: bool | None = None,
         order: requests.Order | None = None,
-    ) -> AsyncIterator[wire.Step]:
+    ) -> AsyncGenerator[wire.Step]:
         params = named(type=type, archived=archived, order=order)
         return self._service.items(wire.StepPage, params, "conversations", conversation_id, "steps")
 

@@ -113,7 +113,7 @@ class AsyncConnection:
 
     async def items(
         self, page: type[ConversationPage | EffectPage | StepPage | TurnPage], params: Mapping[str, Any], *path: object
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any]:
         """Yield the items of a list, page by page."""
         cursor: dict[str, str] = {}
         while True:
