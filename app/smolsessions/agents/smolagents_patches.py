@@ -69,7 +69,18 @@ def patch_smolagents() -> None:
         return output if is_plain else handle_agent_output_types(output, output_type)
 
     names.handle_agent_output_types = tools.handle_agent_output_types = wrap_output
-    ToolCallingAgent._substitute_state_variables = _substitute  # type: ignore[method-assign, assignment]  # noqa: SLF001
+
+    def substitute(agent: ToolCallingAgent, arguments: Any) -> Any:
+        """Replace names by values of `agent.state`, as smolagents does."""
+        state = agent.state
+        if not (state and isinstance(arguments, dict)):
+            return arguments
+        named = {key: state.get(value, value) if isinstance(value, str) else value for key, value in arguments.items()}
+        values = _Arguments(named)
+        values.written = arguments
+        return values
+
+    ToolCallingAgent._substitute_state_variables = substitute  # type: ignore[method-assign, assignment]  # noqa: SLF001
     for kind in (ToolCallingAgent, CodeAgent):
         kind.initialize_system_prompt = _cached(kind.initialize_system_prompt)  # type: ignore[method-assign, assignment]
 
@@ -159,18 +170,6 @@ class _Arguments(dict[str, Any]):
 
     def __repr__(self) -> str:
         return repr(self.written)
-
-
-def _substitute(agent: ToolCallingAgent, arguments: Any) -> Any:
-    """Replace names by values of `agent.state`, as smolagents does."""
-    if not (agent.state and isinstance(arguments, dict)):
-        return arguments
-    state = agent.state
-    values = _Arguments(
-        {key: state.get(value, value) if isinstance(value, str) else value for key, value in arguments.items()}
-    )
-    values.written = arguments
-    return values
 
 
 def _cached(render: Callable[[Any], str]) -> Callable[[Any], str]:

@@ -168,9 +168,17 @@ class RemoteInterpreter(PythonExecutor):
     def _run(self, code: str) -> CodeOutput:
         if self._unseen:
             raise RemoteCodeError(f"{RESET.format(kind=self.kind)} {self._gone()} {NOT_RUN}")
-        real = self._prepared()
-        if real is None:
-            return self._run(code)
+        is_new = self._real is None
+        real = self._real = self._real or self._start()
+        if is_new or self._is_outdated:
+            try:
+                self._within_limit(lambda: self._send(real), START_S)
+            except _KernelLostError as lost:
+                self._discard()
+                if is_new:
+                    raise self._not_started(str(lost)) from None
+                return self._run(code)  # in another executor
+            self._is_outdated = False
         try:
             output, error = self._within_limit(lambda: real(code), self._limits.wall_s), ""
         except RemoteCodeError as raised:
@@ -195,22 +203,6 @@ class RemoteInterpreter(PythonExecutor):
         if output is None or error:
             raise RemoteCodeError(error)
         return output
-
-    def _prepared(self) -> RemotePythonExecutor | None:
-        """Return an executor that has the run's tools and variables. None if it was lost: another may be started."""
-        is_new = self._real is None
-        real = self._real = self._real or self._start()
-        if not is_new and not self._is_outdated:
-            return real
-        try:
-            self._within_limit(lambda: self._send(real), START_S)
-        except _KernelLostError as lost:
-            self._discard()
-            if is_new:
-                raise self._not_started(str(lost)) from None
-            return None
-        self._is_outdated = False
-        return real
 
     def _start(self) -> RemotePythonExecutor:
         logger = AgentLogger(level=LogLevel.OFF)

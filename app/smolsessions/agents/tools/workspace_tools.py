@@ -170,8 +170,42 @@ def add_workspaces(name: str, agent: MultiStepAgent, caller: Caller, folders: Co
                     "patterns, where it could read every file; remove the tool, or the workspace"
                 )
     for each in wanted:
-        if workspace_of(each) is None:
-            _add_tools(name, each, caller, folders)
+        if workspace_of(each):
+            continue
+        if taken := {*WORKSPACE_TOOLS} & {*each.tools, *each.managed_agents}:
+            raise StartError(
+                f"the agent {name!r} has a workspace and something of its own called {min(taken)!r}; rename that, or "
+                "remove the workspace"
+            )
+        options = options_of(each).workspace
+        assert options
+        about = f"the agent {name!r}: workspace:"
+        root = folders.of(caller.owner, caller.conversation_id) if folders else None
+        if options.path:
+            root = Path(options.path).resolve()
+            if not root.is_dir() or root.parts[1:2] in _SYSTEM:
+                raise StartError(f"{about} has a path that is no directory of files; name one")
+        try:
+            made = Workspace(
+                root or Path(), editable=options.editable, readonly=options.readonly, hidden=options.hidden
+            )
+        except ValueError as error:
+            raise StartError(f"{about} has a mistake in {error}") from None
+        except ImportError:
+            raise StartError(
+                f"{about} needs pathspec and google-re2: `pip install 'smolsessions[workspace]'`"
+            ) from None
+        if root is None:
+            raise StartError(
+                f"{about} is one for each conversation, and the store may have other processes: set "
+                "SMOLSESSIONS_WORKSPACES_DIR to one directory that all of them share"
+            )
+        bound = BoundWorkspace(made, None if options.path else caller)
+        access = made.access
+        lists = f"You may write: {', '.join(access.editable) or 'nothing'}."
+        lists += f" You may only read: {', '.join(access.readonly)}." if access.readonly else ""
+        tools = WORKSPACE_TOOLS if access.editable else _READING
+        each.tools |= {tool: WorkspaceTool(tool, bound, lists) for tool in tools}
 
 
 def workspaces_of(agent: MultiStepAgent) -> list[BoundWorkspace]:
@@ -181,39 +215,6 @@ def workspaces_of(agent: MultiStepAgent) -> list[BoundWorkspace]:
 def workspace_of(agent: MultiStepAgent) -> BoundWorkspace | None:
     tool = unproxied(agent.tools.get("read_file"))
     return tool.bound if isinstance(tool, WorkspaceTool) else None
-
-
-def _add_tools(name: str, agent: MultiStepAgent, caller: Caller, folders: ConversationFolders | None) -> None:
-    if taken := {*WORKSPACE_TOOLS} & {*agent.tools, *agent.managed_agents}:
-        raise StartError(
-            f"the agent {name!r} has a workspace and something of its own called {min(taken)!r}; rename that, or "
-            "remove the workspace"
-        )
-    options = options_of(agent).workspace
-    assert options
-    place = f"the agent {name!r}: workspace:"
-    root = folders.of(caller.owner, caller.conversation_id) if folders else None
-    if options.path:
-        root = Path(options.path).resolve()
-        if not root.is_dir() or root.parts[1:2] in _SYSTEM:
-            raise StartError(f"{place} has a path that is no directory of files; name one")
-    try:
-        made = Workspace(root or Path(), editable=options.editable, readonly=options.readonly, hidden=options.hidden)
-    except ValueError as error:
-        raise StartError(f"{place} has a mistake in {error}") from None
-    except ImportError:
-        raise StartError(f"{place} needs pathspec and google-re2: `pip install 'smolsessions[workspace]'`") from None
-    if root is None:
-        raise StartError(
-            f"{place} is one for each conversation, and the store may have other processes: set "
-            "SMOLSESSIONS_WORKSPACES_DIR to one directory that all of them share"
-        )
-    bound = BoundWorkspace(made, None if options.path else caller)
-    access = made.access
-    lists = f"You may write: {', '.join(access.editable) or 'nothing'}."
-    lists += f" You may only read: {', '.join(access.readonly)}." if access.readonly else ""
-    tools = WORKSPACE_TOOLS if access.editable else _READING
-    agent.tools |= {tool: WorkspaceTool(tool, bound, lists) for tool in tools}
 
 
 def _runs_code(tool: Any) -> bool:

@@ -63,14 +63,28 @@ class DocumentMedia:
         self._pixels: dict[str, int] = {}
         left = max_pixels * MAX_IMAGES_FACTOR
         for name, member in images.items():
-            self._images[name], self._pixels[name] = _read_image(name, member)
+            if not _IMAGE_NAME.fullmatch(str(name)):
+                raise _image_error(name, "is no name of an image: 32 digits of a hash")
+            pointer = json_pointer("/images", name)
+            image = checked(_ImageIn, member, pointer)
+            self._images[name] = data = decode_base64(image.data, pointer)
+            if image_name(data) != name:
+                digits = f"the first {IMAGE_NAME_DIGITS} digits of the data's SHA-256"
+                raise _image_error(name, f"is not of this name, {digits}")
+            try:
+                media_type, width, height = image_header(data)
+            except Exception:  # noqa: BLE001 - decoders meet hostile bytes and fail in many ways
+                raise _image_error(name, _BROKEN_IMAGE) from None
+            if media_type != image.type:
+                raise _image_error(name, f"is not {media_type}, which the image is", "type")
+            self._pixels[name] = width * height
             left -= self._pixels[name]
             if left < 0 or self._pixels[name] > max_pixels:
                 reason = f"has more than {max_pixels} pixels, or all images more than {MAX_IMAGES_FACTOR} times that"
                 raise _image_error(name, reason)
             try:
                 is_whole = is_canonical(self._images[name])
-            except Exception:  # noqa: BLE001 - decoders meet hostile bytes and fail in many ways
+            except Exception:  # noqa: BLE001 - as above
                 is_whole = False
             if not is_whole:
                 raise _image_error(name, _BROKEN_IMAGE)
@@ -113,24 +127,6 @@ class DocumentMedia:
             raise _image_error(name, "is shown by no step")
         for name in self._unused_files:
             raise InvalidRequestError.at(json_pointer("/files", name), "belongs to no step and no variable")
-
-
-def _read_image(name: str, member: Any) -> tuple[bytes, int]:
-    """Return the bytes of an image and the number of its pixels, which are not decoded yet."""
-    if not _IMAGE_NAME.fullmatch(str(name)):
-        raise _image_error(name, "is no name of an image: 32 digits of a hash")
-    pointer = json_pointer("/images", name)
-    image = checked(_ImageIn, member, pointer)
-    data = decode_base64(image.data, pointer)
-    if image_name(data) != name:
-        raise _image_error(name, f"is not of this name, the first {IMAGE_NAME_DIGITS} digits of the data's SHA-256")
-    try:
-        media_type, width, height = image_header(data)
-    except Exception:  # noqa: BLE001 - as above
-        raise _image_error(name, _BROKEN_IMAGE) from None
-    if media_type != image.type:
-        raise _image_error(name, f"is not {media_type}, which the image is", "type")
-    return data, width * height
 
 
 def _image_error(name: str, message: str, *member: str) -> InvalidRequestError:
