@@ -57,14 +57,10 @@ class ForkClient:
         must_confine: bool = False,
         memory: MemoryBudget | None = None,
     ) -> None:
-        """The server starts with `start` or the first `fork`.
+        """The server starts with `start` or the first `fork`, and imports the modules `preload` once for all processes.
 
-        Args:
-            preload: modules that the server imports once for all processes.
-            hidden: files and folders that code must not see.
-            folders: folders that code may read besides Python, its packages and the agents' folders.
-            must_confine: refuse to fork unless namespaces or Landlock confine the processes.
-            memory: what the processes may take together.
+        Code must not see `hidden`, and may read `folders` besides Python, its packages and the agents' folders. If it
+        `must_confine`, nothing is forked without namespaces or Landlock. `memory` bounds all processes together.
         """
         self.memory = memory or MemoryBudget()
         paths = {"hidden": hidden, "folders": folders}
