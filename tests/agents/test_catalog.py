@@ -62,7 +62,9 @@ def test_a_start_is_refused_with_one_sentence(workshop: Path, tmp_path: Path) ->
 
 
 def test_a_module_beside_a_users_own_app_is_found_at_the_working_folder(workshop: Path, tmp_path: Path) -> None:
-    (workshop / "package" / "my_agents.py").write_text(MODULES["mine.py"])
+    folder = workshop / "package"
+    folder.mkdir()
+    (folder / "my_agents.py").write_text(MODULES["mine.py"])
     settings = {
         "AGENTS": "second=my_agents:make, first=my_agents:make, my_agents:make_shop, my_agents:make",
         "DEMO_AGENTS": "0",
@@ -70,7 +72,7 @@ def test_a_module_beside_a_users_own_app_is_found_at_the_working_folder(workshop
         "MODEL_API_BASE": "http://127.0.0.1:1/v1",
         "DEFAULT_AGENT": "first",
     }
-    with Service(tmp_path, settings, cwd=workshop / "package") as service:
+    with Service(tmp_path, settings, cwd=folder) as service:
         offered = {agent["name"]: agent for agent in service.get("/agents")["items"]}
         turn = service.post("/turn", message='[{"say": "here"}]').json()
     assert list(offered) == ["first", "second", "Shop-1", "make", "chat"], "a factory's decorator or name names others"
