@@ -217,6 +217,19 @@ def test_turns_keep_the_claims_of_their_post_when_the_keys_change(as_ada: Servic
     assert [told(blocked, "ada", PRO) in each for each in seen] == [True, True, False, True, False]
 
 
+def test_a_message_joins_no_turn_of_a_caller_with_other_claims(as_ada: Service, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+    turn = submit_turn(as_ada, {"call": [["block", {"path": str(gate.path)}]]}, DONE, agent="tenant")
+    gate.reached()
+    joins = submit_next(as_ada, turn, DONE, on_busy="steer")
+    with claims_of_ada(as_ada, OTHER):
+        own = submit_next(as_ada, turn, ASK, DONE, on_busy="steer")
+        gate.open()
+        assert wait_for_end(as_ada, own)["status"] == "finished"
+    assert wait_for_end(as_ada, joins)["error"]["code"] == "steered"
+    assert told(own, "ada", OTHER) in observed(as_ada, ADA, own)[-2]
+
+
 def test_a_repeated_request_keeps_the_claims_of_the_first(tenants: Service) -> None:
     body = {"agent": "tenant", "message": json.dumps([ASK, DONE])}
     first = request_as(tenants, ADA, "POST", "/turn", body, **{"Idempotency-Key": "k"}).json()

@@ -178,4 +178,4 @@ def make_asking_coder() -> CodeAgent:
     return smolsessions.options(make_coder(), approve=["charge"], ask_user=True)
 
 
-make_careful, make_careful_coder = make_speaker, make_coder
+make_careful, make_careful_coder, make_steered = make_speaker, make_coder, make_speaker

@@ -52,7 +52,7 @@ class Said:
     @property
     def body(self) -> Event:
         enqueued = {"on_busy": "enqueue"} if self.plan.eager else {}
-        return {"message": self.planned.message} | self.planned.body | enqueued
+        return {"message": self.planned.message} | enqueued | self.planned.body
 
     @property
     def headers(self) -> dict[str, str]:

@@ -49,8 +49,27 @@ def _steps_of_turn_in_order(talk: Talk, said: Said) -> Iterator[str]:
     if numbers != list(range(1, len(numbers) + 1)):
         yield f"{said.place}: its actions are numbered {numbers}"
     kinds = [step["type"] for step in steps]
-    if kinds and (kinds[0] != "task" or kinds.count("task") != 1):
+    joined = [event["from_turn"] for event in said.log if event["type"] == "message.steered"]
+    if kinds and (kinds[0] != "task" or kinds.count("task") != 1 + len(joined)):
         yield f"{said.place}: its steps are {kinds}"
+
+
+def each_message_joins_once(_calm: Round, wild: Round) -> Iterator[str]:
+    """A message that steers is read in the turn that took it, in one place, or played as a turn of its own."""
+    for talk in wild.talks:
+        events = [(said.planned.number, event) for said in talk.said for event in said.log]
+        joined = [(event["from_turn"], into) for into, event in events if event["type"] == "message.steered"]
+        ended = [said.planned.number for said in talk.said if code_of(said) == "steered"]
+        if sorted(number for number, _ in joined) != ended:
+            yield f"{talk.name}: the turns {ended} ended as steered, and the messages {joined} were read"
+        for said in talk.said:
+            number, read = said.planned.number, [step["turn"] for step in talk.steps if _is_task_of(said, step)]
+            if said.body.get("on_busy") == "steer" and read != [dict(joined).get(number, number)]:
+                yield f"{said.place}: its message is read in the turns {read}, of {joined}"
+
+
+def _is_task_of(said: Said, step: Event) -> bool:
+    return bool(step.get("task") == said.planned.message)
 
 
 def shown_steps_are_kept(_calm: Round, wild: Round) -> Iterator[str]:
@@ -87,7 +106,7 @@ def nothing_is_told_twice(_calm: Round, wild: Round) -> Iterator[str]:
         known: dict[tuple[str, str], int] = {}
         asked = {request["call_id"] for request in requests_of(said)}
         for event in said.log:
-            what = (event["type"], event.get("call_id") or event.get("step_id") or "")
+            what = (event["type"], event.get("call_id") or event.get("step_id") or str(event.get("from_turn", "")))
             if event["type"] in {"message.delta", "message.restarted", "turn.started", *ASKING}:
                 continue
             is_again = event.get("repeated") or event.get("call_id") in asked
@@ -240,7 +259,7 @@ def steps_are_as_without_chaos(calm: Round, wild: Round) -> Iterator[str]:
     by_name = {talk.plan.name: talk for talk in calm.talks}
     for talk in wild.talks:
         for said in talk.said:
-            if outcome_unknown(said):
+            if outcome_unknown(said) or talk.plan.agent == "steered":
                 continue
             was, now = (steps_of(each, said.planned.number) for each in (by_name[talk.plan.name], talk))
             if was != now:
@@ -261,7 +280,7 @@ def tools_run_as_often_as_without_chaos(calm: Round, wild: Round) -> Iterator[st
     """The same calls run as in the calm round, except in turns with a call of unknown outcome."""
     before, after = calm.runs_of(), wild.runs_of()
     for said in wild.said():
-        if outcome_unknown(said):
+        if outcome_unknown(said) or said.plan.agent == "steered":
             continue
         was, now = set(before[said.key]), set(after[said.key])
         if was != now:
@@ -271,7 +290,7 @@ def tools_run_as_often_as_without_chaos(calm: Round, wild: Round) -> Iterator[st
 def _pairs(calm: Round, wild: Round) -> Iterator[tuple[Said, Said]]:
     known = {said.key: said for said in calm.said()}
     for said in wild.said():
-        if said.key in known:
+        if said.key in known and said.plan.agent != "steered":  # what a message finds differs between rounds
             yield known[said.key], said
 
 
@@ -292,6 +311,7 @@ Invariant = Callable[["Round", "Round"], "Iterator[str]"]
 INVARIANTS: list[Invariant] = [
     every_turn_ends_once,
     steps_are_in_order,
+    each_message_joins_once,
     shown_steps_are_kept,
     logs_are_whole,
     nothing_is_told_twice,

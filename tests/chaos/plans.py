@@ -22,6 +22,7 @@ SHARES = {
     "careful-coder": 1,
     "asker": 3,
     "asking-coder": 2,
+    "steered": 2,
 }
 FETCH = {
     "name": "fetch",
@@ -68,12 +69,15 @@ def draw_plans(turns: int, seed: int, agents: Collection[str] = SHARES) -> list[
 
 def _plan(draw: random.Random, name: str, agent: str, length: int) -> Plan:
     turns = tuple(_turn(draw, f"{name}.{number}", agent, number) for number in range(1, length + 1))
-    return Plan(name, agent, turns, eager=draw.random() < EAGER, keyed=draw.random() < KEYED)
+    eager = draw.random() < EAGER or agent == "steered"
+    return Plan(name, agent, turns, eager=eager, keyed=draw.random() < KEYED)
 
 
 def _turn(draw: random.Random, key: str, agent: str, number: int) -> Planned:
     makers = draw.choice(_KINDS.get(agent, _CALLS))
     body: dict[str, Any] = {"max_steps": 2} if makers is _TOO_LONG else {}
+    if agent == "steered" and number % 2 == 0:  # joins the turn before it, unless that one has ended
+        makers, body = [_prompt], {"on_busy": "steer"}
     if agent in {"asker", "asking-coder"}:
         body["client_tools"] = [FETCH]
     return Planned(key, number, json.dumps(_script(draw, key, *makers)), body)

@@ -89,7 +89,7 @@ def test_more_turns_than_may_wait_are_refused_and_stop_nobody(narrow: Service, t
         waiting = [submit_next(narrow, first, DONE) for _ in range(2)]
         body = {"conversation_id": first["conversation_id"], "message": "[]"}
         with nothing_stored(narrow):
-            for on_busy in ("enqueue", "interrupt", "rollback"):
+            for on_busy in ("enqueue", "interrupt", "rollback", "steer"):
                 response = narrow.post("/turn", **body, on_busy=on_busy)
                 assert "SMOLSESSIONS_MAX_TURNS_BEHIND" in problem(response, 429, "too_many_turns")["detail"]
                 assert int(response.headers["retry-after"]) > 0
