@@ -115,8 +115,9 @@ def invalid_request(errors: Sequence[Any], members: Collection[str] = ()) -> Inv
             message = "there is no such member"
             if len(path) == 1 and (near := difflib.get_close_matches(str(path[0])[:MAX_POINTER_CHARS], members, 1)):
                 message += f"; did you mean {near[0]}?"
-        where = {"in": place, "parameter": ".".join(map(str, path))}
-        problems.append({**({"pointer": json_pointer(path)} if place == "body" else where), "message": message})
+        is_in_body = place == "body"
+        where = {"pointer": json_pointer(path)} if is_in_body else {"in": place, "parameter": ".".join(map(str, path))}
+        problems.append({**where, "message": message})
     return InvalidRequestError.of(problems)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
@@ -13,18 +14,18 @@ from smolsessions.core.conversations import Conversations
 from smolsessions.core.errors import InvalidRequestError, NotFoundError
 from smolsessions.core.events import InputAnswered, Logged, ToolReturned, TurnEnded, TurnWaiting
 from smolsessions.core.records import AgentName, Conversation, ConversationFields, Ref, Turn
+from smolsessions.core.requests import Answer, InputRequest
 from smolsessions.web.dialects.bodies import imported_history, read_body
 from smolsessions.web.dialects.gateway import Gateway, Place, data_url, new_id, turn_of_request
 from smolsessions.web.dialects.openai.content import InputItem, messages_of
 from smolsessions.web.dialects.openai.items import Item, Segment, parsed_segment
-from smolsessions.web.dialects.openai.responses_fold import ResponseFold
+from smolsessions.web.dialects.openai.responses_fold import NO_FRAMES, ResponseFold
 from smolsessions.web.routes.common import CallerOwner
 
 Metadata = Annotated[dict[str, str], Field(max_length=16)]
 PageSize = Annotated[int, Query(ge=1, le=100)]
 After = Annotated[str | None, Query(max_length=500)]
 ItemOrder = Literal["asc", "desc"]
-USER = "user"  # last part of the id of a user's message
 
 
 class NewConversationBody(BaseModel):
@@ -37,7 +38,7 @@ class MetadataBody(BaseModel):
 
 
 class TurnLog:
-    """Fold that keeps the events of a turn."""
+    """Fold that keeps the events of a turn: its requests by id, its answers by event number, its results by call."""
 
     drops_void_text = False
 
@@ -45,10 +46,20 @@ class TurnLog:
         self.is_complete = False
         self.media: dict[str, str] = {}
         self.events: list[Logged] = []
+        self.requests: dict[str, InputRequest] = {}
+        self.answers: dict[int, Sequence[Answer]] = {}
+        self.results: dict[str, ToolReturned] = {}
 
     def frames(self, logged: Logged, *, waits: bool) -> tuple[bytes, ...]:
+        event = logged.event
         self.events.append(logged)
-        self.is_complete = waits or isinstance(logged.event, TurnEnded)
+        if isinstance(event, TurnWaiting):
+            self.requests |= {request.request_id: request for request in event.requests}
+        elif isinstance(event, InputAnswered):
+            self.answers[logged.seq] = event.answers
+        elif isinstance(event, ToolReturned):
+            self.results[event.call_id] = event
+        self.is_complete = waits or isinstance(event, TurnEnded)
         return ()
 
 
@@ -135,29 +146,20 @@ async def input_items(gateway: Gateway, turn: Turn, segment: Segment, log: TurnL
     if not segment.after:
         return [await _message(gateway, turn, segment)]
     found: list[Item] = []
-    kinds: dict[str, Any] = {}
-    for logged in log.events:
-        event = logged.event
-        if isinstance(event, TurnWaiting) and logged.seq <= segment.after:
-            kinds |= {request.request_id: request for request in event.requests}
-        elif isinstance(event, InputAnswered) and logged.seq == segment.after + 1:
-            results = {each.event.call_id: each.event for each in log.events if isinstance(each.event, ToolReturned)}
-            for answer in event.answers:
-                request = kinds.get(answer.request_id)
-                own_id = segment.item_id("in", len(found))
-                if request is None or request.kind == "approval":
-                    about: Item = {"type": "mcp_approval_response", "approval_request_id": answer.request_id}
-                    about |= {"approve": answer.decision == "approve", "reason": answer.reason}
-                elif request.kind == "question":
-                    text = answer.text or answer.reason or ""
-                    about = {"type": "message", "role": "user", "status": "completed"}
-                    about["content"] = [{"type": "input_text", "text": text}]
-                else:
-                    result = results.get(request.call_id)
-                    output = (result.result or result.error or "") if result else ""
-                    about = {"type": "function_call_output", "call_id": answer.request_id, "status": "completed"}
-                    about["output"] = output
-                found.append({"id": own_id, **about})
+    for answer in log.answers.get(segment.after + 1, ()):
+        request = log.requests.get(answer.request_id)
+        if request is None or request.kind == "approval":
+            about: Item = {"type": "mcp_approval_response", "approval_request_id": answer.request_id}
+            about |= {"approve": answer.decision == "approve", "reason": answer.reason}
+        elif request.kind == "question":
+            text = answer.text or answer.reason or ""
+            about = {"type": "message", "role": "user", "status": "completed"}
+            about["content"] = [{"type": "input_text", "text": text}]
+        else:
+            result = log.results.get(request.call_id)
+            about = {"type": "function_call_output", "call_id": answer.request_id, "status": "completed"}
+            about["output"] = (result.result or result.error or "") if result else ""
+        found.append({"id": segment.item_id("in", len(found)), **about})
     return found
 
 
@@ -167,25 +169,21 @@ async def _items(gateway: Gateway, ref: Ref, number: int) -> list[Item]:
     if not page.items or page.items[0].number != number or page.items[0].rolled_back:
         return []
     turn = page.items[0]
-    log = await read_turn(gateway, turn)
-    found: list[Item] = []
-    segment, seqs = Segment(Place(ref.id, number), 0), [logged.seq for logged in log.events]
-    while True:
-        fold = ResponseFold(turn, segment, {})
-        fold.media = log.media
-        last = 0
-        for logged in log.events:
-            for _ in fold.frames(logged, waits=False):
-                pass
-            last = logged.seq
-            if fold.is_complete:
-                break
-        found += await input_items(gateway, turn, segment, log)
-        known = {item["id"] for item in found}
-        found += [item for item in fold.output if item["id"] not in known]
-        if last <= segment.after or last == seqs[-1]:
-            return found
-        segment = Segment(segment.place, last)
+    log, segment = await read_turn(gateway, turn), Segment(Place(ref.id, number), 0)
+    fold = ResponseFold(turn, segment, {}, starting_after=NO_FRAMES)
+    fold.media = log.media
+    found = await input_items(gateway, turn, segment, log)
+    known: set[str] = set()
+    for logged in log.events:
+        for _ in fold.frames(logged, waits=False):
+            pass
+        if fold.is_complete:  # an approval that stays open is asked for again by the next response
+            found += [item for item in fold.output if item["id"] not in known]
+            known.update(item["id"] for item in fold.output)
+            segment = Segment(segment.place, logged.seq)
+            fold.begin(segment)
+            found += await input_items(gateway, turn, segment, log)
+    return [*found, *(item for item in fold.output if item["id"] not in known)]
 
 
 async def _message(gateway: Gateway, turn: Turn, segment: Segment) -> Item:

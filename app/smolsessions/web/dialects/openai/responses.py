@@ -33,7 +33,7 @@ from smolsessions.web.dialects.openai.content import (
 )
 from smolsessions.web.dialects.openai.conversations import Metadata, input_items, page_of, read_turn, texts_of
 from smolsessions.web.dialects.openai.items import Item, Segment, parsed_segment, segment_of
-from smolsessions.web.dialects.openai.responses_fold import ResponseFold
+from smolsessions.web.dialects.openai.responses_fold import NO_FRAMES, ResponseFold
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.wire.requests import AnswerIn, AnswersRequest
 
@@ -145,23 +145,21 @@ class Responses:
 
     async def whole(self, segment: Segment, owner: Owner) -> Response:
         """Return the response at its end. A failure has an error's status, so that clients raise."""
-        subscription, fold = await self._fold(segment, owner)
+        subscription, fold = await self._fold(segment, owner, NO_FRAMES)
         await self._gateway.run(subscription, fold)
         if fold.response["status"] == "failed":
             return JSONResponse(fold.response, FAILED, {"x-should-retry": "false"})
         return JSONResponse(fold.response)
 
     async def snapshot(self, segment: Segment, owner: Owner) -> Item:
-        subscription, fold = await self._fold(segment, owner)
+        subscription, fold = await self._fold(segment, owner, NO_FRAMES)
         await self._gateway.read(subscription, fold)
         return fold.response
 
     async def stream(self, segment: Segment, owner: Owner, starting_after: int = -1) -> Response:
         return self._gateway.stream(*await self._fold(segment, owner, starting_after))
 
-    async def _fold(
-        self, segment: Segment, owner: Owner, starting_after: int = -1
-    ) -> tuple[TurnSubscription, ResponseFold]:
+    async def _fold(self, segment: Segment, owner: Owner, starting_after: int) -> tuple[TurnSubscription, ResponseFold]:
         (conversation_id, number), _ = segment
         conversations = self._gateway.conversations
         conversation = await conversations.store.conversation(Ref(owner, conversation_id))

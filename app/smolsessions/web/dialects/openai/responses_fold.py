@@ -29,6 +29,8 @@ from smolsessions.web.dialects.openai.items import CODE, Item, Segment
 
 FRAMES = 1000
 """Numbers of frames that one event of a turn may have. Each of up to 100 requests has four."""
+NO_FRAMES = 2**63
+"""For `starting_after`: the response alone is wanted."""
 ASK_USER = "ask_user"
 
 Event = tuple[str, dict[str, Any]]
@@ -52,27 +54,34 @@ class ResponseFold:
         asks: tuple[str, ...] | None = (),
         starting_after: int = -1,
     ) -> None:
-        self.is_complete = False
         self.media: dict[str, str] = {}
-        self._segment = segment
+        self._turn = turn
+        self._metadata = metadata
         self._starting_after = starting_after
-        self._response = items.response_of(turn, segment, metadata)
-        self._has_begun = False
-        self._is_queued = not segment.after
         tools = (ASK_USER, *turn.options.approve, *(tool.name for tool in turn.options.client_tools))
         self._asks = None if asks is None else (*asks, *tools)
         # A preview that is not accepted is no JSON, at which a client with a schema would fail.
         self._shows_previews = turn.options.output_schema is None
+        self._calls: dict[str, ToolCalled] = {}  # calls that have not returned
+        self._requests: dict[str, InputRequest] = {}  # by id, those that are open
+        self._asked: dict[str, InputRequest] = {}  # by call, all so far
+        self._usage, self._used_before = Usage(), Usage()
+        self.begin(segment)
+
+    def begin(self, segment: Segment) -> None:
+        """Begin the response of a segment. For a later one the events before it were folded already."""
+        self.is_complete = False
+        self._segment = segment
+        self._response = items.response_of(self._turn, segment, self._metadata)
+        self._has_begun = False
+        self._is_queued = not segment.after
         self._items: list[Item] = []  # by their output_index
         self._void: set[int] = set()  # indexes of items that are no part of the answer
         self._texts: dict[str, tuple[int, str, str]] = {}  # index, model call and kind of the open text of a step
         self._texts_of: dict[str, list[int]] = {}  # by model call
         self._answer: int | None = None  # the open message
-        self._calls: dict[str, ToolCalled] = {}  # calls that have not returned
         self._open_calls: dict[str, int] = {}  # indexes of those that are items
-        self._requests: dict[str, InputRequest] = {}  # by id, those that are open
-        self._asked: dict[str, InputRequest] = {}  # by call, all so far
-        self._usage, self._used_before = Usage(), Usage()
+        self._used_before = self._usage
 
     @property
     def response(self) -> Item:
