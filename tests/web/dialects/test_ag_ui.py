@@ -141,6 +141,7 @@ def test_a_client_runs_its_tool(client: Client, thread: str) -> None:
     assert client.pending in ([list(client.calls)[-1]], []), "a client before 1.0 does not name them"
     client("output", id=list(client.calls)[-1], content="nowhere")
     assert ["in the hall" in client.role("assistant")[-1], "nowhere" in client.role("assistant")[-1]] == [True, True]
+    assert set(client.role("reasoning")) == {"I call."}, "an answered run repeats no part of the one before"
     client.open("plain", f"{thread}-2", tools=[WHERE]).send({"call": [["where", {"thing": "key"}]]}, DONE)
     client("state")
     client.send(SHOWN)
