@@ -166,7 +166,8 @@ def test_an_approval_comes_later(client: Client, service: Service) -> None:
     answer = ask(client, {"call": [mail("ann"), mail("bob")]}, {"say": "sent"}, model="mailer")
     ann, bob = (item for item in answer.output if item.type == "mcp_approval_request")
     assert (answer.status, ann.name, json.loads(ann.arguments)["to"]) == ("completed", "send_email", "ann")
-    assert "mcp_call" not in kinds(answer), "a client would take it for one that ran"
+    shown = {event["type"] for event in events_of(service, answer.id)}
+    assert "response.mcp_call.in_progress" not in shown, "a client would take it for one that ran"
     rest = client.responses.create(model="mailer", previous_response_id=answer.id, input=[approval(ann)])
     assert [item.id for item in rest.output] == [bob.id]
     history: Any = [{"role": "user", "content": "no words"}, *answer.output, approval(bob, approve=False, reason="no")]
@@ -176,6 +177,8 @@ def test_an_approval_comes_later(client: Client, service: Service) -> None:
     calls = {item.approval_request_id: item for item in done.output if item.type == "mcp_call"}
     assert (calls[ann.id].output, calls[bob.id].status) == ("sent to ann", "failed")
     assert [line for line in sent(service) if "ann" in line or "bob" in line].count("bob: hi") == 0
+    usage = service.get(f"/conversations/{conversation_of(done.id)}/turns/1")["usage"]
+    assert answer.usage.input_tokens + (done.usage.input_tokens if done.usage else 0) == usage["input_tokens"]
     response: Any = client.responses.input_items.list(done.id).data[0]
     assert (response.type, response.approve, response.reason) == ("mcp_approval_response", False, "no")
     new = client.responses.create(
