@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from smolsessions.settings import Settings
+from smolsessions.store.seal import new_key
 from tests.support.data import table
 from tests.support.refusals import sentence_of
 from tests.support.service import PATIENCE_S, PLAIN, ROOT, Service, run, wait_until, write_private
@@ -194,3 +195,16 @@ def test_an_expected_store_must_not_be_empty(server: StoreServer, tmp_path: Path
         pass
     with Service(tmp_path / "second", expecting):
         pass
+
+
+def test_a_check_writes_nothing(server: StoreServer, tmp_path: Path) -> None:
+    status, output, errors = run(tmp_path, PLAIN | server.settings, "check")
+    assert status == 0, output + errors
+    with server.client() as client:
+        assert client.dbsize() == 0
+    with_other_key = PLAIN | server.settings | {"SEAL_KEYS": new_key()}
+    with Service(tmp_path, with_other_key):
+        pass
+    status, output, _ = run(tmp_path / "embedded", PLAIN | {"AGENTS": "code=tests.support.agents:make_code"}, "check")
+    assert (status, "confinement ok    code: " in output) == (0, True), output
+    assert not (tmp_path / "embedded" / "data").exists()

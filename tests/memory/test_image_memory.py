@@ -1,7 +1,9 @@
 """Images cost memory only while they are decoded, as measured on a real process."""
 
 import io
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from copy import deepcopy
 from typing import Any
 
@@ -21,6 +23,8 @@ MB = 1024 * 1024
 SIDE = 4900  # 24 megapixels: 72 MB as pixels
 TURNS = 4
 LEFT_MB = 200
+BODIES = 6
+HELD_MB = 80  # of the bodies, at least
 
 
 def square(form: str, side: int = SIDE, **options: object) -> str:
@@ -124,3 +128,15 @@ def test_an_image_whose_palette_or_size_has_changed_is_not_stored_as_its_file() 
     assert image_from_bytes(image_to_bytes(turned)).size == (1, 4)
     image.putpalette([0, 0, 255])
     assert image_from_bytes(image_to_bytes(image)).convert("RGB").getpixel((0, 0)) == (0, 0, 255)
+
+
+def test_aborted_request_bodies_are_freed(service: Service) -> None:
+    before = rss_mb(service)
+    address = service.client.base_url.host, service.client.base_url.port or 80
+    head = b"POST /turn HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20000000\r\nContent-Type: application/json\r\n"
+    with ExitStack() as stack:
+        for _ in range(BODIES):
+            connection = stack.enter_context(socket.create_connection(address))
+            connection.sendall(head + b"\r\n" + bytes(19_000_000))
+        wait_until(lambda: rss_mb(service) > before + HELD_MB)
+    wait_until(lambda: rss_mb(service) < before + HELD_MB / 2)

@@ -233,3 +233,15 @@ def test_a_block_gets_no_more_than_the_budget_has() -> None:
         with pytest.raises(InterpreterError, match="MemoryError"):
             made("x = 'y' * 150_000_000")
         made.stop()
+
+
+def test_an_owner_whose_share_is_small_runs_one_block_after_the_other_in_one_process() -> None:
+    with closing(ForkClient([], memory=MemoryBudget(500, 0.5))) as client:
+        only = interpreter(client, str)
+        token = CALLER.set(Caller(ADAS, "c", {}, dict))
+        try:
+            only("kept = 'y' * 50_000_000")
+            assert only("print(len(kept))").logs.strip() == "50000000"
+        finally:
+            CALLER.reset(token)
+        only.stop()

@@ -5,12 +5,14 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from tests.support.debian import skip
 from tests.support.service import ROOT
 from tests.support.waiting import PATIENCE_S
 
 OLDEST_SMOLAGENTS = Path(__file__).parents[1] / "data" / "smolagents-oldest.lock"
 GENERATOR = OLDEST_SMOLAGENTS.with_name("openapi-python-client.lock")
 AGENT_EVAL = OLDEST_SMOLAGENTS.with_name("pytest-agent-eval.lock")
+DEBIAN = "/usr/bin/python3"
 OPENAI_CLIENTS = OLDEST_SMOLAGENTS.with_name("openai-clients.lock")
 LITELLM = OLDEST_SMOLAGENTS.with_name("litellm.lock")
 UV = str(Path(sys.executable).with_name("uv"))  # links files from its cache: a second, where pip takes a minute
@@ -29,3 +31,18 @@ def environment(folder: Path, lock: Path = ROOT / "requirements.lock", python: s
     installed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert not installed.returncode, installed.stderr
     return made
+
+
+def debians(folder: Path) -> str:
+    """Return the Python of an environment of Debian's own Python, or skip the test."""
+    ask = "import sys; print(*sys.version_info[:2], sep='.')"
+    try:
+        version = subprocess.run(
+            [DEBIAN, "-c", ask], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+        ).stdout
+    except FileNotFoundError:
+        skip(f"this machine has no {DEBIAN}")
+    ours = sysconfig.get_python_version()
+    if version.strip() != ours:
+        skip(f"{DEBIAN} is Python {version.strip()}, and the packages here are built for {ours}")
+    return environment(folder, python=DEBIAN)

@@ -351,3 +351,10 @@ def _status(service: Service, request: bytes) -> int | None:
 
 def _status_line(line: bytes) -> int:
     return int(line.split()[1])
+
+
+def test_connections_beyond_the_bound_do_not_keep_probes_out(small: Service) -> None:
+    with ExitStack() as stack:
+        for _ in range(MOST * 5):
+            stack.enter_context(connected(small, HALF_HEAD))
+        wait_until(lambda: _status(small, LIVEZ) == 200)

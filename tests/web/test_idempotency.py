@@ -253,3 +253,14 @@ def test_a_refused_creation_does_not_take_the_key(pair: tuple[Service, Service],
     for _ in range(2):
         problem(client.post("/conversations", json={"id": taken}, headers=headers), 409, "conversation_exists")
     assert client.post("/conversations", json={}, headers=headers).status_code == 201
+
+
+def test_creations_with_one_key_at_once_make_one_conversation(pair: tuple[Service, Service], key: str) -> None:
+    before = conversations(pair[0])
+    with ThreadPoolExecutor(8) as pool:
+        asked = [
+            pool.submit(service.client.post, "/conversations", json={}, headers={"Idempotency-Key": key})
+            for service in pair * 4
+        ]
+        assert len({each.result().json()["id"] for each in asked}) == 1
+    assert conversations(pair[0]) == before + 1

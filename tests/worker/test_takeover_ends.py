@@ -11,12 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import httpx2
 import pytest
 
 from tests.support import ledgers
 from tests.support.killed_turns import (
+    SETTINGS,
     WITHOUT_CODE,
     KilledTurn,
     check_log,
@@ -31,6 +33,7 @@ from tests.support.providers import used
 from tests.support.service import PATIENCE_S, Service, wait_until
 from tests.support.store_server import PARTITION, Raw, StoreServer, running_store
 from tests.support.streaming import Event, Stream, log_of, place, watching
+from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, cancel, submit_next, wait_for_end
 
 ONLOOKER = {"AGENTS": "idle=tests.support.ledgers:make_teller", "DEMO_AGENTS": "0"}
@@ -292,3 +295,40 @@ def test_a_turn_that_crashed_twice_runs_alone_until_it_advances(tmp_path: Path, 
         assert busy.play(note_call(str(other.ledger.path), "x"), DONE, agent="teller")["reply"] == "done"
         it.ledger.go()
         assert wait_for_end(busy, it.turn)["reply"] == "done"
+
+
+@pytest.mark.parametrize("agent", mostly_deep(["teller", "writer"], fast=["teller"]))
+def test_a_process_that_stood_still_for_longer_than_its_lease_does_nothing_more_to_the_turn(
+    tmp_path: Path, outside: StoreServer, agent: str
+) -> None:
+    it = make_killed_turn(tmp_path, 4, agent=agent)
+    path = str(it.ledger.path)
+    if agent == "writer":
+        it.script = [{"code": f"L = {path!r}\nnote('a', L)"}, {"code": "note('b', L)\nnote('c', L)"}, DONE]
+    settings = (SETTINGS if agent == "writer" else WITHOUT_CODE) | outside.settings
+    with Service(tmp_path / "stalled", settings) as stalled:
+        submit_killed_turn(stalled, it)
+        wait_until(lambda: it.stands_in(outside.client()))
+        stalled.process.send_signal(signal.SIGSTOP)
+        try:
+            with Service(tmp_path / "heir", settings) as heir:
+                ended = wait_for_end(heir, it.turn)
+                assert (ended["status"], ended["reply"], ended["attempts"]) == ("finished", "done", 2)
+                called = it.ledger.calls
+                assert (called.count("note a"), called.count("note b")) == (1, 2)
+                found = state_of(heir, it.turn)
+                stalled.process.send_signal(signal.SIGCONT)
+                it.ledger.go()
+                wait_until(lambda: it.ledger.ends.count("note b") == 2)  # it returns to an agent that must do nothing
+                assert stalled.play(note_call(path, "other"), DONE, agent="teller")["status"] == "finished"
+                wait_until(lambda: "was taken away" in stalled.log())
+                rest = it.ledger.calls[len(called) :]
+                assert [call for call in rest if call.startswith("note")] == ["note other"]
+                assert len(rest) == 3
+                assert state_of(heir, it.turn) == found
+        finally:
+            stalled.process.send_signal(signal.SIGCONT)
+
+
+def state_of(service: Service, turn: Event) -> Any:
+    return service.get(place(turn)), [frame.raw for frame in log_of(service, turn)], service.steps(turn)

@@ -331,3 +331,20 @@ def test_web_and_work_share_the_files_or_do_not_start(server: StoreServer, folde
         assert (refused[0], "use the same one in every process" in refused[2]) == (2, True), refused
         web.client.delete(f"/conversations/{turn['conversation_id']}")
     assert files_in(tmp_path / "shared") == {}
+
+
+def test_a_list_and_an_export_of_files_that_a_bound_cuts_say_so(service: Service, folder: Path) -> None:
+    turn = service.play(WRITE, DONE, agent="writer")
+    at = f"/conversations/{turn['conversation_id']}/workspace/files"
+    assert service.get(at)["complete"]
+    many = folder_of(folder, turn["conversation_id"]) / "many"
+    many.mkdir()
+    for number in range(20_000):
+        (many / str(number)).touch()
+    listed = service.get(at)
+    assert not listed["complete"]
+    assert 0 < len(listed["items"]) < 20_000
+    conversation = f"/conversations/{turn['conversation_id']}"
+    missing = service.get(f"{conversation}/export")["not_exported"]
+    assert [(each["kind"], each["name"]) for each in missing] == [("workspace", "")]
+    assert "20000 files" in problem(service.post(f"{conversation}/fork"), 413, "too_large")["detail"]
