@@ -176,20 +176,11 @@ class HeldLease:
 
     async def load_steering(self) -> list[tuple[Turn, TurnInput]]:
         self.steers = False
-        state, *rest = await self._retry(
-            lambda: self.scope.call(
-                "steers",
-                turn=self.turn.number,
-                fence=self.fence,
-                most_bytes=steering.MOST_BYTES,
-                log_ttl_s=self.scope.partition.options.log_ttl_s,
-            )
-        )
-        if state == b"lost":
+        load = partial(steering.load, self.scope, self.turn, self.turn_input.claims, self.fence)
+        joining, self.steers = await self._retry(load)
+        if joining is None:
             self.lose()
             return []
-        found, self.steers = rest[0], bool(rest[1])
-        joining = steering.opened(self.scope, self.turn, self.turn_input.claims, found)
         new = [(turn, turn_input) for turn, turn_input in joining if turn.number not in self._joining]
         self._joining = {**self._joining, **{turn.number: turn for turn, _ in new}}
         return new

@@ -19,12 +19,19 @@ LAST_SEQ = 2  # of a turn that ends right after `turn.queued`
 MOST_BYTES = 1024 * 1024  # of the records of one reply
 
 
-def opened(scope: Scope, into: Turn, claims: dict[str, Any], found: list[list[bytes]]) -> list[tuple[Turn, TurnInput]]:
-    """Decode the turns of a reply of steers.lua. They are as they end once turn `into` has taken their messages.
+async def load(
+    scope: Scope, into: Turn, claims: dict[str, Any], fence: str
+) -> tuple[list[tuple[Turn, TurnInput]] | None, bool]:
+    """Return the turns that wait to join turn `into`, as they end once it has taken them, and whether more are left.
 
-    Left out, to run as turns of their own, are those of a caller with other claims, and those that cannot be read.
+    The list is None if the lease is lost. Left out, to run as turns of their own, are those of a caller with other
+    claims, and those that cannot be read.
     """
-    joining = []
+    ttl_s = scope.partition.options.log_ttl_s
+    state, *rest = await scope.call("steers", turn=into.number, fence=fence, most_bytes=MOST_BYTES, log_ttl_s=ttl_s)
+    if state == b"lost":
+        return None, False
+    joining, (found, more) = [], rest
     for name, record, data in found:
         number = codec.number(name)
         try:
@@ -38,4 +45,4 @@ def opened(scope: Scope, into: Turn, claims: dict[str, Any], found: list[list[by
             timing = replace(turn.timing, finished_at=time.time())
             ended = replace(turn, timing=timing, outcome=Outcome("cancelled", error=failure), last_seq=LAST_SEQ)
             joining.append((ended, turn_input))
-    return joining
+    return joining, bool(more)
