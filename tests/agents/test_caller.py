@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import PIL.Image
 import pytest
 
 import smolsessions
@@ -19,7 +20,7 @@ from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, reques
 from tests.support.service import ROOT, Gate, Service, run, wait_until, write_private
 from tests.support.store_server import StoreServer
 from tests.support.tenants import AGENTS
-from tests.support.turns import DONE, submit_next, submit_turn, wait_for_end
+from tests.support.turns import DONE, encoded, submit_next, submit_turn, wait_for_end
 
 PRO, FREE, OTHER = {"plan": "pro", "seats": [1, {"two": 2}]}, {"plan": "free"}, {"plan": "none", "seats": [3]}
 ASK, MADE = {"call": [["whose", {}]]}, {"call": [["made", {}]]}
@@ -221,11 +222,12 @@ def test_a_message_joins_no_turn_of_a_caller_with_other_claims(as_ada: Service, 
     gate = Gate(tmp_path / "gate")
     turn = submit_turn(as_ada, {"call": [["block", {"path": str(gate.path)}]]}, DONE, agent="tenant")
     gate.reached()
+    with claims_of_ada(as_ada, OTHER):  # its image is more than one reply of the store has
+        large = [encoded(PIL.Image.effect_noise((1200, 1200), 100), "PNG")]
+        own = submit_next(as_ada, turn, ASK, DONE, on_busy="steer", images=large)
     joins = submit_next(as_ada, turn, DONE, on_busy="steer")
-    with claims_of_ada(as_ada, OTHER):
-        own = submit_next(as_ada, turn, ASK, DONE, on_busy="steer")
-        gate.open()
-        assert wait_for_end(as_ada, own)["status"] == "finished"
+    gate.open()
+    assert wait_for_end(as_ada, own)["status"] == "finished"
     assert wait_for_end(as_ada, joins)["error"]["code"] == "steered"
     assert told(own, "ada", OTHER) in observed(as_ada, ADA, own)[-2]
 

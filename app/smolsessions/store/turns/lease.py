@@ -177,7 +177,8 @@ class HeldLease:
     async def load_steering(self) -> list[tuple[Turn, TurnInput]]:
         self.steers = False
         load = partial(steering.load, self.scope, self.turn, self.turn_input.claims, self.fence)
-        joining, self.steers = await self._retry(load)
+        joining, more = await self._retry(load)
+        self.steers = self.steers or more
         if joining is None:
             self.lose()
             return []

@@ -134,7 +134,7 @@ class RunFold:
             if waits and self._requests:
                 yield from self._show_calls()
                 yield from self._pause()
-        elif event.type in {"turn.queued", "turn.started"}:
+        elif event.type in {"turn.queued", "turn.started", "message.steered"}:
             return
         else:
             yield from self._in_step(event)
