@@ -185,6 +185,10 @@ def test_an_approval_comes_later(client: Client, service: Service) -> None:
         model="mailer", input=[*history, *done.output, {"role": "user", "content": script({"say": "next"})}]
     )
     assert (new.output_text, conversation_of(new.id)) == ("next", conversation_of(done.id)), "old answers are history"
+    held = {"call": [["echo", {"text": "a"}], mail("cid"), ["echo", {"text": "b"}]]}
+    whole = ask(client, held, DONE, model="mailer", conversation=client.conversations.create().id)
+    listed = client.conversations.items.list(conversation_of(whole.id), order="asc").data[1:]
+    assert [item.id for item in listed] == [item.id for item in whole.output], "calls wait for the approval in both"
 
 
 def test_a_question_is_a_message(client: Client) -> None:

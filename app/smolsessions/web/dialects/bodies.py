@@ -40,6 +40,13 @@ def checked(model: type[M], pointer: str, fields: dict[str, Any]) -> M:
         raise InvalidRequestError.at(f"{pointer}/{place}", first["msg"]) from None
 
 
+def object_at(value: Any, pointer: str) -> dict[str, Any]:
+    """Return a JSON object of a request, which is empty for null. Raises `InvalidRequestError`."""
+    if not isinstance(value, dict | None):
+        raise InvalidRequestError.at(pointer, "is no object")
+    return value or {}
+
+
 def imported_history(messages: Iterable[tuple[str, str]], agent: str) -> dict[str, Any]:
     """Return earlier messages, as role and text, as a document of a conversation (docs/export.md)."""
     at = datetime.fromtimestamp(time.time(), UTC).isoformat()
@@ -76,7 +83,8 @@ def turn_request(
             images.append(url)
         else:
             name = name or f"file{len(files)}.{kind.rpartition('/')[2]}"  # noqa: PLW2901
-            files.append(checked(FileIn, pointer, {"name": name, "media_type": kind, "data": url}))
+            at = pointer.rpartition("/")[0]  # that of the part
+            files.append(checked(FileIn, at, {"name": name, "media_type": kind, "data": url}))
     own = {name: value for name, value in fields.items() if name in TurnRequest.model_fields.keys() - _OWN_FIELDS}
     sent = checked(TurnRequest, "", {"on_busy": "interrupt", **own, "message": text, "images": images, "agent": agent})
     sent.files = files

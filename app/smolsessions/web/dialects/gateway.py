@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing, closing, suppress
 from typing import Any, NamedTuple, Protocol
 
@@ -28,6 +28,7 @@ from smolsessions.core.events import InputAnswered, Logged, MessageDelta, Messag
 from smolsessions.core.records import IdempotentRequest, Owner, Ref, Turn
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import Turns, TurnSubscription
+from smolsessions.web.dialects.bodies import checked
 from smolsessions.web.http_connection import BREAK_OFF
 from smolsessions.web.routes.common import Delivery
 from smolsessions.web.routes.turns import NewTurns
@@ -166,8 +167,11 @@ class Gateway:
             return None
         return Place(ref.id, before.turn + 1)
 
-    async def answer(self, scope: Scope, place: Place, body: AnswersRequest) -> tuple[Turn, int]:
+    async def answer(
+        self, scope: Scope, place: Place, answers: Sequence[AnswerIn | dict[str, Any]]
+    ) -> tuple[Turn, int]:
         """Record answers to requests of a waiting turn. Returns it, and the number of the event before theirs."""
+        body = checked(AnswersRequest, "", {"answers": answers})
         return await self._new_turns.record_answers(scope, place.conversation_id, place.turn, body)
 
     async def answer_in_words(self, scope: Scope, place: Place, requests: Iterable[InputRequest], text: str) -> int:
@@ -175,17 +179,18 @@ class Gateway:
 
         An approval needs a plain yes.
         """
-        answers = []
+        answers: list[dict[str, Any]] = []
         for each in requests:
             if each.kind == "question":
-                answers.append(AnswerIn(request_id=each.request_id, text=text))
+                fields = {"text": text}
             elif each.kind == "result":
-                answers.append(AnswerIn(request_id=each.request_id, error=f"The user wrote instead: {text}"[:10_000]))
+                fields = {"error": f"The user wrote instead: {text}"[:10_000]}
             elif text.strip(" .!\n").casefold() in YES:
-                answers.append(AnswerIn(request_id=each.request_id, decision="approve"))
+                fields = {"decision": "approve"}
             else:
-                answers.append(AnswerIn(request_id=each.request_id, decision="reject", reason=text[:10_000]))
-        return (await self.answer(scope, place, AnswersRequest(answers=answers)))[1]
+                fields = {"decision": "reject", "reason": text[:10_000]}
+            answers.append({"request_id": each.request_id, **fields})
+        return (await self.answer(scope, place, answers))[1]
 
     async def follow(self, ref: Ref, number: int) -> TurnSubscription:
         """Subscribe to a turn from its first event. The caller, or a `stream`, must close the subscription."""
@@ -239,6 +244,7 @@ class Gateway:
                     return
 
     async def media_of(self, turn: Turn) -> dict[str, str]:
+        """Return the images and files of a turn's answer as data: URLs, by their names. Destroyed ones are left out."""
         found = {}
         with suppress(NotFoundError):  # destroyed meanwhile
             for image in turn.outcome.images if turn.outcome else ():

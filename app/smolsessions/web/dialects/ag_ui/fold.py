@@ -69,7 +69,7 @@ class RunFold:
     ) -> None:
         self.is_complete = False
         self.media: dict[str, str] = {}
-        self.can_tell_state = False
+        self.may_send_state = False
         """True if the run began before the last event: another one may come in front of that."""
         self._prefix = prefix_of(turn)
         self._run = {"threadId": run[0], "runId": run[1]}
@@ -93,7 +93,7 @@ class RunFold:
 
     def frames(self, logged: Logged, *, waits: bool) -> Iterable[bytes]:
         event, after = logged.event, self._after
-        self.can_tell_state = self._has_begun
+        self.may_send_state = self._has_begun
         if not self._has_begun:
             self._has_begun = True
             yield _data("RUN_STARTED", self._run, protocolVersion=VERSION)
@@ -304,7 +304,7 @@ class RunFold:
                 tool_call_id = self._prefix + request.call_id
                 own = {"id": f"{tool_call_id}:result", "role": "tool", "toolCallId": tool_call_id}
                 content = answer.error or to_json(answer.result).decode()
-                message = self._results.get(tool_call_id, {**own, "content": content})
+                message = {**own, **self._results.get(tool_call_id, {"content": content})}
                 self._messages[message["id"]] = message
 
     def _close(self, interrupts: Sequence[str] = ()) -> Iterable[bytes]:

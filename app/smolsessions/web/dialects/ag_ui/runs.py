@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -15,12 +16,12 @@ from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.ag_ui.fold import RunFold, error_frames, prefix_of, state_frame
-from smolsessions.web.dialects.bodies import checked, read_body, turn_request
+from smolsessions.web.dialects.bodies import checked, object_at, read_body, turn_request
 from smolsessions.web.dialects.chats import Chat, newest
 from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of, turn_of_request
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.web.views import variable_views
-from smolsessions.wire.requests import AnswerIn, AnswersRequest, ClientTool, TurnRequest
+from smolsessions.wire.requests import AnswerIn, ClientTool, TurnRequest
 
 DIALECT = "ag-ui"
 MOST_MESSAGES = 5000
@@ -123,7 +124,7 @@ def run_routes(gateway: Gateway) -> APIRouter:
             (body.threadId, body.runId),
             after,
             sent[:ours],
-            {message["toolCallId"]: message for message in sent if message.get("role") == "tool"},
+            {each["toolCallId"]: each for each in sent if each["role"] == "tool" and "toolCallId" in each},
             snapshot=is_known,
             is_old=body.protocolVersion is None,
             known_calls=frozenset(str(call.get("id")) for message in body.messages for call in message.toolCalls)
@@ -133,9 +134,9 @@ def run_routes(gateway: Gateway) -> APIRouter:
 
         async def state() -> bytes | None:
             """Return the variables of an agent that writes code, beside the client's own state."""
-            if turn.agent.kind != "CodeAgent" or not fold.can_tell_state:
+            if turn.agent.kind != "CodeAgent" or not fold.may_send_state:
                 return None
-            views = variable_views(await gateway.conversations.variables(turn.ref))
+            views = await asyncio.to_thread(variable_views, await gateway.conversations.variables(turn.ref))
             known = {view["name"]: view["preview"] for view in views if not view["agent"]}
             own = body.state if isinstance(body.state, dict) else {}
             return state_frame({**own, "variables": known})
@@ -179,7 +180,7 @@ async def play(  # noqa: PLR0917
 
     A message whose turn still runs is followed. If its turn is over, or it was edited, it goes on in a fork.
     """
-    history = body.messages[: body.messages.index(message)]
+    history = body.messages[: next(nth for nth, each in enumerate(body.messages) if each is message)]
     chat = Chat(gateway, owner, DIALECT, body.threadId)
     key = key_of(body, message)
     count, known = await newest(gateway, owner, key)
@@ -198,7 +199,7 @@ async def play(  # noqa: PLR0917
     sent = request_of(agent, len(history), message, body)
     asked = await gateway.turn_at(owner, before) if before else None
     if before and asked and asked.requests and (answers := answers_of(asked, body)):
-        await gateway.answer(request.scope, before, AnswersRequest(answers=answers))
+        await gateway.answer(request.scope, before, answers)
         if len(answers) == len(asked.requests):
             sent.on_busy = "enqueue"  # behind the turn that has its results now
     wanted = await chat.next_place(before, [(each.role, each.text) for each in history], agent)
@@ -210,6 +211,7 @@ async def play(  # noqa: PLR0917
 
 
 def key_of(body: RunInput, message: Message) -> str:
+    """Return the key of the turns that a message of the user has had: one, and another for each edit."""
     return f"{DIALECT}:{digest_of(body.threadId, 'message', message.id or body.runId)}"
 
 
@@ -242,7 +244,7 @@ async def answer(
     given = {each.request_id for each in answers}
     if left := [each.request_id for each in turn.requests if each.kind != "result" and each.request_id not in given]:
         raise InvalidRequestError.at("/resume", f"leaves an interrupt open: {left[0]}")
-    _, after = await gateway.answer(request.scope, place, AnswersRequest(answers=answers))
+    _, after = await gateway.answer(request.scope, place, answers)
     return place, after
 
 
@@ -287,7 +289,8 @@ def request_of(agent: AgentName, place: int, message: Message, body: RunInput) -
     media = []
     for nth, part in enumerate(message.parts):
         if part.get("type") != "text":
-            url, name = _url_of(part), (part.get("metadata") or {}).get("filename")
+            about = object_at(part.get("metadata"), f"{at}/{nth}/metadata")
+            url, name = _url_of(part), about.get("filename")
             media.append((url, url[5:].partition(";")[0], name, f"{at}/{nth}/source"))
     props = body.forwardedProps if isinstance(body.forwardedProps, dict) else {}
     fields = {**props, "client_tools": []}

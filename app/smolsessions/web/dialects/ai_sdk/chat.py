@@ -17,7 +17,7 @@ from smolsessions.web.dialects.bodies import checked, read_body, turn_request
 from smolsessions.web.dialects.chats import Chat, newest
 from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of
 from smolsessions.web.routes.common import CallerOwner
-from smolsessions.wire.requests import AnswerIn, AnswersRequest
+from smolsessions.wire.requests import AnswerIn
 
 DIALECT = "ai-sdk"
 HEADERS = {"x-vercel-ai-ui-message-stream": "v1"}
@@ -121,7 +121,7 @@ async def place_of(gateway: Gateway, request: Request, owner: Owner, agent: Agen
     before = Place(known.conversation_id, known.turn - 1) if known else await last_before(gateway, owner, body, history)
     asked = await gateway.turn_at(owner, before) if before and history and history[-1].place == before else None
     if before and asked and asked.requests and (answers := answers_in(asked, history[-1])[0]):
-        await gateway.answer(request.scope, before, AnswersRequest(answers=answers))
+        await gateway.answer(request.scope, before, answers)
         if len(answers) == len(asked.requests):
             sent.on_busy = "enqueue"  # behind the turn that has its answers now
     wanted = await chat.next_place(before, [(each.role, each.text) for each in history], agent)
@@ -155,7 +155,7 @@ async def answer(gateway: Gateway, request: Request, owner: Owner, message: UIMe
         raise NotFoundError("This message is no turn that waits for answers.")
     answers, outputs, after = answers_in(turn, message)
     if answers:
-        _, after = await gateway.answer(request.scope, place, AnswersRequest(answers=answers))
+        _, after = await gateway.answer(request.scope, place, answers)
     elif not after:  # a stream without an outcome would make the client send the message for ever
         raise InvalidRequestError.at("/messages", "ends without an answer to an open request")
     subscription = await gateway.follow(turn.ref, turn.number)

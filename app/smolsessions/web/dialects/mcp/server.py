@@ -25,7 +25,7 @@ from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.gateway import Gateway, Place, digest_of, new_id, turn_of_request
 from smolsessions.web.dialects.mcp import tasks
-from smolsessions.wire.requests import AnswerIn, AnswersRequest, TurnRequest
+from smolsessions.wire.requests import AnswerIn, TurnRequest
 
 PREFIX = "ask_"
 _TEXT = {"type": "string"}
@@ -133,7 +133,7 @@ class McpServer:
         if answers and context.request:
             place = Place(turn.ref.id, turn.number)
             with suppress(ConflictError):  # answered meanwhile
-                await self._gateway.answer(context.request.scope, place, AnswersRequest(answers=answers))
+                await self._gateway.answer(context.request.scope, place, answers)
         return {}
 
     async def _cancel_task(self, context: Context, params: tasks.TaskParams) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class McpServer:
         if params.input_responses:
             place = turn_of_request(next(iter(params.input_responses)))
             answers = [_answer_of(name, response) for name, response in params.input_responses.items()]
-            _, after = await gateway.answer(scope, place, AnswersRequest(answers=answers))
+            _, after = await gateway.answer(scope, place, answers)
             return await gateway.follow(Ref(owner, place.conversation_id), place.turn), after
         body = TurnRequest.model_validate({"message": given.get("message"), "agent": agent})
         wanted = Place(new_id(), 1)

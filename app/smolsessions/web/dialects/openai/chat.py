@@ -16,7 +16,7 @@ from smolsessions.core.errors import (
     StoreUnavailableError,
 )
 from smolsessions.core.records import AgentName, Owner, Ref
-from smolsessions.web.dialects.bodies import imported_history, read_body
+from smolsessions.web.dialects.bodies import checked, imported_history, read_body
 from smolsessions.web.dialects.gateway import (
     CONVERSATION_ID,
     Gateway,
@@ -29,7 +29,7 @@ from smolsessions.web.dialects.gateway import (
 from smolsessions.web.dialects.openai.chat_fold import ChatFold, completion
 from smolsessions.web.dialects.openai.content import Message, schema_of, turn_request
 from smolsessions.web.routes.common import CallerOwner
-from smolsessions.wire.requests import AnswerIn, AnswersRequest
+from smolsessions.wire.requests import AnswerIn
 
 MOST_MESSAGES = 5000
 TASK = "### Task:"  # begins Open WebUI's own questions: for a title, tags and next questions
@@ -197,7 +197,8 @@ async def answer_tools(gateway: Gateway, request: Request, messages: list[Messag
     for message in reversed(messages):
         if message.role not in {"tool", "function"}:
             break
-        answers.append(AnswerIn(request_id=message.tool_call_id or "", result=message.text))
+        fields = {"request_id": message.tool_call_id or "", "result": message.text}
+        answers.append(checked(AnswerIn, "/messages", fields))
     place = turn_of_request(answers[0].request_id)
-    _, after = await gateway.answer(request.scope, place, AnswersRequest(answers=answers[::-1]))
+    _, after = await gateway.answer(request.scope, place, answers[::-1])
     return place, after

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.records import AgentName
-from smolsessions.web.dialects.bodies import checked
+from smolsessions.web.dialects.bodies import checked, object_at
 from smolsessions.wire.requests import ClientTool, FileIn, TurnRequest
 
 SERVER = "smolsessions"
@@ -117,7 +117,7 @@ def schema_of(form: Any, pointer: str) -> dict[str, Any] | None:
 
 def client_tool(tool: dict[str, Any], pointer: str) -> ClientTool:
     """Return a function of the client, in the form of Chat Completions, or in the flat one of Responses."""
-    function = tool.get("function") or tool
+    function = object_at(tool.get("function"), f"{pointer}/function") or tool
     if tool.get("type") != "function":
         raise InvalidRequestError.at(pointer, "is no function; the agent has its own other tools")
     name = function.get("name")
@@ -129,14 +129,17 @@ def client_tool(tool: dict[str, Any], pointer: str) -> ClientTool:
 def approvals_in(tools: Iterable[dict[str, Any]]) -> list[str]:
     """Return the tools of this service whose calls are to wait for an approval, by `require_approval` of its label."""
     found: list[str] = []
-    for tool in tools:
+    for nth, tool in enumerate(tools):
         rule = tool.get("require_approval")
         if tool.get("type") != "mcp" or tool.get("server_label") != SERVER:
             continue
         if rule == "always":
             found.append("*")
         elif isinstance(rule, dict) and isinstance(rule.get("always"), dict):
-            found += map(str, rule["always"].get("tool_names") or ())
+            names = rule["always"].get("tool_names") or []
+            if not isinstance(names, list):
+                raise InvalidRequestError.at(f"/tools/{nth}/require_approval/always/tool_names", "is no list")
+            found += map(str, names)
     return found
 
 

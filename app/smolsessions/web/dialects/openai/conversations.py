@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from smolsessions.core.conversations import Conversations
-from smolsessions.core.errors import InvalidRequestError, NotFoundError
+from smolsessions.core.errors import AgentUnavailableError, InvalidRequestError, NotFoundError
 from smolsessions.core.events import InputAnswered, Logged, ToolReturned, TurnEnded, TurnWaiting
 from smolsessions.core.records import AgentName, Conversation, ConversationFields, Ref, Turn
 from smolsessions.core.requests import Answer, InputRequest
@@ -134,6 +134,16 @@ def conversation_routes(gateway: Gateway) -> APIRouter:
     return router
 
 
+def asks_of(gateway: Gateway, conversation: Conversation) -> tuple[str, ...] | None:
+    """Return names and patterns of the tools whose calls may ask. None: those of any tool may."""
+    try:
+        asks = gateway.conversations.agent(conversation.agent).approve
+    except (AgentUnavailableError, NotFoundError):  # it was removed, and its responses are still read
+        return None
+    own = (*conversation.approve, *(tool.name for tool in conversation.client_tools))
+    return None if asks is None else (*asks, *own)
+
+
 async def read_turn(gateway: Gateway, turn: Turn) -> TurnLog:
     """Return the events that a turn has now, with the images of its answer."""
     log = TurnLog()
@@ -170,7 +180,8 @@ async def _items(gateway: Gateway, ref: Ref, number: int) -> list[Item]:
         return []
     turn = page.items[0]
     log, segment = await read_turn(gateway, turn), Segment(Place(ref.id, number), 0)
-    fold = ResponseFold(turn, segment, {}, starting_after=NO_FRAMES)
+    asks = asks_of(gateway, await gateway.conversations.store.conversation(ref))
+    fold = ResponseFold(turn, segment, {}, asks=asks, starting_after=NO_FRAMES)
     fold.media = log.media
     found = await input_items(gateway, turn, segment, log)
     known: set[str] = set()

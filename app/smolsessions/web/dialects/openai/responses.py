@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from smolsessions.core.errors import ConflictError, InvalidRequestError, NotFoundError
 from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.core.turns import TurnSubscription
-from smolsessions.web.dialects.bodies import checked, imported_history, read_body
+from smolsessions.web.dialects.bodies import checked, imported_history, object_at, read_body
 from smolsessions.web.dialects.gateway import (
     STOP_S,
     Gateway,
@@ -31,11 +31,11 @@ from smolsessions.web.dialects.openai.content import (
     schema_of,
     turn_request,
 )
-from smolsessions.web.dialects.openai.conversations import Metadata, input_items, page_of, read_turn, texts_of
+from smolsessions.web.dialects.openai.conversations import Metadata, asks_of, input_items, page_of, read_turn, texts_of
 from smolsessions.web.dialects.openai.items import Item, Segment, parsed_segment, segment_of
 from smolsessions.web.dialects.openai.responses_fold import NO_FRAMES, ResponseFold
 from smolsessions.web.routes.common import CallerOwner
-from smolsessions.wire.requests import AnswerIn, AnswersRequest
+from smolsessions.wire.requests import AnswerIn
 
 MOST_ITEMS = 5000
 FAILED = 500
@@ -68,7 +68,7 @@ def response_routes(gateway: Gateway) -> APIRouter:
     async def create_response(request: Request, owner: CallerOwner) -> Response:
         body = await read_body(request, ResponseRequest)
         gateway.conversations.agent(body.model)
-        segment = await responses.segment(request, owner, body)
+        segment = await responses.begin(request, owner, body)
         if body.stream:
             return await responses.stream(segment, owner)
         if body.background:
@@ -122,12 +122,12 @@ class Responses:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
-    async def segment(self, request: Request, owner: Owner, body: ResponseRequest) -> Segment:
+    async def begin(self, request: Request, owner: Owner, body: ResponseRequest) -> Segment:
         """Answer a waiting turn, or play the input as a new one. Return the part of the turn that responds."""
         gateway, key = self._gateway, f"responses:{digest_of(body.model_dump())}"
         if answers := await answers_in(gateway, owner, body.items):
             place = turn_of_request(answers[0].request_id)
-            return Segment(place, (await gateway.answer(request.scope, place, AnswersRequest(answers=answers)))[1])
+            return Segment(place, (await gateway.answer(request.scope, place, answers))[1])
         if known := await gateway.repeated(owner, key, request.headers):
             return Segment(*known)
         return await play(gateway, request, body, key)
@@ -161,12 +161,8 @@ class Responses:
 
     async def _fold(self, segment: Segment, owner: Owner, starting_after: int) -> tuple[TurnSubscription, ResponseFold]:
         (conversation_id, number), _ = segment
-        conversations = self._gateway.conversations
-        conversation = await conversations.store.conversation(Ref(owner, conversation_id))
-        asks = conversations.agent(conversation.agent).approve
-        if asks is not None:
-            asks = (*asks, *conversation.approve, *(tool.name for tool in conversation.client_tools))
-        metadata = texts_of(conversation.metadata)
+        conversation = await self._gateway.conversations.store.conversation(Ref(owner, conversation_id))
+        asks, metadata = asks_of(self._gateway, conversation), texts_of(conversation.metadata)
         subscription = await self._gateway.follow(conversation.ref, number)
         return subscription, ResponseFold(
             subscription.turn, segment, metadata, asks=asks, starting_after=starting_after
@@ -230,7 +226,7 @@ async def play(gateway: Gateway, request: Request, body: ResponseRequest, key: s
     functions = [tool for tool in body.tools or () if tool.get("type") == "function"]
     new = turn_request(body.model, f"/input/{first}", message, functions)
     new.metadata, new.approve = dict(body.metadata or {}), approvals_in(body.tools or ())
-    form = (body.text or {}).get("format") or {}
+    form = object_at((body.text or {}).get("format"), "/text/format")
     if form.get("type") == "json_schema":
         new.output_schema = schema_of(form, "/text/format")
     elif form.get("type") == "json_object":
