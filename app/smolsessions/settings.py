@@ -21,8 +21,9 @@ T = TypeVar("T")
 PREFIX = "SMOLSESSIONS_"
 OF_CLIENTS = frozenset({"URL", "API_KEY"})
 """Variables of the commands that connect to a service."""
-_PATHS = "ag-ui agents ai-sdk conversations docs imports livez mcp metrics openai openapi.json page readyz turn"
-OWN_PATHS = frozenset(_PATHS.split())
+OWN_PATHS = frozenset(
+    "a2a ag-ui agents ai-sdk conversations docs imports livez mcp metrics openai openapi.json page readyz turn".split()
+)
 """First segments of the service's own paths."""
 _PREFIX = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9._~-]+)+")
 _HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,253}[a-z0-9_.])?", re.IGNORECASE)
@@ -36,7 +37,8 @@ class Settings(BaseSettings):
 
     host: str = Field(
         "127.0.0.1",
-        description="Address. Beyond loopback all but `work` need API_KEYS_FILE or ALLOW_ANONYMOUS.",
+        description="Address to listen on. One beyond loopback needs API_KEYS_FILE or ALLOW_ANONYMOUS, but not for "
+        "`work`.",
     )
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="Port to listen on. 0: a free one.")
     data_dir: Path = Field(
@@ -48,7 +50,8 @@ class Settings(BaseSettings):
         "redis+cluster://h1,h2 for a cluster, redis+sentinel://h1,h2/service/db for a primary behind Sentinel.",
     )
     redis_password_file: Path | None = Field(
-        None, description="File with the password for REDIS_URL, read at every connect. It replaces one in the URL."
+        None,
+        description="File with the password for REDIS_URL. It is read at every connect, and replaces one in the URL.",
     )
     redis_ca_file: Path | None = Field(
         None, description="File with certificates of authorities that may sign the store's, besides the system's."
@@ -75,20 +78,26 @@ class Settings(BaseSettings):
         description="Keys that encrypt the store, as id:base64 with commas between. The first encrypts, all decrypt. "
         "`smolsessions keys seal` prints one.",
     )
-    seal_keys_file: Path | None = Field(None, description="File with these keys, one a line. SEAL_KEYS wins.")
+    seal_keys_file: Path | None = Field(
+        None, description="File with these keys, one a line. Not read if SEAL_KEYS is set."
+    )
     api_keys_file: Path | None = Field(
         None,
         description="File of those who may connect: lines `owner sha256-of-key`, with claims as JSON behind it if you "
         "like. `smolsessions keys owner OWNER` prints one.",
     )
-    allow_anonymous: bool = Field(False, description="Listen beyond loopback without API keys: all are `local`.")
+    allow_anonymous: bool = Field(
+        False, description="Listen beyond loopback without API keys: every client is the owner `local`."
+    )
     allowed_hosts: str = Field(
         "",
         description="Names, without scheme and port, by which clients reach a service without API keys or on loopback, "
         "with commas between: agents.example.org. Beyond loopback, IP addresses and local names need no entry.",
     )
     cors_origins: str = Field(
-        "", description="Origins whose pages may call this service, with commas between: http://localhost:5173."
+        "",
+        description="Origins whose pages may call this service from a browser, with commas between: "
+        "http://localhost:5173.",
     )
     dialects: str = Field(
         "",
@@ -176,7 +185,9 @@ class Settings(BaseSettings):
         "minute, it gets half of the other threads, too. 1 lets one owner take all, as `local` may without API keys.",
     )
     wait_s: float = Field(
-        55, gt=0, description="Longest wait of POST /turn for the turn's end, also with `Prefer`. Then it is a 202."
+        55,
+        gt=0,
+        description="Longest wait of POST /turn for the turn's end, also with `Prefer: wait`. Then it answers 202.",
     )
     keep_alive_s: int = Field(
         75,
@@ -197,15 +208,21 @@ class Settings(BaseSettings):
         "such a time. Then the answer is a 408, as for any body after 300 s.",
     )
     send_timeout_s: float = Field(
-        30, gt=0, description="How long a reader of events may read nothing. Then it is cut off, and its turn goes on."
+        30,
+        gt=0,
+        description="How long a reader of events may read nothing. Then it is disconnected, and its turn goes on.",
     )
-    deadline_s: float = Field(600, gt=0, description="Longest time of a turn. Then it fails as deadline_exceeded.")
+    deadline_s: float = Field(
+        600, gt=0, description="Longest time of a turn from its start. Then it fails as deadline_exceeded."
+    )
     max_deadline_s: float = Field(3600, gt=0, description="Longest deadline_s that a caller may ask for.")
     lease_s: float = Field(
         5, ge=0.5, le=300, description="How long a worker may be silent. Then another one takes over its turns."
     )
     max_turns_behind: int = Field(
-        16, ge=1, description="Turns that may wait behind the running one of a conversation (`on_busy`). Else: 429."
+        16,
+        ge=1,
+        description="Turns that may wait behind the running one of a conversation (`on_busy`). Beyond it: 429.",
     )
     max_queued_turns: int = Field(
         1000,
@@ -215,13 +232,18 @@ class Settings(BaseSettings):
         "full before the others.",
     )
     drain_s: float = Field(
-        20, ge=0, description="How long a running step may take after SIGTERM or Ctrl-C. Its turn goes on elsewhere."
+        20,
+        ge=0,
+        description="How long a running step may take to finish after SIGTERM or Ctrl-C. Its turn goes on elsewhere.",
     )
     log_ttl_s: int = Field(
         0, ge=0, description="How long the log of events is kept after the turn's end. 0: as long as its conversation."
     )
     answer_ttl_s: float = Field(
-        7 * 86400, gt=0, le=366 * 86400, description="How long a turn waits for an answer. Then the call is rejected."
+        7 * 86400,
+        gt=0,
+        le=366 * 86400,
+        description="How long a turn waits for a person's answer. Then the call counts as rejected.",
     )
     id_reuse_s: int = Field(3600, ge=1, description="How long the id of a deleted conversation stays taken.")
     warm_sessions: int = Field(256, ge=0, description="Most agents that a process keeps in memory between turns.")

@@ -250,5 +250,11 @@ def test_functions_of_a_message_run_at_the_same_time(asking: Service) -> None:
 def test_functions_that_are_no_tools_are_refused(client: Client) -> None:
     with pytest.raises(TypeError, match="the tool '<lambda>' has no docstring"):
         client.turn(said(DONE), tools=[lambda: 1])
-    with pytest.raises(TypeError, match="the tool find is asynchronous; use AsyncClient"):
-        client.turn(said(finding("key", tool="find")), agent="mailer", tools=[Desk().find])
+    desk, known = Desk(), [each.id for each in client.list_conversations()]
+    script = said({"call": [["seek", {"thing": "key"}], ["find", {"thing": "pen"}]]}, SHOWN)
+    sends: tuple[Any, ...] = (client.turn, client.submit, client.stream)
+    for send in sends:
+        with pytest.raises(TypeError, match="the tool find is asynchronous; use AsyncClient"):
+            send(script, agent="mailer", tools=[desk.seek, desk.find])
+    assert not desk.calls
+    assert [each.id for each in client.list_conversations()] == known

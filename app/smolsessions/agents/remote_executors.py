@@ -68,7 +68,9 @@ def remote_executor(
             "install smolagents 1.25 or later"
         )
     if options.get("allow_pickle"):
-        raise StartError("a remote executor has allow_pickle=True, with which its code runs any code here; remove it")
+        raise StartError(
+            "a remote executor has allow_pickle=True, and then code in its sandbox runs any code here, too; remove it"
+        )
     shown = {name: value for name, value in options.items() if not re.search("env|secret|token|key", name)}
     described = repr(json_form(shown))
     if not isinstance(executor, str):
@@ -87,7 +89,9 @@ def remote_executor(
         raise StartError(f"the executor {executor} has no option {unknown[0]!r}; it has {', '.join(known)}")
     if kind.key_option:
         if kind.key_option in options:
-            raise StartError(f"the executor {executor} has its key among its options; name its variable as key_env")
+            raise StartError(
+                f"the executor {executor} has its key among its options; name its variable as key_env instead"
+            )
         variable = key_env or kind.key_variables[0]
         if not key_env and not os.environ.get(variable):
             raise StartError(f"the executor {executor} wants a key; set {variable}, or name its variable")

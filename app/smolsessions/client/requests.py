@@ -65,13 +65,13 @@ class TurnOptions(TypedDict, total=False):
     idempotency_key: str
 
 
-def turn_request(message: str, options: TurnOptions) -> tuple[dict[str, Any], dict[str, str], bool]:
-    """Return body and headers of POST /turn, and its parameter `include_internal_tools`."""
+def turn_request(message: str, options: TurnOptions, *, blocks: bool) -> tuple[dict[str, Any], dict[str, str], bool]:
+    """Return body and headers of POST /turn, and its parameter `include_internal_tools`. `blocks` as in `Toolbox`."""
     fields: dict[str, Any] = {"message": message, **options}
     key = fields.pop("idempotency_key", None)
     internal = fields.pop("include_internal_tools", False)
     if tools := fields.pop("tools", ()):
-        fields["client_tools"] = [*fields.get("client_tools", ()), *Toolbox(tools).described]
+        fields["client_tools"] = [*fields.get("client_tools", ()), *Toolbox(tools, blocks=blocks).described]
     if images := fields.get("images"):
         fields["images"] = [_image(image) for image in images]
     if files := fields.get("files"):

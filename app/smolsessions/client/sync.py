@@ -30,7 +30,7 @@ def _blocking(
 ) -> Callable[Concatenate[Client, P], T]:
     @functools.wraps(method)
     def run(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return cast("T", _run(method(self.client, *args, **kwargs)))
+        return cast("T", _run(method(self._client, *args, **kwargs)))
 
     return run
 
@@ -47,7 +47,7 @@ def _iterating(
 
     @functools.wraps(method)
     def iterate(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T]:
-        return items(method(self.client, *args, **kwargs))
+        return items(method(self._client, *args, **kwargs))
 
     signature = inspect.signature(method)
     returned = str(signature.return_annotation).removeprefix("Async")
@@ -68,7 +68,7 @@ class Client:
     ) -> None:
         """Connect to a service when it is first used. The parameters are those of `AsyncClient`."""
         blocking: Any = BlockingHttp(http or httpx2.Client(timeout=TIMEOUT, limits=httpx2.Limits()))
-        self.client = AsyncClient(base_url, api_key=api_key, patience_s=patience_s, http=blocking)
+        self._client = AsyncClient(base_url, api_key=api_key, patience_s=patience_s, http=blocking)
 
     def __enter__(self) -> Self:
         return self

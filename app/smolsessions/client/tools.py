@@ -29,13 +29,19 @@ class _Schema(GenerateJsonSchema):
 
 
 class Toolbox:
-    """Functions by name. `described` is their form in `client_tools`."""
+    """Functions by name. `described` is their form in `client_tools`.
 
-    def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
+    A client that `blocks` calls them one after the other, and none may be asynchronous (`TypeError`).
+    """
+
+    def __init__(self, functions: Sequence[Callable[..., Any]], *, blocks: bool) -> None:
+        self._blocks = blocks
         self._functions: dict[str, Any] = {getattr(function, "__name__", ""): function for function in functions}
         self._adapters: dict[str, Any] = {name: TypeAdapter(found) for name, found in self._functions.items()}
         self.described: list[dict[str, Any]] = []
         for name, function in self._functions.items():
+            if blocks and inspect.iscoroutinefunction(function):
+                raise TypeError(f"the tool {name} is asynchronous; use AsyncClient")
             text = inspect.getdoc(function) or ""
             about = _DESCRIPTION.match(text)
             if not (text and about):
@@ -47,10 +53,10 @@ class Toolbox:
                     schema["properties"][argument].setdefault("description", " ".join(meaning.split()))
             self.described.append({"name": name, "description": about[1].strip(), "parameters": schema})
 
-    async def answers(self, requests: Sequence[InputRequest], *, blocks: bool) -> list[Any]:
+    async def answers(self, requests: Sequence[InputRequest]) -> list[Any]:
         """Call the functions that the requests ask for, and return their results.
 
-        They run at the same time, those that are not asynchronous in threads. If the client `blocks`, they run here,
+        They run at the same time, those that are not asynchronous in threads. If the client blocks, they run here,
         one after the other.
         """
         found: dict[str, Any] = {}
@@ -60,20 +66,18 @@ class Toolbox:
                 if inspect.iscoroutinefunction(self._functions[request.tool]):
                     value = await self._call(request)
                 else:
-                    value = self._call(request) if blocks else await anyio.to_thread.run_sync(self._call, request)
+                    value = self._call(request) if self._blocks else await anyio.to_thread.run_sync(self._call, request)
                 found[request.request_id] = _result(request, value)
             except Exception as error:  # noqa: BLE001 - any error of a function is one of the tool
                 found[request.request_id] = _failure(request, error)
 
         own = [each for each in requests if each.kind == "result" and each.tool in self._functions]
-        if not blocks:
+        if not self._blocks:
             async with anyio.create_task_group() as group:
                 for request in own:
                     group.start_soon(answer, request)
             return list(found.values())
         for request in own:
-            if inspect.iscoroutinefunction(self._functions[request.tool]):
-                raise TypeError(f"the tool {request.tool} is asynchronous; use AsyncClient")
             await answer(request)
         return list(found.values())
 

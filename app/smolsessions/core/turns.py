@@ -132,7 +132,10 @@ class Turns:
     async def subscribe(
         self, ref: Ref, number: int, after: int, *, until_waiting: bool = False
     ) -> TurnSubscription | None:
-        """Subscribe to events after the cursor. None: none follows, or the turn waits (`until_waiting`). Close it."""
+        """Subscribe to a turn's events after the cursor. The caller must close the subscription.
+
+        Returns None if no event follows, or if `until_waiting` and the turn waits.
+        """
         turn = await self.store.turn(ref, number)
         if turn.outcome and turn.last_seq is not None and after >= turn.last_seq:
             return None

@@ -33,7 +33,9 @@ class Conversation(BaseModel):
     created_at: Time = Field(description="Time of its creation.")
     updated_at: Time = Field(description="Time of its last change: of a field, of the memory, or by a turn.")
     turn_count: int = Field(description="Number of its last turn. 0: none was sent yet.")
-    step_counts: dict[str, int] = Field(description="Steps in its memory by type, without archived and rolled back.")
+    step_counts: dict[str, int] = Field(
+        description="Steps in its memory by type, without archived and rolled back ones."
+    )
     running_turn: int | None = Field(description="Number of the turn that runs. Null: none.")
     queued_turns: int = Field(description="Number of turns that wait.")
     archived_steps: int = Field(description="Steps on record that a prune or a rollback removed from the memory.")
@@ -103,7 +105,9 @@ class Prompt(BaseModel):
 
     messages: list[PromptMessage] = Field(description="Messages in the order in which the model reads them.")
     left_out: LeftOut | None = Field(description="Part that the memory policy leaves out. Null without a policy.")
-    rebuilt: bool = Field(description="True for a past turn: rebuilt, with the instructions and policy of now.")
+    rebuilt: bool = Field(
+        description="True for a past turn: rebuilt from its steps, with the instructions and policy of now."
+    )
 
 
 class Variable(BaseModel):
@@ -136,7 +140,9 @@ class WorkspaceFileList(BaseModel):
     """Files of a conversation's workspace."""
 
     items: list[WorkspaceFile] = Field(description="The files that the agent may read, by path.")
-    complete: bool = Field(description="False: the workspace has over 20,000 files and folders: `items` are some.")
+    complete: bool = Field(
+        description="False: the workspace has over 20,000 files and folders, and `items` are some files."
+    )
 
 
 class StepToolCall(BaseModel):

@@ -102,9 +102,13 @@ class StepFinished(StepEvent):
 
     type: Literal["step.finished"] = Field(description=KIND)
     kind: StepKind
-    error: turns.Failure | None = Field(description="Its error, as its agent's model sees it, cut at 2,000 characters.")
+    error: turns.Failure | None = Field(
+        description="Its error, as its agent's model sees it, cut after 2,000 characters."
+    )
     observations: str | None = Field(description="Text that the model is shown next, cut after 2,000 characters.")
-    images: list[turns.Image] = Field(description="Images that the model is shown next, and those of its output.")
+    images: list[turns.Image] = Field(
+        description="Images that the model is shown next, and those of the step's output."
+    )
     files: list[turns.File] = Field(description="Files and audio of the step's output.")
     is_final_answer: bool = Field(description="True if its output is the answer of its agent.")
     usage: turns.Usage | None = Field(description="Tokens of its model calls, as far as the model reports them.")

@@ -49,7 +49,9 @@ class Body(BaseModel):
 class FileIn(Body):
     """File of a message."""
 
-    name: str = Field(min_length=1, max_length=200, description="Name with its extension, without folders: report.csv.")
+    name: str = Field(
+        min_length=1, max_length=200, description="Name with an extension and without folders: report.csv."
+    )
     media_type: str = Field(
         min_length=1,
         max_length=100,
@@ -112,9 +114,13 @@ class TurnRequest(Body):
         description="Variables for the agent. They become part of the prompt. At most 1 MiB of JSON. A body over "
         "64 KiB may hold at most 10000 values.",
     )
-    max_steps: int | None = Field(None, ge=1, description="Most steps of this turn. Null: the agent's. At most 100.")
+    max_steps: int | None = Field(
+        None, ge=1, description="Most steps of this turn. Null: those of the agent. At most 100."
+    )
     deadline_s: float | None = Field(
-        None, gt=0, description="Most seconds from its start to its end. Null: the service's limit. At most 3600."
+        None,
+        gt=0,
+        description="Most seconds from the turn's start to its end. Null: the service's own limit. At most 3600.",
     )
     reset: bool = Field(False, description="Hide earlier steps from the model from this turn on. They stay on record.")
     on_busy: OnBusy = Field(
@@ -124,10 +130,11 @@ class TurnRequest(Body):
         "`steer`: the running turn reads the message before its next model call.",
     )
     approve: Approve = Field(
-        default_factory=list, description=f"{APPROVE} They hold for this turn, beside those of the others."
+        default_factory=list, description=f"{APPROVE} They hold for this turn, beside those of conversation and agent."
     )
     client_tools: ClientTools = Field(
-        default_factory=list, description=f"{CLIENT_TOOLS} They hold for this turn, and win over the conversation's."
+        default_factory=list,
+        description=f"{CLIENT_TOOLS} They hold for this turn, and win over those of the conversation.",
     )
     output_schema: JsonObject | None = Field(
         None, description="JSON Schema of the answer, without foreign references. Null: the agent's, if it has one."
@@ -142,9 +149,13 @@ class AnswerIn(Body):
 
     request_id: str = Field(min_length=1, max_length=500, description="Id of the request.")
     decision: Decision | None = Field(None, description="`reject` also declines to answer. Null: the answer is `text`.")
-    arguments: JsonObject | None = Field(None, description="With `approve`: all arguments, in place of the call's own.")
+    arguments: JsonObject | None = Field(
+        None, description="With `approve`: all arguments of the call, in place of its own."
+    )
     reason: str | None = Field(None, max_length=10_000, description="Told to the agent's model.")
-    text: str | None = Field(None, max_length=100_000, description="Answer to a question: one of its `choices` if any.")
+    text: str | None = Field(
+        None, max_length=100_000, description="Answer to a question: one of its `choices`, if any."
+    )
     result: JsonResult = Field(None, description="Result of your tool, for the kind `result`. At most 1 MiB of JSON.")
     error: str | None = Field(None, max_length=10_000, description="Why your tool has no result. The model reads it.")
     images: list[str] = Field([], max_length=16, fail_fast=True, description="Images of the result, as in POST /turn.")
@@ -201,9 +212,13 @@ class ConversationPatch(Body):
 class PruneRequest(Body):
     """Steps to remove from the memory."""
 
-    policy: Policy | None = Field(None, description="Policy whose dropped steps are archived. Null: the present one.")
+    policy: Policy | None = Field(
+        None, description="Policy whose dropped steps are archived. Null: the conversation's."
+    )
     dry_run: bool = Field(False, description="Only report the changes.")
-    destroy: bool = Field(False, description="Permanently delete the dropped steps, and all archived and rolled back.")
+    destroy: bool = Field(
+        False, description="Permanently delete the dropped steps, and all archived and rolled back ones."
+    )
 
 
 class RollbackRequest(Body):
@@ -215,5 +230,7 @@ class RollbackRequest(Body):
 class ForkRequest(Body):
     """Turn at which the new conversation branches off."""
 
-    turn: int | None = Field(None, ge=0, le=MAX_INT, description="Last turn of the new conversation. Null: the last.")
+    turn: int | None = Field(
+        None, ge=0, le=MAX_INT, description="The last turn of the new conversation. Null: the last."
+    )
     metadata: JsonObject | None = Field(None, description="Metadata of the new conversation. Null: a copy.")

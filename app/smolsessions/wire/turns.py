@@ -21,7 +21,9 @@ INTERNAL = "True for `python_interpreter` (a code block) and `final_answer`."
 class ModelIdentity(BaseModel):
     """Model of an agent, as far as it is known."""
 
-    provider: str | None = Field(description="Provider, such as `openai`, or the name of its own class. Null: unknown.")
+    provider: str | None = Field(
+        description="Provider, such as `openai`, or the name of the model's own class. Null: unknown."
+    )
     id: str | None = Field(description="Id by which the provider knows the model. Null: unknown.")
 
 
@@ -32,7 +34,9 @@ class AgentVersion(BaseModel):
     kind: str = Field(description="Name of its class, such as `ToolCallingAgent` or `CodeAgent`.")
     smolagents: str = Field(description="Release of smolagents that runs it.")
     model: ModelIdentity = Field(description="Its model.")
-    fingerprint: str = Field(description="Hash of prompts, tools and options. With another one answers may differ.")
+    fingerprint: str = Field(
+        description="Hash of prompts, tools and options. Agents of different ones may answer differently."
+    )
     version: str | None = Field(description="Release of the package that makes it. Null: unknown.")
 
 
@@ -153,8 +157,12 @@ class Timing(BaseModel):
     submitted_at: words.Time = Field(description="Time at which the turn was accepted.")
     started_at: words.Time | None = Field(description="Null for a turn that waits, or that ended before it started.")
     finished_at: words.Time | None = Field(description="Time of the turn's end. Null: it is not over.")
-    queued_ms: float | None = Field(description="Milliseconds until it started, or ended before. Null: it waits.")
-    duration_ms: float | None = Field(description="Milliseconds that it ran, without `waited_ms`. Null: not over yet.")
+    queued_ms: float | None = Field(
+        description="Milliseconds until its start, or its end if it never started. Null: it waits."
+    )
+    duration_ms: float | None = Field(
+        description="Milliseconds that it ran, without `waited_ms`. Null: it is not over."
+    )
     waited_ms: float = Field(description="Milliseconds that it waited for persons, without the present wait.")
 
 
@@ -187,9 +195,11 @@ class Turn(BaseModel):
     output_images: list[Image] = Field(description="Images in the answer, also in its lists and objects. At most 16.")
     output_files: list[File] = Field(description="Files and audio in the answer, likewise. At most 16 with the images.")
     tool_call_names: list[str] = Field(
-        description="Names of the tools that it called, in order, without rejected ones."
+        description="Names of the tools that it called, in order, without rejected calls."
     )
-    tool_calls: list[ToolCall] = Field(description="Its calls, in order. Internal ones with `include_internal_tools`.")
+    tool_calls: list[ToolCall] = Field(
+        description="Its calls, in order. Internal ones only with `include_internal_tools`."
+    )
     requests: list[InputRequest] = Field(description="Open requests of a waiting turn, for POST …/answers.")
     outcome: words.RunOutcome | None = Field(description="How smolagents ended the run. Null until then.")
     step_count: int = Field(description="Number of the finished steps of the turn's own agent, plans among them.")
@@ -217,7 +227,9 @@ class Effect(BaseModel):
     step_id: str | None = Field(description="Step of the call. Null: it belongs to no step, as that of a summary.")
     name: str | None = Field(description="Name of the tool, or of the fallback model that answered. Null for others.")
     state: words.EffectState
-    attempt: int | None = Field(description="Attempt that made it, or began it last. Null: a request or its answer.")
+    attempt: int | None = Field(
+        description="Attempt that made the call, or began it last. Null for a request and its answer."
+    )
     repeated: bool = Field(description="True if the call was begun again, because a process ended during the first.")
     ok: bool | None = Field(description="True if the call returned. Null until then, and for a request and its answer.")
     error: Failure | None = Field(description="Error of the call, whose message names the exception. Null: none.")

@@ -33,12 +33,19 @@ ConversationStatus = Annotated[
     ),
 ]
 OnBusyWord = Annotated[str, _word(records.OnBusy, "Meeting with a turn of the conversation that runs or waits.")]
-RequestWord = Annotated[str, _word(requests.RequestKind, "What is asked. `result`: make a call of your tool.")]
+RequestWord = Annotated[
+    str, _word(requests.RequestKind, "What is asked. `result`: a call of a tool of yours, for you to make.")
+]
 ApprovalWord = Annotated[
-    str, _word(requests.ApprovalDecision, "`edited`: with other arguments. `expired`: not answered in time.")
+    str,
+    _word(requests.ApprovalDecision, "`edited`: approved with other arguments. `expired`: nobody answered in time."),
 ]
 DecisionWord = Annotated[
-    str, _word(requests.Decision, "`reject`: no call, or no answer. `result`: the client ran its tool.")
+    str,
+    _word(
+        requests.Decision,
+        "`reject`: the call is not made, or the question not answered. `result`: the client ran its tool.",
+    ),
 ]
 RunOutcome = Annotated[str, _word(records.RunState, "How smolagents ended the run.")]
 PlaceOfCall = Annotated[str, _word(("service", "client"), "Place where the call ran.")]
@@ -58,8 +65,12 @@ EffectKind = Annotated[
     ),
 ]
 EffectState = Annotated[str, _word(effects.EffectState, "`begun`: no result is stored yet. `done`: one is.")]
-CodePlace = Annotated[str, _word(("child", "thread", "docker", "e2b", "modal", "blaxel", "remote"), "Place of code.")]
-Confinement = Annotated[str, _word(("namespaces", "landlock", "uid", "none", "not run here"), "Confinement of code.")]
+CodePlace = Annotated[
+    str, _word(("child", "thread", "docker", "e2b", "modal", "blaxel", "remote"), "Place where code runs.")
+]
+Confinement = Annotated[
+    str, _word(("namespaces", "landlock", "uid", "none", "not run here"), "Strongest confinement of code.")
+]
 VariableKind = Annotated[
     str,
     _word(
@@ -67,4 +78,6 @@ VariableKind = Annotated[
         "`variable`: of the agent's code. `state`: of its state, such as `additional_args`. `tool`: of a tool.",
     ),
 ]
-TokenCount = Annotated[str, _word(("reported", "estimated"), "`reported`: tokens are those that the model counted.")]
+TokenCount = Annotated[
+    str, _word(("reported", "estimated"), "`reported`: the tokens are those that the model counted.")
+]

@@ -87,7 +87,9 @@ class McpServer:
         if not self._is_missed:
             return self.tools
         if tries_once:
-            raise StartError(f"[mcp.{self.name}] gives no list of tools ({self._report()}); mend it or its table")
+            raise StartError(
+                f"[mcp.{self.name}] gives no list of tools ({self._report()}); mend the server or its table"
+            )
         raise AgentUnavailableError(
             f"Its MCP server {self.name!r} gave no list of tools when the service started. The service's log says why; "
             "it needs a restart once the server runs."

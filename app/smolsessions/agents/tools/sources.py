@@ -101,7 +101,9 @@ def _make(entry: str, make: Callable[[], Any]) -> Any:
     except StartError:
         raise
     except (Exception, SystemExit) as error:
-        raise StartError(f"making {entry} failed with {describe_error(error)}; it gets no arguments") from error
+        raise StartError(
+            f"making {entry} failed with {describe_error(error)}; it is called without arguments"
+        ) from error
     if not isinstance(tool, BaseTool) or not hasattr(tool, "name"):
         raise StartError(f"{entry} gave {type(tool).__name__}, which is no smolagents tool; return one")
     return tool

@@ -85,13 +85,13 @@ class AsyncClient:
 
         `until` `waiting`: the stream also ends when the turn waits for a person. `tools` are called.
         """
-        body, headers, internal = turn_request(message, options)
+        body, headers, internal = turn_request(message, options, blocks=self._service.blocks)
         begin = self._service.submission("turn", json=body, headers=headers, internal=internal, until=until)
         events, tools = self._service.events(begin, "", internal=internal, until=until), options.get("tools")
-        return self._answered(events, Toolbox(tools)) if tools else events
+        return self._answered(events, Toolbox(tools, blocks=self._service.blocks)) if tools else events
 
     async def _post_turn(self, message: str, options: TurnOptions, wait_s: int) -> Turn:
-        body, headers, internal = turn_request(message, options)
+        body, headers, internal = turn_request(message, options, blocks=self._service.blocks)
         headers["Prefer"] = f"respond-async, wait={wait_s}"
         params = {"include_internal_tools": internal}
         return await self._service.ask(Turn, "POST", "turn", json=body, params=params, headers=headers, wait_s=wait_s)
@@ -141,9 +141,9 @@ class AsyncClient:
 
         A function is called again if its client ended before it had sent the result.
         """
-        toolbox, internal = Toolbox(tools), include_internal_tools
+        toolbox, internal = Toolbox(tools, blocks=self._service.blocks), include_internal_tools
         turn = await self._settled(turn, internal)
-        while answers := await toolbox.answers(turn.requests, blocks=self._service.blocks):
+        while answers := await toolbox.answers(turn.requests):
             await self._answer_calls(turn, answers)
             turn = await self.get_turn(turn.conversation_id, turn.turn, include_internal_tools=internal)
             turn = await self._settled(turn, internal)
@@ -156,7 +156,7 @@ class AsyncClient:
                 yield event
                 if isinstance(event, TurnWaiting):
                     turn = await self.get_turn(event.conversation_id, event.turn)  # the wait may be over since long
-                    if answers := await toolbox.answers(turn.requests, blocks=self._service.blocks):
+                    if answers := await toolbox.answers(turn.requests):
                         await self._answer_calls(turn, answers)
 
     async def _answer_calls(self, turn: Turn, answers: Sequence[Answer]) -> None:
