@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,12 @@ def test_responses_form_a_chain_and_fork(client: Client, service: Service) -> No
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(second.id)
     assert "two" not in ask(client, SHOWN, conversation=conversation_of(first.id)).output_text
+
+
+def test_equal_requests_at_once_are_turns_of_their_own(client: Client) -> None:
+    with ThreadPoolExecutor(12) as pool:
+        found = [*pool.map(lambda _: ask(client, {"say": "the same"}).id, range(60))]
+    assert len(set(found)) == 60
 
 
 def test_a_history_in_the_input_goes_on(client: Client) -> None:

@@ -38,6 +38,8 @@ from smolsessions.wire.requests import AnswerIn, AnswersRequest, TurnRequest
 KEEP_S = 30 * 86_400
 """Seconds for which the store keeps the turn of a dialect's request."""
 JUST_FAILED_S = 60.0
+AT_ONCE_S = 10.0  # in which libraries that do not mark a repeat send it
+RETRIES = b"x-stainless-retry-count"  # header of OpenAI's libraries: the repeats before this request
 STOP_S = 10.0  # that a turn may take to stop
 YES = frozenset({"approve", "approved", "ok", "okay", "y", "yes"})
 BLANK_S = 20.0  # between blanks in front of a late answer; clients give up after 300 s of silence
@@ -96,7 +98,7 @@ class Gateway:
 
         Otherwise the key is free.
         """
-        if headers.get("x-stainless-retry-count") != "0":
+        if headers.get(RETRIES.decode()) != "0":
             place = await self.find(owner, key)
             turn = await self.turn_at(owner, place) if place else None
             if turn is None:  # none had it, or its process ended before the turn was accepted
@@ -130,6 +132,10 @@ class Gateway:
         """Play the turn of a request, which `key` names. A repeat of the request follows the turn of the first."""
         owner = Owner(scope["owner"])
         place, is_new = await self.reserve(owner, key, wanted)
+        if not is_new and (RETRIES, b"0") in scope["headers"]:  # an equal one came at the same time
+            await self.turns.store.release(owner, IdempotentRequest(key, b"", KEEP_S))
+            await self.reserve(owner, key, wanted)
+            place, is_new = wanted, True
         if not is_new and await self.turn_at(owner, place):
             return await self.follow(Ref(owner, place.conversation_id), place.turn)
         body.conversation_id, body.create = place.conversation_id, place.turn == 1
@@ -298,8 +304,10 @@ def is_repeat(turn: Turn, headers: Mapping[str, str]) -> bool:
 
     Libraries repeat a request whose answer they missed or could not use. Those of OpenAI mark the repeat.
     """
-    if count := headers.get("x-stainless-retry-count"):
+    if count := headers.get(RETRIES.decode()):
         return count != "0"
+    if turn.requests:  # the same words may answer the next question, but hardly at once
+        return time.time() - turn.requests[0].asked_at < AT_ONCE_S
     if turn.outcome is None:
         return True
     finished_at = turn.timing.finished_at or 0.0
