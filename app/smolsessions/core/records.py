@@ -57,7 +57,8 @@ class ModelIdentity:
 class AgentVersion:
     """Version of an agent: its configured name, its class, the release of smolagents, its model, its fingerprint.
 
-    The fingerprint hashes prompts, tools and options: only an equal one replays a turn. `version`: its package's.
+    The fingerprint is a hash of prompts, tools and options. Only an agent with the same one replays a turn.
+    `version` is the release of the package that makes the agent.
     """
 
     name: AgentName
@@ -184,7 +185,10 @@ def title_of(message: str) -> str:
 
 @record
 class ConversationQuery:
-    """Order and filters of a list. `q` is a part of the title, with `search_in` messages also of one of those."""
+    """Order and filters of a list of conversations. `q` is a part of the title, in upper or lower case.
+
+    With `search_in` messages it may also be a part of a message or an answer.
+    """
 
     sort: Sort = "updated"
     order: Order = "desc"

@@ -34,7 +34,10 @@ class Queue:
 
 @record
 class Queues:
-    """Queues by agent, of the partitions that answered (not `silent`). `waiting`: turns that wait for a person."""
+    """Queues by agent, of the partitions that answered. `silent` is the number of the others.
+
+    `waiting` counts the turns that wait for a person.
+    """
 
     of: Mapping[AgentName, Queue]
     waiting: Queue
@@ -50,7 +53,7 @@ class LogReader(Protocol):
     """True if the turn waited for a person then."""
 
     def follow(self, turn: int, after: int = 0) -> AsyncGenerator[Logged | None]:
-        """Yield the events after `after` in order, up to the final one, and None after some 15 s without an event."""
+        """Yield events with `seq > after`, each once, up to the final one. Yields None after 15 s without an event."""
 
     async def prepare(self, turn: int, after: int) -> None:
         """Read the log once. Raises the `SealBrokenError` that `follow` would raise in mid-stream."""
@@ -76,7 +79,10 @@ class TurnStore(Protocol):
         """
 
     async def reserve(self, ref: Ref, once: records.IdempotentRequest) -> tuple[Ref, bool]:
-        """Reserve a name for a key. Return it, and whether it is new. Raises `IdempotencyKeyReusedError`."""
+        """Reserve a name for a key, of a conversation or a turn. Return the reserved name, and whether it is new.
+
+        Raises `IdempotencyKeyReusedError` if another request had the key.
+        """
 
     async def reserved(self, owner: Owner, once: records.IdempotentRequest) -> Ref | None:
         """Return the name that is reserved for a key."""
@@ -85,10 +91,17 @@ class TurnStore(Protocol):
         """Forget a key whose request was refused."""
 
     async def recall(self, owner: Owner, once: records.IdempotentRequest) -> Turn | None:
-        """Return the turn of this request, or None. Raises `IdempotencyKeyReusedError`, `ConversationNotFoundError`."""
+        """Return the turn that this request made before, or None.
+
+        Raises `IdempotencyKeyReusedError` if its key came with another request, and `ConversationNotFoundError` if
+        the turn's conversation was deleted.
+        """
 
     def reader(self, ref: Ref, *, reads_log: bool, all_events: bool) -> AbstractContextManager[LogReader]:
-        """Register a reader. Without `reads_log` it starts empty, without `all_events` it waits for the end alone."""
+        """Register a reader of this process. Without `all_events` it only waits for the turn's end.
+
+        Without `reads_log` it starts empty, which is enough before the turn is submitted.
+        """
 
     async def cancel(self, ref: Ref, number: int) -> tuple[Turn, bool]:
         """Stop a turn. One that has not begun ends at once (True), else its worker is notified. Raises as `turn`."""
@@ -184,7 +197,10 @@ class HistoryStore(Protocol):
         """Delete these steps and all that are archived or rolled back. Return their number, or None as `archive`."""
 
     async def roll_back(self, ref: Ref, turn: int) -> Conversation:
-        """Restore the state after a turn (0: before the first). Raises `TurnNotFoundError`, `HistoryGoneError`."""
+        """Restore steps and variables as they were after a turn (0: before the first).
+
+        Raises `TurnNotFoundError`, and `HistoryGoneError` if the variables of that turn are not kept any more.
+        """
 
     def name_beside(self, ref: Ref) -> Ref:
         """Return an unused name for a fork, in the partition of its origin."""
