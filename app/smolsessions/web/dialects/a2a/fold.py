@@ -28,19 +28,19 @@ _THOUGHTS = frozenset({"thought", "plan", "code"})
 
 
 class TaskFold:
-    """Fold of a turn's events. The task comes at event number `at`, as it is then, and changes follow.
+    """Fold of a turn's events. The task comes at event number `first_seq`, as it is then, and changes follow.
 
     The answer is one artifact. A chunk is appended, or replaces a text that became void.
     """
 
     drops_void_text = True  # a message of a status stays
 
-    def __init__(self, turn: Turn, rpc_id: Any, at: int = 1) -> None:
+    def __init__(self, turn: Turn, rpc_id: Any, first_seq: int = 1) -> None:
         self.is_complete = False
         self.media: dict[str, str] = {}
         self._turn = turn
         self._rpc_id = rpc_id
-        self._at = at
+        self._first_seq = first_seq
         self._has_begun = False
         self._status = status_in("queued", turn.timing.submitted_at)
         self._answers_of: str | None = None  # model call of the answer so far
@@ -51,7 +51,7 @@ class TaskFold:
 
     def frames(self, logged: events.Logged, *, waits: bool) -> Iterable[bytes]:
         changes = list(self._changes(logged, waits=waits))
-        if logged.seq >= self._at:
+        if logged.seq >= self._first_seq:
             if not self._has_begun:
                 self._has_begun = True
                 changes = [{"task": task_of(self._turn, self._status, self._parts)}]
@@ -100,7 +100,7 @@ class TaskFold:
         if not self._open:
             yield self._change(status_in("running"))
         elif waits:
-            self.is_complete = seq > self._at
+            self.is_complete = seq > self._first_seq
             yield self._change(asking(self._turn, self._open.values()))
 
     def _end(self, turn: Turn) -> Iterable[Json]:

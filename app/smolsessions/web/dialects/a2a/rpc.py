@@ -27,7 +27,7 @@ from smolsessions.web.dialects.gateway import KEEP_S, STOP_S, Gateway, LateAnswe
 from smolsessions.web.routes.common import answer
 
 PARSE_ERROR, INVALID_REQUEST, NO_METHOD, INVALID_PARAMS = -32700, -32600, -32601, -32602
-NO_TASK, NOT_CANCELABLE, NO_PUSH, UNSUPPORTED, VERSION = -32001, -32002, -32003, -32004, -32009
+NO_TASK, NOT_CANCELABLE, NO_PUSH, UNSUPPORTED, WRONG_VERSION = -32001, -32002, -32003, -32004, -32009
 _CODES: dict[type[ServiceError], int] = {
     NotFoundError: NO_TASK,
     InvalidRequestError: INVALID_PARAMS,
@@ -81,20 +81,15 @@ async def answer_call(gateway: Gateway, request: Request, agent: AgentName) -> R
         first = error.errors()[0]
         code = PARSE_ERROR if first["type"] == "json_invalid" else INVALID_REQUEST
         return _failed(call, code, f"{'/'.join(map(str, first['loc']))}: {first['msg']}")
-    except RefusedError as error:
-        return _failed(call, error.rpc_code, error.message)
     except ServiceError as error:
-        known = next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
-        if known is None:
-            raise
-        return _failed(call, known, error.message)
+        return _refusal(call, error)
 
 
 async def _answer(gateway: Gateway, request: Request, agent: AgentName, call: Call) -> Response:
     owner, method = Owner(request.scope["owner"]), call.method
     version = request.headers.get("a2a-version") or request.query_params.get("A2A-Version") or "0.3"
     if version.partition(".")[0] != "1":
-        raise RefusedError(VERSION, f"A2A {version:.20} is not served here; send the header A2A-Version: 1.0.")
+        raise RefusedError(WRONG_VERSION, f"A2A {version:.20} is not served here; send the header A2A-Version: 1.0.")
     if method in {"SendMessage", "SendStreamingMessage"}:
         return await _send(gateway, request, agent, call)
     if method == "ListTasks":
@@ -133,16 +128,27 @@ async def _send(gateway: Gateway, request: Request, agent: AgentName, call: Call
         return _done(call, {"task": stored_task(turn, media, sent.configuration.history_length)})
 
     async def ended() -> Response:
-        turn = await gateway.turns.wait(subscription.turn, KEEP_S)
-        if not turn.outcome and not turn.requests:
-            raise ShuttingDownError
-        return await result(turn)
+        try:
+            turn = await gateway.turns.wait(subscription.turn, KEEP_S)
+            if not turn.outcome and not turn.requests:
+                raise ShuttingDownError
+            return await result(turn)
+        except ServiceError as error:
+            return _refusal(call, error)
 
     return await result(subscription.turn) if sent.configuration.return_immediately else LateAnswer(ended())
 
 
 def _done(call: Call, result: Json) -> Response:
     return answer({"jsonrpc": "2.0", "id": call.id, "result": result})
+
+
+def _refusal(call: Call, error: ServiceError) -> Response:
+    """Return an error with the protocol's code for it. Raises an error without one."""
+    code = getattr(error, "rpc_code", None) or next((c for kind, c in _CODES.items() if isinstance(error, kind)), None)
+    if code is None:
+        raise error
+    return _failed(call, code, error.message)
 
 
 def _failed(call: Call, code: int, message: str) -> Response:
