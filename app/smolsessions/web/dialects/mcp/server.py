@@ -177,17 +177,17 @@ class McpServer:
         A client with tasks gets one if that takes long.
         """
         fold, calls, turn = _Fold(after), 0, subscription.turn
+        limit = asyncio.timeout(tasks.LONG_S if tasks.declares_tasks(context) else None)
         try:
             with closing(subscription):
-                async with (
-                    asyncio.timeout(tasks.LONG_S if tasks.declares_tasks(context) else None),
-                    aclosing(self._gateway.fold(subscription, fold)) as steps,
-                ):
+                async with limit, aclosing(self._gateway.fold(subscription, fold)) as steps:
                     async for seq, _ in steps:
                         if seq > after and fold.calls > calls:
                             calls = fold.calls
                             await context.session.report_progress(calls, message=fold.called)
         except TimeoutError:
+            if not limit.expired():  # of the store, for example
+                raise
             return tasks.new_task(turn, after)
         except asyncio.CancelledError:
             if context.request and not context.request.app.state.draining:  # the client has cancelled the call
