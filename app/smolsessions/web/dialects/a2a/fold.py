@@ -17,11 +17,11 @@ from smolsessions.web.dialects.a2a.tasks import (
     asking,
     message,
     names_of,
-    short,
     status_in,
     status_of,
     task_of,
 )
+from smolsessions.web.dialects.gateway import short
 
 MOST_HELD = 500  # characters of a thought before it is sent
 _THOUGHTS = frozenset({"thought", "plan", "code"})

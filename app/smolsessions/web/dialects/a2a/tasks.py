@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic_core import to_json
-
 from smolsessions.core.records import Turn, TurnStatus
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.times import time_text
+from smolsessions.web.dialects.gateway import question_words
 
-MOST_SHOWN = 500  # characters of a call's arguments or result
 STATES: Mapping[TurnStatus, str] = {
     "queued": "TASK_STATE_SUBMITTED",
     "running": "TASK_STATE_WORKING",
@@ -80,18 +78,8 @@ def changed_at(turn: Turn) -> float:
 def asking(turn: Turn, requests: Iterable[InputRequest]) -> Json:
     """Return the status of a turn that waits for a person, and asks in words."""
     asked = list(requests)
-    words = message(turn, f"ask:{asked[0].call_id}", "\n".join(map(question, asked)))
+    words = message(turn, f"ask:{asked[0].call_id}", "\n".join(map(question_words, asked)))
     return status_in("waiting", asked[0].asked_at, words)
-
-
-def question(request: InputRequest) -> str:
-    if request.kind == "question":
-        choices = f" ({', '.join(request.choices)})" if request.choices else ""
-        return f"{request.question}{choices}"
-    called = f"{request.tool} with {short(to_json(request.arguments).decode())}"
-    if request.kind == "approval":
-        return f"May I call {called}? Answer yes, or say why not."
-    return f"I wait for the result of {called}, which another client runs."
 
 
 def answer_parts(turn: Turn, media: Mapping[str, str]) -> list[Json]:
@@ -107,7 +95,3 @@ def answer_parts(turn: Turn, media: Mapping[str, str]) -> list[Json]:
         kind, _, encoded = url.removeprefix("data:").partition(";base64,")
         parts.append({"raw": encoded, "mediaType": kind, "filename": names.get(name, name)})
     return parts
-
-
-def short(text: str) -> str:
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"

@@ -23,7 +23,7 @@ from smolsessions.core.events import Logged, ToolCalled, TurnEnded, TurnWaiting
 from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import TurnSubscription
-from smolsessions.web.dialects.gateway import Gateway, Place, digest_of, new_id, turn_of_request
+from smolsessions.web.dialects.gateway import Gateway, Place, digest_of, new_id, question_words, turn_of_request
 from smolsessions.web.dialects.mcp import tasks
 from smolsessions.wire.requests import AnswerIn, TurnRequest
 
@@ -114,8 +114,8 @@ class McpServer:
             result = self._result(turn, await self._gateway.media_of(turn))
         elif not turn.requests:
             return tasks.task_of(turn, params.task_id, "working")
-        elif _has_forms(context):
-            asked = {each.request_id: _dumped(_elicited(each)) for each in turn.requests}
+        elif forms := _forms(context, turn.requests):
+            asked = {request_id: _dumped(form) for request_id, form in forms.items()}
             return tasks.task_of(turn, params.task_id, "input_required", inputRequests=asked)
         else:
             result = _asked(turn, turn.requests)
@@ -200,9 +200,8 @@ class McpServer:
                 f"The service restarts, and the turn goes on. Send the same message again with conversation_id "
                 f"{turn.ref.id}."
             )
-        if _has_forms(context):
-            asked = {each.request_id: _elicited(each) for each in fold.requests}
-            return types.InputRequiredResult(input_requests=cast("types.InputRequests", asked))
+        if forms := _forms(context, fold.requests):
+            return types.InputRequiredResult(input_requests=cast("types.InputRequests", forms))
         return _asked(turn, fold.requests)
 
     @staticmethod
@@ -256,23 +255,21 @@ def _dumped(result: types.CallToolResult | types.ElicitRequest) -> dict[str, Any
     return result.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def _has_forms(context: Context) -> bool:
+def _forms(context: Context, requests: Iterable[InputRequest]) -> dict[str, types.ElicitRequest]:
+    """Return the forms of questions and approvals by request, or none for a client that shows none."""
     capabilities = context.session.client_capabilities
-    return bool(context.protocol_version >= tasks.VERSION and capabilities and capabilities.elicitation)
+    if context.protocol_version < tasks.VERSION or not (capabilities and capabilities.elicitation):
+        return {}
+    return {each.request_id: _elicited(each) for each in requests if each.kind != "result"}
 
 
 def _asked(turn: Turn, requests: Iterable[InputRequest]) -> types.CallToolResult:
     """Return what a waiting turn asks, in words for a client's model."""
-    questions = "\n".join(each.question or f"May I call {each.tool} with {each.arguments}?" for each in requests)
+    questions = "\n".join(map(question_words, requests))
     how = f"Ask the user. Then call this tool with conversation_id {turn.ref.id}, and the answer as message."
-    words = " Approve with the message yes, and reject with a reason." if _has_approval(requests) else ""
     data = {"conversation_id": turn.ref.id, "turn": turn.number, "status": "waiting", "reply": questions}
-    text = types.TextContent(type="text", text=f"The agent asks: {questions}\n{how}{words}")
+    text = types.TextContent(type="text", text=f"The agent asks: {questions}\n{how}")
     return types.CallToolResult(content=[text], structured_content=data)
-
-
-def _has_approval(requests: Iterable[InputRequest]) -> bool:
-    return any(each.kind == "approval" for each in requests)
 
 
 def _elicited(request: InputRequest) -> types.ElicitRequest:

@@ -21,9 +21,7 @@ from smolsessions.core.events import (
 )
 from smolsessions.core.records import Turn, Usage
 from smolsessions.core.requests import InputRequest
-from smolsessions.web.dialects.gateway import StreamCutError
-
-MOST_SHOWN = 500  # characters of a call's arguments or result among the thoughts
+from smolsessions.web.dialects.gateway import StreamCutError, question_words, short
 
 
 class ChatFold:
@@ -92,9 +90,9 @@ class ChatFold:
         if isinstance(event, MessageDelta) and event.channel in {"thought", "plan", "code"}:
             text = event.text
         elif isinstance(event, ToolCalled) and not event.internal:
-            text = f"\n\n{event.name}({_short(to_json(event.arguments).decode())})\n"
+            text = f"\n\n{event.name}({short(to_json(event.arguments).decode())})\n"
         elif isinstance(event, ToolReturned) and not event.internal:
-            text = f"= {_short(event.result or event.error or '')}\n\n"
+            text = f"= {short(event.result or event.error or '')}\n\n"
         if text:
             self._thoughts.append(text)
             yield self._chunk({"reasoning_content": text})
@@ -108,12 +106,8 @@ class ChatFold:
             self._calls.append(call)
             yield self._chunk({"tool_calls": [{"index": place, **call}]})
         for each in requests:
-            if each.kind == "question":
-                choices = f" ({', '.join(each.choices)})" if each.choices else ""
-                yield self._say(f"{each.question}{choices}")
-            elif each.kind == "approval":
-                arguments = _short(to_json(each.arguments).decode())
-                yield self._say(f"May I call {each.tool} with {arguments}? Answer yes, or say why not.")
+            if each.kind != "result":
+                yield self._say(question_words(each))
         yield from self._finish("tool_calls" if calls else "stop", None)
 
     def _end(self, turn: Turn) -> Iterable[bytes]:
@@ -181,10 +175,6 @@ def usage_of(usage: Usage) -> dict[str, Any]:
     details = {"prompt_tokens_details": {"cached_tokens": cached}}
     details["completion_tokens_details"] = {"reasoning_tokens": reasoning}
     return {**both, "total_tokens": usage.input_tokens + usage.output_tokens, **details}
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 def _data(chunk: dict[str, Any]) -> bytes:

@@ -95,11 +95,6 @@ def image_call(own_id: str, url: str) -> Item:
     return {**about, "result": url.partition(",")[2]}
 
 
-def question_text(request: InputRequest) -> str:
-    choices = f" ({', '.join(request.choices)})" if request.choices else ""
-    return f"{request.question}{choices}"
-
-
 def json_text(value: Any) -> str:
     return to_json(value).decode()
 

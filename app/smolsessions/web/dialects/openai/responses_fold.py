@@ -24,11 +24,12 @@ from smolsessions.core.events import (
 )
 from smolsessions.core.records import Turn, Usage
 from smolsessions.core.requests import InputRequest
+from smolsessions.web.dialects.gateway import question_words
 from smolsessions.web.dialects.openai import items
 from smolsessions.web.dialects.openai.items import CODE, Item, Segment
 
 FRAMES = 1000
-"""Numbers of frames that one event of a turn may have. Each of up to 100 requests has four."""
+"""Numbers of frames that one event of a turn may have. Each of up to 100 requests has up to six."""
 NO_FRAMES = 2**63
 """For `starting_after`: the response alone is wanted."""
 ASK_USER = "ask_user"
@@ -311,7 +312,7 @@ class ResponseFold:
                 yield "response.function_call_arguments.done", self._of(index, **named)
                 yield from self._done(index)
             else:
-                yield from self._write(items.question_text(each))
+                yield from self._write(question_words(each))
         yield from self._finish("completed", self._usage)
 
     def _go_on(self, event: InputAnswered) -> Iterator[Event]:
