@@ -17,6 +17,7 @@ from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway
 
 MOST_LISTED = 1000  # tasks of the contexts that changed last
 AT_ONCE = 50
+MOST_MEDIA = 8 << 20  # characters of images and files; GetTask returns the artifacts of later tasks
 MICROS = 1_000_000
 _PLACE = re.compile(rf"[0-9]{{1,16}} {CONVERSATION_ID.pattern} [0-9]{{1,10}}")
 _OPEN: dict[str, ConversationStatus] = {STATES["running"]: "running", STATES["waiting"]: "waiting"}
@@ -36,22 +37,27 @@ async def list_tasks(gateway: Gateway, owner: Owner, agent: AgentName, sent: Lis
     """Return a page of tasks, the last changed first."""
     since = sent.status_timestamp_after.timestamp() if sent.status_timestamp_after else 0.0
     of = ("tasks", owner, agent, sent.context_id, sent.status, str(since))
-    keys: list[tuple[int, str, int]] = []
+    before = None
+    if position := position_of(sent.page_token or None, _PLACE, *of):
+        micros, context, number = position.split(" ")
+        before = (int(micros), context, int(number))
+    total, found = 0, dict[tuple[int, str, int], Turn]()
     async for turn in _turns(gateway, owner, agent, sent):
         is_wanted = sent.status in {"", "TASK_STATE_UNSPECIFIED", STATES[turn.status]}
         if is_wanted and turn.agent.name == agent and changed_at(turn) >= since:
-            keys.append((round(changed_at(turn) * MICROS), turn.ref.id, turn.number))
-    keys.sort(reverse=True)
-    total = len(keys)
-    if position := position_of(sent.page_token or None, _PLACE, *of):
-        micros, last_context, last_turn = position.split(" ")
-        keys = [key for key in keys if key < (int(micros), last_context, int(last_turn))]
-    tasks = []
-    for _, context, number in keys[: sent.page_size]:
-        with suppress(NotFoundError):  # deleted meanwhile
-            turn = await gateway.turns.store.turn(Ref(owner, context), number)
-            media = await gateway.media_of(turn) if sent.include_artifacts else None
-            tasks.append(stored_task(turn, media, sent.history_length))
+            total += 1
+            key = (round(changed_at(turn) * MICROS), turn.ref.id, turn.number)
+            if before is None or key < before:
+                found[key] = turn
+                if len(found) > sent.page_size + 1:  # one more says that another page follows
+                    del found[min(found)]
+    keys = sorted(found, reverse=True)
+    tasks: list[Json] = []
+    left = MOST_MEDIA if sent.include_artifacts else 0
+    for key in keys[: sent.page_size]:
+        media = await gateway.media_of(found[key]) if left > 0 else None
+        left -= sum(map(len, (media or {}).values()))
+        tasks.append(stored_task(found[key], media, sent.history_length))
     more = " ".join(map(str, keys[sent.page_size - 1])) if len(keys) > sent.page_size else None
     page = {"tasks": tasks, "nextPageToken": cursor_at(more, *of) or ""}
     return {**page, "pageSize": sent.page_size, "totalSize": total}
