@@ -97,14 +97,11 @@ def response_routes(gateway: Gateway) -> APIRouter:
 
     @router.delete("/{response_id}")
     async def delete_response(owner: CallerOwner, response_id: str) -> Response:
-        """Roll the conversation back to the turn before. A conversation without one is deleted."""
+        """Roll the conversation back to the turn before. To delete it all, delete the conversation."""
         _, turn = await responses.find(response_id, owner)
         if (await gateway.conversations.store.conversation(turn.ref)).turn_count != turn.number:
             raise ConflictError("Later responses follow this one. Delete them first, or the conversation.")
-        if turn.number == 1:
-            await gateway.conversations.delete(turn.ref)
-        else:
-            await gateway.conversations.history.roll_back(turn.ref, turn.number - 1)
+        await gateway.conversations.history.roll_back(turn.ref, turn.number - 1)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     @router.get("/{response_id}/input_items")
