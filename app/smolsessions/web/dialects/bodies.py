@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.json_data import invalid_request
 from smolsessions.core.records import AgentName
+from smolsessions.core.times import time_text
 from smolsessions.web.body import in_thread_if_large
 from smolsessions.wire.requests import FileIn, TurnRequest
 
@@ -49,7 +49,7 @@ def object_at(value: Any, pointer: str) -> dict[str, Any]:
 
 def imported_history(messages: Iterable[tuple[str, str]], agent: str) -> dict[str, Any]:
     """Return earlier messages, as role and text, as a document of a conversation (docs/export.md)."""
-    at = datetime.fromtimestamp(time.time(), UTC).isoformat()
+    at = time_text(time.time())
     version = {"name": agent, "kind": "", "smolagents": ""}
     turns: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []

@@ -295,6 +295,12 @@ def data_url(media_type: str, data: bytes) -> str:
     return f"data:{media_type};base64,{b64encode(data).decode()}"
 
 
+def split_data_url(url: str) -> tuple[str, str]:
+    """Return the media type of a data: URL, and its content in base64."""
+    media_type, _, data = url.removeprefix("data:").partition(";base64,")
+    return media_type, data
+
+
 def digest_of(*parts: Any) -> str:
     """Return a short hash of JSON data, for keys."""
     return hashlib.sha256(to_json(parts)).hexdigest()[:40]

@@ -8,7 +8,7 @@ from typing import Any
 from smolsessions.core.records import Turn, TurnStatus
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.times import time_text
-from smolsessions.web.dialects.gateway import question_words
+from smolsessions.web.dialects.gateway import question_words, split_data_url
 
 STATES: Mapping[TurnStatus, str] = {
     "queued": "TASK_STATE_SUBMITTED",
@@ -92,6 +92,6 @@ def answer_parts(turn: Turn, media: Mapping[str, str]) -> list[Json]:
         parts.append({"data": outcome.output, "mediaType": "application/json"})
     names = {file.name: file.file_name for file in outcome.files}
     for name, url in media.items():
-        kind, _, encoded = url.removeprefix("data:").partition(";base64,")
+        kind, encoded = split_data_url(url)
         parts.append({"raw": encoded, "mediaType": kind, "filename": names.get(name, name)})
     return parts

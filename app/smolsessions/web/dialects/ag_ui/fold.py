@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from pydantic_core import to_json
@@ -23,6 +22,8 @@ from smolsessions.core.events import (
 )
 from smolsessions.core.records import Turn, Usage
 from smolsessions.core.requests import InputRequest
+from smolsessions.core.times import time_text
+from smolsessions.web.dialects.gateway import split_data_url
 
 VERSION = "1.0"
 CODE = "python_interpreter"
@@ -291,7 +292,7 @@ class RunFold:
             "message": request.question or f"May I call {request.tool}?",
             "toolCallId": self._prefix + request.call_id,
             "responseSchema": {**_OBJECT, "properties": properties, "required": [required]},
-            "expiresAt": datetime.fromtimestamp(request.expires_at, UTC).isoformat(),
+            "expiresAt": time_text(request.expires_at),
             "metadata": {"tool": request.tool, "arguments": request.arguments},
             **self._owners.get(request.call_id, {}),
         }
@@ -367,7 +368,7 @@ def error_frames(run: tuple[str, str], code: str, message: str) -> bytes:
 
 
 def _part_of(name: str, url: str) -> dict[str, Any]:
-    media_type, _, data = url.removeprefix("data:").partition(";base64,")
+    media_type, data = split_data_url(url)
     family = media_type.partition("/")[0]
     kind = family if family in {"image", "audio", "video"} else "document"
     source = {"type": "data", "value": data, "mimeType": media_type}

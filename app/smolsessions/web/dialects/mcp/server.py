@@ -23,7 +23,15 @@ from smolsessions.core.events import Logged, ToolCalled, TurnEnded, TurnWaiting
 from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import TurnSubscription
-from smolsessions.web.dialects.gateway import Gateway, Place, digest_of, new_id, question_words, turn_of_request
+from smolsessions.web.dialects.gateway import (
+    Gateway,
+    Place,
+    digest_of,
+    new_id,
+    question_words,
+    split_data_url,
+    turn_of_request,
+)
 from smolsessions.web.dialects.mcp import tasks
 from smolsessions.wire.requests import AnswerIn, TurnRequest
 
@@ -211,7 +219,7 @@ class McpServer:
         text = outcome.reply or (outcome.error.message if outcome.error else "")
         content: list[types.ContentBlock] = [types.TextContent(type="text", text=text)]
         for image in outcome.images:
-            kind, _, encoded = media.get(image.name, "").removeprefix("data:").partition(";base64,")
+            kind, encoded = split_data_url(media.get(image.name, ""))
             content += [types.ImageContent(type="image", data=encoded, mime_type=kind)] if encoded else []
         names = [call.name for call in outcome.tool_calls if not call.internal]
         data = {"conversation_id": turn.ref.id, "turn": turn.number, "status": outcome.status, "reply": outcome.reply}

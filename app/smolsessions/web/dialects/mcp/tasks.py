@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 
 import mcp_types as types
@@ -12,6 +11,7 @@ from mcp.shared.exceptions import MCPError
 
 from smolsessions.core.errors import NotFoundError
 from smolsessions.core.records import Owner, Turn
+from smolsessions.core.times import time_text
 from smolsessions.web.dialects.gateway import Gateway, turn_of_request
 
 EXTENSION = "io.modelcontextprotocol/tasks"
@@ -29,6 +29,7 @@ class UpdateParams(TaskParams):
 
 
 def declares_tasks(context: ServerRequestContext[Any, Any]) -> bool:
+    """Return whether a client says that it polls tasks of this extension."""
     capabilities = context.session.client_capabilities
     return context.protocol_version >= VERSION and EXTENSION in ((capabilities and capabilities.extensions) or ())
 
@@ -58,17 +59,16 @@ def new_task(turn: Turn, after: int) -> dict[str, Any]:
 
 
 def task_of(turn: Turn, task_id: str, status: str, **members: Any) -> dict[str, Any]:
+    """Return a turn as a task with an id, a status of the extension, and members that go with it."""
     timing = turn.timing
     return {
         "taskId": task_id,
         "status": status,
-        "createdAt": _iso(timing.submitted_at),
-        "lastUpdatedAt": _iso(timing.finished_at or timing.waits_since or timing.started_at or timing.submitted_at),
+        "createdAt": time_text(timing.submitted_at),
+        "lastUpdatedAt": time_text(
+            timing.finished_at or timing.waits_since or timing.started_at or timing.submitted_at
+        ),
         "ttlMs": None,
         "pollIntervalMs": POLL_MS,
         **members,
     }
-
-
-def _iso(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat()

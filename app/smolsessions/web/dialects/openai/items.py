@@ -13,7 +13,7 @@ from pydantic_core import to_json
 from smolsessions.core.errors import NotFoundError
 from smolsessions.core.records import Turn, Usage
 from smolsessions.core.requests import InputRequest
-from smolsessions.web.dialects.gateway import CONVERSATION_ID, Place
+from smolsessions.web.dialects.gateway import CONVERSATION_ID, Place, split_data_url
 from smolsessions.web.dialects.openai.content import SERVER
 
 CODE = "python_interpreter"
@@ -92,7 +92,7 @@ def function_call(own_id: str, request: InputRequest) -> Item:
 
 def image_call(own_id: str, url: str) -> Item:
     about = {"id": own_id, "type": "image_generation_call", "status": "completed"}
-    return {**about, "result": url.partition(",")[2]}
+    return {**about, "result": split_data_url(url)[1]}
 
 
 def json_text(value: Any) -> str:
