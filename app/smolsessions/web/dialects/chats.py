@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from smolsessions.core.errors import NotFoundError
 from smolsessions.core.records import AgentName, Owner, Ref, Turn
-from smolsessions.web.dialects.bodies import imported_history
 from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of, new_id
 
 MOST_TRIES = 10
@@ -39,12 +38,7 @@ class Chat:
             return after
         branch, conversation_id = await self._newest_branch()
         is_free = not branch and await self.gateway.turn_at(self.owner, Place(conversation_id, 1)) is None
-        place = Place(conversation_id if is_free else new_id(), 1)
-        earlier = imported_history(history, agent)
-        if earlier["turns"]:
-            await self.gateway.conversations.import_document(self.owner, earlier, place.conversation_id, agent)
-            place = Place(place.conversation_id, len(earlier["turns"]) + 1)
-        return place
+        return await self.gateway.import_history(self.owner, conversation_id if is_free else new_id(), history, agent)
 
     async def reserve(self, key: str, wanted: Place) -> None:
         """Reserve a place for a key. The chat leads to its conversation from now on."""

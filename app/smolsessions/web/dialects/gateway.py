@@ -25,10 +25,10 @@ from smolsessions.core.errors import (
     StoreUnavailableError,
 )
 from smolsessions.core.events import InputAnswered, Logged, MessageDelta, MessageRestarted, TurnEnded, TurnWaiting
-from smolsessions.core.records import IdempotentRequest, Owner, Ref, Turn
+from smolsessions.core.records import AgentName, IdempotentRequest, Owner, Ref, Turn
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import Turns, TurnSubscription
-from smolsessions.web.dialects.bodies import checked
+from smolsessions.web.dialects.bodies import checked, imported_history
 from smolsessions.web.http_connection import BREAK_OFF
 from smolsessions.web.routes.common import Delivery
 from smolsessions.web.routes.turns import NewTurns
@@ -156,6 +156,20 @@ class Gateway:
             await self.turns.store.release(owner, once)
             await self.reserve(owner, key, Place(place.conversation_id, number))
         return subscription
+
+    async def import_history(
+        self,
+        owner: Owner,
+        conversation_id: str,
+        messages: Iterable[tuple[str, str]],
+        agent: AgentName,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Place:
+        """Return the place after earlier messages, as role and text. Any become a new conversation with this id."""
+        document = imported_history(messages, agent) | {"metadata": metadata or {}}
+        if count := len(document["turns"]):
+            await self.conversations.import_document(owner, document, conversation_id, agent)
+        return Place(conversation_id, count + 1)
 
     async def place_after(self, owner: Owner, before: Place, *, stops: bool = False) -> Place | None:
         """Return the place after a turn: in its conversation, or in a fork if that went on. None: it was deleted.

@@ -16,7 +16,7 @@ from smolsessions.core.errors import (
     StoreUnavailableError,
 )
 from smolsessions.core.records import AgentName, Owner, Ref
-from smolsessions.web.dialects.bodies import checked, imported_history, read_body
+from smolsessions.web.dialects.bodies import checked, read_body
 from smolsessions.web.dialects.gateway import (
     CONVERSATION_ID,
     Gateway,
@@ -168,13 +168,12 @@ async def next_place(
     is_own: bool,
 ) -> Place:
     """Return where the next turn comes: in the conversation of the history, a fork of it, or a new one."""
-    conversations = gateway.conversations
     with suppress(BusyError):  # of another chat with the same history: this one gets a copy of it
         if before and (after := await gateway.place_after(owner, before)):
             return after
     if chat_id and is_own:
         try:
-            return Place(chat_id, (await conversations.store.conversation(Ref(owner, chat_id))).turn_count + 1)
+            return Place(chat_id, (await gateway.conversations.store.conversation(Ref(owner, chat_id))).turn_count + 1)
         except NotFoundError:
             pass
     is_free = (
@@ -184,11 +183,8 @@ async def next_place(
         and await gateway.turn_at(owner, Place(chat_id, 1)) is None
     )
     conversation_id = chat_id if chat_id and (is_own or is_free) else new_id()
-    earlier = imported_history([(each.role, each.text) for each in body.messages[:-1]], body.model)
-    if not earlier["turns"]:
-        return Place(conversation_id, 1)
-    await conversations.import_document(owner, earlier, conversation_id, body.model)
-    return Place(conversation_id, len(earlier["turns"]) + 1)
+    earlier = [(each.role, each.text) for each in body.messages[:-1]]
+    return await gateway.import_history(owner, conversation_id, earlier, body.model)
 
 
 async def answer_tools(gateway: Gateway, request: Request, messages: list[Message]) -> tuple[Place, int]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from smolsessions.core.errors import ConflictError, InvalidRequestError, NotFoundError
 from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.core.turns import TurnSubscription
-from smolsessions.web.dialects.bodies import checked, imported_history, object_at, read_body
+from smolsessions.web.dialects.bodies import checked, object_at, read_body
 from smolsessions.web.dialects.gateway import (
     STOP_S,
     Gateway,
@@ -230,12 +230,8 @@ async def play(gateway: Gateway, request: Request, body: ResponseRequest, key: s
         new.output_schema = {"type": "object"}
     wanted = before and await gateway.place_after(owner, before)
     if wanted is None:
-        wanted = Place(f"conv_{new_id()}", 1)
-        earlier = imported_history([(each.role, each.text) for each in messages_of(sent[:first])], body.model)
-        if earlier["turns"]:
-            document = {**earlier, "metadata": new.metadata}
-            await gateway.conversations.import_document(owner, document, wanted.conversation_id, body.model)
-            wanted = Place(wanted.conversation_id, len(earlier["turns"]) + 1)
+        earlier = [(each.role, each.text) for each in messages_of(sent[:first])]
+        wanted = await gateway.import_history(owner, f"conv_{new_id()}", earlier, body.model, new.metadata)
     subscription = await gateway.play(request.scope, key, wanted, new)
     subscription.close()
     return Segment(Place(subscription.turn.ref.id, subscription.turn.number), 0)
