@@ -99,6 +99,18 @@ def test_a_client_without_forms_reads_how_to_answer(service: Service) -> None:
     assert "sent to mcp-words" in text_of(answered)
 
 
+def test_a_tool_of_another_client_is_no_question(service: Service) -> None:
+    where = {"name": "where", "description": "Find.", "parameters": {"type": "object", "properties": {}}}
+    made = service.post("/conversations", agent="plain", client_tools=[where]).json()["id"]
+
+    async def refuse(_context: Any, _params: Any) -> types.ElicitResult:
+        return types.ElicitResult(action="decline")
+
+    options: Any = {"mode": "2026-07-28", "elicitation_callback": refuse}
+    waiting = ask(service, {"call": [["where", {}]]}, SHOWN, conversation_id=made, **options)
+    assert "I wait for the result of where with {}, which another client runs." in text_of(waiting)
+
+
 def test_errors_are_results_that_a_model_reads(service: Service) -> None:
     assert ask(service, {"raise": "broken"}).is_error
     unknown = ask(service, DONE, conversation_id="nobody")

@@ -239,6 +239,9 @@ def test_responses_form_a_chain_and_fork(client: Client, service: Service) -> No
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(second.id)
     assert "two" not in ask(client, SHOWN, conversation=conversation_of(first.id)).output_text
+    lone = ask(client, {"say": "one"})
+    client.responses.delete(lone.id)
+    assert list(client.conversations.items.list(conversation_of(lone.id))) == [], "the conversation stays"
 
 
 def test_equal_requests_at_once_are_turns_of_their_own(client: Client) -> None:

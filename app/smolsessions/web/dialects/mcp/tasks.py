@@ -61,13 +61,12 @@ def new_task(turn: Turn, after: int) -> dict[str, Any]:
 def task_of(turn: Turn, task_id: str, status: str, **members: Any) -> dict[str, Any]:
     """Return a turn as a task with an id, a status of the extension, and members that go with it."""
     timing = turn.timing
+    changed_at = timing.finished_at or timing.waits_since or timing.started_at or timing.submitted_at
     return {
         "taskId": task_id,
         "status": status,
         "createdAt": time_text(timing.submitted_at),
-        "lastUpdatedAt": time_text(
-            timing.finished_at or timing.waits_since or timing.started_at or timing.submitted_at
-        ),
+        "lastUpdatedAt": time_text(changed_at),
         "ttlMs": None,
         "pollIntervalMs": POLL_MS,
         **members,
