@@ -3,9 +3,9 @@
     pip install openai
     python examples/openai_sdk.py http://127.0.0.1:8000
 
-It asks the demo agent of a service that runs there (`smolsessions serve`), which needs no key of a model. Name another
-agent and question to see it call the function. Stop this program while it asks, and run it again with the id that it
-has printed: the response still waits.
+It asks the demo agent of a service that runs there (`smolsessions serve`), which needs no key of a model. Add a
+question and the name of your agent to see it call the function. Stop this program while it asks, and run it with the
+address and the id that it has printed: the response still waits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import platform
 import sys
 from typing import Any
 
-from openai import OpenAI
+from openai import APIError, OpenAI
 
 TOOLS: list[Any] = [
     {"type": "mcp", "server_label": "smolsessions", "require_approval": "always"},
@@ -28,10 +28,11 @@ TOOLS: list[Any] = [
 ]
 
 
-def main(address: str, agent: str = "demo", question: str = "What is 12 * 7?", response_id: str = "") -> None:
+def main(address: str, question: str = "What is 12 * 7?", agent: str = "demo") -> None:
     client = OpenAI(base_url=f"{address.rstrip('/')}/openai/v1", api_key="any")
-    if response_id:
-        response = client.responses.retrieve(response_id)
+    if question.startswith("resp_"):
+        response = client.responses.retrieve(question)
+        agent = response.model
     else:
         stream = client.chat.completions.create(
             model=agent, messages=[{"role": "user", "content": question}], stream=True
@@ -56,5 +57,7 @@ def answer_to(item: Any, response_id: str) -> Any:
 if __name__ == "__main__":
     try:
         main(*(sys.argv[1:] or ["http://127.0.0.1:8000"]))
-    except EOFError:
-        sys.exit("\nThe response waits for an answer: run this again with its id, and answer with y or n.")
+    except (EOFError, KeyboardInterrupt):
+        sys.exit("\nThe response waits for an answer: run this with its id behind the address.")
+    except APIError as error:
+        sys.exit(f"The service: {error.message}")

@@ -35,6 +35,6 @@ def test_the_example_of_openai_waits_for_approvals_and_functions(tmp_path: Path)
         assert left.stdout.startswith("chat: 12 * 7 = 84.\n"), left.stderr
         assert "The response waits for an answer" in left.stderr
         waiting = re.findall(r"(resp_\S+): calculator with ", left.stdout)
-        assert run("y\n", "demo", "", *waiting).stdout.endswith("response: 12 * 7 = 84.\n")
+        assert run("y\n", *waiting).stdout.endswith("response: 12 * 7 = 84.\n")
         script = json.dumps([{"call": [["where_am_i", {}]]}, SHOWN])
-        assert "Linux" in run("y\n", "scripted", script).stdout.partition("response: ")[2]
+        assert "Linux" in run("y\n", script, "scripted").stdout.partition("response: ")[2]
