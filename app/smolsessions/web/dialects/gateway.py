@@ -40,7 +40,6 @@ KEEP_S = 30 * 86_400
 JUST_FAILED_S = 60.0
 AT_ONCE_S = 10.0  # in which libraries that do not mark a repeat send it
 RETRIES = b"x-stainless-retry-count"  # header of OpenAI's libraries: the repeats before this request
-MOST_SHOWN = 500  # characters of a call's arguments or result
 STOP_S = 10.0  # that a turn may take to stop
 YES = frozenset({"approve", "approved", "ok", "okay", "y", "yes"})
 BLANK_S = 20.0  # between blanks in front of a late answer; clients give up after 300 s of silence
@@ -318,22 +317,6 @@ def split_data_url(url: str) -> tuple[str, str]:
 def digest_of(*parts: Any) -> str:
     """Return a short hash of JSON data, for keys."""
     return hashlib.sha256(to_json(parts)).hexdigest()[:40]
-
-
-def question_words(request: InputRequest) -> str:
-    """Return a request in words, for a client that has no form for it."""
-    if request.kind == "question":
-        choices = f" ({', '.join(request.choices)})" if request.choices else ""
-        return f"{request.question}{choices}"
-    called = f"{request.tool} with {short(to_json(request.arguments).decode())}"
-    if request.kind == "approval":
-        return f"May I call {called}? Answer yes, or say why not."
-    return f"I wait for the result of {called}, which another client runs."
-
-
-def short(text: str) -> str:
-    """Return the beginning of a call's arguments or result."""
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 def is_repeat(turn: Turn, headers: Mapping[str, str]) -> bool:

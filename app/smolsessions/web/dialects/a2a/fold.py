@@ -21,7 +21,7 @@ from smolsessions.web.dialects.a2a.tasks import (
     status_of,
     task_of,
 )
-from smolsessions.web.dialects.gateway import short
+from smolsessions.web.dialects.words import short
 
 MOST_HELD = 500  # characters of a thought before it is sent
 _THOUGHTS = frozenset({"thought", "plan", "code"})

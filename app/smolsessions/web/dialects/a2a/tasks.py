@@ -8,7 +8,8 @@ from typing import Any
 from smolsessions.core.records import Turn, TurnStatus
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.times import time_text
-from smolsessions.web.dialects.gateway import question_words, split_data_url
+from smolsessions.web.dialects.gateway import split_data_url
+from smolsessions.web.dialects.words import question_words
 
 STATES: Mapping[TurnStatus, str] = {
     "queued": "TASK_STATE_SUBMITTED",

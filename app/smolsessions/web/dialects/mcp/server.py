@@ -28,11 +28,11 @@ from smolsessions.web.dialects.gateway import (
     Place,
     digest_of,
     new_id,
-    question_words,
     split_data_url,
     turn_of_request,
 )
 from smolsessions.web.dialects.mcp import tasks
+from smolsessions.web.dialects.words import question_words
 from smolsessions.wire.requests import AnswerIn, TurnRequest
 
 PREFIX = "ask_"

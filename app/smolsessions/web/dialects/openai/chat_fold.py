@@ -21,7 +21,8 @@ from smolsessions.core.events import (
 )
 from smolsessions.core.records import Turn, Usage
 from smolsessions.core.requests import InputRequest
-from smolsessions.web.dialects.gateway import StreamCutError, question_words, short
+from smolsessions.web.dialects.gateway import StreamCutError
+from smolsessions.web.dialects.words import question_words, short
 
 
 class ChatFold:

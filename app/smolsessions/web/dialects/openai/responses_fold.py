@@ -24,9 +24,9 @@ from smolsessions.core.events import (
 )
 from smolsessions.core.records import Turn, Usage
 from smolsessions.core.requests import InputRequest
-from smolsessions.web.dialects.gateway import question_words
 from smolsessions.web.dialects.openai import items
 from smolsessions.web.dialects.openai.items import CODE, Item, Segment
+from smolsessions.web.dialects.words import question_words
 
 FRAMES = 1000
 """Numbers of frames that one event of a turn may have. Each of up to 100 requests has up to six."""

@@ -1,0 +1,25 @@
+"""Words for clients without forms: what a turn asks a person, and short arguments and results of calls."""
+
+from __future__ import annotations
+
+from pydantic_core import to_json
+
+from smolsessions.core.requests import InputRequest
+
+MOST_SHOWN = 500  # characters of a call's arguments or result
+
+
+def question_words(request: InputRequest) -> str:
+    """Return a request in words, for a client that has no form for it."""
+    if request.kind == "question":
+        choices = f" ({', '.join(request.choices)})" if request.choices else ""
+        return f"{request.question}{choices}"
+    called = f"{request.tool} with {short(to_json(request.arguments).decode())}"
+    if request.kind == "approval":
+        return f"May I call {called}? Answer yes, or say why not."
+    return f"I wait for the result of {called}, which another client runs."
+
+
+def short(text: str) -> str:
+    """Return the beginning of a call's arguments or result."""
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
