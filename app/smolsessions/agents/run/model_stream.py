@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from smolagents import Model, TransformersModel, models
+from smolagents import Model, TransformersModel
+from smolagents.models import (
+    ChatMessage,
+    ChatMessageStreamDelta,
+    MessageRole,
+    agglomerate_stream_deltas,
+    remove_content_after_stop_sequences,
+)
 from smolagents.monitoring import TokenUsage
 
 from smolsessions.agents.memory.tokens import estimate, estimate_messages
@@ -50,7 +57,7 @@ class DeltaEmitter:
         if self._where:
             self.turn_run.restart(self._where, self.call_id, is_retry=is_retry)
 
-    def add_delta(self, delta: models.ChatMessageStreamDelta) -> None:
+    def add_delta(self, delta: ChatMessageStreamDelta) -> None:
         """Emit the text of a delta. Raises `TurnStopped` if a stop was requested."""
         self.turn_run.check()
         if delta.content:
@@ -59,7 +66,7 @@ class DeltaEmitter:
             if call.function and call.index is not None:
                 self._add_arguments(call.index, call.function.name, call.function.arguments or "")
 
-    def add_message(self, message: models.ChatMessage) -> None:
+    def add_message(self, message: ChatMessage) -> None:
         content = message.content
         if isinstance(content, list):
             content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
@@ -111,18 +118,18 @@ class DeltaEmitter:
 
 
 def request_message(
-    model: Model, messages: list[models.ChatMessage], options: dict[str, Any], emitter: DeltaEmitter
-) -> models.ChatMessage:
+    model: Model, messages: list[ChatMessage], options: dict[str, Any], emitter: DeltaEmitter
+) -> ChatMessage:
     """Call a model, by its stream if it has one, and return the message that its `generate` would return."""
     call = current_call()
     if not _has_stream(model):
-        whole: models.ChatMessage = model.generate(messages, **options)
+        whole: ChatMessage = model.generate(messages, **options)
         reported = call.usage if call else None
         whole.token_usage = with_details(whole.token_usage, reported or reported_usage(whole.raw))
         emitter.add_message(whole)
         return whole
     stream: Any = model.generate_stream(messages, **options)  # type: ignore[attr-defined]  # `_has_stream`
-    deltas: list[models.ChatMessageStreamDelta] = []
+    deltas: list[ChatMessageStreamDelta] = []
     try:
         for delta in stream:
             deltas.append(delta)
@@ -139,7 +146,7 @@ def request_message(
         if close := getattr(stream, "close", None):  # the provider stops generating
             close()
     emitter.flush()
-    joined = models.agglomerate_stream_deltas(deltas)
+    joined = agglomerate_stream_deltas(deltas)
     content = joined.content
     # Beside calls, the content is None if the provider sent none: smolagents puts an empty text beside the usage. An
     # empty text without calls stays, as it makes another prompt.
@@ -147,10 +154,10 @@ def request_message(
         content = content or None
     if not getattr(model, "supports_stop_parameter", True) or isinstance(model, TransformersModel):
         # As `generate` of these models does: the agent would take text after a stop sequence as the model's own.
-        content = models.remove_content_after_stop_sequences(cast("str | None", content), options.get("stop_sequences"))
+        content = remove_content_after_stop_sequences(cast("str | None", content), options.get("stop_sequences"))
     used = joined.token_usage if any(delta.token_usage for delta in deltas) else None
-    return models.ChatMessage(
-        role=models.MessageRole.ASSISTANT,
+    return ChatMessage(
+        role=MessageRole.ASSISTANT,
         content=content,
         tool_calls=joined.tool_calls or None,
         token_usage=with_details(used, call and call.usage),

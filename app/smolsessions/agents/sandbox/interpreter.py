@@ -11,8 +11,14 @@ from math import ceil
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
-from smolagents import local_python_executor
-from smolagents.local_python_executor import CodeOutput, InterpreterError, LocalPythonExecutor, PythonExecutor
+from smolagents.local_python_executor import (
+    DEFAULT_MAX_LEN_OUTPUT,
+    CodeOutput,
+    ExecutionTimeoutError,
+    InterpreterError,
+    LocalPythonExecutor,
+    PythonExecutor,
+)
 from smolagents.utils import truncate_content
 
 from smolsessions.agents.sandbox.channel import Channel, ClosedError, MisbehavedError
@@ -169,7 +175,7 @@ class ChildInterpreter(PythonExecutor):
             reason = NOT_STARTED if isinstance(error, OSError) else DIED
             self._abort(reason)
             raise InterpreterError(reason) from error
-        except (InterpreterError, local_python_executor.ExecutionTimeoutError) as error:
+        except (InterpreterError, ExecutionTimeoutError) as error:
             if self._is_busy or isinstance(error, NoMemoryLeftError):
                 self._abort(str(error))
             raise
@@ -293,7 +299,7 @@ class ChildInterpreter(PythonExecutor):
                 return message
 
     def _max_print_chars(self) -> int:
-        return self.original.max_print_outputs_length or local_python_executor.DEFAULT_MAX_LEN_OUTPUT
+        return self.original.max_print_outputs_length or DEFAULT_MAX_LEN_OUTPUT
 
     def _encoded_inputs(self) -> dict[str, bytes]:
         return {name: dumps_lossy(value, self.stored_classes) for name, value in self._inputs.items()}
