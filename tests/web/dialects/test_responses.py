@@ -238,6 +238,8 @@ def test_responses_form_a_chain_and_fork(client: Client, service: Service) -> No
     client.responses.delete(second.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(second.id)
+    with pytest.raises(openai.NotFoundError):
+        ask(client, SHOWN, previous_response_id=second.id)
     assert "two" not in ask(client, SHOWN, conversation=conversation_of(first.id)).output_text
     lone = ask(client, {"say": "one"})
     client.responses.delete(lone.id)

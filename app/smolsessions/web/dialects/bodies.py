@@ -26,7 +26,9 @@ async def read_body(request: Request, model: type[M]) -> M:
     try:
         return await in_thread_if_large(model.model_validate_json, data)
     except ValidationError as error:
-        problems = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        problems = [
+            {**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False, include_input=False)
+        ]
         raise invalid_request(problems, model.model_fields) from None
 
 

@@ -128,6 +128,15 @@ class Gateway:
         except NotFoundError:
             return None
 
+    async def kept_turn(self, owner: Owner, place: Place) -> Turn | None:
+        """Return the turn at a place, or None if it was deleted, rolled back, or never accepted."""
+        with suppress(NotFoundError):
+            page = await self.turns.store.turns(Ref(owner, place.conversation_id), place.turn, 1)
+            for turn in page.items:
+                if turn.number == place.turn and not turn.rolled_back:
+                    return turn
+        return None
+
     async def play(self, scope: Scope, key: str, wanted: Place, body: TurnRequest) -> TurnSubscription:
         """Play the turn of a request, which `key` names. A repeat of the request follows the turn of the first."""
         owner = Owner(scope["owner"])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import Request, Response
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, StrictInt, ValidationError
 
 from smolsessions.core.errors import (
     ConflictError,
@@ -66,7 +66,7 @@ class Call(BaseModel):
     """Request of JSON-RPC."""
 
     jsonrpc: Literal["2.0"] = "2.0"
-    id: str | int | float | None = None
+    id: str | StrictInt | Annotated[float, Field(strict=True, allow_inf_nan=False)] | None = None
     method: str
     params: dict[str, Any] = {}
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
+from pydantic_core import to_json
 
 from smolsessions.core.conversations import Conversations
 from smolsessions.core.errors import AgentUnavailableError, InvalidRequestError, NotFoundError
@@ -20,12 +21,15 @@ from smolsessions.web.dialects.gateway import Gateway, Place, data_url, new_id, 
 from smolsessions.web.dialects.openai.content import InputItem, messages_of
 from smolsessions.web.dialects.openai.items import Item, Segment, parsed_segment
 from smolsessions.web.dialects.openai.responses_fold import NO_FRAMES, ResponseFold
-from smolsessions.web.routes.common import CallerOwner
+from smolsessions.web.routes.common import CallerOwner, answer
 
 Metadata = Annotated[dict[str, str], Field(max_length=16)]
 PageSize = Annotated[int, Query(ge=1, le=100)]
 After = Annotated[str | None, Query(max_length=500)]
 ItemOrder = Literal["asc", "desc"]
+
+
+MOST_BYTES = 8 << 20  # of the items in a page, before those of its last turn
 
 
 class NewConversationBody(BaseModel):
@@ -104,12 +108,13 @@ def conversation_routes(gateway: Gateway) -> APIRouter:
         order: ItemOrder = "desc",
         after: After = None,
     ) -> Response:
-        """List items, turn by turn."""
+        """List items, turn by turn. A page ends early behind a turn with large images or files."""
         ref = Ref(owner, conversation_id)
         count = (await conversations.store.conversation(ref)).turn_count
         first = _turn_of(after, conversation_id) if after else 1 if order == "asc" else count
         numbers = range(first, count + 1) if order == "asc" else range(first, 0, -1)
         found: list[Item] = []
+        size, number = 0, first
         for number in numbers:
             page = await _items(gateway, ref, number)
             page = page if order == "asc" else page[::-1]
@@ -119,9 +124,11 @@ def conversation_routes(gateway: Gateway) -> APIRouter:
                     raise NotFoundError(f"No item has the id {after[:80]!r}.")
                 page = page[places[0] + 1 :]
             found += page
-            if len(found) > limit:
+            size += sum(len(to_json(item)) for item in page)
+            if len(found) > limit or size > MOST_BYTES:
                 break
-        return JSONResponse(page_of(found[:limit], has_more=len(found) > limit))
+        has_more = len(found) > limit or (bool(numbers) and number != numbers[-1])
+        return answer(page_of(found[:limit], has_more=has_more))
 
     @router.get("/{conversation_id}/items/{item_id}")
     async def get_item(owner: CallerOwner, conversation_id: str, item_id: str) -> Response:
@@ -156,18 +163,18 @@ async def input_items(gateway: Gateway, turn: Turn, segment: Segment, log: TurnL
     if not segment.after:
         return [await _message(gateway, turn, segment)]
     found: list[Item] = []
-    for answer in log.answers.get(segment.after + 1, ()):
-        request = log.requests.get(answer.request_id)
+    for each in log.answers.get(segment.after + 1, ()):
+        request = log.requests.get(each.request_id)
         if request is None or request.kind == "approval":
-            about: Item = {"type": "mcp_approval_response", "approval_request_id": answer.request_id}
-            about |= {"approve": answer.decision == "approve", "reason": answer.reason}
+            about: Item = {"type": "mcp_approval_response", "approval_request_id": each.request_id}
+            about |= {"approve": each.decision == "approve", "reason": each.reason}
         elif request.kind == "question":
-            text = answer.text or answer.reason or ""
+            text = each.text or each.reason or ""
             about = {"type": "message", "role": "user", "status": "completed"}
             about["content"] = [{"type": "input_text", "text": text}]
         else:
             result = log.results.get(request.call_id)
-            about = {"type": "function_call_output", "call_id": answer.request_id, "status": "completed"}
+            about = {"type": "function_call_output", "call_id": each.request_id, "status": "completed"}
             about["output"] = (result.result or result.error or "") if result else ""
         found.append({"id": segment.item_id("in", len(found)), **about})
     return found

@@ -132,12 +132,9 @@ class Responses:
     async def find(self, response_id: str, owner: Owner) -> tuple[Segment, Turn]:
         """Return a response and its turn. Raises `NotFoundError`, also if that was rolled back."""
         segment = segment_of(response_id)
-        (conversation_id, number), after = segment
-        page = await self._gateway.turns.store.turns(Ref(owner, conversation_id), number, 1)
-        for turn in page.items:
-            is_segment = not after or any(each.seq == after + 1 for each in turn.answered)
-            if turn.number == number and not turn.rolled_back and is_segment:
-                return segment, turn
+        turn = await self._gateway.kept_turn(owner, segment.place)
+        if turn and (not segment.after or any(each.seq == segment.after + 1 for each in turn.answered)):
+            return segment, turn
         raise NotFoundError(f"No response has the id {response_id[:80]!r}.")
 
     async def whole(self, segment: Segment, owner: Owner) -> Response:
@@ -250,11 +247,12 @@ async def last_of(gateway: Gateway, owner: Owner, body: ResponseRequest, history
         return Place(ref.id, found.turn_count)
     if body.previous_response_id:
         place = segment_of(body.previous_response_id).place
-        await gateway.turns.store.turn(Ref(owner, place.conversation_id), place.turn)
-        return place
+        if await gateway.kept_turn(owner, place):
+            return place
+        raise NotFoundError(f"No response has the id {body.previous_response_id[:80]!r}.")
     for item in reversed(history):
         segment = parsed_segment(item.id or "") if item.role != "user" else None
-        if segment and await gateway.turn_at(owner, segment.place):
+        if segment and await gateway.kept_turn(owner, segment.place):
             return segment.place
     return None
 
