@@ -376,7 +376,7 @@ def test_a_cursor_belongs_to_one_list(shelf: Service, planned: dict[str, Any], s
                 problem(response, 422, "invalid_request")
     assert {n: of for n, of in accepted.items() if of} == {n: [n] for n in ("{}", "steps {}", "turns")}
     cursor = cursors["{}"]
-    for damaged in (cursor[:-1], cursor + "A", "A" + cursor[1:], cursor[:-2] + "AA", cursor + "=", "é" + cursor):
+    for damaged in (cursor[:-1], cursor + "A", cursor[1:], cursor[:-2] + "AA", cursor + "=", "é" + cursor):
         problem(shelf.client.get("/conversations", params={"cursor": damaged}), 422, "invalid_request")
 
 

@@ -314,7 +314,7 @@ class McpTool(ToolOfSchema):
                 result = future.result(server.timeout_s)
             outcome = "error" if result.is_error else "ok"
             return value_of(result, is_structured=listed.output_schema is not None)
-        except CancelledError:
+        except (CancelledError, TurnStopped):  # a stop during the call, or just before the wait
             outcome = "stopped"
             raise TurnStopped from None
         except TimeoutError:
