@@ -251,7 +251,10 @@ IN_CODE: dict[str, Callable[[str], Any]] = {
     "bedrock": lambda url: AmazonBedrockModel("m", client_kwargs={"endpoint_url": url, "region_name": "eu-central-1"}),
     "litellm": lambda url: LiteLLMModel("openai/m", api_base=f"{url}/v1", api_key=KEY),
     "router of litellm": lambda url: LiteLLMRouterModel(
-        "m", [{"model_name": "m", "litellm_params": {"model": "openai/m", "api_base": f"{url}/v1", "api_key": KEY}}]
+        "m",
+        [{"model_name": "m", "litellm_params": {"model": "openai/m"}}],
+        api_base=f"{url}/v1",  # smolagents sends both with each call, also if they are None
+        api_key=KEY,
     ),
 }
 
