@@ -23,7 +23,7 @@ from tests.support.turns import DONE, ECHO, PROMPT, cancel, held_turn, png, subm
 from tests.support.waiting import Gate
 
 pytestmark = pytest.mark.timeout(180)
-NEVER: Event = {"text": "nobody plays this"}
+NEVER: Event = {"text": "no turn plays this"}
 streamed = shared_service(CODELESS)
 steer = partial(submit_next, on_busy="steer")
 

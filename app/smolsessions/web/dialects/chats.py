@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fastapi import APIRouter, Response
+
 from smolsessions.core.errors import NotFoundError
 from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of, new_id
+from smolsessions.web.routes.common import CallerOwner
 
 MOST_TRIES = 10
 
@@ -61,6 +64,17 @@ class Chat:
         if place:
             return number, place.conversation_id
         return 0, self.id if CONVERSATION_ID.fullmatch(self.id) else f"chat-{digest_of(self.id)}"
+
+
+def add_stop_route(router: APIRouter, gateway: Gateway, dialect: str) -> None:
+    """Add the route that stops the turn of a chat: a client that leaves does not stop it."""
+
+    @router.post("/{agent}/{chat:path}/stop")
+    async def stop(owner: CallerOwner, agent: AgentName, chat: str) -> Response:
+        gateway.conversations.agent(agent)
+        if turn := await Chat(gateway, owner, dialect, chat).last_turn():
+            await gateway.turns.cancel(turn.ref, turn.number)
+        return Response(status_code=204)
 
 
 async def newest(gateway: Gateway, owner: Owner, key: str) -> tuple[int, Place | None]:

@@ -17,7 +17,7 @@ from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.ag_ui.fold import RunFold, error_frames, prefix_of, state_frame
 from smolsessions.web.dialects.bodies import checked, object_at, read_body, turn_request
-from smolsessions.web.dialects.chats import Chat, newest
+from smolsessions.web.dialects.chats import Chat, add_stop_route, newest
 from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of, turn_of_request
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.web.views import variable_views
@@ -143,14 +143,7 @@ def run_routes(gateway: Gateway) -> APIRouter:
 
         return gateway.stream(subscription, fold, on_end=state)
 
-    @router.post("/{agent}/{thread:path}/stop")
-    async def stop(owner: CallerOwner, agent: AgentName, thread: str) -> Response:
-        """Stop the thread's turn. A client that leaves does not."""
-        gateway.conversations.agent(agent)
-        if turn := await Chat(gateway, owner, DIALECT, thread).last_turn():
-            await gateway.turns.cancel(turn.ref, turn.number)
-        return Response(status_code=204)
-
+    add_stop_route(router, gateway, DIALECT)
     return router
 
 

@@ -14,7 +14,7 @@ from smolsessions.core.errors import InvalidRequestError, NotFoundError
 from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.web.dialects.ai_sdk.fold import MessageFold
 from smolsessions.web.dialects.bodies import checked, read_body, turn_request
-from smolsessions.web.dialects.chats import Chat, newest
+from smolsessions.web.dialects.chats import Chat, add_stop_route, newest
 from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.wire.requests import AnswerIn
@@ -85,14 +85,7 @@ def chat_routes(gateway: Gateway) -> APIRouter:
         subscription = await gateway.follow(turn.ref, turn.number)
         return gateway.stream(subscription, MessageFold(subscription.turn), headers=HEADERS)
 
-    @router.post("/{agent}/{chat:path}/stop")
-    async def stop(owner: CallerOwner, agent: AgentName, chat: str) -> Response:
-        """Stop the chat's turn. A client that leaves does not."""
-        gateway.conversations.agent(agent)
-        if turn := await Chat(gateway, owner, DIALECT, chat).last_turn():
-            await gateway.turns.cancel(turn.ref, turn.number)
-        return Response(status_code=204)
-
+    add_stop_route(router, gateway, DIALECT)
     return router
 
 

@@ -84,7 +84,7 @@ class MessageFold:
                 yield from self._ask(event.requests)
         elif isinstance(event, InputAnswered):
             yield from self._take_answers(event, waits=waits)
-        elif event.type in {"turn.queued", "turn.started", "message.steered"}:
+        elif not hasattr(event, "where"):  # it is of no step, and no protocol here has a word for it
             return
         elif event.where.parent_call_id is not None:
             yield from self._show_inner(event)
