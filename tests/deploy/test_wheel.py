@@ -1,5 +1,6 @@
 """The sdist, and the wheel made from it, installed into an empty environment beside a user's own project."""
 
+import io
 import re
 import subprocess
 import sys
@@ -49,6 +50,7 @@ def test_the_sdist_holds_the_package_and_no_tests(wheel: Path) -> None:
     (sdist,) = wheel.parent.glob("*.tar.gz")
     with tarfile.open(sdist) as packed:
         held = {Path(name).parts[1] for name in packed.getnames()}
+        shown = (packed.extractfile(f"{sdist.name.removesuffix('.tar.gz')}/PKG-INFO") or io.BytesIO()).read().decode()
     assert held - {".gitignore"} == {
         "app",
         "docs",
@@ -58,6 +60,9 @@ def test_the_sdist_holds_the_package_and_no_tests(wheel: Path) -> None:
         "README.md",
         "pyproject.toml",
     }
+    links = re.findall(r"\]\(([^)]*)\)", shown)
+    assert links, "a package index shows the README"
+    assert not [link for link in links if not link.startswith("https://")], "no file is beside it there"
     with zipfile.ZipFile(wheel) as built:
         files = set(built.namelist())
     assert {name for name in files if ".dist-info/" not in name} == package
