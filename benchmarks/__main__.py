@@ -6,9 +6,10 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.agents import CALL_MS
 from benchmarks.code import goals_of as code_goals
@@ -28,10 +29,6 @@ from benchmarks.takeover import LEASE_S, measure_takeovers
 from benchmarks.throughput import TURNS, measure_throughput, measure_waiting, medians, readme_rows
 from benchmarks.throughput import goals_of as throughput_goals
 from benchmarks.workers import measure_workers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 GOALS = 'Goals. A figure "to" another contender\'s is the quotient of both; 1 KB is 1,000 bytes'
 

@@ -7,13 +7,11 @@ import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+
+from smolagents import ToolCallingAgent
 
 from benchmarks.agents import make_shipped_agent, question, right_answer
 from benchmarks.cpu import server_meter
-
-if TYPE_CHECKING:
-    from smolagents import ToolCallingAgent
 
 
 class Window:

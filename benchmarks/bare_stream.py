@@ -6,14 +6,12 @@ import json
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from smolagents import ToolCallingAgent
 from smolagents.models import ChatMessageStreamDelta
 
 from benchmarks.speaker import Order, make_shipped_speaker
-
-if TYPE_CHECKING:
-    from smolagents import ToolCallingAgent
 
 WARM_UP = 5
 

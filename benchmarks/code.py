@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from benchmarks.agents import question
 from benchmarks.coders import MODES, VARIABLES
@@ -14,9 +15,6 @@ from benchmarks.cpu import CORES
 from benchmarks.goals import at_most
 from benchmarks.report import Row, spread
 from benchmarks.watching import Caller
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 AGENTS = ",".join(["bench=benchmarks.agents:make_agent", *(f"{mode}=benchmarks.coders:make_{mode}" for mode in MODES)])
 STEPS_A_TURN, TURNS = 3, 334

@@ -6,12 +6,13 @@ import os
 import select
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 from redis import Redis
@@ -20,9 +21,6 @@ from benchmarks.cpu import OTHER_CORE, SERVER_CORE, cpu_ms
 from smolsessions.settings import Settings
 from smolsessions.store.embedded.server import embedded_server, find_binary
 from smolsessions.store.seal import new_key
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).parent.parent
 START_TIMEOUT_S = 60

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import psutil
 
 from benchmarks.agents import WAITING
-from benchmarks.contenders import running
+from benchmarks.contenders import Server, running
 from benchmarks.cpu import CORES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from benchmarks.contenders import Server
-    from benchmarks.outside import Outside
+from benchmarks.outside import Outside
 
 NONE: Mapping[str, str] = MappingProxyType({})
 

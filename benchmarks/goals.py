@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from benchmarks.report import Row
+from benchmarks.report import Row
 
 
 def at_least(goal: str, wanted: float, measured: float) -> Row:

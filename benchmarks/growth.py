@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
 
 from redis import Redis
 
 from benchmarks.client import Talk
-from benchmarks.contenders import server, store
+from benchmarks.contenders import Server, server, store
 from benchmarks.goals import at_most
+from benchmarks.report import Row
 from smolsessions.store.seal import new_key
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from benchmarks.contenders import Server
-    from benchmarks.report import Row
 
 MARKS = (1, 2, 50, 100, 200)
 WINDOW = 5  # a mark's time is the mean of so many turns up to it; at turns 1 and 2, of that turn alone

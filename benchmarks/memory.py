@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.contenders import server, store, store_pid
 from benchmarks.cpu import cpu_ms
 from benchmarks.rememberer import REMEMBERER, answer, article, order
 from benchmarks.watching import Caller
 from smolsessions.agents.memory.tokens import MESSAGE_TOKENS, estimate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 Policy = list[dict[str, Any]]
 

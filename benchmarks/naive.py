@@ -6,16 +6,13 @@ import pickle
 import secrets
 from collections import defaultdict
 from threading import Lock
-from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, HTTPException
 from redis import Redis
+from smolagents import ToolCallingAgent
 
 from benchmarks.agents import make_agent
 from benchmarks.peer import TurnReply, TurnRequest, tool_names
-
-if TYPE_CHECKING:
-    from smolagents import ToolCallingAgent
 
 
 def create_app(socket_path: str) -> FastAPI:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redis import Redis
 from redis.exceptions import RedisError
 
 from smolsessions.store.embedded.server import find_binary
 from smolsessions.store.seal import new_key
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 HOST = "127.0.0.1"
 UP_S = 20.0

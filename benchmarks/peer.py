@@ -6,14 +6,12 @@ import argparse
 import importlib
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 from pydantic import BaseModel
 from smolagents.memory import ActionStep
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
 
 
 class TurnRequest(BaseModel):

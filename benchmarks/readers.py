@@ -7,20 +7,15 @@ import os
 import re
 import resource
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from statistics import quantiles
-from typing import TYPE_CHECKING
 
-from benchmarks.contenders import SPEAKER, server, store
+from benchmarks.contenders import SPEAKER, Server, server, store
 from benchmarks.cpu import Meter, server_meter
 from benchmarks.speaker import Order
 from benchmarks.watching import Caller, Watcher
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from benchmarks.contenders import Server
 
 TOPICS = 50
 FEW = 10  # readers that connect and leave before the first measurement, so that all code is loaded

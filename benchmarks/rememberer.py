@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import random
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from smolagents import ChatMessage, LogLevel, MessageRole, Model, TokenUsage, ToolCallingAgent, tool
+from smolagents import ChatMessage, LogLevel, MessageRole, Model, MultiStepAgent, TokenUsage, ToolCallingAgent, tool
 from smolagents.models import ChatMessageToolCall, ChatMessageToolCallFunction
 
 from benchmarks.agents import templates
-
-if TYPE_CHECKING:
-    from smolagents import MultiStepAgent
 
 REMEMBERER = {
     "AGENTS": "rememberer=benchmarks.rememberer:make_rememberer",

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from benchmarks.players import Order, done
-from benchmarks.takeover import NS_PER_MS, begin, is_second, site
+from benchmarks.takeover import NS_PER_MS, Site, begin, is_second, site
 from benchmarks.watching import Watcher
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from benchmarks.takeover import Site
 
 STEPS = 20
 MODELS_MS = (0, 50)

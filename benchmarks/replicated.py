@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from benchmarks.cpu import SERVER_CORE
 from benchmarks.fleet import role
 from benchmarks.outside import Outside, outside
-from benchmarks.throughput import medians, run_of
+from benchmarks.throughput import Run, medians, run_of
 from tests.topology.cluster import ValkeyCluster
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from benchmarks.throughput import Run
 
 CONCURRENCIES = (1, 16)
 WARM_UP_S = 0.5

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, is_dataclass
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.cpu import CORES, OTHER_CORE, SERVER_CORE
 from smolsessions.store.embedded.server import find_binary
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 PACKAGES = ("smolsessions", "smolagents", "fastapi", "uvicorn", "uvloop", "redis", "pydantic")
 WHOLE_FROM = 100  # Larger numbers have no decimals.

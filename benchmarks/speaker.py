@@ -6,8 +6,9 @@ import itertools
 import json
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from smolagents import ChatMessage, LogLevel, Model, ToolCallingAgent
 from smolagents.models import (
@@ -18,9 +19,6 @@ from smolagents.models import (
 )
 
 from benchmarks.agents import TOOLS, make_agent
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Kind = Literal["arguments", "content", "stamps"]
 

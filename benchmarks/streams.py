@@ -8,23 +8,19 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from statistics import quantiles
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.bare_stream import WARM_UP
 from benchmarks.client import ANSWER_TIMEOUT_S
-from benchmarks.contenders import ROOT, SPEAKER, server, store
+from benchmarks.contenders import ROOT, SPEAKER, Server, server, store
 from benchmarks.cpu import SERVER_CORE
 from benchmarks.speaker import WORD, Order
 from benchmarks.throughput import TURNS
 from benchmarks.watching import Watcher
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from benchmarks.contenders import Server
 
 STREAM_CONTENDERS = ("service", "bare")
 FIRST_ORDERS = (Order(12, every_ms=5), Order(12, first_ms=50, every_ms=5))

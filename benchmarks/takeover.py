@@ -7,25 +7,18 @@ import random
 import signal
 import sys
 import time
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
-from benchmarks.contenders import running, server, store
+from benchmarks.contenders import Server, running, server, store
 from benchmarks.cpu import CORES
 from benchmarks.players import PLAYERS, Order, done
-from benchmarks.watching import Caller, Watcher
+from benchmarks.watching import Caller, Event, Watcher
 from smolsessions.settings import Settings
 from smolsessions.store.seal import new_key
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from benchmarks.contenders import Server
-    from benchmarks.watching import Event
 
 LEASE_S: float = Settings.model_fields["lease_s"].default
 RENEWAL_S = LEASE_S / 3

@@ -7,22 +7,18 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from statistics import median, quantiles
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.agents import CALL_MS, WAITING
 from benchmarks.client import Load, Talk
-from benchmarks.contenders import ROOT, embedding_server, server, store, store_pid
+from benchmarks.contenders import ROOT, Server, embedding_server, server, store, store_pid
 from benchmarks.cpu import SERVER_CORE, Meter, server_meter
 from benchmarks.goals import at_least, at_most
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from benchmarks.contenders import Server
-    from benchmarks.report import Row
+from benchmarks.report import Row
 
 DESCRIPTIONS = {
     "floor": "HTTP, one read and one write of the store, no agent",

@@ -7,18 +7,15 @@ import secrets
 import sys
 from functools import cache
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI, HTTPException
 from redis import Redis
-from smolagents import AgentLogger, LogLevel, ToolCallingAgent
+from smolagents import AgentLogger, ChatMessage, LogLevel, ToolCallingAgent
 from smolagents.memory import ActionStep, CallbackRegistry
 
 from benchmarks.agents import TOOLS, ScriptedModel, make_agent, templates
 from benchmarks.peer import TurnReply, TurnRequest, tool_names
-
-if TYPE_CHECKING:
-    from smolagents import ChatMessage
 
 sys.modules["torch"] = None  # type: ignore[assignment]  # smolagents looks for it after each tool call
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from benchmarks.contenders import Server
+from benchmarks.contenders import Server
 
 TIMEOUT_S = 60
 ENDS = ("turn.finished", "turn.failed", "turn.cancelled")

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
 
 from benchmarks.client import Load, Talk
 from benchmarks.cpu import Meter, on_all_cores
 from benchmarks.fleet import family, role
 from benchmarks.outside import outside
 from benchmarks.throughput import TURNS, percentiles
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 COUNTS = (1, 2, 4)
 WARM_UP_S = 3.0  # with many clients, the first seconds are spent on making as many agents

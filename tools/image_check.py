@@ -14,22 +14,18 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2
 
 from tests.support.llm import LLM
-from tests.support.manifests import Overlay, declared_store
+from tests.support.manifests import Overlay, Pod, declared_store
 from tools.deploy_check import make_secrets, render
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.support.manifests import Pod
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("buildah", "podman", "runc", "debootstrap", "iproute2")

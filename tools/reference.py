@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from pydantic import BaseModel
@@ -18,9 +19,6 @@ from smolsessions.core.errors import FAILURES, STEP_FAILURES, codes_of_answers
 from smolsessions.settings import Settings, settings_table
 from smolsessions.web.problems import status_of
 from smolsessions.wire.events import MODELS_OF_TYPES, StepEvent, TurnEvent
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DOCS = Path(__file__).parent.parent / "docs"
 _TABLES: dict[str, type[BaseModel]] = {
