@@ -78,6 +78,17 @@ def test_tasks_are_listed_by_context_and_state(service: Service) -> None:
     assert ([task.id for task in of_context.tasks], list(failed.tasks)) == ([names[1], names[3]], [])
 
 
+def test_a_list_has_artifacts_up_to_a_bound_of_bytes(tmp_path: Path) -> None:
+    script = {"call": [["write_report", {"lines": 1_300_000}]]}, {"say": "report.csv"}
+    with Service(tmp_path, {"AGENTS": "teller=tests.support.sounds:make_teller", "DEMO_AGENTS": "0"}) as service:
+        for nth in range(3):
+            send(service, "teller", message(f"m{nth}", *script), streaming=False)
+        ask = types.ListTasksRequest(include_artifacts=True)
+        tasks = with_client(service, "teller", lambda client: client.list_tasks(ask)).tasks
+        assert [len(task.artifacts) for task in tasks] == [1, 1, 0]
+        assert len(get(service, "teller", tasks[2].id).parts[1].raw) == 5_200_000
+
+
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_task_that_needs_input_is_answered_in_words(service: Service, streaming: bool) -> None:
     question = ["ask_user", {"question": "Which?", "choices": ["a", "b"]}]

@@ -1,6 +1,8 @@
 """OpenAI's Responses and Conversations, as the library of OpenAI speaks them."""
 
+import base64
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,9 +13,13 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
+from smolsessions.core.records import Owner, Ref, Timing, Turn, TurnOptions
+from smolsessions.core.requests import InputRequest
+from smolsessions.web.dialects.gateway import is_repeat
 from tests.support.answering import mail, sent
 from tests.support.owners import ADA, BOB, owner_line
 from tests.support.service import PLAIN, Service, write_private
+from tests.support.stores import AGENT, version_of
 from tests.support.turns import DONE, ECHO, SHOWN, delegate, png
 from tests.support.waiting import Gate, wait_until
 from tests.web.dialects.clients import openai_of
@@ -286,6 +292,35 @@ def test_a_conversation_has_items(client: Client) -> None:
         metadata={"agent": "plain"},
     )
     assert "A parrot." in ask(client, SHOWN, conversation=begun.id).output_text
+
+
+def test_a_page_of_items_is_bounded_by_bytes(client: Client) -> None:
+    made, data = client.conversations.create(), base64.b64encode(b"a;b\n" * 1_300_000).decode()
+    table = {"type": "input_file", "filename": "a.csv", "file_data": f"data:text/csv;base64,{data}"}
+    said: Any = [{"role": "user", "content": [{"type": "input_text", "text": script(DONE)}, table]}]
+    for _ in range(3):
+        client.responses.create(model="plain", conversation=made.id, input=said)
+    page = client.conversations.items.list(made.id, order="asc", limit=100)
+    assert (len(page.data), page.has_more) == (6, True)
+    assert len(list(page)) == 9
+
+
+def test_an_unmarked_repeat_is_no_answer(client: Client, service: Service) -> None:
+    options: Any = {"extra_headers": {"X-Stainless-Retry-Count": ""}, "model": "mailer"}
+    question = ["ask_user", {"question": "Which?"}]
+    first = ask(client, {"call": [question]}, SHOWN, **options)
+    assert ask(client, {"call": [question]}, SHOWN, **options) == first
+    found = service.get(f"/conversations/{conversation_of(first.id)}")
+    assert (found["turn_count"], found["status"]) == (1, "waiting")
+
+
+@pytest.mark.parametrize(("ago_s", "is_known"), [(5, True), (15, False)])
+def test_the_same_words_answer_a_question_that_came_before_them(ago_s: float, is_known: bool) -> None:
+    now = time.time()
+    request = InputRequest("c:1:1.1", "question", "1.1", "ask_user", "", "1", now - ago_s, now + 60)
+    turn = Turn(Ref(Owner("ada"), "c"), 1, version_of(AGENT), "hi", TurnOptions(), Timing(now), requests=(request,))
+    assert is_repeat(turn, {}) is is_known
+    assert is_repeat(turn, {"x-stainless-retry-count": "1"})
 
 
 def test_ids_of_others_are_unknown(tmp_path: Path) -> None:
