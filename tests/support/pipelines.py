@@ -102,7 +102,7 @@ class Player:
             message=scenario.message,
             **{"conversation_id": earlier} if earlier else {},
         )
-        with _monitored(self._store) as lines, posted as stream:
+        with monitored(self._store) as lines, posted as stream:
             events = [frame.data for frame in stream]
         entries = [*_entries(lines), Entry("event", events[-1]["type"])]  # the commit packs the log with its last event
         result = events[-1]["result"]
@@ -111,7 +111,7 @@ class Player:
 
 
 @contextmanager
-def _monitored(store: StoreServer) -> Iterator[list[str]]:
+def monitored(store: StoreServer) -> Iterator[list[str]]:
     """Collect the store's commands. The list is whole after the block."""
     lines: list[str] = []
     client = store.client()

@@ -404,7 +404,7 @@ class IdempotentRequest:
 
 @record
 class Submission:
-    """Turn for the store, which sets its number and agent.
+    """Turn for the store, which sets its number and agent. A number that it has already is the expected one.
 
     `create` is the metadata of a new conversation, or None if it must exist. `asked`: the caller named the agent, so
     another one is an error. `is_named`: the caller named the conversation. `follows`: it reads all events.

@@ -29,10 +29,14 @@ _NO_OPTIONS = records.TurnOptions()
 
 @record
 class NewTurn:
-    """Turn as a caller sends it. `metadata` is that of a new conversation: without an id, or with `create`."""
+    """Turn as a caller sends it. `metadata` is that of a new conversation: without an id, or with `create`.
+
+    `number` is the one that the turn is expected to get, or 0. A turn with it has a key of its conversation alone.
+    """
 
     message: str
     conversation_id: str | None = None
+    number: int = 0
     create: bool = False
     agent: AgentName | None = None
     options: records.TurnOptions = field(default_factory=records.TurnOptions)
@@ -78,7 +82,7 @@ class Turns:
         returns the turn that the first one made.
         """
         once = new.idempotent_request
-        if once and (known := await self.store.recall(owner, once)):
+        if once and not new.number and (known := await self.store.recall(owner, once)):
             return await self._read(known, for_end=for_end)
         if new.agent is not None and new.agent not in self._agents.infos and new.agent not in self._agents.unavailable:
             raise errors.UnknownAgentError.at("/agent", f"no agent {new.agent!r} here; GET /agents lists them")
@@ -86,7 +90,7 @@ class Turns:
         ref = Ref(owner, new.conversation_id or secrets.token_hex(12))
         turn = Turn(
             ref,
-            number=0,
+            number=new.number,
             agent=self._version_of(new.agent or self._default_agent),
             message=new.message,
             options=new.options,
@@ -104,8 +108,10 @@ class Turns:
         try:
             existing = changed(submission, create=None)
             refusal: errors.ServiceError | None = None
-            # Most named conversations exist. The last try is for one that another request has created in between.
-            for attempt in (existing, submission, existing) if is_named and new.create else (submission,):
+            attempts = [submission]
+            if is_named and new.create:  # most of these exist; the last try is for one that was created in between
+                attempts = [submission, existing] if new.number == 1 else [existing, submission, existing]
+            for attempt in attempts:
                 try:
                     subscription.turn, is_new = await self.store.submit(attempt)
                     break

@@ -97,7 +97,8 @@ class TurnStore:
         else:
             raise errors.ConversationExistsError
         home = self._home(owner, new.once)
-        if home is not self._partitions.of(accepted[0].ref):  # so that another request with the key is refused
+        is_for_all = not new.turn.number  # else no other conversation has such a key
+        if is_for_all and home is not self._partitions.of(accepted[0].ref):  # another request with it is refused
             with suppress(errors.StoreUnavailableError):  # the turn is accepted, and a retry finds it
                 await home.call("record_key", **self._keys.names(owner, new.once))
         return accepted
@@ -258,7 +259,7 @@ class TurnStore:
     async def _submit_once(self, new: records.Submission, *, is_first: bool = False) -> tuple[Turn, bool] | None:
         """Submit as the next turn. Returns None if another turn has its number, and notes the next."""
         ref, wanted = new.turn.ref, new.turn.agent.name
-        number, agent = (1, wanted) if is_first else self._next.get(ref, (0, wanted))
+        number, agent = (1, wanted) if is_first else self._next.get(ref, (new.turn.number, wanted))
         scope, client_tools = self._partitions.scope(ref), new.turn.options.client_tools
         names_tools = bool(new.turn.options.approve) and not is_first
         if not number or names_tools or (new.asked and agent != wanted):

@@ -5,65 +5,119 @@ A chat is the conversation with its id. After an edit its newest fork is, whose 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from fastapi import APIRouter, Response
+from starlette.types import Scope
 
-from smolsessions.core.errors import NotFoundError
-from smolsessions.core.records import AgentName, Owner, Ref, Turn
+from smolsessions.core.records import AgentName, Conversation, Owner, Ref
+from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of, new_id
 from smolsessions.web.routes.common import CallerOwner
+from smolsessions.wire.requests import TurnRequest
 
 MOST_TRIES = 10
+MOST_UNANSWERED = 20  # messages before a new one whose answers the client never saw
+SPOKEN = frozenset({"user", "assistant", "tool"})
+
+
+class ChatMessage(Protocol):
+    """Message of a client. Its place is the turn that it is of, if this service sent it."""
+
+    role: str
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def place(self) -> Place | None: ...
+
+
+M = TypeVar("M", bound=ChatMessage)
 
 
 @dataclass(frozen=True)
 class Chat:
-    """Chat of an owner. `id` is any text of the client."""
+    """Chat of an owner with the conversation of its newest branch, as it is when the request comes."""
 
     gateway: Gateway
     owner: Owner
-    dialect: str
-    id: str
-
-    async def last_turn(self) -> Turn | None:
-        _, conversation_id = await self._newest_branch()
-        try:
-            count = (await self.gateway.conversations.store.conversation(Ref(self.owner, conversation_id))).turn_count
-        except NotFoundError:
-            return None
-        return await self.gateway.turn_at(self.owner, Place(conversation_id, count)) if count else None
-
-    async def next_place(self, before: Place | None, history: Iterable[tuple[str, str]], agent: AgentName) -> Place:
-        """Return the place after a turn, which may be in a fork. A history that led to no turn is imported."""
-        if before and (after := await self.gateway.place_after(self.owner, before, stops=True)):
-            return after
-        branch, conversation_id = await self._newest_branch()
-        is_free = not branch and await self.gateway.turn_at(self.owner, Place(conversation_id, 1)) is None
-        return await self.gateway.import_history(self.owner, conversation_id if is_free else new_id(), history, agent)
-
-    async def reserve(self, key: str, wanted: Place) -> None:
-        """Reserve a place for a key. The chat leads to its conversation from now on."""
-        branch, conversation_id = await self._newest_branch()
-        place, _ = await self.gateway.reserve(self.owner, key, wanted)
-        if place != wanted or place.conversation_id == conversation_id:
-            return
-        first = Place(place.conversation_id, 1)
-        for number in range(branch + 1, branch + 1 + MOST_TRIES):
-            if (await self.gateway.reserve(self.owner, f"{self._branches}:{number}", first))[1]:
-                break
+    branches: str
+    """Begins the keys of its forks, which are numbered from 1 on."""
+    branch: int
+    """Number of the newest one. 0 is the conversation with the id of the chat."""
+    conversation_id: str
+    conversation: Conversation | None
 
     @property
-    def _branches(self) -> str:
-        return f"{self.dialect}:{digest_of(self.id)}:branch"
+    def last(self) -> Place | None:
+        """The last turn."""
+        count = self.conversation.turn_count if self.conversation else 0
+        return Place(self.conversation_id, count) if count else None
 
-    async def _newest_branch(self) -> tuple[int, str]:
-        """Return number and conversation of the newest branch. Number 0 has the id of the chat."""
-        number, place = await newest(self.gateway, self.owner, self._branches)
-        if place:
-            return number, place.conversation_id
-        return 0, self.id if CONVERSATION_ID.fullmatch(self.id) else f"chat-{digest_of(self.id)}"
+    async def conversation_of(self, place: Place | None) -> Conversation | None:
+        """Return the conversation of a turn, or None if it was deleted."""
+        if place is None or place.conversation_id == self.conversation_id:
+            return self.conversation if place else None
+        return await self.gateway.conversation(Ref(self.owner, place.conversation_id))
+
+    async def turn_before(self, history: Sequence[M], key_of: Callable[[M], str]) -> Place | None:
+        """Return the turn that a history led to. Without a history it is the last one.
+
+        `key_of` returns the key of the turns that a message of the user has had.
+        """
+        if not any(message.role in SPOKEN for message in history):
+            return self.last
+        for message in history[: -MOST_UNANSWERED - 1 : -1]:
+            if place := message.place:
+                return place
+            if message.role == "user" and (found := (await newest(self.gateway, self.owner, key_of(message)))[1]):
+                return found
+        return None
+
+    async def play(  # noqa: PLR0917 - all say what
+        self,
+        scope: Scope,
+        key: str,
+        conversation: Conversation | None,
+        before: Place | None,
+        history: Iterable[ChatMessage],
+        body: TurnRequest,
+    ) -> TurnSubscription:
+        """Play a turn after the one `before`, of this conversation. If that went on, it comes in a fork.
+
+        A history that led to no turn is imported. The chat leads to the turn's conversation from now on.
+        """
+        wanted = None
+        if conversation and before:
+            wanted = await self.gateway.place_after(conversation, before.turn, stops=True)
+        if wanted is None:
+            assert body.agent, "dialects name it"
+            own_id = self.conversation_id if not (self.branch or self.last) else new_id()
+            earlier = [(message.role, message.text) for message in history]
+            wanted = await self.gateway.import_history(self.owner, own_id, earlier, AgentName(body.agent))
+        reserved = await self.gateway.reserve(self.owner, key, wanted)
+        if reserved[0] == wanted and wanted.conversation_id != self.conversation_id:
+            first = Place(wanted.conversation_id, 1)
+            for number in range(self.branch + 1, self.branch + 1 + MOST_TRIES):
+                if (await self.gateway.reserve(self.owner, f"{self.branches}:{number}", first))[1]:
+                    break
+        return await self.gateway.play(scope, key, wanted, body, reserved)
+
+
+async def open_chat(gateway: Gateway, owner: Owner, dialect: str, chat_id: str) -> Chat:
+    """Return a chat. Its id is any text of the client."""
+    own_id = chat_id if CONVERSATION_ID.fullmatch(chat_id) else f"chat-{digest_of(chat_id)}"
+    branches = f"{dialect}:{digest_of(chat_id)}:branch"
+    (branch, place), found = await asyncio.gather(
+        newest(gateway, owner, branches), gateway.conversation(Ref(owner, own_id))
+    )
+    if place:
+        own_id, found = place.conversation_id, await gateway.conversation(Ref(owner, place.conversation_id))
+    return Chat(gateway, owner, branches, branch, own_id, found)
 
 
 def add_stop_route(router: APIRouter, gateway: Gateway, dialect: str) -> None:
@@ -72,8 +126,8 @@ def add_stop_route(router: APIRouter, gateway: Gateway, dialect: str) -> None:
     @router.post("/{agent}/{chat:path}/stop")
     async def stop(owner: CallerOwner, agent: AgentName, chat: str) -> Response:
         gateway.conversations.agent(agent)
-        if turn := await Chat(gateway, owner, dialect, chat).last_turn():
-            await gateway.turns.cancel(turn.ref, turn.number)
+        if last := (await open_chat(gateway, owner, dialect, chat)).last:
+            await gateway.turns.cancel(Ref(owner, last.conversation_id), last.turn)
         return Response(status_code=204)
 
 

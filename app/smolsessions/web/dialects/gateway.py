@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, closing, suppress
 from typing import Any, NamedTuple, Protocol
 
@@ -25,7 +25,7 @@ from smolsessions.core.errors import (
     StoreUnavailableError,
 )
 from smolsessions.core.events import InputAnswered, Logged, MessageDelta, MessageRestarted, TurnEnded, TurnWaiting
-from smolsessions.core.records import AgentName, IdempotentRequest, Owner, Ref, Turn
+from smolsessions.core.records import AgentName, Conversation, IdempotentRequest, Owner, Ref, Turn
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import Turns, TurnSubscription
 from smolsessions.web.dialects.bodies import checked, imported_history
@@ -42,7 +42,6 @@ AT_ONCE_S = 10.0  # in which libraries that do not mark a repeat send it
 RETRIES = b"x-stainless-retry-count"  # header of OpenAI's libraries: the repeats before this request
 STOP_S = 10.0  # that a turn may take to stop
 YES = frozenset({"approve", "approved", "ok", "okay", "y", "yes"})
-BLANK_S = 20.0  # between blanks in front of a late answer; clients give up after 300 s of silence
 CONVERSATION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _REQUEST = re.compile(rf"({CONVERSATION_ID.pattern}):([1-9][0-9]{{0,8}}):.{{1,400}}")
 _UNTIL_WAITING = Delivery(until="waiting")
@@ -91,21 +90,22 @@ class Gateway:
     async def find(self, owner: Owner, key: str) -> Place | None:
         """Return the place that a key has."""
         name = await self.turns.store.reserved(owner, IdempotentRequest(key, b"", KEEP_S))
-        return name and _place_of(name)
+        return name and _reserved_place(name)
 
     async def repeated(self, owner: Owner, key: str, headers: Mapping[str, str]) -> tuple[Place, int] | None:
         """Return the turn of an earlier request with this key, and the event that it went on after, for a repeat.
 
-        Otherwise the key is free.
+        Otherwise `play` may have the key.
         """
-        if headers.get(RETRIES.decode()) != "0":
-            place = await self.find(owner, key)
-            turn = await self.turn_at(owner, place) if place else None
-            if turn is None:  # none had it, or its process ended before the turn was accepted
-                return None
-            if place and is_repeat(turn, headers):
-                in_words = turn.answered and await self.find(owner, f"{key}:words") == place
-                return place, turn.answered[-1].seq - 1 if in_words else 0
+        if headers.get(RETRIES.decode()) == "0":  # no repeat, which `play` knows, too
+            return None
+        place = await self.find(owner, key)
+        turn = await self.turn_at(owner, place) if place else None
+        if place is None or turn is None:  # none had it, or its process ended before the turn was accepted
+            return None
+        if is_repeat(turn, headers):
+            in_words = turn.answered and await self.find(owner, f"{key}:words") == place
+            return place, turn.answered[-1].seq - 1 if in_words else 0
         await self.turns.store.release(owner, IdempotentRequest(key, b"", KEEP_S))
         return None
 
@@ -119,7 +119,7 @@ class Gateway:
         """Reserve a place for a key. Returns the one that it has, and whether it is new."""
         name = Ref(owner, f"{wanted.conversation_id}.{wanted.turn}")
         reserved, is_new = await self.turns.store.reserve(name, IdempotentRequest(key, b"", KEEP_S))
-        return _place_of(reserved), is_new
+        return _reserved_place(reserved), is_new
 
     async def turn_at(self, owner: Owner, place: Place) -> Turn | None:
         """Return the turn at a place, or None if it was deleted, or never accepted."""
@@ -127,6 +127,20 @@ class Gateway:
             return await self.turns.store.turn(Ref(owner, place.conversation_id), place.turn)
         except NotFoundError:
             return None
+
+    async def conversation(self, ref: Ref) -> Conversation | None:
+        """Return a conversation, or None if it was deleted, or never made."""
+        try:
+            return await self.conversations.store.conversation(ref)
+        except NotFoundError:
+            return None
+
+    async def asked_turn(self, conversation: Conversation | None, place: Place) -> Turn | None:
+        """Return the turn at a place, which is in this conversation, if it waits for answers."""
+        if conversation is None or not conversation.waits or conversation.running_turn != place.turn:
+            return None
+        turn = await self.turn_at(conversation.ref.owner, place)
+        return turn if turn and turn.requests else None
 
     async def kept_turn(self, owner: Owner, place: Place) -> Turn | None:
         """Return the turn at a place, or None if it was deleted, rolled back, or never accepted."""
@@ -137,11 +151,16 @@ class Gateway:
                     return turn
         return None
 
-    async def play(self, scope: Scope, key: str, wanted: Place, body: TurnRequest) -> TurnSubscription:
-        """Play the turn of a request, which `key` names. A repeat of the request follows the turn of the first."""
+    async def play(
+        self, scope: Scope, key: str, wanted: Place, body: TurnRequest, reserved: tuple[Place, bool] | None = None
+    ) -> TurnSubscription:
+        """Play the turn of a request, which `key` names. A repeat of the request follows the turn of the first.
+
+        `reserved` is what `reserve` has returned for the key.
+        """
         owner = Owner(scope["owner"])
-        place, is_new = await self.reserve(owner, key, wanted)
-        if not is_new and (RETRIES, b"0") in scope["headers"]:  # an equal one came at the same time
+        place, is_new = reserved or await self.reserve(owner, key, wanted)
+        if not is_new and (RETRIES, b"0") in scope["headers"]:  # an equal one came before, or at the same time
             await self.turns.store.release(owner, IdempotentRequest(key, b"", KEEP_S))
             await self.reserve(owner, key, wanted)
             place, is_new = wanted, True
@@ -151,7 +170,8 @@ class Gateway:
         once = IdempotentRequest(key, b"", KEEP_S)
         own = f"{key}:{place.conversation_id}:{place.turn}"  # a key that became free may come again
         try:
-            subscription = await self.turns.submit(owner, await self._new_turns.prepare(scope, body, own))
+            new = await self._new_turns.prepare(scope, body, own, place.turn)
+            subscription = await self.turns.submit(owner, new)
         except (StoreUnavailableError, asyncio.CancelledError):
             raise  # it may have been accepted
         except BaseException as error:
@@ -179,22 +199,20 @@ class Gateway:
             await self.conversations.import_document(owner, document, conversation_id, agent)
         return Place(conversation_id, count + 1)
 
-    async def place_after(self, owner: Owner, before: Place, *, stops: bool = False) -> Place | None:
-        """Return the place after a turn: in its conversation, or in a fork if that went on. None: it was deleted.
+    async def place_after(self, now: Conversation, turn: int, *, stops: bool = False) -> Place | None:
+        """Return the place after a turn of a conversation, or in a fork if that went on. None: it was deleted.
 
         A conversation can be forked once its turns are over. `stops` stops them. Else it raises `BusyError`.
         """
-        ref = Ref(owner, before.conversation_id)
-        try:
-            now = await self.conversations.store.conversation(ref)
-            if now.turn_count != before.turn:
+        ref = now.ref
+        with suppress(NotFoundError):
+            if now.turn_count != turn:
                 left = now.queued_turns + (now.running_turn is not None) if stops else 0
-                for number in range(now.turn_count, max(before.turn, now.turn_count - left), -1):
+                for number in range(now.turn_count, max(turn, now.turn_count - left), -1):
                     await self.turns.cancel(ref, number, STOP_S)
-                ref = (await self.conversations.fork(ref, before.turn, None)).ref
-        except NotFoundError:
-            return None
-        return Place(ref.id, before.turn + 1)
+                ref = (await self.conversations.fork(ref, turn, None)).ref
+            return Place(ref.id, turn + 1)
+        return None
 
     async def answer(
         self, scope: Scope, place: Place, answers: Sequence[AnswerIn | dict[str, Any]]
@@ -303,9 +321,13 @@ class Gateway:
                 raise ShuttingDownError
 
 
-def _place_of(name: Ref) -> Place:
+def _reserved_place(name: Ref) -> Place:
     conversation_id, _, turn = name.id.rpartition(".")
     return Place(conversation_id, int(turn))
+
+
+def place_of(turn: Turn) -> Place:
+    return Place(turn.ref.id, turn.number)
 
 
 def new_id() -> str:
@@ -389,44 +411,3 @@ class DialectStream(TurnStream):
             raise StreamCutError from None
         if not self._is_complete and self._subscription.stopped:
             raise StreamCutError
-
-
-class LateAnswer(Response):
-    """JSON that may come late: blanks in front of it keep the connection open.
-
-    The turn goes on if the client leaves.
-    """
-
-    def __init__(self, work: Coroutine[Any, Any, Response]) -> None:
-        super().__init__(media_type="application/json")
-        self._work = work
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        task = asyncio.create_task(self._work)
-
-        async def end_on_disconnect() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            task.cancel()
-
-        listener = asyncio.create_task(end_on_disconnect())
-        try:
-            if (await asyncio.wait({task}, timeout=BLANK_S))[0]:
-                await task.result()(scope, receive, send)
-                return
-            del self.headers["content-length"]
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            while not (await asyncio.wait({task}, timeout=BLANK_S))[0]:
-                await send({"type": "http.response.body", "body": b"\n", "more_body": True})
-            try:
-                body = bytes(task.result().body)
-            except ServiceError:
-                scope[BREAK_OFF]()
-                return
-            await send({"type": "http.response.body", "body": body, "more_body": False})
-        except asyncio.CancelledError:
-            if not task.cancelled():  # this request is cancelled, not the task of a client that left
-                raise
-        finally:
-            listener.cancel()
-            task.cancel()

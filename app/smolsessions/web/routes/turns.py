@@ -111,8 +111,8 @@ class NewTurns:
         wait_s, applied = wait_of(delivery.prefer, self._limits.wait_s)
         return turn_answer(await self._turns.submit_and_wait(owner, new, wait_s), applied, internal=internal)
 
-    async def prepare(self, scope: Scope, body: TurnRequest, key: str | None) -> NewTurn:
-        """Return the turn of a request. Checks the bounds that are settings."""
+    async def prepare(self, scope: Scope, body: TurnRequest, key: str | None, number: int = 0) -> NewTurn:
+        """Return the turn of a request, with its expected number. Checks the bounds that are settings."""
         limits = self._limits
         if scope["app"].state.draining:
             raise ShuttingDownError
@@ -131,6 +131,7 @@ class NewTurns:
         return NewTurn(
             message=body.message,
             conversation_id=body.conversation_id,
+            number=number,
             create=body.create,
             agent=body.agent,
             options=TurnOptions(

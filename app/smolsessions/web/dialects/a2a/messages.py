@@ -15,7 +15,7 @@ from smolsessions.core.errors import BusyError, ConflictError, InvalidRequestErr
 from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.bodies import checked
-from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of, new_id
+from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of, new_id, place_of
 from smolsessions.wire.requests import FileIn, TurnRequest
 
 _TASK = re.compile(rf"({CONVERSATION_ID.pattern}):([1-9][0-9]{{0,8}})")
@@ -53,7 +53,7 @@ async def begin(gateway: Gateway, scope: Scope, agent: AgentName, message: Messa
     body = turn_request(agent, message)
     if message.task_id:
         turn = await turn_of(gateway, owner, agent, message.task_id)
-        place = Place(turn.ref.id, turn.number)
+        place = place_of(turn)
         if context not in {"", turn.ref.id}:
             raise InvalidRequestError.at("/message/contextId", "is not that of the task")
         if await gateway.find(owner, key) == place and turn.answered:

@@ -23,7 +23,8 @@ from smolsessions.web.dialects.a2a.lists import ListParams, list_tasks
 from smolsessions.web.dialects.a2a.messages import Message, Params, begin, turn_of
 from smolsessions.web.dialects.a2a.tasks import Json, stored_task
 from smolsessions.web.dialects.bodies import checked
-from smolsessions.web.dialects.gateway import KEEP_S, STOP_S, Gateway, LateAnswer
+from smolsessions.web.dialects.gateway import KEEP_S, STOP_S, Gateway
+from smolsessions.web.dialects.late_answer import LateAnswer
 from smolsessions.web.routes.common import answer
 
 PARSE_ERROR, INVALID_REQUEST, NO_METHOD, INVALID_PARAMS = -32700, -32600, -32601, -32602

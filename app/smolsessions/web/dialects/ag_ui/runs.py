@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
-from smolsessions.core.errors import ConflictError, InvalidRequestError, NotFoundError
+from smolsessions.core.errors import ConflictError, InvalidRequestError, NotFoundError, StoreUnavailableError
 from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.ag_ui.fold import RunFold, error_frames, prefix_of, state_frame
 from smolsessions.web.dialects.bodies import checked, object_at, read_body, turn_request
-from smolsessions.web.dialects.chats import Chat, add_stop_route, newest
-from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of, turn_of_request
+from smolsessions.web.dialects.chats import SPOKEN, add_stop_route, newest, open_chat
+from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of, place_of, turn_of_request
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.web.views import variable_views
 from smolsessions.wire.requests import AnswerIn, ClientTool, TurnRequest
 
 DIALECT = "ag-ui"
 MOST_MESSAGES = 5000
-MOST_UNANSWERED = 20  # messages before a new one whose answers the client never saw
 EVENT_STREAM = "text/event-stream"
 _MESSAGE = re.compile(rf"({CONVERSATION_ID.pattern}):([1-9][0-9]{{0,8}}):.*", re.DOTALL)
-_SPOKEN = frozenset({"user", "assistant", "tool"})
 
 
 class Message(BaseModel):
@@ -149,9 +147,11 @@ def run_routes(gateway: Gateway) -> APIRouter:
 
 async def begin(gateway: Gateway, request: Request, owner: Owner, agent: AgentName, body: RunInput) -> Begun:
     """Begin a run, or follow the one with this id. Raises the errors of submitting a turn and of answering one."""
+    last = next((message for message in reversed(body.messages) if message.role in SPOKEN), None)
+    if last and last.role == "user" and not body.resume:
+        return await play(gateway, request, owner, agent, body, last)
     known = await gateway.find(owner, body.key)
     is_known = bool(known and await gateway.turn_at(owner, known))
-    last = next((message for message in reversed(body.messages) if message.role in _SPOKEN), None)
     if body.resume or (last and last.role == "tool"):
         place, after = await answer(gateway, request, owner, body, is_known=is_known)
         await gateway.reserve(owner, body.key, place)
@@ -159,11 +159,14 @@ async def begin(gateway: Gateway, request: Request, owner: Owner, agent: AgentNa
         is_known = is_known or not after
         return Begun(subscription, subscription.reader.length if is_known else after, is_known)
     if known and is_known:
-        subscription = await gateway.follow(Ref(owner, known.conversation_id), known.turn)
-        return Begun(subscription, subscription.reader.length, is_known=True)
-    if last is None or last.role != "user":
-        raise InvalidRequestError.at("/messages", "does not end with a message of the user, or a tool's result")
-    return await play(gateway, request, owner, agent, body, last)
+        return await rejoin(gateway, Ref(owner, known.conversation_id), known.turn)
+    raise InvalidRequestError.at("/messages", "does not end with a message of the user, or a tool's result")
+
+
+async def rejoin(gateway: Gateway, ref: Ref, number: int) -> Begun:
+    """Follow a turn from here on, for a client that may have a part of it."""
+    subscription = await gateway.follow(ref, number)
+    return Begun(subscription, subscription.reader.length, is_known=True)
 
 
 async def play(  # noqa: PLR0917
@@ -171,54 +174,43 @@ async def play(  # noqa: PLR0917
 ) -> Begun:
     """Play a message of the user.
 
-    A message whose turn still runs is followed. If its turn is over, or it was edited, it goes on in a fork.
+    A known run, and a message whose turn still runs, are followed. If the turn is over, or the message was edited, it
+    goes on in a fork.
     """
     history = body.messages[: next(nth for nth, each in enumerate(body.messages) if each is message)]
-    chat = Chat(gateway, owner, DIALECT, body.threadId)
     key = key_of(body, message)
-    count, known = await newest(gateway, owner, key)
-    before = Place(known.conversation_id, known.turn - 1) if known else await last_before(chat, body, history)
-    for place in filter(None, (known, before)):
+    of_run, (count, of_message), chat = await asyncio.gather(
+        gateway.find(owner, body.key),
+        newest(gateway, owner, key),
+        open_chat(gateway, owner, DIALECT, body.threadId),
+    )
+    for place in filter(None, (of_run, of_message)):
         turn = await gateway.turn_at(owner, place)
-        if turn is None or turn.outcome:
-            continue
-        is_asked = any(each.kind != "result" for each in turn.requests)
-        if place == known or is_asked:
-            subscription = await gateway.follow(turn.ref, turn.number)
-            length = subscription.reader.length
-            if place == known:
-                return Begun(subscription, length, is_known=True)
-            return Begun(subscription, length - 1, asks_again=True)
+        if turn and (place == of_run or not turn.outcome):
+            return await rejoin(gateway, turn.ref, turn.number)
+    if of_message:
+        before: Place | None = Place(of_message.conversation_id, of_message.turn - 1)
+    else:
+        before = await chat.turn_before(history, lambda each: key_of(body, each))
+    conversation = await chat.conversation_of(before)
+    asked = await gateway.asked_turn(conversation, before) if before else None
+    if asked and any(each.kind != "result" for each in asked.requests):
+        subscription = await gateway.follow(asked.ref, asked.number)
+        return Begun(subscription, subscription.reader.length - 1, asks_again=True)
     sent = request_of(agent, len(history), message, body)
-    asked = await gateway.turn_at(owner, before) if before else None
-    if before and asked and asked.requests and (answers := answers_of(asked, body)):
+    if before and asked and (answers := answers_of(asked, body)):
         await gateway.answer(request.scope, before, answers)
         if len(answers) == len(asked.requests):
             sent.on_busy = "enqueue"  # behind the turn that has its results now
-    wanted = await chat.next_place(before, [(each.role, each.text) for each in history], agent)
-    await chat.reserve(body.key, wanted)
-    subscription = await gateway.play(request.scope, body.key, wanted, sent)
-    turn = subscription.turn
-    await gateway.reserve(owner, f"{key}:{count + 1}", Place(turn.ref.id, turn.number))
+    subscription = await chat.play(request.scope, body.key, conversation, before, history, sent)
+    with suppress(StoreUnavailableError):  # the turn is accepted
+        await gateway.reserve(owner, f"{key}:{count + 1}", place_of(subscription.turn))
     return Begun(subscription)
 
 
 def key_of(body: RunInput, message: Message) -> str:
     """Return the key of the turns that a message of the user has had: one, and another for each edit."""
     return f"{DIALECT}:{digest_of(body.threadId, 'message', message.id or body.runId)}"
-
-
-async def last_before(chat: Chat, body: RunInput, history: Sequence[Message]) -> Place | None:
-    """Return the turn that a history led to. Without a history it is the last one of the thread."""
-    if not any(message.role in _SPOKEN for message in history):
-        turn = await chat.last_turn()
-        return Place(turn.ref.id, turn.number) if turn else None
-    for message in history[: -MOST_UNANSWERED - 1 : -1]:
-        if place := message.place:
-            return place
-        if message.role == "user" and (found := (await newest(chat.gateway, chat.owner, key_of(body, message)))[1]):
-            return found
-    return None
 
 
 async def answer(

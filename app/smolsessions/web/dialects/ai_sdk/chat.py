@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -12,9 +12,10 @@ from pydantic_core import to_json
 
 from smolsessions.core.errors import InvalidRequestError, NotFoundError
 from smolsessions.core.records import AgentName, Owner, Ref, Turn
+from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.ai_sdk.fold import MessageFold
 from smolsessions.web.dialects.bodies import checked, read_body, turn_request
-from smolsessions.web.dialects.chats import Chat, add_stop_route, newest
+from smolsessions.web.dialects.chats import add_stop_route, newest, open_chat
 from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.wire.requests import AnswerIn
@@ -22,7 +23,6 @@ from smolsessions.wire.requests import AnswerIn
 DIALECT = "ai-sdk"
 HEADERS = {"x-vercel-ai-ui-message-stream": "v1"}
 MOST_MESSAGES = 5000
-MOST_UNANSWERED = 20  # messages before a new one whose answers the client never saw
 _MESSAGE = re.compile(rf"({CONVERSATION_ID.pattern}):([1-9][0-9]{{0,8}})")
 
 
@@ -71,15 +71,15 @@ def chat_routes(gateway: Gateway) -> APIRouter:
         answered = body.messages[-1]
         if answered.role == "assistant":
             return await answer(gateway, request, owner, answered)
-        place = await place_of(gateway, request, owner, agent, body)
-        subscription = await gateway.follow(Ref(owner, place.conversation_id), place.turn)
+        subscription = await play(gateway, request, owner, agent, body)
         return gateway.stream(subscription, MessageFold(subscription.turn), headers=HEADERS)
 
     @router.get("/{agent}/{chat:path}/stream")
     async def resume_stream(owner: CallerOwner, agent: AgentName, chat: str, finished: bool = False) -> Response:
         """Replay the chat's last message from its start, and follow it. `finished`: also one that is complete."""
         gateway.conversations.agent(agent)
-        turn = await Chat(gateway, owner, DIALECT, chat).last_turn()
+        last = (await open_chat(gateway, owner, DIALECT, chat)).last
+        turn = await gateway.turn_at(owner, last) if last else None
         if turn is None or (turn.outcome and not finished):
             return Response(status_code=204)
         subscription = await gateway.follow(turn.ref, turn.number)
@@ -89,8 +89,10 @@ def chat_routes(gateway: Gateway) -> APIRouter:
     return router
 
 
-async def place_of(gateway: Gateway, request: Request, owner: Owner, agent: AgentName, body: ChatRequest) -> Place:
-    """Play the user's message at the end, and return its turn.
+async def play(
+    gateway: Gateway, request: Request, owner: Owner, agent: AgentName, body: ChatRequest
+) -> TurnSubscription:
+    """Play the user's message at the end.
 
     The same message again follows its turn. One that was edited, or whose answer is to be another one, has a number of
     its own, and goes on in a fork.
@@ -100,46 +102,35 @@ async def place_of(gateway: Gateway, request: Request, owner: Owner, agent: Agen
     if message.role != "user":
         raise InvalidRequestError.at("/messages", "does not end with a message of the user or the assistant")
     key = key_of(body, message)
-    chat = Chat(gateway, owner, DIALECT, body.id)
-    count, known = await newest(gateway, owner, key)
+    (count, known), chat = await asyncio.gather(
+        newest(gateway, owner, key), open_chat(gateway, owner, DIALECT, body.id)
+    )
     is_again = body.trigger == "regenerate-message" or body.messageId is not None
     if known and not is_again and await gateway.turn_at(owner, known):
-        return known
+        return await gateway.follow(Ref(owner, known.conversation_id), known.turn)
     media = [
         (str(part.get("url")), str(part.get("mediaType")), part.get("filename"), f"{at}/parts/{nth}/url")
         for nth, part in enumerate(message.parts)
         if part.get("type") == "file"
     ]
     sent = turn_request(agent, message.text, media, body.model_extra or {})
-    before = Place(known.conversation_id, known.turn - 1) if known else await last_before(gateway, owner, body, history)
-    asked = await gateway.turn_at(owner, before) if before and history and history[-1].place == before else None
-    if before and asked and asked.requests and (answers := answers_in(asked, history[-1])[0]):
+    if known:
+        before: Place | None = Place(known.conversation_id, known.turn - 1)
+    else:
+        before = await chat.turn_before(history, lambda each: key_of(body, each))
+    conversation = await chat.conversation_of(before)
+    is_shown = before and history and history[-1].place == before
+    asked = await gateway.asked_turn(conversation, before) if before and is_shown else None
+    if before and asked and (answers := answers_in(asked, history[-1])[0]):
         await gateway.answer(request.scope, before, answers)
         if len(answers) == len(asked.requests):
             sent.on_busy = "enqueue"  # behind the turn that has its answers now
-    wanted = await chat.next_place(before, [(each.role, each.text) for each in history], agent)
-    key = f"{key}:{count + 1}"
-    await chat.reserve(key, wanted)
-    subscription = await gateway.play(request.scope, key, wanted, sent)
-    subscription.close()
-    return Place(subscription.turn.ref.id, subscription.turn.number)
+    return await chat.play(request.scope, f"{key}:{count + 1}", conversation, before, history, sent)
 
 
 def key_of(body: ChatRequest, message: UIMessage) -> str:
+    """Return the key of the turns that a message of the user has had: one, and another for each edit."""
     return f"{DIALECT}:{digest_of(body.id, message.id or [each.model_dump() for each in body.messages])}"
-
-
-async def last_before(gateway: Gateway, owner: Owner, body: ChatRequest, history: Sequence[UIMessage]) -> Place | None:
-    """Return the turn that a history led to. Without a history it is the last one of the chat."""
-    if not history:
-        turn = await Chat(gateway, owner, DIALECT, body.id).last_turn()
-        return Place(turn.ref.id, turn.number) if turn else None
-    for message in history[: -MOST_UNANSWERED - 1 : -1]:
-        if message.role == "assistant":
-            return message.place
-        if message.role == "user" and (place := (await newest(gateway, owner, key_of(body, message)))[1]):
-            return place
-    return None
 
 
 async def answer(gateway: Gateway, request: Request, owner: Owner, message: UIMessage) -> Response:

@@ -21,7 +21,7 @@ from smolsessions.core.events import (
 )
 from smolsessions.core.records import Turn
 from smolsessions.core.requests import InputRequest
-from smolsessions.web.dialects.gateway import Place, StreamCutError
+from smolsessions.web.dialects.gateway import Place, StreamCutError, place_of
 
 MOST_SHOWN = 2000  # characters of what an inner agent says in a step
 CODE = "python_interpreter"
@@ -49,7 +49,7 @@ class MessageFold:
         self.media: dict[str, str] = {}
         self._after = after
         self._outputs = outputs or {}
-        self._id = message_id(Place(turn.ref.id, turn.number))
+        self._id = message_id(place_of(turn))
         self._has_begun = False
         self._step: str | None = None  # the open step of the turn's own agent
         self._has_new_step = False

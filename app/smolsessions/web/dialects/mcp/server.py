@@ -28,6 +28,7 @@ from smolsessions.web.dialects.gateway import (
     Place,
     digest_of,
     new_id,
+    place_of,
     split_data_url,
     turn_of_request,
 )
@@ -139,7 +140,7 @@ class McpServer:
         except ValidationError as error:
             raise MCPError(types.INVALID_PARAMS, f"inputResponses: {error.errors()[0]['msg']}") from None
         if answers and context.request:
-            place = Place(turn.ref.id, turn.number)
+            place = place_of(turn)
             with suppress(ConflictError):  # answered meanwhile
                 await self._gateway.answer(context.request.scope, place, answers)
         return {}
@@ -169,8 +170,7 @@ class McpServer:
             if found.running_turn:
                 turn = await gateway.turns.store.turn(found.ref, found.running_turn)
                 if turn.requests:
-                    place = Place(found.ref.id, turn.number)
-                    after = await gateway.answer_in_words(scope, place, turn.requests, body.message)
+                    after = await gateway.answer_in_words(scope, place_of(turn), turn.requests, body.message)
                     return await gateway.follow(found.ref, turn.number), after
                 if turn.message == body.message:  # the client asks again, as its stream broke
                     return await gateway.follow(found.ref, turn.number), 0

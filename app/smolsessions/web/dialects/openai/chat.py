@@ -12,20 +12,21 @@ from pydantic import BaseModel, Field
 from smolsessions.core.errors import (
     BusyError,
     InvalidRequestError,
-    NotFoundError,
     StoreUnavailableError,
 )
 from smolsessions.core.records import AgentName, Owner, Ref
+from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.bodies import checked, read_body
 from smolsessions.web.dialects.gateway import (
     CONVERSATION_ID,
     Gateway,
-    LateAnswer,
     Place,
     digest_of,
     new_id,
+    place_of,
     turn_of_request,
 )
+from smolsessions.web.dialects.late_answer import LateAnswer
 from smolsessions.web.dialects.openai.chat_fold import ChatFold, completion
 from smolsessions.web.dialects.openai.content import Message, schema_of, turn_request
 from smolsessions.web.routes.common import CallerOwner
@@ -72,15 +73,16 @@ def chat_routes(gateway: Gateway) -> APIRouter:
         said = [digest_of([message.text, [part.model_dump() for part in message.parts]]) for message in users]
         key, history = (f"chat:{digest_of(body.model, chat_id, each)}" for each in (said, said[:-1]))
         if body.messages[-1].role in {"tool", "function"}:
-            place, after = await answer_tools(gateway, request, body.messages)
+            subscription, after = await answer_tools(gateway, request, body.messages)
         elif body.messages[-1].role != "user":
             raise InvalidRequestError.at("/messages", "does not end with a message of the user, or a tool's result")
         elif known := await gateway.repeated(owner, key, request.headers):
-            place, after = known
+            (conversation_id, number), after = known
+            subscription = await gateway.follow(Ref(owner, conversation_id), number)
         else:
             before = await last_of(gateway, owner, history, body.messages) if len(said) > 1 else None
-            place, after = await play(gateway, request, body, key, before, own_id, chat_id)
-        subscription = await gateway.follow(Ref(owner, place.conversation_id), place.turn)
+            subscription, after = await play(gateway, request, body, key, before, own_id, chat_id)
+        place = place_of(subscription.turn)
         wants_usage = bool((body.stream_options or {}).get("include_usage"))
         fold = ChatFold(subscription.turn, after, streams=bool(body.stream), wants_usage=wants_usage)
 
@@ -140,54 +142,46 @@ async def play(  # noqa: PLR0917 - all say where
     before: Place | None,
     own_id: str | None,
     chat_id: str | None,
-) -> tuple[Place, int]:
-    """Play the last message after the turn `before`. Return the turn's place, and the event to go on after.
+) -> tuple[TurnSubscription, int]:
+    """Play the last message after the turn `before`. Return the turn's events, and the one to go on after.
 
     If that is not the last turn, because the user edited a message or asked again, it goes on in a fork.
     """
     owner, message = Owner(request.scope["owner"]), body.messages[-1]
-    if before and (turn := await gateway.turn_at(owner, before)) and turn.requests:
-        after = await gateway.answer_in_words(request.scope, before, turn.requests, message.text)
+    conversation = await gateway.conversation(Ref(owner, before.conversation_id)) if before else None
+    if before and (asked := await gateway.asked_turn(conversation, before)):
+        after = await gateway.answer_in_words(request.scope, before, asked.requests, message.text)
         await gateway.keep_words(owner, key, before)
-        return before, after
+        return await gateway.follow(asked.ref, asked.number), after
     sent = turn_request(body.model, f"/messages/{len(body.messages) - 1}", message, body.tools or ())
     sent.output_schema = schema_of((body.response_format or {}).get("json_schema"), "/response_format/json_schema")
-    wanted = await next_place(gateway, owner, body, before, chat_id, is_own=bool(own_id))
-    subscription = await gateway.play(request.scope, key, wanted, sent)
-    subscription.close()
-    return Place(subscription.turn.ref.id, subscription.turn.number), 0
-
-
-async def next_place(
-    gateway: Gateway,
-    owner: Owner,
-    body: ChatRequest,
-    before: Place | None,
-    chat_id: str | None,
-    *,
-    is_own: bool,
-) -> Place:
-    """Return where the next turn comes: in the conversation of the history, a fork of it, or a new one."""
+    wanted = None
     with suppress(BusyError):  # of another chat with the same history: this one gets a copy of it
-        if before and (after := await gateway.place_after(owner, before)):
-            return after
-    if chat_id and is_own:
-        try:
-            return Place(chat_id, (await gateway.conversations.store.conversation(Ref(owner, chat_id))).turn_count + 1)
-        except NotFoundError:
-            pass
-    is_free = (
-        chat_id
-        and not is_own
-        and CONVERSATION_ID.fullmatch(chat_id)
-        and await gateway.turn_at(owner, Place(chat_id, 1)) is None
-    )
-    conversation_id = chat_id if chat_id and (is_own or is_free) else new_id()
+        if conversation and before:
+            wanted = await gateway.place_after(conversation, before.turn)
+    if wanted is None:
+        wanted = await place_without_history(gateway, owner, body, chat_id, is_own=bool(own_id))
+    return await gateway.play(request.scope, key, wanted, sent), 0
+
+
+async def place_without_history(
+    gateway: Gateway, owner: Owner, body: ChatRequest, chat_id: str | None, *, is_own: bool
+) -> Place:
+    """Return where the next turn comes if its history led to no turn.
+
+    It is at the end of the conversation that the client names (`is_own`), or in a new one that begins with the history.
+    """
+    conversation_id = chat_id if chat_id and CONVERSATION_ID.fullmatch(chat_id) else new_id()
+    found = await gateway.conversation(Ref(owner, conversation_id)) if conversation_id == chat_id else None
+    if found and is_own:
+        return Place(conversation_id, found.turn_count + 1)
+    if found and found.turn_count:
+        conversation_id = new_id()
     earlier = [(each.role, each.text) for each in body.messages[:-1]]
     return await gateway.import_history(owner, conversation_id, earlier, body.model)
 
 
-async def answer_tools(gateway: Gateway, request: Request, messages: list[Message]) -> tuple[Place, int]:
+async def answer_tools(gateway: Gateway, request: Request, messages: list[Message]) -> tuple[TurnSubscription, int]:
     """Answer a waiting turn with the results of the client's tools, whose calls have the ids of its requests."""
     answers: list[AnswerIn] = []
     for message in reversed(messages):
@@ -195,6 +189,5 @@ async def answer_tools(gateway: Gateway, request: Request, messages: list[Messag
             break
         fields = {"request_id": message.tool_call_id or "", "result": message.text}
         answers.append(checked(AnswerIn, "/messages", fields))
-    place = turn_of_request(answers[0].request_id)
-    _, after = await gateway.answer(request.scope, place, answers[::-1])
-    return place, after
+    turn, after = await gateway.answer(request.scope, turn_of_request(answers[0].request_id), answers[::-1])
+    return await gateway.follow(turn.ref, turn.number), after

@@ -17,7 +17,7 @@ from smolsessions.core.events import InputAnswered, Logged, ToolReturned, TurnEn
 from smolsessions.core.records import AgentName, Conversation, ConversationFields, Ref, Turn
 from smolsessions.core.requests import Answer, InputRequest
 from smolsessions.web.dialects.bodies import imported_history, read_body
-from smolsessions.web.dialects.gateway import Gateway, Place, data_url, new_id, turn_of_request
+from smolsessions.web.dialects.gateway import Gateway, data_url, new_id, place_of, turn_of_request
 from smolsessions.web.dialects.openai.content import InputItem, messages_of
 from smolsessions.web.dialects.openai.items import Item, Segment, parsed_segment
 from smolsessions.web.dialects.openai.responses_fold import NO_FRAMES, ResponseFold
@@ -186,7 +186,7 @@ async def _items(gateway: Gateway, ref: Ref, number: int) -> list[Item]:
     if not page.items or page.items[0].number != number or page.items[0].rolled_back:
         return []
     turn = page.items[0]
-    log, segment = await read_turn(gateway, turn), Segment(Place(ref.id, number), 0)
+    log, segment = await read_turn(gateway, turn), Segment(place_of(turn), 0)
     asks = asks_of(gateway, await gateway.conversations.store.conversation(ref))
     fold = ResponseFold(turn, segment, {}, asks=asks, starting_after=NO_FRAMES)
     fold.media = log.media

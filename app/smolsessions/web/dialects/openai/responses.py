@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -10,18 +11,19 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from smolsessions.core.errors import ConflictError, InvalidRequestError, NotFoundError
-from smolsessions.core.records import AgentName, Owner, Ref, Turn
+from smolsessions.core.records import AgentName, Conversation, Owner, Ref, Turn
 from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.bodies import checked, object_at, read_body
 from smolsessions.web.dialects.gateway import (
     STOP_S,
     Gateway,
-    LateAnswer,
     Place,
     digest_of,
     new_id,
+    place_of,
     turn_of_request,
 )
+from smolsessions.web.dialects.late_answer import LateAnswer
 from smolsessions.web.dialects.openai.content import (
     InputItem,
     Message,
@@ -62,18 +64,27 @@ class ResponseRequest(BaseModel):
 
 def response_routes(gateway: Gateway) -> APIRouter:
     router = APIRouter(prefix="/responses")
-    responses = Responses(gateway)
 
     @router.post("")
     async def create_response(request: Request, owner: CallerOwner) -> Response:
         body = await read_body(request, ResponseRequest)
         gateway.conversations.agent(body.model)
-        segment = await responses.begin(request, owner, body)
-        if body.stream:
-            return await responses.stream(segment, owner)
+        subscription, after = await begin(gateway, request, owner, body)
         if body.background:
-            return JSONResponse({**await responses.snapshot(segment, owner), "background": True})
-        return LateAnswer(responses.whole(segment, owner))
+            subscription.close()  # the events so far are those of the log
+            return JSONResponse({**await snapshot(gateway, subscription.turn, after), "background": True})
+        fold = await fold_of(gateway, subscription, after, -1 if body.stream else NO_FRAMES)
+        if body.stream:
+            return gateway.stream(subscription, fold)
+
+        async def whole() -> Response:
+            """Return the response at its end. A failure has an error's status, so that clients raise."""
+            await gateway.run(subscription, fold)
+            if fold.response["status"] == "failed":
+                return JSONResponse(fold.response, FAILED, {"x-should-retry": "false"})
+            return JSONResponse(fold.response)
+
+        return LateAnswer(whole())
 
     @router.get("/{response_id}")
     async def get_response(
@@ -84,21 +95,22 @@ def response_routes(gateway: Gateway) -> APIRouter:
         starting_after: Annotated[int, Query(ge=-1)] = -1,
     ) -> Response:
         """Return a response as it is now, or its events after one that the client has."""
-        segment, _ = await responses.find(response_id, owner)
-        if stream:
-            return await responses.stream(segment, owner, starting_after)
-        return JSONResponse(await responses.snapshot(segment, owner))
+        turn, after = await find(gateway, owner, response_id)
+        if not stream:
+            return JSONResponse(await snapshot(gateway, turn, after))
+        subscription = await gateway.follow(turn.ref, turn.number)
+        return gateway.stream(subscription, await fold_of(gateway, subscription, after, starting_after))
 
     @router.post("/{response_id}/cancel")
     async def cancel_response(owner: CallerOwner, response_id: str) -> Response:
-        segment, turn = await responses.find(response_id, owner)
+        turn, after = await find(gateway, owner, response_id)
         await gateway.turns.cancel(turn.ref, turn.number, STOP_S)
-        return JSONResponse(await responses.snapshot(segment, owner))
+        return JSONResponse(await snapshot(gateway, turn, after))
 
     @router.delete("/{response_id}")
     async def delete_response(owner: CallerOwner, response_id: str) -> Response:
         """Roll the conversation back to the turn before. To delete it all, delete the conversation."""
-        _, turn = await responses.find(response_id, owner)
+        turn, _ = await find(gateway, owner, response_id)
         if (await gateway.conversations.store.conversation(turn.ref)).turn_count != turn.number:
             raise ConflictError("Later responses follow this one. Delete them first, or the conversation.")
         await gateway.conversations.history.roll_back(turn.ref, turn.number - 1)
@@ -106,61 +118,54 @@ def response_routes(gateway: Gateway) -> APIRouter:
 
     @router.get("/{response_id}/input_items")
     async def list_input_items(owner: CallerOwner, response_id: str) -> Response:
-        segment, turn = await responses.find(response_id, owner)
-        found = await input_items(gateway, turn, segment, await read_turn(gateway, turn))
+        turn, after = await find(gateway, owner, response_id)
+        found = await input_items(gateway, turn, Segment(place_of(turn), after), await read_turn(gateway, turn))
         return JSONResponse(page_of(found, has_more=False))
 
     return router
 
 
-class Responses:
-    """Responses of all owners."""
+async def find(gateway: Gateway, owner: Owner, response_id: str) -> tuple[Turn, int]:
+    """Return the turn of a response, and the event that it follows. Raises `NotFoundError`, also if rolled back."""
+    segment = segment_of(response_id)
+    turn = await gateway.kept_turn(owner, segment.place)
+    if turn and (not segment.after or any(each.seq == segment.after + 1 for each in turn.answered)):
+        return turn, segment.after
+    raise NotFoundError(f"No response has the id {response_id[:80]!r}.")
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
 
-    async def begin(self, request: Request, owner: Owner, body: ResponseRequest) -> Segment:
-        """Answer a waiting turn, or play the input as a new one. Return the part of the turn that responds."""
-        gateway, key = self._gateway, f"responses:{digest_of(body.model_dump())}"
-        if answers := await answers_in(gateway, owner, body.items):
-            place = turn_of_request(answers[0].request_id)
-            return Segment(place, (await gateway.answer(request.scope, place, answers))[1])
-        if known := await gateway.repeated(owner, key, request.headers):
-            return Segment(*known)
-        return await play(gateway, request, body, key)
+async def snapshot(gateway: Gateway, turn: Turn, after: int) -> Item:
+    """Return the response as it is now."""
+    subscription = await gateway.follow(turn.ref, turn.number)
+    fold = await fold_of(gateway, subscription, after, NO_FRAMES)
+    await gateway.read(subscription, fold)
+    return fold.response
 
-    async def find(self, response_id: str, owner: Owner) -> tuple[Segment, Turn]:
-        """Return a response and its turn. Raises `NotFoundError`, also if that was rolled back."""
-        segment = segment_of(response_id)
-        turn = await self._gateway.kept_turn(owner, segment.place)
-        if turn and (not segment.after or any(each.seq == segment.after + 1 for each in turn.answered)):
-            return segment, turn
-        raise NotFoundError(f"No response has the id {response_id[:80]!r}.")
 
-    async def whole(self, segment: Segment, owner: Owner) -> Response:
-        """Return the response at its end. A failure has an error's status, so that clients raise."""
-        subscription, fold = await self._fold(segment, owner, NO_FRAMES)
-        await self._gateway.run(subscription, fold)
-        if fold.response["status"] == "failed":
-            return JSONResponse(fold.response, FAILED, {"x-should-retry": "false"})
-        return JSONResponse(fold.response)
+async def fold_of(gateway: Gateway, subscription: TurnSubscription, after: int, starting_after: int) -> ResponseFold:
+    """Return the fold for a response. Closes the subscription if that fails."""
+    turn = subscription.turn
+    try:
+        conversation = await gateway.conversations.store.conversation(turn.ref)
+    except BaseException:
+        subscription.close()
+        raise
+    asks, metadata = asks_of(gateway, conversation), texts_of(conversation.metadata)
+    return ResponseFold(turn, Segment(place_of(turn), after), metadata, asks=asks, starting_after=starting_after)
 
-    async def snapshot(self, segment: Segment, owner: Owner) -> Item:
-        subscription, fold = await self._fold(segment, owner, NO_FRAMES)
-        await self._gateway.read(subscription, fold)
-        return fold.response
 
-    async def stream(self, segment: Segment, owner: Owner, starting_after: int = -1) -> Response:
-        return self._gateway.stream(*await self._fold(segment, owner, starting_after))
-
-    async def _fold(self, segment: Segment, owner: Owner, starting_after: int) -> tuple[TurnSubscription, ResponseFold]:
-        (conversation_id, number), _ = segment
-        conversation = await self._gateway.conversations.store.conversation(Ref(owner, conversation_id))
-        asks, metadata = asks_of(self._gateway, conversation), texts_of(conversation.metadata)
-        subscription = await self._gateway.follow(conversation.ref, number)
-        return subscription, ResponseFold(
-            subscription.turn, segment, metadata, asks=asks, starting_after=starting_after
-        )
+async def begin(
+    gateway: Gateway, request: Request, owner: Owner, body: ResponseRequest
+) -> tuple[TurnSubscription, int]:
+    """Answer a waiting turn, or play the input as a new one. Return its events, and the one to go on after."""
+    key = f"responses:{digest_of(body.model_dump())}"
+    if answers := await answers_in(gateway, owner, body.items):
+        turn, after = await gateway.answer(request.scope, turn_of_request(answers[0].request_id), answers)
+        return await gateway.follow(turn.ref, turn.number), after
+    if known := await gateway.repeated(owner, key, request.headers):
+        (conversation_id, number), after = known
+        return await gateway.follow(Ref(owner, conversation_id), number), after
+    return await play(gateway, request, owner, body, key)
 
 
 async def answers_in(gateway: Gateway, owner: Owner, sent: Sequence[InputItem]) -> list[AnswerIn]:
@@ -200,9 +205,11 @@ def turn_of_request_or_none(request_id: str) -> Place | None:
         return None
 
 
-async def play(gateway: Gateway, request: Request, body: ResponseRequest, key: str) -> Segment:
+async def play(
+    gateway: Gateway, request: Request, owner: Owner, body: ResponseRequest, key: str
+) -> tuple[TurnSubscription, int]:
     """Play the user's messages at the end of an input."""
-    owner, sent = Owner(request.scope["owner"]), body.items
+    sent = body.items
     first = len(sent)
     while first and sent[first - 1].role in {"user", "system", "developer"}:
         first -= 1
@@ -212,11 +219,11 @@ async def play(gateway: Gateway, request: Request, body: ResponseRequest, key: s
     message = (
         said[0] if len(said) == 1 else Message(role="user", content=[part for each in said for part in _parts(each)])
     )
-    before = await last_of(gateway, owner, body, sent[:first])
-    if before and before.turn and (turn := await gateway.turn_at(owner, before)) and turn.requests:
-        after = await gateway.answer_in_words(request.scope, before, turn.requests, message.text)
+    conversation, before = await last_of(gateway, owner, body, sent[:first])
+    if before and (asked := await gateway.asked_turn(conversation, before)):
+        after = await gateway.answer_in_words(request.scope, before, asked.requests, message.text)
         await gateway.keep_words(owner, key, before)
-        return Segment(before, after)
+        return await gateway.follow(asked.ref, asked.number), after
     functions = [tool for tool in body.tools or () if tool.get("type") == "function"]
     new = turn_request(body.model, f"/input/{first}", message, functions)
     new.metadata, new.approve = dict(body.metadata or {}), approvals_in(body.tools or ())
@@ -225,36 +232,43 @@ async def play(gateway: Gateway, request: Request, body: ResponseRequest, key: s
         new.output_schema = schema_of(form, "/text/format")
     elif form.get("type") == "json_object":
         new.output_schema = {"type": "object"}
-    wanted = before and await gateway.place_after(owner, before)
+    wanted = await gateway.place_after(conversation, before.turn) if conversation and before else None
     if wanted is None:
         earlier = [(each.role, each.text) for each in messages_of(sent[:first])]
         wanted = await gateway.import_history(owner, f"conv_{new_id()}", earlier, body.model, new.metadata)
-    subscription = await gateway.play(request.scope, key, wanted, new)
-    subscription.close()
-    return Segment(Place(subscription.turn.ref.id, subscription.turn.number), 0)
+    return await gateway.play(request.scope, key, wanted, new), 0
 
 
-async def last_of(gateway: Gateway, owner: Owner, body: ResponseRequest, history: Sequence[InputItem]) -> Place | None:
-    """Return the turn to go on after: of the conversation or response that is named, else of the last known item."""
+async def last_of(
+    gateway: Gateway, owner: Owner, body: ResponseRequest, history: Sequence[InputItem]
+) -> tuple[Conversation | None, Place | None]:
+    """Return the turn to go on after, and its conversation.
+
+    It is that of the conversation or response that is named, else of the last known item.
+    """
     named = body.conversation.get("id") if isinstance(body.conversation, dict) else body.conversation
     if named is not None:
         if body.previous_response_id:
             raise InvalidRequestError.at("/conversation", "comes beside previous_response_id; send one of both")
-        ref = Ref(owner, str(named))
-        found = await gateway.conversations.store.conversation(ref)
+        found = await gateway.conversations.store.conversation(Ref(owner, str(named)))
         if not found.turn_count and found.agent != body.model:  # it was made before its agent was known
-            await gateway.conversations.patch(ref, {}, lambda _: None, body.model)
-        return Place(ref.id, found.turn_count)
+            await gateway.conversations.patch(found.ref, {}, lambda _: None, body.model)
+        return found, Place(found.ref.id, found.turn_count)
     if body.previous_response_id:
-        place = segment_of(body.previous_response_id).place
-        if await gateway.kept_turn(owner, place):
-            return place
+        segments = [segment_of(body.previous_response_id)]
+    else:
+        known = (parsed_segment(item.id or "") for item in reversed(history) if item.role != "user")
+        segments = [segment for segment in known if segment]
+    for segment in segments:
+        place = segment.place
+        turn, conversation = await asyncio.gather(
+            gateway.kept_turn(owner, place), gateway.conversation(Ref(owner, place.conversation_id))
+        )
+        if turn:
+            return conversation, place
+    if body.previous_response_id:
         raise NotFoundError(f"No response has the id {body.previous_response_id[:80]!r}.")
-    for item in reversed(history):
-        segment = parsed_segment(item.id or "") if item.role != "user" else None
-        if segment and await gateway.kept_turn(owner, segment.place):
-            return segment.place
-    return None
+    return None, None
 
 
 def _parts(message: Message) -> list[Part]:
