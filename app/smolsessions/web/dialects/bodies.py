@@ -14,7 +14,7 @@ from smolsessions.core.json_data import invalid_request
 from smolsessions.core.records import AgentName
 from smolsessions.core.times import time_text
 from smolsessions.web.body import in_thread_if_large
-from smolsessions.wire.requests import FileIn, TurnRequest
+from smolsessions.wire.requests import ClientTool, FileIn, TurnRequest
 
 M = TypeVar("M", bound=BaseModel)
 _OWN_FIELDS = frozenset({"agent", "conversation_id", "create", "files", "images", "message"})
@@ -69,12 +69,15 @@ def imported_history(messages: Iterable[tuple[str, str]], agent: str) -> dict[st
 
 
 def turn_request(
-    agent: AgentName, text: str, media: Iterable[tuple[str, str, str | None, str]], fields: Mapping[str, Any]
+    agent: AgentName,
+    text: str,
+    media: Iterable[tuple[str, str, str | None, str]],
+    fields: Mapping[str, Any],
+    at: str = "",
 ) -> TurnRequest:
-    """Return a user's message with members of `POST /turn` as a request of this service.
+    """Return a user's message with members of `POST /turn`, which the client sent at a pointer, as a request.
 
-    `media` are URL, media type, name and pointer of its images and files. Of a chat's turns only the newest may run, so
-    it stops the one before unless the client asks for something else. Raises `InvalidRequestError`.
+    `media` are URL, media type, name and pointer of its images and files. Raises `InvalidRequestError`.
     """
     images: list[str] = []
     files: list[FileIn] = []
@@ -88,6 +91,14 @@ def turn_request(
             at = pointer.rpartition("/")[0]  # that of the part
             files.append(checked(FileIn, at, {"name": name, "media_type": kind, "data": url}))
     own = {name: value for name, value in fields.items() if name in TurnRequest.model_fields.keys() - _OWN_FIELDS}
-    sent = checked(TurnRequest, "", {"on_busy": "interrupt", **own, "message": text, "images": images, "agent": agent})
+    sent = checked(TurnRequest, at, {**own, "message": text, "images": images, "agent": agent})
     sent.files = files
     return sent
+
+
+def client_tool(function: Mapping[str, Any], pointer: str) -> ClientTool:
+    """Return a function that the client runs, which needs a name only. Raises `InvalidRequestError`."""
+    name = function.get("name")
+    schema = function.get("parameters") or {"type": "object", "properties": {}}
+    about = {"name": name, "description": function.get("description") or name, "parameters": schema}
+    return checked(ClientTool, pointer, about)

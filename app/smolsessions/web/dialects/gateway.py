@@ -43,7 +43,7 @@ RETRIES = b"x-stainless-retry-count"  # header of OpenAI's libraries: the repeat
 STOP_S = 10.0  # that a turn may take to stop
 YES = frozenset({"approve", "approved", "ok", "okay", "y", "yes"})
 CONVERSATION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_REQUEST = re.compile(rf"({CONVERSATION_ID.pattern}):([1-9][0-9]{{0,8}}):.{{1,400}}")
+IN_TURN = ":.{1,400}"  # pattern for the rest of an id of something in a turn
 _UNTIL_WAITING = Delivery(until="waiting")
 
 
@@ -257,9 +257,7 @@ class Gateway:
 
         `on_end` is called before the last frames, and may return others to come in front of them.
         """
-        response = DialectStream(self, subscription, fold, after, headers or {})
-        response.on_end = on_end
-        return response
+        return DialectStream(self, subscription, fold, after, headers or {}, on_end)
 
     async def fold(self, subscription: TurnSubscription, fold: Fold) -> AsyncGenerator[tuple[int, bytes], None]:
         """Yield number and frames of each event, up to the end of the fold or of the events. A ping has number -1."""
@@ -330,9 +328,20 @@ def place_of(turn: Turn) -> Place:
     return Place(turn.ref.id, turn.number)
 
 
+def place_in(text: str, rest: str = "") -> Place | None:
+    """Return the place that an id names, as `conversation:turn` and what the pattern `rest` allows."""
+    found = re.fullmatch(rf"({CONVERSATION_ID.pattern}):([1-9][0-9]{{0,8}}){rest}", text, re.DOTALL)
+    return found and Place(found[1], int(found[2]))
+
+
 def new_id() -> str:
     """Return an id for a new conversation."""
     return secrets.token_hex(12)
+
+
+def sse_data(data: Any) -> bytes:
+    """Return JSON data as a frame of server-sent events."""
+    return b"data: " + to_json(data) + b"\n\n"
 
 
 def data_url(media_type: str, data: bytes) -> str:
@@ -367,9 +376,9 @@ def is_repeat(turn: Turn, headers: Mapping[str, str]) -> bool:
 
 def turn_of_request(request_id: str) -> Place:
     """Return the turn that a request of a waiting turn belongs to. Raises `NotFoundError`."""
-    if not (found := _REQUEST.fullmatch(request_id)):
-        raise NotFoundError(f"No open request has the id {request_id[:80]!r}.")
-    return Place(found[1], int(found[2]))
+    if place := place_in(request_id, IN_TURN):
+        return place
+    raise NotFoundError(f"No open request has the id {request_id[:80]!r}.")
 
 
 class DialectStream(TurnStream):
@@ -378,16 +387,17 @@ class DialectStream(TurnStream):
     A clean end would count as the end of the turn (docs/dialects.md).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - those of `Gateway.stream`
         self,
         gateway: Gateway,
         subscription: TurnSubscription,
         fold: Fold,
         after: int,
         headers: Mapping[str, str],
+        on_end: Callable[[], Awaitable[bytes | None]] | None,
     ) -> None:
         self._gateway = gateway
-        self.on_end: Callable[[], Awaitable[bytes | None]] | None = None
+        self._on_end = on_end
         self._fold = fold
         super().__init__(gateway.streams, subscription, _UNTIL_WAITING, after, internal=True)
         self.headers.update(headers)
@@ -403,7 +413,7 @@ class DialectStream(TurnStream):
             async with aclosing(self._gateway.fold(self._subscription, self._fold)) as steps:
                 async for seq, frames in steps:
                     self._is_complete = self._fold.is_complete
-                    if self._is_complete and self.on_end and (before := await self.on_end()):
+                    if self._is_complete and self._on_end and (before := await self._on_end()):
                         yield before
                     if frames and (seq < 0 or seq > after):
                         yield frames

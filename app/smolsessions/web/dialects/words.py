@@ -1,11 +1,13 @@
-"""Words for clients without forms: what a turn asks a person, and short arguments and results of calls."""
+"""Words for clients: what a turn asks a person, why it failed, and short arguments and results of calls."""
 
 from __future__ import annotations
 
 from pydantic_core import to_json
 
+from smolsessions.core.records import Turn
 from smolsessions.core.requests import InputRequest
 
+CODE, FINAL = "python_interpreter", "final_answer"  # smolagents' names of a code block and of the answer's tool
 MOST_SHOWN = 500  # characters of a call's arguments or result
 
 
@@ -23,3 +25,9 @@ def question_words(request: InputRequest) -> str:
 def short(text: str) -> str:
     """Return the beginning of a call's arguments or result."""
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+
+
+def failure_of(turn: Turn) -> tuple[str, str]:
+    """Return code and sentence of the failure of a turn."""
+    failure = turn.outcome.error if turn.outcome else None
+    return (failure.code, failure.message) if failure else ("internal", "The turn failed.")

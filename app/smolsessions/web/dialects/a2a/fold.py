@@ -21,6 +21,7 @@ from smolsessions.web.dialects.a2a.tasks import (
     status_of,
     task_of,
 )
+from smolsessions.web.dialects.gateway import sse_data
 from smolsessions.web.dialects.words import short
 
 MOST_HELD = 500  # characters of a thought before it is sent
@@ -56,7 +57,7 @@ class TaskFold:
                 self._has_begun = True
                 changes = [{"task": task_of(self._turn, self._status, self._parts)}]
             for change in changes:
-                yield b"data: " + to_json({"jsonrpc": "2.0", "id": self._rpc_id, "result": change}) + b"\n\n"
+                yield sse_data({"jsonrpc": "2.0", "id": self._rpc_id, "result": change})
 
     def _changes(self, logged: events.Logged, *, waits: bool) -> Iterable[Json]:
         event: Any = logged.event

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -14,11 +13,10 @@ from starlette.types import Scope
 from smolsessions.core.errors import BusyError, ConflictError, InvalidRequestError, NotFoundError
 from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.core.turns import TurnSubscription
-from smolsessions.web.dialects.bodies import checked
-from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of, new_id, place_of
-from smolsessions.wire.requests import FileIn, TurnRequest
+from smolsessions.web.dialects.bodies import turn_request
+from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of, new_id, place_in, place_of
+from smolsessions.wire.requests import TurnRequest
 
-_TASK = re.compile(rf"({CONVERSATION_ID.pattern}):([1-9][0-9]{{0,8}})")
 _OF_TURN = ("output_schema", "max_steps", "deadline_s")  # members of POST /turn that a message's metadata may have
 
 
@@ -50,7 +48,7 @@ async def begin(gateway: Gateway, scope: Scope, agent: AgentName, message: Messa
     """
     owner, context = Owner(scope["owner"]), message.context_id
     key = f"a2a:{digest_of(agent, message.model_dump())}"
-    body = turn_request(agent, message)
+    body = turn_request_of(agent, message)
     if message.task_id:
         turn = await turn_of(gateway, owner, agent, message.task_id)
         place = place_of(turn)
@@ -77,33 +75,26 @@ async def begin(gateway: Gateway, scope: Scope, agent: AgentName, message: Messa
 
 async def turn_of(gateway: Gateway, owner: Owner, agent: AgentName, task_id: str) -> Turn:
     """Return the turn that a task of this agent is. Raises `NotFoundError`."""
-    found = _TASK.fullmatch(task_id)
-    turn = await gateway.turn_at(owner, Place(found[1], int(found[2]))) if found else None
+    place = place_in(task_id)
+    turn = await gateway.turn_at(owner, place) if place else None
     if turn is None or turn.agent.name != agent:
         raise NotFoundError(f"No task has the id {task_id[:80]!r}.")
     return turn
 
 
-def turn_request(agent: AgentName, message: Message) -> TurnRequest:
+def turn_request_of(agent: AgentName, message: Message) -> TurnRequest:
     """Return a message as a request of this service. It waits for earlier tasks of its context."""
     texts: list[str] = []
-    images: list[str] = []
-    files: list[FileIn] = []
+    media: list[tuple[str, str, str | None, str]] = []
     for nth, part in enumerate(message.parts):
         at, kind = f"/message/parts/{nth}", part.media_type
         if part.text is not None:
             texts.append(part.text)
-        elif part.raw is not None and kind.startswith("image/"):
-            images.append(part.raw)
         elif part.raw is not None:
-            name = part.filename or f"file{nth}.{kind.rpartition('/')[2]}"
-            files.append(checked(FileIn, at, {"name": name, "media_type": kind, "data": part.raw}))
+            media.append((f"data:{kind};base64,{part.raw}", kind, part.filename, f"{at}/raw"))
         elif "data" in part.model_fields_set:
             texts.append(to_json(part.data).decode())
         else:
             raise InvalidRequestError.at(at, "has no text, raw or data; a url is not fetched")
     own = {name: message.metadata[name] for name in _OF_TURN if name in message.metadata}
-    own |= {"message": "\n".join(texts), "images": images, "agent": agent, "on_busy": "enqueue"}
-    sent = checked(TurnRequest, "/message/metadata", own)
-    sent.files = files
-    return sent
+    return turn_request(agent, "\n".join(texts), media, {"on_busy": "enqueue", **own}, "/message/metadata")

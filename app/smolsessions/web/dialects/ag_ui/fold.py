@@ -23,11 +23,10 @@ from smolsessions.core.events import (
 from smolsessions.core.records import Turn, Usage
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.times import time_text
-from smolsessions.web.dialects.gateway import split_data_url
+from smolsessions.web.dialects.gateway import split_data_url, sse_data
+from smolsessions.web.dialects.words import CODE, FINAL, failure_of
 
 VERSION = "1.0"
-CODE = "python_interpreter"
-FINAL = "final_answer"
 _KINDS = {"answer": "TEXT_MESSAGE", "thought": "REASONING_MESSAGE", "plan": "REASONING_MESSAGE"}
 _TEXT: dict[str, Any] = {"type": "string"}
 _OBJECT: dict[str, Any] = {"type": "object"}
@@ -326,7 +325,7 @@ class RunFold:
         yield from self._end_texts()
         if outcome.status == "failed":  # such a run may leave parts open
             self.is_complete = True
-            code, message = (outcome.error.code, outcome.error.message) if outcome.error else ("internal", "It failed.")
+            code, message = failure_of(turn)
             yield _data("RUN_ERROR", {}, message=message, code=code, usage=usage)
             return
         said = "".join(self._said.get(self._last_answer or "", ()))
@@ -354,7 +353,7 @@ def prefix_of(turn: Turn) -> str:
 
 
 def _data(event_type: str, about: Mapping[str, Any], **fields: Any) -> bytes:
-    return b"data: " + to_json({"type": event_type, **fields, **about}) + b"\n\n"
+    return sse_data({"type": event_type, **fields, **about})
 
 
 def state_frame(state: Any) -> bytes:

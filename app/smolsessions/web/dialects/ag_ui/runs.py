@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
@@ -16,17 +15,16 @@ from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.ag_ui.fold import RunFold, error_frames, prefix_of, state_frame
-from smolsessions.web.dialects.bodies import checked, object_at, read_body, turn_request
+from smolsessions.web.dialects.bodies import checked, client_tool, object_at, read_body, turn_request
 from smolsessions.web.dialects.chats import SPOKEN, add_stop_route, newest, open_chat
-from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of, place_of, turn_of_request
+from smolsessions.web.dialects.gateway import IN_TURN, Gateway, Place, digest_of, place_in, place_of, turn_of_request
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.web.views import variable_views
-from smolsessions.wire.requests import AnswerIn, ClientTool, TurnRequest
+from smolsessions.wire.requests import AnswerIn, TurnRequest
 
 DIALECT = "ag-ui"
 MOST_MESSAGES = 5000
 EVENT_STREAM = "text/event-stream"
-_MESSAGE = re.compile(rf"({CONVERSATION_ID.pattern}):([1-9][0-9]{{0,8}}):.*", re.DOTALL)
 
 
 class Message(BaseModel):
@@ -51,8 +49,7 @@ class Message(BaseModel):
     @property
     def place(self) -> Place | None:
         """The turn that the message is of, if this service sent it, or it has the result of a call of that turn."""
-        found = _MESSAGE.fullmatch(self.id) or _MESSAGE.fullmatch(self.toolCallId)
-        return found and Place(found[1], int(found[2]))
+        return place_in(self.id, IN_TURN) or place_in(self.toolCallId, IN_TURN)
 
 
 class Resume(BaseModel):
@@ -101,8 +98,8 @@ class Begun(NamedTuple):
     asks_again: bool = False
 
 
-def run_routes(gateway: Gateway) -> APIRouter:
-    router = APIRouter()
+def routes(gateway: Gateway) -> APIRouter:
+    router = APIRouter(prefix="/ag-ui")
 
     @router.post("/{agent}")
     async def run(request: Request, owner: CallerOwner, agent: AgentName) -> Response:
@@ -278,15 +275,12 @@ def request_of(agent: AgentName, place: int, message: Message, body: RunInput) -
             url, name = _url_of(part), about.get("filename")
             media.append((url, url[5:].partition(";")[0], name, f"{at}/{nth}/source"))
     props = body.forwardedProps if isinstance(body.forwardedProps, dict) else {}
-    fields = {**props, "client_tools": []}
+    fields = {"on_busy": "interrupt", **props, "client_tools": []}  # only the newest turn of a thread may run
     if body.context:
         own = props.get("additional_args")
         fields["additional_args"] = {"context": body.context, **(own if isinstance(own, dict) else {})}
-    sent = turn_request(agent, message.text, media, fields)
-    for nth, tool in enumerate(body.tools):
-        about = {"name": tool.get("name"), "description": tool.get("description") or tool.get("name")}
-        schema = tool.get("parameters") or {"type": "object", "properties": {}}
-        sent.client_tools.append(checked(ClientTool, f"/tools/{nth}", {**about, "parameters": schema}))
+    sent = turn_request(agent, message.text, media, fields, "/forwardedProps")
+    sent.client_tools = [client_tool(tool, f"/tools/{nth}") for nth, tool in enumerate(body.tools)]
     return sent
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -16,14 +15,13 @@ from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.ai_sdk.fold import MessageFold
 from smolsessions.web.dialects.bodies import checked, read_body, turn_request
 from smolsessions.web.dialects.chats import add_stop_route, newest, open_chat
-from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of
+from smolsessions.web.dialects.gateway import Gateway, Place, digest_of, place_in
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.wire.requests import AnswerIn
 
 DIALECT = "ai-sdk"
 HEADERS = {"x-vercel-ai-ui-message-stream": "v1"}
 MOST_MESSAGES = 5000
-_MESSAGE = re.compile(rf"({CONVERSATION_ID.pattern}):([1-9][0-9]{{0,8}})")
 
 
 class UIMessage(BaseModel):
@@ -38,8 +36,7 @@ class UIMessage(BaseModel):
     @property
     def place(self) -> Place | None:
         """The turn that an assistant's message is, if it is one of this service."""
-        found = _MESSAGE.fullmatch(self.id) if self.role == "assistant" else None
-        return found and Place(found[1], int(found[2]))
+        return place_in(self.id) if self.role == "assistant" else None
 
 
 class ChatRequest(BaseModel):
@@ -61,8 +58,8 @@ class ChatRequest(BaseModel):
         return data
 
 
-def chat_routes(gateway: Gateway) -> APIRouter:
-    router = APIRouter()
+def routes(gateway: Gateway) -> APIRouter:
+    router = APIRouter(prefix="/ai-sdk")
 
     @router.post("/{agent}")
     async def send_messages(request: Request, owner: CallerOwner, agent: AgentName) -> Response:
@@ -113,7 +110,8 @@ async def play(
         for nth, part in enumerate(message.parts)
         if part.get("type") == "file"
     ]
-    sent = turn_request(agent, message.text, media, body.model_extra or {})
+    fields = {"on_busy": "interrupt", **(body.model_extra or {})}  # only the newest turn of a chat may run
+    sent = turn_request(agent, message.text, media, fields)
     if known:
         before: Place | None = Place(known.conversation_id, known.turn - 1)
     else:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic_core import to_json
-
 from smolsessions.core.events import (
     InputAnswered,
     Logged,
@@ -21,10 +19,10 @@ from smolsessions.core.events import (
 )
 from smolsessions.core.records import Turn
 from smolsessions.core.requests import InputRequest
-from smolsessions.web.dialects.gateway import Place, StreamCutError, place_of
+from smolsessions.web.dialects.gateway import Place, StreamCutError, place_of, sse_data
+from smolsessions.web.dialects.words import CODE, FINAL, failure_of
 
 MOST_SHOWN = 2000  # characters of what an inner agent says in a step
-CODE = "python_interpreter"
 DONE = b"data: [DONE]\n\n"
 _KINDS = {"answer": "text", "thought": "reasoning", "plan": "reasoning"}
 
@@ -68,10 +66,10 @@ class MessageFold:
             return
         if not self._has_begun:
             self._has_begun = True
-            yield _data({"type": "start", "messageId": self._id})
+            yield sse_data({"type": "start", "messageId": self._id})
         for chunk in chunks:
             self._has_new_step = self._has_new_step or chunk["type"] == "start-step"
-            yield _data(chunk)
+            yield sse_data(chunk)
         if self.is_complete:
             yield DONE
 
@@ -97,7 +95,7 @@ class MessageFold:
             yield from self._end_step()
             self._step = event.where.step_id
             yield {"type": "start-step"}
-        elif isinstance(event, ToolCalled) and event.name != "final_answer":
+        elif isinstance(event, ToolCalled) and event.name != FINAL:
             yield from self._end_part()
             yield self._input(event.call_id, event.name, event.arguments)
         elif isinstance(event, ToolReturned):
@@ -219,8 +217,7 @@ class MessageFold:
         yield from self._end_part()
         self.is_complete = True
         if outcome.status == "failed":
-            code, message = (outcome.error.code, outcome.error.message) if outcome.error else ("internal", "It failed.")
-            yield {"type": "error", "errorText": f"{code}: {message}"}
+            yield {"type": "error", "errorText": ": ".join(failure_of(turn))}
             return
         if self._after and not self._has_new_step:  # the client would send its answers for ever
             self._step = "end"
@@ -242,7 +239,3 @@ class MessageFold:
             return
         reason = "length" if outcome.state == "max_steps_error" else "stop"
         yield {"type": "finish", "finishReason": reason, **metadata}
-
-
-def _data(chunk: Chunk) -> bytes:
-    return b"data: " + to_json(chunk) + b"\n\n"

@@ -28,7 +28,7 @@ from smolsessions.web.dialects.gateway import (
 )
 from smolsessions.web.dialects.late_answer import LateAnswer
 from smolsessions.web.dialects.openai.chat_fold import ChatFold, completion
-from smolsessions.web.dialects.openai.content import Message, schema_of, turn_request
+from smolsessions.web.dialects.openai.content import Message, schema_of, turn_request_of
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.wire.requests import AnswerIn
 
@@ -153,7 +153,7 @@ async def play(  # noqa: PLR0917 - all say where
         after = await gateway.answer_in_words(request.scope, before, asked.requests, message.text)
         await gateway.keep_words(owner, key, before)
         return await gateway.follow(asked.ref, asked.number), after
-    sent = turn_request(body.model, f"/messages/{len(body.messages) - 1}", message, body.tools or ())
+    sent = turn_request_of(body.model, f"/messages/{len(body.messages) - 1}", message, body.tools or ())
     sent.output_schema = schema_of((body.response_format or {}).get("json_schema"), "/response_format/json_schema")
     wanted = None
     with suppress(BusyError):  # of another chat with the same history: this one gets a copy of it

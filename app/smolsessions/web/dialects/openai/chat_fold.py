@@ -21,8 +21,8 @@ from smolsessions.core.events import (
 )
 from smolsessions.core.records import Turn, Usage
 from smolsessions.core.requests import InputRequest
-from smolsessions.web.dialects.gateway import StreamCutError
-from smolsessions.web.dialects.words import question_words, short
+from smolsessions.web.dialects.gateway import StreamCutError, sse_data
+from smolsessions.web.dialects.words import failure_of, question_words, short
 
 
 class ChatFold:
@@ -115,7 +115,7 @@ class ChatFold:
         assert turn.outcome, "a turn that ended has an outcome"
         if turn.outcome.status == "failed":
             self.is_complete, self._failed = True, turn
-            yield _data({"error": self._error(turn)})
+            yield sse_data({"error": _error_of(turn)})
             return
         reply = turn.outcome.reply or ""
         rest = reply[len(self._said) :] if reply.startswith(self._said) else f"\n\n{reply}"
@@ -130,9 +130,9 @@ class ChatFold:
         self._reason = reason
         self._usage = usage_of(usage) if usage else None
         self.is_complete = True
-        yield _data({**self._head, "choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
+        yield sse_data({**self._head, "choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
         if self._wants_usage and self._usage:
-            yield _data({**self._head, "choices": [], "usage": self._usage})
+            yield sse_data({**self._head, "choices": [], "usage": self._usage})
         yield b"data: [DONE]\n\n"
 
     def _say(self, text: str) -> bytes:
@@ -140,18 +140,12 @@ class ChatFold:
         return self._chunk({"content": text})
 
     def _chunk(self, delta: dict[str, Any]) -> bytes:
-        return _data({**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
-
-    @staticmethod
-    def _error(turn: Turn) -> dict[str, Any]:
-        failure = turn.outcome.error if turn.outcome else None
-        message, code = (failure.message, failure.code) if failure else ("The turn failed.", "internal")
-        return {"message": message, "type": "server_error", "param": None, "code": code}
+        return sse_data({**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
 
     def answer(self) -> Response:
         """Return the whole completion."""
         if self._failed:
-            return JSONResponse({"error": self._error(self._failed)}, 500, {"x-should-retry": "false"})
+            return JSONResponse({"error": _error_of(self._failed)}, 500, {"x-should-retry": "false"})
         whole = completion(self._head["model"], self._head["id"], self.text, self._reason)
         message = whole["choices"][0]["message"]
         if self._calls:
@@ -178,5 +172,6 @@ def usage_of(usage: Usage) -> dict[str, Any]:
     return {**both, "total_tokens": usage.input_tokens + usage.output_tokens, **details}
 
 
-def _data(chunk: dict[str, Any]) -> bytes:
-    return b"data: " + to_json(chunk) + b"\n\n"
+def _error_of(turn: Turn) -> dict[str, Any]:
+    code, message = failure_of(turn)
+    return {"message": message, "type": "server_error", "param": None, "code": code}

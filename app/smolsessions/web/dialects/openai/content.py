@@ -9,8 +9,9 @@ from pydantic import BaseModel
 
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.records import AgentName
-from smolsessions.web.dialects.bodies import checked, object_at
-from smolsessions.wire.requests import ClientTool, FileIn, TurnRequest
+from smolsessions.web.dialects.bodies import client_tool, object_at, turn_request
+from smolsessions.web.dialects.gateway import split_data_url
+from smolsessions.wire.requests import TurnRequest
 
 SERVER = "smolsessions"
 """The `server_label` of all tools that this service runs."""
@@ -82,26 +83,31 @@ def _part(part: dict[str, Any], pointer: str) -> Part:
     return Part(type=str(kind))
 
 
-def turn_request(agent: AgentName, at: str, message: Message, tools: Iterable[dict[str, Any]]) -> TurnRequest:
+def turn_request_of(agent: AgentName, at: str, message: Message, tools: Iterable[dict[str, Any]]) -> TurnRequest:
     """Return the user's message at pointer `at`, and the client's tools, as a request of this service."""
-    images: list[str] = []
-    files: list[FileIn] = []
+    media: list[tuple[str, str, str | None, str]] = []
     for nth, part in enumerate(message.parts):
         pointer = f"{at}/content/{nth}"
         if part.type == "image_url":
-            images.append(str((part.image_url or {}).get("url")))
+            url = str((part.image_url or {}).get("url"))
+            media.append((url, "image/*", None, f"{pointer}/image_url"))
         elif part.type == "input_audio" and part.input_audio:
-            kind = part.input_audio.get("format")
-            data = str(part.input_audio.get("data"))
-            files.append(_file(f"audio{nth}.{kind}", f"audio/{'mpeg' if kind == 'mp3' else kind}", data, pointer))
+            kind = str(part.input_audio.get("format"))
+            media_type = f"audio/{'mpeg' if kind == 'mp3' else kind}"
+            url = f"data:{media_type};base64,{part.input_audio.get('data')}"
+            media.append((url, media_type, f"audio{nth}.{kind}", f"{pointer}/input_audio"))
         elif part.type == "file" and part.file:
             url = str(part.file.get("file_data"))
-            kind, _, _ = url.removeprefix("data:").partition(";")
-            files.append(_file(str(part.file.get("filename")), kind, url, pointer))
+            media.append((url, split_data_url(url)[0], part.file.get("filename"), f"{pointer}/file"))
         elif part.type != "text":
             raise InvalidRequestError.at(pointer, f"is of the type {part.type!r:.50}, which no agent here takes")
-    sent = checked(TurnRequest, "", {"message": message.text, "images": images, "agent": agent})
-    sent.files, sent.client_tools = files, [client_tool(tool, f"/tools/{nth}") for nth, tool in enumerate(tools)]
+    sent = turn_request(agent, message.text, media, {})
+    for nth, tool in enumerate(tools):
+        pointer = f"/tools/{nth}"
+        if tool.get("type") != "function":
+            raise InvalidRequestError.at(pointer, "is no function; the agent has its own other tools")
+        function = object_at(tool.get("function"), f"{pointer}/function") or tool  # Responses has a flat form
+        sent.client_tools.append(client_tool(function, f"{pointer}/function"))
     return sent
 
 
@@ -113,17 +119,6 @@ def schema_of(form: Any, pointer: str) -> dict[str, Any] | None:
     if not isinstance(schema, dict):
         raise InvalidRequestError.at(f"{pointer}/schema", "is missing: send a JSON Schema")
     return schema
-
-
-def client_tool(tool: dict[str, Any], pointer: str) -> ClientTool:
-    """Return a function of the client, in the form of Chat Completions, or in the flat one of Responses."""
-    function = object_at(tool.get("function"), f"{pointer}/function") or tool
-    if tool.get("type") != "function":
-        raise InvalidRequestError.at(pointer, "is no function; the agent has its own other tools")
-    name = function.get("name")
-    schema = function.get("parameters") or {"type": "object", "properties": {}}
-    about = {"name": name, "description": function.get("description") or name, "parameters": schema}
-    return checked(ClientTool, f"{pointer}/function", about)
 
 
 def approvals_in(tools: Iterable[dict[str, Any]]) -> list[str]:
@@ -141,7 +136,3 @@ def approvals_in(tools: Iterable[dict[str, Any]]) -> list[str]:
                 raise InvalidRequestError.at(f"/tools/{nth}/require_approval/always/tool_names", "is no list")
             found += map(str, names)
     return found
-
-
-def _file(name: str, kind: str, data: str, pointer: str) -> FileIn:
-    return checked(FileIn, pointer, {"name": name, "media_type": kind, "data": data})

@@ -11,7 +11,6 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from pydantic_core import to_json
 
-from smolsessions.core.conversations import Conversations
 from smolsessions.core.errors import AgentUnavailableError, InvalidRequestError, NotFoundError
 from smolsessions.core.events import InputAnswered, Logged, ToolReturned, TurnEnded, TurnWaiting
 from smolsessions.core.records import AgentName, Conversation, ConversationFields, Ref, Turn
@@ -27,7 +26,6 @@ Metadata = Annotated[dict[str, str], Field(max_length=16)]
 PageSize = Annotated[int, Query(ge=1, le=100)]
 After = Annotated[str | None, Query(max_length=500)]
 ItemOrder = Literal["asc", "desc"]
-
 
 MOST_BYTES = 8 << 20  # of the items in a page, before those of its last turn
 
@@ -78,11 +76,15 @@ def conversation_routes(gateway: Gateway) -> APIRouter:
         metadata = body.metadata or {}
         agent = AgentName(metadata["agent"]) if "agent" in metadata else None
         conversation_id = f"conv_{new_id()}"
-        if body.items:
-            made = await _import(conversations, Ref(owner, conversation_id), agent, metadata, body.items)
-        else:
-            made = await conversations.create(owner, conversation_id, agent, ConversationFields(dict(metadata)))
-        return JSONResponse(_view(made))
+        if not body.items:
+            fields = ConversationFields(dict(metadata))
+            return JSONResponse(_view(await conversations.create(owner, conversation_id, agent, fields)))
+        agent = agent or conversations.agents()[0].version.name
+        document = imported_history(((each.role, each.text) for each in messages_of(body.items)), agent)
+        if not document["turns"]:
+            raise InvalidRequestError.at("/items", "have no message of the user")
+        document["metadata"] = metadata
+        return JSONResponse(_view(await conversations.import_document(owner, document, conversation_id, agent)))
 
     @router.get("/{conversation_id}")
     async def get_conversation(owner: CallerOwner, conversation_id: str) -> Response:
@@ -212,25 +214,10 @@ async def _message(gateway: Gateway, turn: Turn, segment: Segment) -> Item:
             content.append({"type": "input_image", "detail": "auto", "image_url": url, "file_id": None})
         for file in turn.files:
             data = (await gateway.conversations.file(turn.ref, file.name)).data
-            content.append(
-                {
-                    "type": "input_file",
-                    "filename": file.file_name,
-                    "file_data": data_url(file.media_type, data),
-                }
-            )
+            url = data_url(file.media_type, data)
+            content.append({"type": "input_file", "filename": file.file_name, "file_data": url})
     about = {"id": segment.item_id("in", 0), "type": "message", "role": "user", "status": "completed"}
     return {**about, "content": content}
-
-
-async def _import(
-    conversations: Conversations, ref: Ref, agent: AgentName | None, metadata: dict[str, Any], sent: list[InputItem]
-) -> Conversation:
-    name = agent or conversations.agents()[0].version.name
-    history = imported_history(((each.role, each.text) for each in messages_of(sent)), name)
-    if not history["turns"]:
-        raise InvalidRequestError.at("/items", "have no message of the user")
-    return await conversations.import_document(ref.owner, {**history, "metadata": metadata}, ref.id, name)
 
 
 def _turn_of(item_id: str, conversation_id: str) -> int:

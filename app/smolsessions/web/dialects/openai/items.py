@@ -16,7 +16,6 @@ from smolsessions.core.requests import InputRequest
 from smolsessions.web.dialects.gateway import CONVERSATION_ID, Place, split_data_url
 from smolsessions.web.dialects.openai.content import SERVER
 
-CODE = "python_interpreter"
 _ID = re.compile(rf"[a-z]+_({CONVERSATION_ID.pattern})\.([1-9][0-9]{{0,8}})\.([0-9]{{1,12}})(?:\.[0-9]+)?")
 
 Item = dict[str, Any]
@@ -55,10 +54,9 @@ def text_part(text: str) -> Item:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def message(own_id: str, text: str = "") -> Item:
+def message(own_id: str) -> Item:
     """Return a message that is being written. Its content is added with its text."""
-    about = {"id": own_id, "type": "message", "status": "in_progress", "role": "assistant"}
-    return {**about, "content": [text_part(text)] if text else []}
+    return {"id": own_id, "type": "message", "status": "in_progress", "role": "assistant", "content": []}
 
 
 def reasoning(own_id: str) -> Item:

@@ -15,11 +15,13 @@ from smolsessions.core.records import AgentName, Conversation, Owner, Ref, Turn
 from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.bodies import checked, object_at, read_body
 from smolsessions.web.dialects.gateway import (
+    IN_TURN,
     STOP_S,
     Gateway,
     Place,
     digest_of,
     new_id,
+    place_in,
     place_of,
     turn_of_request,
 )
@@ -31,7 +33,7 @@ from smolsessions.web.dialects.openai.content import (
     approvals_in,
     messages_of,
     schema_of,
-    turn_request,
+    turn_request_of,
 )
 from smolsessions.web.dialects.openai.conversations import Metadata, asks_of, input_items, page_of, read_turn, texts_of
 from smolsessions.web.dialects.openai.items import Item, Segment, parsed_segment, segment_of
@@ -177,14 +179,14 @@ async def answers_in(gateway: Gateway, owner: Owner, sent: Sequence[InputItem]) 
     found = [(place, _answer(item, f"/input/{place}")) for place, item in enumerate(sent) if item.type in _ANSWERS]
     new = [answer for place, answer in found if place > last]
     if found and not new:
-        place = turn_of_request_or_none(found[-1][1].request_id)
+        place = place_in(found[-1][1].request_id, IN_TURN)
         turn = await gateway.turn_at(owner, place) if place else None
         still_open = {request.request_id for request in turn.requests} if turn else set()
         new = [answer for _, answer in found if answer.request_id in still_open]
     if not new:
         return []
     asked = turn_of_request(new[-1].request_id)
-    return [answer for answer in new if turn_of_request_or_none(answer.request_id) == asked]
+    return [answer for answer in new if place_in(answer.request_id, IN_TURN) == asked]
 
 
 def _answer(item: InputItem, pointer: str) -> AnswerIn:
@@ -196,13 +198,6 @@ def _answer(item: InputItem, pointer: str) -> AnswerIn:
         [str(part.get("text", "")) for part in item.output] if isinstance(item.output, list) else [item.output or ""]
     )
     return checked(AnswerIn, pointer, {"request_id": item.call_id, "result": "\n".join(texts)})
-
-
-def turn_of_request_or_none(request_id: str) -> Place | None:
-    try:
-        return turn_of_request(request_id)
-    except NotFoundError:
-        return None
 
 
 async def play(
@@ -225,7 +220,7 @@ async def play(
         await gateway.keep_words(owner, key, before)
         return await gateway.follow(asked.ref, asked.number), after
     functions = [tool for tool in body.tools or () if tool.get("type") == "function"]
-    new = turn_request(body.model, f"/input/{first}", message, functions)
+    new = turn_request_of(body.model, f"/input/{first}", message, functions)
     new.metadata, new.approve = dict(body.metadata or {}), approvals_in(body.tools or ())
     form = object_at((body.text or {}).get("format"), "/text/format")
     if form.get("type") == "json_schema":

@@ -25,8 +25,8 @@ from smolsessions.core.events import (
 from smolsessions.core.records import Turn, Usage
 from smolsessions.core.requests import InputRequest
 from smolsessions.web.dialects.openai import items
-from smolsessions.web.dialects.openai.items import CODE, Item, Segment
-from smolsessions.web.dialects.words import question_words
+from smolsessions.web.dialects.openai.items import Item, Segment
+from smolsessions.web.dialects.words import CODE, FINAL, failure_of, question_words
 
 FRAMES = 1000
 """Numbers of frames that one event of a turn may have. Each of up to 100 requests has up to six."""
@@ -150,7 +150,10 @@ class ResponseFold:
             self._remember(event)
             yield from self._ask()
         elif isinstance(event, InputAnswered):
-            yield from self._go_on(event)
+            self._is_queued = False
+            self._remember(event)
+            if self._requests:  # else the turn goes on, and its calls become items when they return
+                yield from self._ask()
         elif isinstance(event, TurnEnded):
             yield from self._end(event.result)
 
@@ -243,7 +246,7 @@ class ResponseFold:
 
     def _call(self, event: ToolCalled) -> Iterator[Event]:
         """Show a call that runs now."""
-        if event.name == "final_answer":
+        if event.name == FINAL:
             return
         index = self._open_calls[event.call_id] = len(self._items)
         where = event.where
@@ -269,7 +272,7 @@ class ResponseFold:
     def _return(self, event: ToolReturned) -> Iterator[Event]:
         call = self._calls.pop(event.call_id, None)
         asked = self._asked.get(event.call_id)
-        if call is None or call.name == "final_answer" or (asked and asked.kind != "approval"):
+        if call is None or call.name == FINAL or (asked and asked.kind != "approval"):
             return
         if event.call_id not in self._open_calls:
             yield from self._call(call)
@@ -315,13 +318,6 @@ class ResponseFold:
                 yield from self._write(question_words(each))
         yield from self._finish("completed", self._usage)
 
-    def _go_on(self, event: InputAnswered) -> Iterator[Event]:
-        """Repeat the open requests. Without one the turn goes on, and its calls become items when they return."""
-        self._is_queued = False
-        self._remember(event)
-        if self._requests:
-            yield from self._ask()
-
     def _write(self, text: str) -> Iterator[Event]:
         """Add a whole message."""
         index = len(self._items)
@@ -351,9 +347,7 @@ class ResponseFold:
                     yield from self._done(index)
         yield from self._end_answer("incomplete")
         if outcome.status == "failed":
-            failure = outcome.error
-            sentence = f"{failure.code}: {failure.message}" if failure else "internal: the turn failed"
-            self._response["error"] = {"code": "server_error", "message": sentence}
+            self._response["error"] = {"code": "server_error", "message": ": ".join(failure_of(turn))}
             if not self._items:  # Vercel's client posts again if a response fails without any item
                 self._void.add(0)
                 yield from self._add(items.reasoning, "rs")
