@@ -138,6 +138,17 @@ def test_images_come_and_go(client: Client) -> None:
     assert "/input/0/content/1" in str(refused.value)
 
 
+def test_a_file_of_the_answer_is_cited(client: Client, service: Service) -> None:
+    answer = ask(client, {"call": [["report", {}]]}, {"say": "report.csv"})
+    (cited,) = answer.output[-1].content[0].annotations
+    assert (cited.type, cited.filename) == ("container_file_citation", "report.csv")
+    content = client.containers.files.content.retrieve(cited.file_id, container_id=cited.container_id)
+    assert content.read() == b"a;b\n1;2\n"
+    assert Response.model_validate(events_of(service, answer.id)[-1]["response"], strict=True) == answer
+    with pytest.raises(openai.NotFoundError):
+        client.containers.files.content.retrieve("another.csv", container_id=cited.container_id)
+
+
 def test_a_failed_turn_raises(client: Client) -> None:
     with pytest.raises(openai.InternalServerError) as failed:
         ask(client, {"raise": "broken"})

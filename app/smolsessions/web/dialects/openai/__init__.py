@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
+from smolsessions.core.records import Ref
 from smolsessions.web.dialects.gateway import Gateway
 from smolsessions.web.dialects.openai.chat import chat_routes
 from smolsessions.web.dialects.openai.conversations import conversation_routes
 from smolsessions.web.dialects.openai.responses import response_routes
+from smolsessions.web.files import served
+from smolsessions.web.routes.common import CallerOwner
 
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _BAD_REQUEST, _DEFECT, _BUSY = 400, 500, 409
@@ -20,6 +23,14 @@ def routes(gateway: Gateway) -> APIRouter:
     router = APIRouter(prefix="/openai/v1")
     for make in (chat_routes, response_routes, conversation_routes):
         router.include_router(make(gateway))
+
+    @router.get("/containers/{conversation_id}/files/{name}/content")
+    async def get_file(owner: CallerOwner, conversation_id: str, name: str) -> Response:
+        """Return a file that the text of an answer cites."""
+        file = await gateway.conversations.file(Ref(owner, conversation_id), name)
+        kind, headers = served(file)
+        return Response(file.data, media_type=kind, headers=headers)
+
     return router
 
 

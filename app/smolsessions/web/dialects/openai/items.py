@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from pydantic_core import to_json
 
 from smolsessions.core.errors import NotFoundError
+from smolsessions.core.media import StepFile
 from smolsessions.core.records import Turn, Usage
 from smolsessions.core.requests import InputRequest
 from smolsessions.web.dialects.gateway import CONVERSATION_ID, Place, split_data_url
@@ -91,6 +92,13 @@ def function_call(own_id: str, request: InputRequest) -> Item:
 def image_call(own_id: str, url: str) -> Item:
     about = {"id": own_id, "type": "image_generation_call", "status": "completed"}
     return {**about, "result": split_data_url(url)[1]}
+
+
+def citation(turn: Turn, file: StepFile) -> Item:
+    """Return how the answer's text names a file of it. Its content is at `/containers`."""
+    about = {"type": "container_file_citation", "container_id": turn.ref.id, "file_id": file.name}
+    length = len((turn.outcome and turn.outcome.reply) or "")
+    return {**about, "filename": file.file_name, "start_index": 0, "end_index": length}
 
 
 def json_text(value: Any) -> str:

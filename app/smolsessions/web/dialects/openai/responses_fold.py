@@ -333,13 +333,16 @@ class ResponseFold:
         if outcome.status == "finished":
             reply = outcome.reply or ""
             said = "" if self._answer is None else self._items[self._answer]["content"][0]["text"]
-            if self._answer is not None and reply.startswith(said):
-                if rest := reply[len(said) :]:
-                    yield self._text(self._answer, rest)
-                yield from self._end_answer()
-            else:
+            if self._answer is None or not reply.startswith(said):
                 yield from self._drop_answer()
-                yield from self._write(reply)
+                said = ""
+                yield from self._begin_text(len(self._items), is_answer=True)
+            assert self._answer is not None, "a message is open"
+            if rest := reply[len(said) :]:
+                yield self._text(self._answer, rest)
+            cited = [items.citation(turn, file) for file in outcome.files]
+            self._items[self._answer]["content"][0]["annotations"] = cited
+            yield from self._end_answer()
             for url in self.media.values():
                 if url.startswith("data:image/"):
                     index = len(self._items)
