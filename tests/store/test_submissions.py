@@ -9,7 +9,7 @@ import pytest
 
 from smolsessions.core.errors import ConversationExistsError, LeaseLostError, SealBrokenError, StoreUnavailableError
 from smolsessions.core.memories import ImportedConversation, ImportedMemory
-from smolsessions.core.records import ConversationFields, IdempotentRequest, OnBusy, Owner, Ref
+from smolsessions.core.records import Conversation, ConversationFields, IdempotentRequest, OnBusy, Owner, Ref
 from smolsessions.store.store import Store
 from smolsessions.store.turns.lease import HeldLease
 from tests.support import stores
@@ -128,6 +128,43 @@ async def test_a_renewal_brings_back_why_a_turn_is_to_stop(one: Store, raw: Raw)
     raw.hset(stores.key_of("run", "c", 2), "cancel", "interrupt:3")  # as if the message was lost
     await one.scheduler.renew([lease])
     assert stores.error_code_of(await lease.commit(replace(stores.DONE, status="cancelled"))) == "interrupted"
+
+
+async def test_a_stop_that_comes_before_the_reply_to_its_claim_is_heard_once(one: Store) -> None:
+    await stores.submit(one, "c")
+    for flag in (b"interrupt:2", b"steer"):
+        one.scheduler.hear_stop(b"", b"local/c\n1\n" + flag)
+    lease = await stores.claim_one(one)
+    assert lease.stop_reason.result() == "interrupted"
+    await one.scheduler.hand_back(lease)
+    assert not (await stores.claim_one(one)).stop_reason.done()
+
+
+async def test_a_change_that_meets_another_one_is_made_again(one: Store, raw: Raw) -> None:
+    ref, conversation = stores.ref_of("c"), stores.key_of("conversation", "c")
+    await (await stores.second_turn(one, raw)).commit(stores.DONE)
+
+    async def write_files(_new: Ref) -> Callable[[], Awaitable[None]]:
+        if not forks:
+            await one.history.roll_back(ref, 1)
+        forks.append(_new)
+        return lambda: asyncio.sleep(0)
+
+    forks: list[Ref] = []
+    made = await one.history.fork(ref, one.history.name_beside(ref), None, None, write_files)
+    assert (len(forks), made.step_counts, made.turn_count) == (2, {"action": 1}, 2)
+
+    def change(now: Conversation) -> ConversationFields:
+        seen.append(now.approve)
+        raw.hset(conversation, "settings", before)
+        return ConversationFields(now.metadata, approve=now.approve)
+
+    seen: list[tuple[str, ...]] = []
+    await one.conversations.patch(ref, lambda _: ConversationFields({}, approve=("a",)))
+    before = raw.hget(conversation, "settings").encode(errors="surrogateescape")
+    await one.conversations.patch(ref, lambda _: ConversationFields({}, approve=("b",)))
+    assert (await one.conversations.patch(ref, change)).approve == ("a",)
+    assert seen == [("b",), ("a",)]
 
 
 async def test_what_cannot_be_read_is_not_rolled_back_but_told(one: Store, other: Store, raw: Raw) -> None:

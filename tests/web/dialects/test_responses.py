@@ -97,6 +97,14 @@ def test_a_response_has_text_thoughts_and_tools(client: Client, service: Service
     assert json.loads(first.content[0].text) == [ECHO, {"say": "one"}]
 
 
+def test_an_answer_that_is_not_accepted_is_left_out(client: Client, service: Service) -> None:
+    early = {"call": [["final_answer", {"answer": "too early"}], ["echo", {"text": "x"}]]}
+    answer = ask(client, early, {"say": "one"})
+    assert answer.output_text == "one"
+    dropped = [event for event in events_of(service, answer.id) if event.get("item", {}).get("status") == "incomplete"]
+    assert [event["item"]["content"][0]["text"] for event in dropped] == ["too early"]
+
+
 def test_a_stream_is_the_response(client: Client) -> None:
     with client.responses.stream(model="plain", input=script(ECHO, {"say": "streamed"})) as stream:
         texts = [event.delta for event in stream if event.type == "response.output_text.delta"]
