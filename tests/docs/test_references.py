@@ -126,6 +126,16 @@ def test_a_page_can_be_followed_as_it_is_shown(page: Path) -> None:
     assert re.findall(r"\[[^\]]*\.(?:md|py)`?\]\([^)]*\)", text) == []
 
 
+def test_each_page_makes_conversations_of_its_own() -> None:
+    """Someone who follows a second page on the same service meets no 409."""
+    made = re.compile(
+        r"""localhost:8000/conversations -H [^\n]*(?:\\\n)?[^\n]*"id": "([\w-]+)"|/imports\?id=([\w-]+)"""
+    )
+    ids = [one or other for page in PAGES for one, other in made.findall(page.read_text("utf-8"))]
+    assert len(ids) > 8
+    assert [each for each in ids if ids.count(each) > 1] == []
+
+
 def test_the_docs_stay_short() -> None:
     words = {page: len(page.read_text("utf-8").split()) for page in reference.DOCS.rglob("*.md")}
     assert len(words) <= 48

@@ -37,8 +37,13 @@ SERVER = re.compile(
     r"^(?P<settings>(?:[A-Z_]+=\S* )*)smolsessions (?P<command>(?:serve|web|work)\b[^\n#&]*)"
     r"(?:& echo \$! > (?P<file>\S+))?"
 )
-SKIPPED = re.compile(r"^(pip install|python3? -m venv|source \.venv|export OPENAI_API_KEY)\b")  # all is there
-CURL = 'curl() { command curl --fail-with-body -w "\n" "$@"; }'  # a refused request fails the block
+SKIPPED = re.compile(r"^(pip install|python3? -m venv|source \.venv)\b")  # all is there
+CURL = """curl() {
+  case "$*" in
+    *http_code*) command curl "$@" ;;  # the page shows the status
+    *) command curl --fail-with-body -w "\n" "$@" ;;  # a refused request fails the block
+  esac
+}"""
 PORTS = ("8000", "8001", "6400")
 
 
@@ -205,16 +210,18 @@ class Reader:
         return Path(found[-1]) if found else self.folder
 
     def _environment(self) -> dict[str, str]:
-        own = {name: text for name, text in os.environ.items() if not name.startswith(("SMOLSESSIONS_", "COVERAGE_"))}
+        hidden = ("SMOLSESSIONS_", "COVERAGE_", "OPENAI_API_KEY")  # a page shows what its commands need
+        own = {name: text for name, text in os.environ.items() if not name.startswith(hidden)}
         exported = re.findall(
-            r'^declare -x ((?:SMOLSESSIONS|MODEL)\w*)="(.*)"$', (self.folder / ".state").read_text(), re.MULTILINE
+            r'^declare -x ((?:SMOLSESSIONS|MODEL|OPENAI)\w*)="(.*)"$',
+            (self.folder / ".state").read_text(),
+            re.MULTILINE,
         )
         return (
             own
             | {
                 "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
                 "PYTHONPATH": PYTHONPATH,
-                "OPENAI_API_KEY": "none",
                 "OPENAI_BASE_URL": self.provider,
                 "SMOLSESSIONS_LEASE_S": "1",
                 "SMOLSESSIONS_URL": f"http://127.0.0.1:{self.ports['8000']}",
