@@ -85,8 +85,8 @@ def test_a_chat_folds_code_says_the_answer_once_forks_and_rolls_back(service: Se
         for ends in (1, 0):
             terminal.reply("\n> ", "/rollback")
             terminal.wait_for(f"the memory ends with turn {ends}; ")
-        terminal.reply("\n> ", "/help")
-        terminal.wait_for(r"/rollback \[TURN\]")
+        terminal.reply("\n> ", "/turns")
+        terminal.wait_for(r"/turns is no command(.|\n)*/rollback \[TURN\]")
     found = service.get(f"/conversations/{fork}")
     assert (found["turn_count"], found["step_counts"]["task"]) == (2, 0), found
     assert found["forked_from"]["turn"] == 1
@@ -190,7 +190,8 @@ def test_a_chat_asks_for_approvals_and_answers(asking: Service, outbox: Path, tm
         assert terminal.process.wait(PATIENCE_S) == 0
     assert not outbox.exists()
     with terminal_of(tmp_path, *command("chat", "--conversation", conversation, "--url", url)) as terminal:
-        terminal.reply(r'"cy"(.|\n)*\[e\]dit\? ', "a")
+        terminal.reply(r'"cy"(.|\n)*\[e\]dit\? ', "y")
+        terminal.reply(r"write a, r or e(.|\n)*\[e\]dit\? ", "a")
         question = terminal.wait_for(r"Which .*tea(.|\n)*number, or nothing to decline: ")
         assert "\x1b[31m" not in question
         terminal.type(b"3\n")

@@ -234,6 +234,8 @@ class _Chat:
         """Run a command of the chat. `turn` is the number in its line."""
         conversation = self._place.get("conversation_id")
         if command not in {"code", "fork", "rollback"}:
+            if command != "help":
+                err.print(f"/{command} is no command", style="red")
             out.print(COMMANDS, style="dim", markup=False)
             return
         if not conversation:

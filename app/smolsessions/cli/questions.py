@@ -62,6 +62,8 @@ def ask(request: InputRequest) -> Answer:
             case "e" | "edit":
                 if (arguments := _edited(request)) is not None:
                     return {"request_id": request.request_id, "decision": "approve", "arguments": arguments}
+            case _:
+                err.print("write a, r or e", style="red")
 
 
 def _answer(request: InputRequest) -> Answer:
