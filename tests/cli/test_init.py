@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.llm import LLM
 from tests.support.refusals import sentence_of
 from tests.support.service import PATIENCE_S, ROOT, Gate, Service, run, wait_until
 from tests.support.streaming import place
@@ -18,7 +19,7 @@ from tests.support.turns import DONE, submit_turn, wait_for_end
 FILES = {"agents.toml", "my_agents.py", "test_my_agents.py", "smolsessions.toml", "requirements.txt", "Dockerfile"}
 
 
-def test_a_new_folder_can_be_served_and_tested(tmp_path: Path) -> None:
+def test_a_new_folder_can_be_served_and_tested(llm: LLM, tmp_path: Path) -> None:
     folder = tmp_path / "helper"
     assert run(tmp_path, {}, "init", str(folder))[0] == 0
     assert {path.name for path in folder.iterdir()} == FILES
@@ -33,12 +34,15 @@ def test_a_new_folder_can_be_served_and_tested(tmp_path: Path) -> None:
     assert "1 passed" in tests.stdout, tests.stdout + tests.stderr
     file = folder / "agents.toml"
     file.write_text(re.sub("^# ?(?=.* = |\\[)", "", file.read_text(), flags=re.MULTILINE))  # with the example there
-    environment = {"OPENAI_API_KEY": "sk-1"}
+    llm.call(("calculator", {"expression": "12 * 7"}))
+    llm.answer("84")
+    environment = {"OPENAI_API_KEY": "sk-1", "MODEL_ID": "qwen3", "MODEL_API_BASE": llm.base_url}
     with Service(tmp_path, {"AGENTS": "", "DEMO_AGENTS": ""}, environment, cwd=folder) as service:
         assert [agent["name"] for agent in service.get("/agents")["items"]] == ["helper", "clerk"]
         turn = service.post("/turn", message="What is 12 * 7?").json()
     assert (turn["agent"]["name"], turn["tool_call_names"]) == ("helper", ["calculator"])
     assert "84" in turn["reply"]
+    assert [request.key for request in llm.requests] == ["none", "none"], "the key of OpenAI leaves for another server"
 
 
 def test_the_files_of_the_template_obey_the_rules_of_this_project(tmp_path: Path) -> None:

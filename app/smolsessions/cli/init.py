@@ -25,4 +25,4 @@ def init(
         path.write_text(text, "utf-8")
         typer.echo(f"created {path}")
     go = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
-    typer.echo(f"Next: {go}smolsessions serve --reload, or smolsessions chat, or pytest (if it is installed)")
+    typer.echo(f"Next: {go}smolsessions serve --reload, or smolsessions chat, or pytest (pip install pytest)")
