@@ -123,7 +123,7 @@ def test_errors_of_a_factory_hide_keys(module: str, text: str, tmp_path: Path, m
     with pytest.raises(StartError) as caught:
         Catalog(load_agents_file(file))
     assert caught.value.message.startswith(f"{file}: [agents.shop] ")
-    assert "Error: bad ***; mend" in caught.value.message
+    assert "Error: bad ***; fix" in caught.value.message
     assert "horse" not in caught.value.message
 
 

@@ -99,7 +99,7 @@ def test_a_number_of_processes_out_of_bounds_is_refused(count: str, tmp_path: Pa
 
 def test_web_and_work_play_a_turn_that_is_seen_live(web: Service, work: Service, gate: Gate) -> None:
     assert web.said[0].startswith("smolsessions web ")
-    assert re.search(r"smolsessions work \S+ plays turns; health and metrics on 127\.0\.0\.1:\d+$", work.said[0])
+    assert re.search(r"smolsessions work \S+ runs turns; health and metrics on 127\.0\.0\.1:\d+$", work.said[0])
     assert "in the store" in web.said[3]
     before = samples(work).get(("turns_total", ""), 0)
     with posting(web, gate.script, {"say": "done"}, agent="scripted") as stream:

@@ -159,17 +159,17 @@ class Catalog:
                 raise StartError(f"the agent {name!r} has the option approve or ask_user, and {UNCONFINED}")
         if not self._must_confine:
             return
-        mend = "or set SMOLSESSIONS_CODE_CONFINEMENT=auto"
+        fix = "or set SMOLSESSIONS_CODE_CONFINEMENT=auto"
         for name, agent in self._agents.items():
             if "thread" in agent.executors:
                 raise StartError(
                     f"the agent {name!r} runs its code in the service itself, and SMOLSESSIONS_CODE_CONFINEMENT is "
-                    f"required: leave out its option executor='thread', {mend}"
+                    f"required: leave out its option executor='thread', {fix}"
                 )
         if self._started and self._fork_client.level() not in CONFINED:
             raise StartError(
                 "SMOLSESSIONS_CODE_CONFINEMENT is required, and this system gives neither namespaces nor Landlock: "
-                f"allow one of them (docs/security.md), serve no agent that writes code, {mend}"
+                f"allow one of them (docs/security.md), serve no agent that writes code, {fix}"
             )
 
     def confinement(self) -> dict[AgentName, CodeLevel]:

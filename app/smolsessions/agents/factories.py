@@ -224,10 +224,9 @@ def _checked_call(name: str, factory: Factory, folders: ConversationFolders | No
     except (Exception, SystemExit) as error:
         if remote_executors.is_of_executor(error):
             raise remote_executors.started_executor(name) from error
-        raise StartError(
-            f"the factory of agent {name!r} failed with {describe_error(error)}; mend it, or its "
-            "configuration; it is called without arguments, except `caller` if it has a parameter of that name"
-        ) from error
+        call = "it is called without arguments, except `caller` if it has a parameter of that name"
+        advice = call if isinstance(error, TypeError) else "fix it, or the variables that it reads"
+        raise StartError(f"the factory of agent {name!r} failed with {describe_error(error)}; {advice}") from error
     if not isinstance(agent, MultiStepAgent):
         raise StartError(
             f"the factory of agent {name!r} gave {type(agent).__name__}, not a smolagents agent; return one"

@@ -23,7 +23,7 @@ def import_named(module_name: str, name: str, kind: str, advice: str) -> Any:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         raise StartError(
-            f"importing {module_name} failed with {describe_error(error)}; mend the module, or start the service in "
+            f"importing {module_name} failed with {describe_error(error)}; fix the module, or start the service in "
             "the folder that holds it"
         ) from error
     found = getattr(module, name, None)

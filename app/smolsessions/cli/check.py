@@ -36,7 +36,7 @@ def check(context: typer.Context, *, targets: Targets = None, named: Named = Non
         for name, path in paths.items():
             check_private(path, f"{PREFIX}{name.upper()}")
         shown = ", ".join(map(str, paths.values()))
-        line.text = f"not all users may read {shown}" if paths else "no file with secrets yet"
+        line.text = f"only owner and group may read {shown}" if paths else "no file with secrets yet"
     with _reported("keys", failed) as line:
         from smolsessions.wiring import make_authenticator, make_sealer  # noqa: PLC0415 - other commands load no server
 

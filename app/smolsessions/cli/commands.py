@@ -149,9 +149,8 @@ def owner(
             raise StartError(f"--claims: {error}") from error
     key = secrets.token_urlsafe(32)
     typer.echo(f"{name} {hashlib.sha256(key.encode()).hexdigest()}{column}")
-    typer.echo(
-        f"Standard output belongs into SMOLSESSIONS_API_KEYS_FILE; the key itself is shown only now:\n{key}", err=True
-    )
+    typer.echo("Standard output is a line for SMOLSESSIONS_API_KEYS_FILE. The key itself is shown only now:", err=True)
+    typer.echo(key, err=True)
 
 
 app.add_typer(agents, name="agents")

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BaseException as error:
         if isinstance(error, OSError) and SERVICES.isdisjoint(words[:1]):
             place = error.filename or "the output"
-            _say(f"{place} cannot be read or written ({error.strerror or error}); mend that, then try again")
+            _say(f"{place} cannot be read or written ({error.strerror or error}); fix that, then try again")
         else:
             log.exception("smolsessions met a defect and ends")
     finally:

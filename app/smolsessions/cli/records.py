@@ -141,7 +141,7 @@ def _write(file: Path, text: str) -> None:
             part.unlink(missing_ok=True)
     except (OSError, RuntimeError) as error:  # Python 3.11 raises `RuntimeError` for symlinks in a circle
         cause = error.strerror if isinstance(error, OSError) else error
-        raise remote.fail(f"{file} cannot be written ({cause}); mend that, or name another file") from None
+        raise remote.fail(f"{file} cannot be written ({cause}); fix that, or name another file") from None
 
 
 @conversations.command("import")

@@ -156,7 +156,7 @@ class AgentUnavailableError(ServiceError):
 
 
 class AgentFailedError(ServiceError, code="agent_error"):
-    """The agent's own code failed; its operator must mend it."""
+    """The agent's own code failed; its operator must fix it."""
 
 
 class TooLargeError(ServiceError):
@@ -219,7 +219,7 @@ FAILURES = {
     "deadline_exceeded": "The turn took longer than its `deadline_s`. Finished steps are kept.",
     "internal": "The service failed; its log has the cause.",
     "interrupted": "A later turn with `on_busy: interrupt` stopped the turn. Finished steps are kept.",
-    "model_auth": "The model's provider refuses the credentials of the service; its operator must mend them.",
+    "model_auth": "The model's provider refuses the credentials of the service; its operator must fix them.",
     "model_error": "The model gave no usable answer, or its provider failed.",
     "model_timeout": "The model did not answer in time.",
     "model_unreachable": "The model's provider was not reached.",

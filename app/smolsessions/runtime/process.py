@@ -105,7 +105,7 @@ async def _run(
         if slot:
             lines["processes"] = str(slot.count)
         name = "smolsessions" if role is Role.SERVE else f"smolsessions {role.value}"
-        does = "serves on" if role.serves_http else "plays turns; health and metrics on"
+        does = "serves on" if role.serves_http else "runs turns; health and metrics on"
         width = max(map(len, lines))
         text = f"{name} {__version__} {does} {address_of(listening)}\n"
         text += "".join(f"  {label:<{width}} {value}\n" for label, value in lines.items())

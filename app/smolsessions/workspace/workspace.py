@@ -26,7 +26,7 @@ SEARCHED_OF_LINE = 4096  # bytes: an expression of this memory takes at most hal
 SHOWN_OF_LINE = 300
 _KIB = 1024
 _FAULTS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE})
-"""Errors that the operator mends."""
+"""Errors that the operator fixes."""
 _LOCKS = tuple(threading.Lock() for _ in range(64))
 """For writes, by root: an edit reads and writes, and parallel calls share the bounds."""
 

@@ -1,6 +1,6 @@
 """Agents of agents.toml: tables become factories of smolagents agents. Models and tools are made once and shared.
 
-A mistake stops the start with a sentence that names file, agent, key and mend. No sentence repeats a value, because any
+A mistake stops the start with a sentence that names file, agent, key and fix. No sentence repeats a value, because any
 value could be a key.
 """
 
@@ -69,7 +69,7 @@ def read_agents_file(path: Path) -> AgentsFile:
         raise StartError("\n".join(f"{path}: {sentence}" for sentence in mistakes.mistakes_in(error))) from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         place = str(error).rpartition("(at ")[2].removesuffix(")") if "(at " in str(error) else "nested too deep"
-        raise StartError(f"{path}: is no TOML, or has a key twice ({place}); mend the syntax there") from None
+        raise StartError(f"{path}: is no TOML, or has a key twice ({place}); fix the syntax there") from None
     if sentences := list(mistakes.wrong_references(file)):
         raise StartError("\n".join(f"{path}: {sentence}" for sentence in sentences))
     if not file.agents:
@@ -286,7 +286,7 @@ class Assembly:
             if isinstance(error, StartError):
                 text = error.message
             else:
-                text = without_secrets(str(error)).rstrip(" .\n") + "; mend it"
+                text = without_secrets(str(error)).rstrip(" .\n") + "; fix it"
             named, colon, rest = text.partition(": ")
             named = "executor_key_env" if named == "key_env" else named
             if colon and named in mistakes.keys_at(table):

@@ -30,7 +30,7 @@ def templates_of(path: Path) -> PromptTemplates:
     try:
         templates = yaml.safe_load(read_text(path, "the file"))
     except (yaml.YAMLError, RecursionError):
-        raise StartError("is no YAML; mend it") from None
+        raise StartError("is no YAML; fix it") from None
     return complete_templates(templates, f"{path.name} ")
 
 
@@ -55,4 +55,4 @@ def check_jinja(name: str, text: Any) -> None:
         jinja2.Environment(autoescape=False).parse(str(text))  # noqa: S701 - a prompt is no HTML
     except jinja2.TemplateSyntaxError as error:
         problem = f"{error.message or ''}".rstrip(".")
-        raise StartError(f"{name}, line {error.lineno} of this text: no Jinja ({problem}); mend it there") from None
+        raise StartError(f"{name}, line {error.lineno} of this text: no Jinja ({problem}); fix it there") from None

@@ -46,7 +46,7 @@ def read_key(variable: str, named_by: str = "api_key_env") -> Secret:
         raise StartError(f"{named_by}: {NOT_SET}")
     if not _KEY.fullmatch(key):  # a header refuses it, with an exception that shows it
         raise StartError(
-            f"{named_by}: names a variable that holds no key, having blanks or letters beyond ASCII; mend its value"
+            f"{named_by}: names a variable that holds no key, having blanks or letters beyond ASCII; fix its value"
         )
     _known.add(key)
     return Secret(key)

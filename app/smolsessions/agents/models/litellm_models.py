@@ -74,7 +74,7 @@ def make_litellm(table: ModelTable) -> LiteLLMModel:
         logger.handlers.clear()
         logger.setLevel(logging.CRITICAL)
     if provider not in litellm.provider_list:
-        raise StartError("LiteLLM does not know the provider that the id begins with; mend the part before the slash")
+        raise StartError("LiteLLM does not know the provider that the id begins with; fix the part before the slash")
     import httpx  # noqa: PLC0415 - LiteLLM brings it
 
     if provider == "ollama_chat":

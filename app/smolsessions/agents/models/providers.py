@@ -77,7 +77,7 @@ def make_model(table: ModelTable) -> Model:
         raise
     except Exception as error:  # noqa: BLE001 - of any provider
         text = without_secrets(str(error), [value for value in (table.id, table.base, table.region) if value])
-        raise StartError(f"the model cannot be made ({type(error).__name__}: {text}); mend its table") from None
+        raise StartError(f"the model cannot be made ({type(error).__name__}: {text}); fix its table") from None
     return model
 
 

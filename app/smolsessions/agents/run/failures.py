@@ -44,14 +44,14 @@ _KINDS = {
     "timeout": Failure("model_timeout", "The model did not answer in time ({name}).", True),
     "auth": Failure(
         "model_auth",
-        "The model's provider refuses the credentials of this service ({name}); its operator must mend them.",
+        "The model's provider refuses the credentials of this service ({name}); its operator must fix them.",
     ),
     "limited": Failure(
         "rate_limited", "The model's provider takes no more requests of this service for now ({name}).", True
     ),
     "quota_spent": Failure(
         "rate_limited",
-        "The quota of this service at the model's provider is used up ({name}); its operator must mend it.",
+        "The quota of this service at the model's provider is used up ({name}); its operator must fix it.",
     ),
     "overflow": Failure(
         "context_overflow",

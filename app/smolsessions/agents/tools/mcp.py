@@ -88,7 +88,7 @@ class McpServer:
             return self.tools
         if tries_once:
             raise StartError(
-                f"[mcp.{self.name}] gives no list of tools ({self._report()}); mend the server or its table"
+                f"[mcp.{self.name}] gives no list of tools ({self._report()}); fix the server or its table"
             )
         raise AgentUnavailableError(
             f"Its MCP server {self.name!r} gave no list of tools when the service started. The service's log says why; "

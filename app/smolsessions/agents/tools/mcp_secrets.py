@@ -31,7 +31,7 @@ def variables_of(name: str, table: McpTable) -> dict[str, str]:
     for target, variable in names.items():
         value = os.environ.get(variable)
         if value is None or (table.url and not _HEADER.fullmatch(value)):
-            flaw = "names a variable that is empty, or has blanks around it or letters beyond ASCII; mend its value"
+            flaw = "names a variable that is empty, or has blanks around it or letters beyond ASCII; fix its value"
             raise StartError(sentence_at(("mcp", name, key, target), NOT_SET if value is None else flaw))
         found[target] = value
     return found

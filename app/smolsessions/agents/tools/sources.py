@@ -116,6 +116,6 @@ def _set_up(entry: str, tool: Any) -> Any:
     try:
         tool.setup()
     except (Exception, SystemExit) as error:
-        raise StartError(f"setup() of the tool {entry} failed with {describe_error(error)}; mend it") from error
+        raise StartError(f"setup() of the tool {entry} failed with {describe_error(error)}; fix it") from error
     tool.is_initialized = True
     return tool
