@@ -4,8 +4,7 @@ from functools import cache
 
 from playwright.sync_api import Page
 
-from tests.support.debian import skip
-from tools.node_programs import NoNodeError, programs
+from tests.support.debian import npm_packages
 
 CONTRAST = ["color-contrast"]
 RUN = """(rules) => axe.run(document, { resultTypes: ["violations"], ...(rules && { runOnly: rules }) }).then(
@@ -22,7 +21,4 @@ def breaches(page: Page, rules: list[str] | None = None) -> list[str]:
 
 @cache
 def _axe() -> str:
-    try:
-        return (programs().parent / "axe-core" / "axe.min.js").read_text()
-    except NoNodeError as error:
-        skip(f"axe-core is not installed: {error}")
+    return (npm_packages() / "axe-core" / "axe.min.js").read_text()

@@ -78,7 +78,7 @@ def opened(browser: Browser, tab: Page, sins: list[str]) -> Iterator[Callable[..
     watch = _Watch(sins, pages)
 
     def open_page(service: Service, path: str = "/", *, is_alone: bool = False, **options: object) -> Page:
-        watch.own = str(service.client.base_url).rstrip("/")
+        watch.own = service.url
         if is_alone or options:
             context = browser.new_context(**{**PROFILE, **options})
             contexts.append(context)
@@ -119,7 +119,7 @@ def page(opened: Callable[..., Page], service: Service) -> Page:
 def opened_once(profile: BrowserContext, service: Service) -> Iterator[Page]:
     """Yield a page for tests that only call its modules."""
     page = profile.new_page()
-    page.goto(str(service.client.base_url))
+    page.goto(service.url)
     yield page
     page.close()
 

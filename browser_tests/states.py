@@ -65,7 +65,7 @@ class Desk:
         return conversation
 
     def open(self, conversation: str | None = None) -> Page:
-        address = str(self.service.client.base_url).rstrip("/")
+        address = self.service.url
         self.page.goto(f"{address}/#/c/{conversation}" if conversation else f"{address}/")
         place = "#turns .turn" if conversation else ".agent"
         expect(self.page.locator(place).first).to_be_visible()
@@ -237,7 +237,7 @@ def locked(desk: Desk) -> None:
         route.fulfill(status=401, content_type="application/problem+json", body=problem)
 
     desk.page.route("**/agents", refuse)
-    desk.page.goto(str(desk.service.client.base_url))
+    desk.page.goto(desk.service.url)
     expect(desk.page.locator("#key")).to_be_visible()
 
 
@@ -250,7 +250,7 @@ def lost(desk: Desk) -> None:
 
 
 def missing(desk: Desk) -> None:
-    desk.page.goto(f"{str(desk.service.client.base_url).rstrip('/')}/#/c/gone")
+    desk.page.goto(f"{desk.service.url}/#/c/gone")
     expect(desk.page.locator("#missing")).to_be_visible()
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +14,12 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.support.answering import mail, sent
 from tests.support.approvals import OUTBOX
-from tests.support.debian import skip
+from tests.support.debian import npm_packages, skip
 from tests.support.http_server import served
 from tests.support.service import ROOT, Service
 from tests.support.tiers import mostly_deep
 from tests.support.turns import SHOWN
-from tools.node_programs import NoNodeError, programs
+from tests.topology.node import free_port
 
 EXAMPLE = ROOT / "examples" / "nextjs-chat"
 MAIN = """
@@ -36,14 +35,18 @@ AGENTS = "mailer=tests.support.approvals:make_mailer,streamed=tests.support.stre
 
 @contextmanager
 def bundled(folder: Path) -> Iterator[str]:
-    try:
-        esbuild = programs() / "esbuild"
-    except NoNodeError as error:
-        skip(str(error))
+    packages = npm_packages()
     shutil.copytree(EXAMPLE / "app", folder / "app")
     (folder / "main.js").write_text(MAIN)
-    command = [str(esbuild), "main.js", "--bundle", "--jsx=automatic", "--outdir=site", "--log-level=warning"]
-    subprocess.run(command, cwd=folder, env=os.environ | {"NODE_PATH": str(esbuild.parent.parent)}, check=True)
+    command = [
+        str(packages / ".bin" / "esbuild"),
+        "main.js",
+        "--bundle",
+        "--jsx=automatic",
+        "--outdir=site",
+        "--log-level=warning",
+    ]
+    subprocess.run(command, cwd=folder, env=os.environ | {"NODE_PATH": str(packages)}, check=True)
     (folder / "site" / "index.html").write_text(INDEX)
     with served(folder / "site") as origin:
         yield origin
@@ -59,15 +62,10 @@ def built_by_next(folder: Path) -> Iterator[str]:
     next_js = [node, str(folder / "node_modules" / "next" / "dist" / "bin" / "next")]
     quiet = os.environ | {"NEXT_TELEMETRY_DISABLED": "1"}
     subprocess.run([*next_js, "build"], cwd=folder, env=quiet, check=True)
-    port = free_port()
+    port = str(free_port())
     with subprocess.Popen([*next_js, "start", "-H", "127.0.0.1", "-p", port], cwd=folder, env=quiet) as server:
         yield f"http://127.0.0.1:{port}"
         server.terminate()
-
-
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return str(free.getsockname()[1])
 
 
 @pytest.fixture(scope="module", params=mostly_deep([bundled, built_by_next], fast=[bundled]))
@@ -79,7 +77,7 @@ def origin(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def service(origin: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("service")
-    settings = {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "CORS_ORIGINS": origin, "PORT": free_port()}
+    settings = {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "CORS_ORIGINS": origin, "PORT": str(free_port())}
     with Service(folder, settings, {OUTBOX: str(folder / "outbox")}) as service:
         yield service
 
@@ -87,7 +85,7 @@ def service(origin: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 @contextmanager
 def chat(browser: Browser, origin: str, service: Service, agent: str, *script: object) -> Iterator[Page]:
     with browser.new_page(viewport={"width": 800, "height": 600}) as page:
-        page.goto(f"{origin}/?service={str(service.client.base_url).rstrip('/')}&agent={agent}")
+        page.goto(f"{origin}/?service={service.url}&agent={agent}")
         send(page, *script)
         yield page
 

@@ -43,6 +43,6 @@ def test_the_agent_paints_the_page(browser: Browser, tmp_path: Path) -> None:
 
 
 def ask(page: Page, service: Service, agent: str, *script: object) -> None:
-    page.goto(f"{page.url.partition('?')[0]}?service={str(service.client.base_url).rstrip('/')}&agent={agent}")
+    page.goto(f"{page.url.partition('?')[0]}?service={service.url}&agent={agent}")
     page.get_by_role("textbox").fill(json.dumps(script))
     page.keyboard.press("Enter")

@@ -1,7 +1,6 @@
 """The example pages, served from another origin than the service."""
 
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from playwright.sync_api import Browser, Route, expect
 
 from tests.support.http_server import served
 from tests.support.service import PLAIN, ROOT, Service
+from tests.topology.node import free_port
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def origin() -> Iterator[str]:
 
 def test_the_page_of_events_follows_a_turn(browser: Browser, tmp_path: Path, origin: str) -> None:
     with Service(tmp_path, PLAIN | {"CORS_ORIGINS": origin}) as service, browser.new_page() as page:
-        page.goto(f"{origin}/events.html?service={str(service.client.base_url).rstrip('/')}")
+        page.goto(f"{origin}/events.html?service={service.url}")
         page.get_by_role("button", name="Send").click()
         expect(page.locator("pre")).to_contain_text("calls calculator")
         expect(page.locator("pre")).to_contain_text("turn.finished: 12 * 7 = 84.")
@@ -29,12 +29,10 @@ def test_the_page_of_events_follows_a_turn(browser: Browser, tmp_path: Path, ori
 @pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.deep)])
 def test_a_page_runs_a_tool_after_a_kill(browser: Browser, tmp_path: Path, origin: str, is_killed: bool) -> None:
     settings = {"AGENTS": "coder=tests.support.coders:make_coder", "DEMO_AGENTS": "0", "CORS_ORIGINS": origin}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        settings["PORT"] = str(free.getsockname()[1])
+    settings["PORT"] = str(free_port())
     block = {"code": "for n in range(5):\n    print(n, read_address(part='pathname'))"}
     with Service(tmp_path, settings) as service, browser.new_page() as page:
-        address = str(service.client.base_url).rstrip("/")
+        address = service.url
 
         kills: list[str] = []
 

@@ -8,19 +8,7 @@ from typing import Any
 
 from playwright.sync_api import Locator, Page, Route, expect
 
-from browser_tests.reader import (
-    A_LINE_PX,
-    Open,
-    act,
-    answer,
-    at_end,
-    conversation_of,
-    ended,
-    say,
-    top,
-    turn,
-    wait,
-)
+from browser_tests.reader import A_LINE_PX, Open, act, answer, at_end, conversation_of, ended, say, top, turn, wait
 from tests.support.service import Service, wait_until
 
 LAID_OUT = """() => [...document.querySelectorAll(".turn .answer")].filter(

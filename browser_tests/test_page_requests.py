@@ -9,19 +9,7 @@ from typing import Any
 
 from playwright.sync_api import Locator, Page, Route, expect
 
-from browser_tests.reader import (
-    Open,
-    answer,
-    choose,
-    conversation_of,
-    ended,
-    fits,
-    forgive,
-    message,
-    reach,
-    say,
-    turn,
-)
+from browser_tests.reader import Open, answer, choose, conversation_of, ended, fits, forgive, message, reach, say, turn
 from tests.support.service import Gate, Service
 
 MAIL = ["send_email", {"to": "ann@example.org", "text": "Dear Ann,\nall is well."}]

@@ -24,7 +24,7 @@ def prefixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service
     """Yield a service below a prefix, and its address without a proxy."""
     folder = tmp_path_factory.mktemp("prefixed")
     with Service(folder, SETTINGS | {"AGENTS": AGENTS, "DEMO_AGENTS": "0", "ROOT_PATH": PREFIX}) as service:
-        yield service, str(service.client.base_url).rstrip("/")
+        yield service, service.url
 
 
 @pytest.mark.parametrize("strips", mostly_deep([True, False], fast=[False]))

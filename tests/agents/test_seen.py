@@ -10,8 +10,7 @@ from smolagents import MultiStepAgent
 
 from tests.support import streaming
 from tests.support.agents import make_code, make_planner, make_scripted
-from tests.support.data import data
-from tests.support.programs import named
+from tests.support.data import data, named
 from tests.support.service import Service
 from tests.support.streaming import Event, posting, seen, spoken
 from tests.support.tiers import mostly_deep

@@ -34,7 +34,7 @@ def type_endless(terminal: Terminal) -> None:
 
 
 def test_ctrl_c_stops_the_turn_and_the_chat_goes_on_and_is_resumed(service: Service, tmp_path: Path) -> None:
-    url = str(service.client.base_url)
+    url = service.url
     with chatting(tmp_path, "streamed", "--url", url) as terminal:
         terminal.wait_for("agents: .*streamed")
         terminal.wait_for("\n> ")
@@ -70,7 +70,7 @@ def test_a_chat_starts_a_service_which_survives_ctrl_c_and_ends_with_it(tmp_path
 
 
 def test_a_chat_folds_code_says_the_answer_once_forks_and_rolls_back(service: Service, tmp_path: Path) -> None:
-    with chatting(tmp_path, "demo-code", "--url", str(service.client.base_url)) as terminal:
+    with chatting(tmp_path, "demo-code", "--url", service.url) as terminal:
         terminal.reply("\n> ", "/fork")
         terminal.wait_for("/fork needs a conversation; send a message first")
         terminal.reply("\n> ", "What is 12 * 7?")
@@ -108,7 +108,7 @@ def piped(folder: Path, messages: str, *arguments: str) -> subprocess.CompletedP
 
 
 def test_a_pipe_gets_the_answers_without_colour(service: Service, tmp_path: Path) -> None:
-    ended = piped(tmp_path, '[{"say": "one"}]\n[{"say": "two"}]\n', "scripted", "--url", str(service.client.base_url))
+    ended = piped(tmp_path, '[{"say": "one"}]\n[{"say": "two"}]\n', "scripted", "--url", service.url)
     assert re.search("\none\n(.*\n)*two\n", ended.stdout), ended.stdout
     assert "\x1b" not in ended.stdout + ended.stderr
 
@@ -170,7 +170,7 @@ def emails(*receivers: str) -> dict[str, Any]:
 
 
 def test_a_chat_asks_for_approvals_and_answers(asking: Service, outbox: Path, tmp_path: Path) -> None:
-    url, script = str(asking.client.base_url), [emails("ada\u202e\x9b", "bob\u061c\U000e0041", "cy"), QUESTION, DONE]
+    url, script = asking.url, [emails("ada\u202e\x9b", "bob\u061c\U000e0041", "cy"), QUESTION, DONE]
     with terminal_of(tmp_path, *command("chat", "mailer", "--url", url), EDITOR="", VISUAL="") as terminal:
         terminal.reply("\n> ", json.dumps(script))
         shown = terminal.wait_for(r"mailer asks to call send_email:((.|\n)*)\[e\]dit\? ")
@@ -209,7 +209,7 @@ def test_a_script_lists_waiting_conversations_and_answers(asking: Service, outbo
     name, (first, second) = turn["conversation_id"], [each["request_id"] for each in turn["requests"]]
 
     def ask(*arguments: str) -> tuple[int, str, str]:
-        status, output, errors = run(tmp_path, {"URL": str(asking.client.base_url)}, *arguments)
+        status, output, errors = run(tmp_path, {"URL": asking.url}, *arguments)
         (tmp_path / "service.log").unlink()
         return status, output, errors
 

@@ -128,7 +128,7 @@ def test_open_shows_the_page_in_the_browser(options: tuple[str, ...], tmp_path: 
     command_ = ("serve", "--open", *options)
     with Service(tmp_path, PLAIN, {"BROWSER": str(browser)}, command=command_, forked=False) as service:
         wait_until(shown.exists)
-        assert shown.read_text() == f"{str(service.client.base_url).rstrip('/')}/\n"
+        assert shown.read_text() == f"{service.url}/\n"
 
 
 PARTS = ["settings", "rights", "keys", "agents", "confinement", "store"]

@@ -96,7 +96,7 @@ def ending(*arguments: str, shell: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")
 def test_a_full_disk_ends_a_command_and_leaves_the_earlier_file(service: Service, tmp_path: Path) -> None:
-    url = str(service.client.base_url)
+    url = service.url
     short, name = (service.play({"say": "x" * size})["conversation_id"] for size in (1, 5000))
     buffered = 'env -u PYTHONUNBUFFERED "$0" "$@" > /dev/full'
     for each in (short, name):  # a short document is written when the command ends
@@ -121,7 +121,7 @@ def test_closed_streams_cause_no_traceback(shell: str) -> None:
 
 
 def test_ctrl_c_ends_a_command_at_once(service: Service, tmp_path: Path) -> None:
-    url = str(service.client.base_url)
+    url = service.url
     name = service.play({"say": "x"})["conversation_id"]
     endless = submit_turn(service, {"endless": "x", "pace_s": 0.01}, agent="streamed")
     waits = ["turns", "events", endless["conversation_id"], "1", "--url", url]

@@ -23,7 +23,7 @@ def ask(service: Service, tmp_path: Path) -> Callable[..., Ending]:
     """Return a function that runs a command against the service."""
 
     def ask(*arguments: str) -> Ending:
-        status, output, errors = run(tmp_path, {"URL": str(service.client.base_url)}, *arguments)
+        status, output, errors = run(tmp_path, {"URL": service.url}, *arguments)
         (tmp_path / "service.log").unlink()
         return status, output, errors
 
@@ -113,7 +113,7 @@ def test_an_exported_conversation_is_imported(service: Service, ask: Callable[..
 
 
 def test_a_deletion_asks_first(service: Service, ask: Callable[..., Ending], tmp_path: Path) -> None:
-    url = str(service.client.base_url)
+    url = service.url
     kept, first, second = (played(service, DONE) for _ in range(3))
     unasked = subprocess.run(
         [*command("conversations", "delete", kept, "--url", url)],

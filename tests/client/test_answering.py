@@ -28,7 +28,7 @@ asking = shared_service(asking_service, WAIT_S="0.5")
 
 @pytest.fixture
 def client(asking: Service) -> Iterator[Client]:
-    with Client(str(asking.client.base_url)) as client:
+    with Client(asking.url) as client:
         yield client
 
 
@@ -87,7 +87,7 @@ def test_a_turn_is_followed_past_a_wait_that_is_over(asking: Service, client: Cl
     gate.reached()
     paths: list[str] = []
     http = httpx2.Client(timeout=30, event_hooks={"request": [lambda request: paths.append(request.url.path)]})
-    with Client(str(asking.client.base_url), http=http) as other, ThreadPoolExecutor(1) as pool:
+    with Client(asking.url, http=http) as other, ThreadPoolExecutor(1) as pool:
         follower = pool.submit(other.turn, message, **options)
         wait_until(lambda: any(path.endswith("/events") for path in paths))
         gate.open()
@@ -100,7 +100,7 @@ def test_an_answer_whose_reply_is_lost_is_sent_again_and_counts_once(asking: Ser
     for each in ("lost1", "lost2"):
         waiting = client.turn(said(emails(each), DONE), agent="mailer")
         name = waiting.requests[0].request_id
-        with Relay(str(asking.client.base_url), [plan.pop()]) as relay, Client(relay.address) as cut:
+        with Relay(asking.url, [plan.pop()]) as relay, Client(relay.address) as cut:
             if each == "lost1":
                 assert cut.answer(waiting, name, "approve").reply == "done"
             else:
@@ -124,7 +124,7 @@ def test_approvals_of_a_conversation_are_set_and_changed(client: Client) -> None
 
 
 async def test_an_evaluation_names_a_turn_that_waits(asking: Service) -> None:
-    adapter = ServiceAdapter(str(asking.client.base_url), agent="mailer")
+    adapter = ServiceAdapter(asking.url, agent="mailer")
     with pytest.raises(TurnFailedError, match="waiting: it waits for a person") as failed:
         await adapter([{"role": "user", "content": said(QUESTION)}])
     assert failed.value.code == "waiting"
@@ -240,7 +240,7 @@ def test_a_client_that_ended_goes_on(client: Client) -> None:
 def test_functions_of_a_message_run_at_the_same_time(asking: Service) -> None:
     async def play() -> Any:
         desk = Desk()
-        async with AsyncClient(str(asking.client.base_url)) as client:
+        async with AsyncClient(asking.url) as client:
             script = said({"call": [["find", {"thing": "key"}], ["seek", {"thing": "pen"}]]}, SHOWN)
             return await client.turn(script, agent="mailer", tools=[desk.find, desk.seek])
 

@@ -20,7 +20,7 @@ SERVER_LIBRARIES = set("fastapi starlette uvicorn sse_starlette redis smolagents
 
 @pytest.fixture
 def client(service: Service) -> Iterator[Client]:
-    with Client(str(service.client.base_url)) as client:
+    with Client(service.url) as client:
         yield client
 
 
@@ -84,7 +84,7 @@ def test_a_conversation_goes_through_all_operations(client: Client) -> None:
 
 
 def test_a_turn_is_waited_for_longer_than_the_service_answers(tmp_path: Path) -> None:
-    with Service(tmp_path, PLAIN | {"WAIT_S": "0.1"}) as service, Client(str(service.client.base_url)) as client:
+    with Service(tmp_path, PLAIN | {"WAIT_S": "0.1"}) as service, Client(service.url) as client:
         turn = client.turn(said({"call": [["compute", {"seconds": 0.5}]]}, DONE))
     assert (turn.status, turn.reply) == ("finished", "done")
     assert turn.timing.duration_ms

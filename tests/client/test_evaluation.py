@@ -38,7 +38,7 @@ async def say(adapter: Adapter, history: History, *script: dict[str, Any]) -> tu
 def adapter(request: pytest.FixtureRequest, service: Service) -> Adapter:
     if request.param == "bare":
         return SmolagentsAdapter(make_scripted)
-    return ServiceAdapter(str(service.client.base_url), agent="scripted")
+    return ServiceAdapter(service.url, agent="scripted")
 
 
 async def test_a_history_goes_on_and_names_the_new_calls_alone(adapter: Adapter) -> None:
@@ -113,7 +113,7 @@ async def test_what_is_no_agent_is_refused() -> None:
 
 
 async def test_a_failed_turn_and_a_refusal_raise_their_codes(service: Service) -> None:
-    url = str(service.client.base_url)
+    url = service.url
     with pytest.raises(TurnFailedError, match="model_error") as failed:
         await say(ServiceAdapter(url, agent="scripted"), [], {"raise": "no credit"})
     assert failed.value.code == "model_error"
@@ -128,7 +128,7 @@ def test_a_suite_of_pytest_agent_eval_passes(service: Service, tmp_path: Path) -
     (tmp_path / "test_suite.py").write_text(data("evaluation_suite.txt"))
     options = ["-p", "no:cacheprovider", "--agent-eval-live", "-o", "asyncio_mode=auto"]
     command = [python, "-m", "pytest", *options, str(tmp_path)]
-    variables = {"SERVICE": str(service.client.base_url), "PYTHONPATH": PYTHONPATH, "PATH": ""}
+    variables = {"SERVICE": service.url, "PYTHONPATH": PYTHONPATH, "PATH": ""}
     run = subprocess.run(
         command, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )

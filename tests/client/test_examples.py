@@ -15,7 +15,7 @@ from tests.support.turns import SHOWN
 @pytest.mark.parametrize(("key", "said"), [("y", "12 * 7 = 84.\n"), ("n", "The person said no.")])
 def test_the_example_of_approvals_asks_and_goes_on(key: str, said: str, tmp_path: Path) -> None:
     with Service(tmp_path, PLAIN) as service:
-        command = [sys.executable, str(ROOT / "examples/approval.py"), str(service.client.base_url)]
+        command = [sys.executable, str(ROOT / "examples/approval.py"), service.url]
         ended, unanswered = (
             subprocess.run(command, input=typed, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
             for typed in (f"{key}\n", "")
@@ -27,7 +27,7 @@ def test_the_example_of_approvals_asks_and_goes_on(key: str, said: str, tmp_path
 
 def test_the_example_of_openai_waits_for_approvals_and_functions(tmp_path: Path) -> None:
     def run(typed: str, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(ROOT / "examples/openai_sdk.py"), str(service.client.base_url), *words]
+        command = [sys.executable, str(ROOT / "examples/openai_sdk.py"), service.url, *words]
         return subprocess.run(command, input=typed, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
     with Service(tmp_path, PLAIN) as service:

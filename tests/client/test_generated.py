@@ -11,13 +11,12 @@ import sys
 from pathlib import Path
 
 from tests.support.data import data
-from tests.support.debian import skip
+from tests.support.debian import npm_packages
 from tests.support.environments import GENERATOR, environment
 from tests.support.proxy import LATER_WORDS, proxy
 from tests.support.service import PATIENCE_S, ROOT, Service
 from tests.support.tiers import deep
 from tests.support.turns import DONE, ECHO
-from tools.node_programs import FOLDER, NoNodeError, programs
 
 MESSAGE = json.dumps([ECHO, DONE])
 OVERRIDES = {f"image/{kind}": "application/octet-stream" for kind in ("png", "jpeg", "gif", "webp")}
@@ -51,8 +50,8 @@ def assert_played(command: list[str], service: Service, folder: Path, *said: str
     """Let a client create, patch, ask, answer, stream, list and fork, also where the service has words of later."""
     variables = {"MESSAGE": MESSAGE, "TEAM": folder.name}
     line = " ".join((said[0], EVENTS, said[1]))
-    assert run(command, folder, SERVICE=str(service.client.base_url), **variables) == f"{line}\n"
-    with proxy(str(service.client.base_url), words=LATER_WORDS) as address:
+    assert run(command, folder, SERVICE=service.url, **variables) == f"{line}\n"
+    with proxy(service.url, words=LATER_WORDS) as address:
         later = run(command, folder, SERVICE=address, **variables | {"TEAM": f"{folder.name} later"})
     for now, then in (("finished d", "adjourned d"), ("tool.result", "tool.rejected"), ("not_found", "moved")):
         line = line.replace(now, then)
@@ -74,11 +73,8 @@ def test_a_client_of_openapi_python_client_plays_an_application(service: Service
 
 
 def test_a_client_of_openapi_typescript_plays_an_application(service: Service, tmp_path: Path) -> None:
-    try:
-        bin_folder = programs()
-    except NoNodeError as error:
-        skip(str(error))
-    (tmp_path / "node_modules").symlink_to(FOLDER / "node_modules")
+    packages = npm_packages()
+    (tmp_path / "node_modules").symlink_to(packages)
     files = {
         "package.json": json.dumps({"type": "module"}),
         "tsconfig.json": json.dumps(SETTINGS),
@@ -87,9 +83,9 @@ def test_a_client_of_openapi_typescript_plays_an_application(service: Service, t
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    generator = [str(bin_folder / "openapi-typescript"), str(ROOT / "openapi.yaml"), "-o", "schema.d.ts"]
+    generator = [str(packages / ".bin" / "openapi-typescript"), str(ROOT / "openapi.yaml"), "-o", "schema.d.ts"]
     run([*generator, "--default-non-nullable=false"], tmp_path)  # a body may leave out fields with a default
-    run([str(bin_folder / "tsc")], tmp_path)
+    run([str(packages / ".bin" / "tsc")], tmp_path)
 
     node = [str(shutil.which("node")), "out/turn.js"]
     assert_played(node, service, tmp_path, "finished done echo Blue 1", "conversation_not_found")

@@ -12,7 +12,7 @@ from tests.support.turns import DONE, ECHO
 
 
 def test_words_that_the_client_does_not_know_are_passed_on(service: Service) -> None:
-    with proxy(str(service.client.base_url), words=LATER_WORDS) as address, Client(address) as client:
+    with proxy(service.url, words=LATER_WORDS) as address, Client(address) as client:
         turn = client.turn(json.dumps([ECHO, DONE]), agent="scripted")
         assert (turn.status, turn.outcome, turn.reply) == ("adjourned", "partial", "done")
         assert client.get_conversation(turn.conversation_id).status == "waiting"
@@ -26,7 +26,7 @@ def test_words_that_the_client_does_not_know_are_passed_on(service: Service) -> 
 
 
 def test_events_that_the_client_does_not_know_are_passed_on(service: Service) -> None:
-    with proxy(str(service.client.base_url), words=LATER_WORDS) as address, Client(address) as client:
+    with proxy(service.url, words=LATER_WORDS) as address, Client(address) as client:
         events = list(client.stream(json.dumps([ECHO, DONE]), agent="scripted"))
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     assert any(isinstance(event, ToolCalled) for event in events)

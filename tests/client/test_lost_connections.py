@@ -33,7 +33,7 @@ def html(status: str, *headers: str) -> list[bytes]:
 
 
 def url_of(service: Service) -> str:
-    return str(service.client.base_url)
+    return service.url
 
 
 def assert_whole(events: list[TurnEvent]) -> None:

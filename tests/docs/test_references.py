@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 from collections.abc import Container
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +16,7 @@ from smolsessions.core.documents import ConversationDocument
 from tests.support.doc_pages import PORTS, SERVER, Block, Reader, blocks_of
 from tests.support.llm import LLM
 from tests.support.service import ROOT
+from tests.topology.node import free_port
 from tools import reference
 from tools.mutants import read_mutations
 
@@ -89,7 +89,7 @@ OTHERS = [(page,) for page in PAGES if page not in TUTORIAL and any(block.is_run
 @pytest.mark.parametrize("pages", [TUTORIAL, *OTHERS], ids=lambda pages: str(pages[0].relative_to(ROOT)))
 def test_a_reader_can_follow(pages: tuple[Path, ...], llm: LLM, tmp_path: Path) -> None:
     blocks = [block for page in pages for block in blocks_of(page) if block.is_run_here]
-    ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
+    ports = dict(zip(PORTS, (str(free_port()) for _ in PORTS), strict=True))
     with Reader(tmp_path / "reader", ports, llm.base_url) as reader:
         if _needs_a_service(blocks):
             reader.serve(DEMO, "serve", blocks[0])
@@ -147,11 +147,3 @@ def _needs_a_service(blocks: list[Block]) -> bool:
     """Return whether a page asks a service that it does not start."""
     asks = any(f":{PORTS[0]}" in block.text for block in blocks)
     return asks and not any(SERVER.match(line) for block in blocks for line in block.text.splitlines())
-
-
-def _free_ports(count: int) -> list[str]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [str(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from smolsessions.agents.sandbox import guard
 from tests.support.attacks import attacks, reached, wild_attack
 from tests.support.code_turns import play_code, printed
-from tests.support.data import data
-from tests.support.programs import named
+from tests.support.data import data, named
 from tests.support.service import PATIENCE_S, Service
 from tests.support.tiers import deep, mostly_deep
 

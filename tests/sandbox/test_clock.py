@@ -112,7 +112,7 @@ def test_a_block_that_waits_for_a_person_shows_and_sends_the_same_times(tmp_path
     block = "import datetime\nfor to in ('ada', 'bob'):\n    send_email(to, str(datetime.datetime.now()))"
     settings = {"AGENTS": "mailer=tests.support.approvals:make_code_mailer", "DEMO_AGENTS": "0"}
     with Service(tmp_path / "service", settings, {approvals.OUTBOX: str(outbox)}) as service:
-        with Client(str(service.client.base_url)) as client:
+        with Client(service.url) as client:
             turn = client.turn(json.dumps([*code_script(block), DONE]), agent="mailer")
         for _ in range(2):
             (request,) = turn.requests
@@ -120,7 +120,7 @@ def test_a_block_that_waits_for_a_person_shows_and_sends_the_same_times(tmp_path
             if len(shown) == 1:
                 service.kill()
                 service.start()
-            with Client(str(service.client.base_url)) as client:
+            with Client(service.url) as client:
                 turn = client.answer(turn, request.request_id, "approve")
     assert turn.status == "finished", turn.error
     assert outbox.read_text().splitlines() == shown

@@ -27,9 +27,8 @@ from tests.support.code_turns import (
     wait_gone,
     wait_until_no_code_runs,
 )
-from tests.support.data import data, table
+from tests.support.data import data, named, table
 from tests.support.fixtures import shared_service
-from tests.support.programs import named
 from tests.support.service import Gate, Service, wait_until
 from tests.support.store_server import running_store
 from tests.support.streaming import Event, Stream, log_of, posting, watching

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from smolagents.local_python_executor import LocalPythonExecutor
 
 from smolsessions.agents.sandbox.variables import SavedVariables, Variables, use_state
-from tests.support.data import data
+from tests.support.data import CARRIED, CARRIED_WITH_PANDAS, HOSTILE, data
 from tests.support.executors import MAX_BYTES, comparable, new_executor, said
-from tests.support.programs import CARRIED, CARRIED_WITH_PANDAS, HOSTILE
 from tests.support.waiting import PATIENCE_S
 
 

@@ -1,4 +1,4 @@
-"""Programs of Debian packages for tests, installed if this runs as root and apt-get is available."""
+"""Programs of Debian packages and of npm for tests, installed if this runs as root and apt-get is available."""
 
 import fcntl
 import os
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+
+from tools import node_programs
 
 INSTALL_S = 300
 PROGRAMS = {  # of a package, in the order of preference
@@ -32,6 +34,14 @@ def skip(reason: str) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
+
+
+def npm_packages() -> Path:
+    """Return the folder of the packages of npm, with their programs in `.bin`, or skip the test."""
+    try:
+        return node_programs.programs().parent
+    except node_programs.NoNodeError as error:
+        skip(str(error))
 
 
 @cache

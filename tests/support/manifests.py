@@ -2,7 +2,6 @@
 
 import base64
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from redis.exceptions import RedisError
 
 from smolsessions.store.embedded.server import find_binary
 from tests.support.waiting import PATIENCE_S, wait_until
+from tests.topology.node import free_port
 from tools.deploy_check import make_secrets, render
 
 Manifest = dict[str, Any]
@@ -53,8 +53,7 @@ def declared_store(overlay: "Overlay", folder: Path, host: str = "127.0.0.1") ->
         (folder / Path(path).name).write_text(here)
     server, options = pod.command
     assert server == "valkey-server"
-    with socket.create_server((host, 0)) as closing:
-        port = closing.getsockname()[1]
+    port = free_port()
     command = [str(find_binary()), str(folder / Path(options).name), "--port", str(port), "--bind", host]
     url = web.environment["SMOLSESSIONS_REDIS_URL"].replace(f"{pod.name}:{pod.ports['store']}", f"{host}:{port}")
     password = web.files()[web.environment["SMOLSESSIONS_REDIS_PASSWORD_FILE"]].decode()

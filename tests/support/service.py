@@ -101,6 +101,10 @@ class Service:
             time.sleep(0.01)
         raise AssertionError(self.log())
 
+    @property
+    def url(self) -> str:
+        return str(self.client.base_url).rstrip("/")
+
     def stop(self) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)

@@ -14,6 +14,7 @@ import psutil
 from smolsessions.agents.config.schema import McpTable
 from smolsessions.agents.tools.tool_servers import ToolServers
 from tests.support.service import ROOT, wait_until
+from tests.topology.node import free_port
 
 PROGRAM = "tests.support.mcp_server"
 HOSTILE = "tests.support.hostile_mcp"
@@ -51,12 +52,8 @@ class HttpServer:
 
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
-    port: int = 0
+    port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] = field(init=False)
-
-    def __post_init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as closing:
-            self.port = closing.getsockname()[1]
 
     def __enter__(self) -> Self:
         self.start()

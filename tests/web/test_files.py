@@ -271,7 +271,7 @@ def test_a_chat_sends_files_and_images_and_shows_links(files: Service, tmp_path:
     (tmp_path / "red.PNG").write_bytes(base64.b64decode(png("red")))
     calls = [["describe", {"file": "data.csv"}], ["speak", {"text": "hello"}]]
     ended = subprocess.run(
-        [*command("chat", "teller", "--url", str(files.client.base_url)), "--file", "data.csv", "--file", "red.PNG"],
+        [*command("chat", "teller", "--url", files.url), "--file", "data.csv", "--file", "red.PNG"],
         input=json.dumps([{"call": calls}, {"say": "audio.wav"}]) + '\n[{"say": "second"}]\n',
         cwd=tmp_path,
         capture_output=True,

@@ -25,7 +25,7 @@ below = shared_service(PLAIN | {"ROOT_PATH": f"{PREFIX}/"})
 
 @pytest.fixture(params=mostly_deep(["removed", "kept", "no proxy"], fast={"removed", "kept"}))
 def address(below: Service, request: pytest.FixtureRequest) -> Iterator[str]:
-    target = str(below.client.base_url).rstrip("/")
+    target = below.url
     if request.param == "no proxy":
         yield target + PREFIX
         return

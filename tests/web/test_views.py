@@ -104,7 +104,7 @@ def test_variables_are_listed_with_previews_sizes_and_reasons(service: Service) 
 
 
 def test_a_conversation_is_queued_while_its_turn_waits_for_a_thread(tmp_path: Path) -> None:
-    with Service(tmp_path, PLAIN | {"THREADS": "1"}) as service, Client(str(service.client.base_url)) as client:
+    with Service(tmp_path, PLAIN | {"THREADS": "1"}) as service, Client(service.url) as client:
         idle = service.post("/conversations").json()
         with held_turn(service, tmp_path / "gate") as running:
             behind = submit_next(service, running, DONE)

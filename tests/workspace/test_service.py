@@ -103,7 +103,7 @@ def test_files_that_the_agent_may_read_are_listed_and_served_as_downloads(servic
         "attachment; filename=\"_ _x_.html\"; filename*=UTF-8''%C3%A9"
     )
     assert (page.headers["cache-control"], page.headers["x-content-type-options"]) == ("no-store", "nosniff")
-    with Client(str(service.client.base_url)) as client:
+    with Client(service.url) as client:
         names = [each.path for each in client.list_workspace_files(turn["conversation_id"])]
         assert names == sorted(listed)
         assert client.get_workspace_file(turn["conversation_id"], "notes/plan.md") == b"Buy milk.\n"

@@ -24,7 +24,7 @@ def with_client(
     async def run() -> T:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         async with httpx.AsyncClient(timeout=PATIENCE_S, headers=headers) as http:
-            url = f"{str(service.client.base_url).rstrip('/')}/a2a/{agent}"
+            url = f"{service.url}/a2a/{agent}"
             return await work(await create_client(url, ClientConfig(httpx_client=http, **config)))
 
     return asyncio.run(run())

@@ -1,16 +1,14 @@
 """Clients of AG-UI in a process of Node, and checks of events against the models of the protocol's library."""
 
 import json
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from ag_ui.core import Event
 from pydantic import BaseModel, TypeAdapter
 
 from tests.support.service import Service
-from tests.web.dialects.clients import node_program
+from tests.web.dialects.clients import NodeClient
 
 _EVENTS: TypeAdapter[Any] = TypeAdapter(Event)
 
@@ -32,7 +30,7 @@ def extras_of(model: Any) -> Iterator[Any]:
             yield from extras_of(each)
 
 
-class Client:
+class Client(NodeClient):
     """Client of one thread after another. Each method returns this, with all that the client has by then."""
 
     messages: list[dict[str, Any]]
@@ -47,19 +45,14 @@ class Client:
     error: str | None
     status: int | None
 
-    def __init__(self, process: subprocess.Popen[str], version: str) -> None:
-        self._process = process
-        self.version = version
+    def __init__(self, service: Service, version: str = "@ag-ui/client") -> None:
+        """Start a version of the package: `@ag-ui/client` or `ag-ui-0`, which CopilotKit still has."""
+        super().__init__(service, "ag_ui_client.mjs", "/ag-ui", version)
 
     def __call__(self, call: str, **given: Any) -> "Client":
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.write(f"{json.dumps({'call': call, **given})}\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        assert line, "the process ended"
+        found = self.answer(call, **given)
         vars(self).update(dict.fromkeys(("outcome", "result", "error", "status")), failed={}, interrupts=[], pending=[])
-        vars(self).update({"events": [], **json.loads(line)})
+        vars(self).update({"events": [], **found})
         for event in self.events:
             check_event(event)
         return self
@@ -82,10 +75,3 @@ class Client:
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["type"] == kind]
-
-
-@contextmanager
-def client_of(service: Service, version: str = "@ag-ui/client") -> Iterator[Client]:
-    """Start Node with a version of the package: `@ag-ui/client` or `ag-ui-0`, which CopilotKit still has."""
-    with node_program(service, "ag_ui_client.mjs", "/ag-ui", version) as process:
-        yield Client(process, version)

@@ -1,4 +1,4 @@
 from tests.support.answering import asking_service
 from tests.support.fixtures import shared_service
 
-asking = shared_service(asking_service, scope="session")
+service = shared_service(asking_service, scope="session")

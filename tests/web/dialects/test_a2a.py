@@ -24,11 +24,6 @@ pytestmark = pytest.mark.timeout(120)
 ECHO: Event = {"call": [["echo", {"text": "ü"}]]}
 
 
-@pytest.fixture(scope="module")
-def service(asking: Service) -> Service:
-    return asking
-
-
 def rpc(service: Service, method: str, version: str | None = "1.0", **params: Any) -> Any:
     headers = {"A2A-Version": version} if version else {}
     body = {"jsonrpc": "2.0", "id": 7, "method": method, "params": params}

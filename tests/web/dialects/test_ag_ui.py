@@ -11,25 +11,15 @@ from tests.support.answering import mail, sent
 from tests.support.service import Service
 from tests.support.turns import DONE, ECHO, SHOWN, delegate, png
 from tests.support.waiting import wait_until
-from tests.web.dialects.ag_ui_clients import Client, client_of
+from tests.web.dialects.ag_ui_clients import Client
+from tests.web.dialects.clients import WHERE
 
 pytestmark = pytest.mark.timeout(120)
-
-WHERE: dict[str, Any] = {
-    "name": "where",
-    "description": "Return the place of a thing.",
-    "parameters": {"type": "object", "properties": {"thing": {"type": "string"}}, "required": ["thing"]},
-}
-
-
-@pytest.fixture(scope="module")
-def service(asking: Service) -> Service:
-    return asking
 
 
 @pytest.fixture(scope="module", params=["@ag-ui/client", "ag-ui-0"])
 def client(service: Service, request: pytest.FixtureRequest) -> Iterator[Client]:
-    with client_of(service, request.param) as client:
+    with Client(service, request.param) as client:
         yield client
 
 

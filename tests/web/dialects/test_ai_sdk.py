@@ -5,7 +5,6 @@ import secrets
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,26 +12,17 @@ from tests.support.answering import asking_service, mail, sent
 from tests.support.service import Service
 from tests.support.turns import DONE, SHOWN, delegate, held_turn, png
 from tests.support.waiting import wait_until
-from tests.web.dialects.ai_sdk_chats import Chats, api_of, chats_of
+from tests.web.dialects.ai_sdk_chats import Chats
+from tests.web.dialects.clients import WHERE
 
 pytestmark = pytest.mark.timeout(120)
 
 ECHO = {"call": [["echo", {"text": "ü"}]]}
-WHERE: dict[str, Any] = {
-    "name": "where",
-    "description": "Return the place of a thing.",
-    "parameters": {"type": "object", "properties": {"thing": {"type": "string"}}, "required": ["thing"]},
-}
-
-
-@pytest.fixture(scope="module")
-def service(asking: Service) -> Service:
-    return asking
 
 
 @pytest.fixture(scope="module", params=["ai", "ai6"])
 def chats(service: Service, request: pytest.FixtureRequest) -> Iterator[Chats]:
-    with chats_of(service, request.param) as chats:
+    with Chats(service, request.param) as chats:
         yield chats
 
 
@@ -145,7 +135,7 @@ def test_an_answer_is_posted_once_whatever_follows(chats: Chats, chat: str, serv
 
 def test_a_stop_before_the_outcome_of_an_answer_ends_the_posts(chats: Chats, chat: str, tmp_path: Path) -> None:
     with asking_service(tmp_path, THREADS="1") as service:
-        chats.open("mailer", chat, api=api_of(service)).send({"call": [mail("nobody")]})
+        chats.open("mailer", chat, api=f"{service.url}/ai-sdk").send({"call": [mail("nobody")]})
         approval = chats.of("dynamic-tool")[0]["approval"]["id"]
         with ThreadPoolExecutor(1) as pool:
             with held_turn(service, tmp_path / "go", agent="plain"):

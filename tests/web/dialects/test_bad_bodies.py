@@ -52,9 +52,9 @@ def chat(*messages: Any, **members: Any) -> dict[str, Any]:
         ("/mcp", rpc("tools/call", name="ask_plain", arguments={"message": 5}), "message: "),
     ],
 )  # fmt: skip
-def test_a_bad_body_is_the_clients_error(asking: Service, path: str, body: dict[str, Any], place: str) -> None:
+def test_a_bad_body_is_the_clients_error(service: Service, path: str, body: dict[str, Any], place: str) -> None:
     headers = {"Accept": "application/json, text/event-stream", "A2A-Version": "1.0"}
-    answer = asking.client.post(path, json=body, headers=headers)
+    answer = service.client.post(path, json=body, headers=headers)
     is_rpc = path in {"/a2a/plain", "/mcp"}  # whose clients read no other status
     assert answer.status_code == (200 if is_rpc else 422), answer.text
     forms = {"/openai": '"type":"invalid_request_error"', "/a2a": '"code":-32602', "/mcp": '"isError":true'}
@@ -62,7 +62,7 @@ def test_a_bad_body_is_the_clients_error(asking: Service, path: str, body: dict[
     assert (form in answer.text, place in answer.text) == (True, True), answer.text
 
 
-def test_a_result_of_no_call_is_read_over(asking: Service) -> None:
+def test_a_result_of_no_call_is_read_over(service: Service) -> None:
     messages = [{"role": "tool", "content": "of none"}, {"role": "user", "content": json.dumps([DONE])}]
-    answer = asking.client.post("/ag-ui/plain", json={"threadId": "no-call", "runId": "1", "messages": messages})
+    answer = service.client.post("/ag-ui/plain", json={"threadId": "no-call", "runId": "1", "messages": messages})
     assert (answer.status_code, "RUN_FINISHED" in answer.text) == (200, True), answer.text

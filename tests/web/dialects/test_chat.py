@@ -11,15 +11,10 @@ import pytest
 from tests.support.answering import mail, read, wait_for_requests
 from tests.support.service import Service
 from tests.support.turns import DONE, PROMPT, SHOWN, png, submit_turn
-from tests.web.dialects.clients import openai_of
+from tests.web.dialects.clients import WHERE, openai_of
 
 pytestmark = pytest.mark.timeout(120)
 User = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def service(asking: Service) -> Service:
-    return asking
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +109,7 @@ def test_an_unknown_history_becomes_earlier_steps(client: openai.OpenAI) -> None
 
 
 def test_a_tool_of_the_client(client: openai.OpenAI) -> None:
-    schema = {"type": "object", "properties": {"thing": {"type": "string"}}, "required": ["thing"]}
-    tool = {"type": "function", "function": {"name": "where", "description": "Find.", "parameters": schema}}
+    tool = {"type": "function", "function": WHERE}
     asked = user({"call": [["where", {"thing": "key"}]]}, SHOWN)
     answer = ask(client, asked, tools=[tool]).choices[0]
     assert answer.finish_reason == "tool_calls"

@@ -22,20 +22,16 @@ from tests.support.service import PLAIN, ROOT, Service, write_private
 from tests.support.streaming import Event
 from tests.support.turns import DONE, SHOWN, submit_turn
 from tests.support.waiting import Gate, wait_until
+from tests.web.dialects.clients import WHERE
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def service(asking: Service) -> Service:
-    return asking
 
 
 def with_client(
     service: Service, work: Callable[[Client], Coroutine[Any, Any, Any]], mode: Any = "auto", **options: Any
 ) -> Any:
     async def run() -> Any:
-        async with Client(f"{str(service.client.base_url).rstrip('/')}/mcp", mode=mode, **options) as client:
+        async with Client(f"{service.url}/mcp", mode=mode, **options) as client:
             return await work(client)
 
     return asyncio.run(run())
@@ -100,15 +96,14 @@ def test_a_client_without_forms_reads_how_to_answer(service: Service) -> None:
 
 
 def test_a_tool_of_another_client_is_no_question(service: Service) -> None:
-    where = {"name": "where", "description": "Find.", "parameters": {"type": "object", "properties": {}}}
-    made = service.post("/conversations", agent="plain", client_tools=[where]).json()["id"]
+    made = service.post("/conversations", agent="plain", client_tools=[WHERE]).json()["id"]
 
     async def refuse(_context: Any, _params: Any) -> types.ElicitResult:
         return types.ElicitResult(action="decline")
 
     options: Any = {"mode": "2026-07-28", "elicitation_callback": refuse}
-    waiting = ask(service, {"call": [["where", {}]]}, SHOWN, conversation_id=made, **options)
-    assert "I wait for the result of where with {}, which another client runs." in text_of(waiting)
+    waiting = ask(service, {"call": [["where", {"thing": "key"}]]}, SHOWN, conversation_id=made, **options)
+    assert 'I wait for the result of where with {"thing":"key"}, which another client runs.' in text_of(waiting)
 
 
 def test_errors_are_results_that_a_model_reads(service: Service) -> None:
@@ -239,7 +234,7 @@ def test_the_entry_in_the_docs_connects(tmp_path: Path) -> None:
     with Service(tmp_path / "service", PLAIN | {"API_KEYS_FILE": str(keys)}) as service:
 
         async def tools() -> list[str]:
-            url = entry["url"].replace("http://127.0.0.1:8000", str(service.client.base_url).rstrip("/"))
+            url = entry["url"].replace("http://127.0.0.1:8000", service.url)
             async with (
                 httpx2.AsyncClient(headers=entry["headers"]) as http,
                 Client(streamable_http_client(url, http_client=http)) as client,

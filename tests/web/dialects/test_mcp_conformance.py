@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from playwright._impl._driver import compute_driver_executable
 
-from tests.support.debian import skip
+from tests.support.debian import npm_packages
 from tests.support.service import Service
 from tests.web.dialects.mcp_fixtures import with_fixtures
-from tools.node_programs import NoNodeError, programs
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 
@@ -56,12 +55,8 @@ TASK_EXCEPTIONS = {"sep-2663-tasks-get-status-failed"}  # a turn that fails is a
 
 def failed_checks(url: str, package: str, folder: Path, *options: str) -> tuple[set[str], int]:
     """Run the suite. Return the checks that failed, and the number of the others."""
-    try:
-        modules = programs().parent
-    except NoNodeError as error:
-        skip(str(error))
     node, _ = compute_driver_executable()
-    program = str(modules / package / "dist" / "index.js")
+    program = str(npm_packages() / package / "dist" / "index.js")
     command = [node, program, "server", "--url", url, "--output-dir", str(folder), *options]
     subprocess.run(command, capture_output=True, check=False, timeout=300)
     checks = [check for file in folder.rglob("checks.json") for check in json.loads(file.read_text())]
@@ -73,8 +68,8 @@ def known(reasons: Iterable[str]) -> set[str]:
     return {check for checks in reasons for check in checks.split()}
 
 
-def test_all_checks_pass_except_those_with_a_reason(asking: Service, tmp_path: Path) -> None:
-    with with_fixtures(asking) as url:
+def test_all_checks_pass_except_those_with_a_reason(service: Service, tmp_path: Path) -> None:
+    with with_fixtures(service) as url:
         last, some = failed_checks(url, "@modelcontextprotocol/conformance", tmp_path / "last", "--suite", "all")
         version = ("--suite", "all", "--spec-version", "2026-07-28")
         new, many = failed_checks(url, "mcp-conformance-next", tmp_path / "new", *version)
@@ -83,7 +78,7 @@ def test_all_checks_pass_except_those_with_a_reason(asking: Service, tmp_path: P
 
 
 @pytest.mark.parametrize("name", TASKS.split())
-def test_tasks_conform(asking: Service, tmp_path: Path, name: str) -> None:
-    with with_fixtures(asking) as url:
+def test_tasks_conform(service: Service, tmp_path: Path, name: str) -> None:
+    with with_fixtures(service) as url:
         failed, _ = failed_checks(url, "mcp-conformance-next", tmp_path, "--scenario", f"tasks-{name}")
     assert failed == (TASK_EXCEPTIONS if name == "lifecycle" else set())

@@ -22,28 +22,17 @@ from tests.support.service import PLAIN, Service, write_private
 from tests.support.stores import AGENT, version_of
 from tests.support.turns import DONE, ECHO, SHOWN, delegate, png
 from tests.support.waiting import Gate, wait_until
-from tests.web.dialects.clients import openai_of
+from tests.web.dialects.clients import WHERE, openai_of
 
 Library: Any = openai.OpenAI
 pytestmark = pytest.mark.timeout(120)
 Client = Any  # the types of its parameters are those of literals
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-WHERE = {
-    "type": "function",
-    "name": "where",
-    "description": "Find.",
-    "parameters": {"type": "object", "properties": {"thing": {"type": "string"}}, "required": ["thing"]},
-}
 
 
 class Weather(BaseModel):
     city: str
     degrees: int
-
-
-@pytest.fixture(scope="module")
-def service(asking: Service) -> Service:
-    return asking
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +220,7 @@ def test_a_question_is_a_message(client: Client) -> None:
 
 
 def test_a_client_runs_its_tool(client: Client) -> None:
-    options: Any = {"model": "plain", "tools": [WHERE]}
+    options: Any = {"model": "plain", "tools": [{"type": "function", **WHERE}]}
     entries = {"call": [["where", {"thing": "key"}]]}, {"say": {"city": "Ulm", "degrees": 7}}
     answer = client.responses.parse(**options, input=script(*entries), text_format=Weather)
     call = answer.output[-1]
@@ -345,7 +334,7 @@ def test_the_same_words_answer_a_question_that_came_before_them(ago_s: float, is
 def test_ids_of_others_are_unknown(tmp_path: Path) -> None:
     keys = write_private(tmp_path / "keys", owner_line("ada", ADA) + owner_line("bob", BOB))
     with Service(tmp_path / "service", PLAIN | {"API_KEYS_FILE": str(keys)}) as service:
-        url = f"{str(service.client.base_url).rstrip('/')}/openai/v1"
+        url = f"{service.url}/openai/v1"
         ada, bob = (Library(base_url=url, api_key=key, max_retries=0) for key in (ADA, BOB))
         answer = ask(ada, {"say": "mine"}, model="scripted")
         conversation_id, item = conversation_of(answer.id), answer.output[-1].id
