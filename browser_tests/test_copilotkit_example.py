@@ -10,8 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.support.debian import skip
 from tests.support.http_server import served
-from tests.support.service import ROOT, Service
-from tests.support.waiting import wait_until
+from tests.support.service import ROOT, Service, wait_until
 
 AGENTS = "plain=tests.support.approvals:make_plain,streamed=tests.support.streaming:make_streamed"
 EXAMPLE = ROOT / "examples" / "copilotkit"

@@ -15,9 +15,8 @@ import smolsessions
 from smolsessions import Caller
 from smolsessions.core.errors import StartError
 from smolsessions.web.auth import Authenticator
-from tests.support.fixtures import shared_service
 from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, request_as
-from tests.support.service import ROOT, Gate, Service, run, wait_until, write_private
+from tests.support.service import ROOT, Gate, Service, run, shared_service, wait_until, write_private
 from tests.support.store_server import StoreServer
 from tests.support.tenants import AGENTS
 from tests.support.turns import DONE, encoded, submit_next, submit_turn, wait_for_end

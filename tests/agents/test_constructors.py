@@ -12,8 +12,7 @@ from smolagents.local_python_executor import LocalPythonExecutor
 from smolsessions.agents.smolagents_patches import DefaultLogger
 from tests.support import constructors
 from tests.support.constructors import CASES, FOLDER, NAMES
-from tests.support.fixtures import shared_service
-from tests.support.service import Service, run
+from tests.support.service import Service, run, shared_service
 
 REFUSED = {"add_base_tools"}
 """Tested below: it brings a ToolCallingAgent a tool that runs code in this process."""

@@ -15,11 +15,10 @@ from tests.support.environments import OLDEST_SMOLAGENTS, debians, environment
 from tests.support.killed_turns import SETTINGS, kill_when_blocked, make_killed_turn, submit_killed_turn
 from tests.support.old_data import TALKS, OldData
 from tests.support.old_data_checks import FILES, MORE, assert_holds, messages_of, restored
-from tests.support.service import AGENTS, PLAIN, ROOT, Service
+from tests.support.service import AGENTS, PLAIN, ROOT, Service, wait_until
 from tests.support.store_server import SEAL_KEY, running_store
 from tests.support.tiers import deep, mostly_deep
 from tests.support.turns import DONE, wait_for_end
-from tests.support.waiting import wait_until
 from tests.topology.node import DURABLE, HOST, Node
 
 OF_LIBRARIES = "import re, datetime\nfrom math import floor\nflag, day = re.IGNORECASE, datetime.date(2026, 4, 1)\n"

@@ -17,7 +17,7 @@ from tests.support.key_search import Echo, files_of, found_in, unsealed, values_
 from tests.support.llm import LLM
 from tests.support.owners import owner_line
 from tests.support.sandboxes import E2BService, serving
-from tests.support.service import ROOT, Service, run, write_private
+from tests.support.service import ROOT, Service, run, write_agents, write_private
 from tests.support.store_server import StoreServer, running_store
 from tests.support.tool_servers import HttpServer
 
@@ -37,11 +37,9 @@ class Place:
         self.folder, self.llm, self.store = folder, llm, store
         self.temporary = folder / "temporary"
         self.temporary.mkdir()
-        file = folder / "agents.toml"
-        file.write_text(FILE.format(llm=llm.base_url, echo=echo, python=sys.executable, far=far))
         keys = write_private(folder / "owners", owner_line("ada", OWNER_KEY))
-        self.settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file), "LOG_LEVEL": "debug"}
-        self.settings |= store.settings | {"SEAL_KEYS": SEAL_KEY, "API_KEYS_FILE": str(keys)}
+        self.settings = write_agents(folder, FILE.format(llm=llm.base_url, echo=echo, python=sys.executable, far=far))
+        self.settings |= store.settings | {"SEAL_KEYS": SEAL_KEY, "API_KEYS_FILE": str(keys), "LOG_LEVEL": "debug"}
         self.environment = {**KEYS, "LLM_URL": llm.base_url, "E2B_API_URL": sandboxes, "TMPDIR": str(self.temporary)}
         self.answers: list[tuple[str, bytes]] = []
 

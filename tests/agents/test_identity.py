@@ -14,9 +14,8 @@ from smolsessions.agents.factories import SMOLAGENTS, check_factory
 from smolsessions.agents.identity import model_identity, release_of
 from smolsessions.core.records import ModelIdentity
 from tests.support import agents
-from tests.support.fixtures import shared_service
 from tests.support.identities import AGENTS, KEY, Raising, Unprintable, make_own, make_plain
-from tests.support.service import Service
+from tests.support.service import Service, shared_service
 from tests.support.streaming import StreamedModel
 from tests.support.turns import DONE
 

@@ -9,8 +9,7 @@ import pytest
 
 from tests.support.data import data
 from tests.support.llm import LLM
-from tests.support.metrics import totals
-from tests.support.service import Service, wait_until
+from tests.support.service import Service, totals, wait_until, write_agents
 from tests.support.turns import cancel, wait_for_end
 
 FILE = data("mcp.toml")
@@ -18,9 +17,7 @@ KEY = "sk-one-31bb4ad0"
 
 
 def serve(folder: Path, text: str, llm: LLM) -> Service:
-    file = folder / "agents.toml"
-    file.write_text(text.format(base=llm.base_url, python=sys.executable))
-    settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}
+    settings = write_agents(folder, text.format(base=llm.base_url, python=sys.executable))
     return Service(folder, settings, environment={"NOTES_FILE": str(folder / "notes"), "ONE_KEY": KEY})
 
 

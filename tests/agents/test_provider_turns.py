@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.data import data
 from tests.support.providers import KEY, Answer, Provider, Request, used
-from tests.support.service import Service, wait_until
+from tests.support.service import Service, wait_until, write_agents
 from tests.support.streaming import log_of
 from tests.support.transfer import export, import_document
 from tests.support.turns import cancel, submit_turn, wait_for_end
@@ -44,11 +44,10 @@ def server() -> Iterator[Provider]:
 
 @pytest.fixture(scope="module")
 def service(server: Provider, folder: Path) -> Iterator[Service]:
-    file = folder / "agents.toml"
-    file.write_text((data("litellm_models.toml") if HAS_LITELLM else OWN).format(url=server.url) + AGENTS)
+    models = data("litellm_models.toml") if HAS_LITELLM else OWN
     keys = {"FIRST_KEY": KEY, "SECOND_KEY": OTHER_KEY, "AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": KEY}
     traps = {"LITELLM_LOG": "DEBUG", "LITELLM_PRINT_STANDARD_LOGGING_PAYLOAD": "true"}
-    settings = {"AGENTS": "", "AGENTS_FILE": str(file), "DEMO_AGENTS": "0"}
+    settings = write_agents(folder, models.format(url=server.url) + AGENTS)
     with Service(folder / "service", settings, keys | traps, forked=False) as running:
         yield running
         assert KEY not in running.log()

@@ -11,7 +11,7 @@ from smolsessions.agents.config.assembly import load_agents_file
 from smolsessions.core.errors import StartError
 from tests.support.llm import LLM
 from tests.support.sandboxes import DockerDaemon, E2BService, Sandboxes, serving
-from tests.support.service import Service, wait_until
+from tests.support.service import Service, wait_until, write_agents
 from tests.support.tiers import mostly_deep
 
 KEY = "e2b-key-of-a-team-91c3"
@@ -25,12 +25,10 @@ executor = "{executor}"
 """
 
 
-def agents_file(
+def write_agent(
     folder: Path, executor: str, rest: str = "", tools: str = "[]", base: str = "http://127.0.0.1:9/v1"
-) -> Path:
-    file = folder / "agents.toml"
-    file.write_text(AGENT.format(executor=executor, rest=rest, tools=tools, base=base))
-    return file
+) -> dict[str, str]:
+    return write_agents(folder, AGENT.format(executor=executor, rest=rest, tools=tools, base=base))
 
 
 @pytest.fixture(params=mostly_deep(["docker", "e2b"], fast=["e2b"]))
@@ -38,7 +36,7 @@ def rented(request: pytest.FixtureRequest, tmp_path: Path, llm: LLM) -> Iterator
     """Return the executor's name, the server that it calls, and a service with an agent that uses it."""
     is_docker = request.param == "docker"
     rest = "" if is_docker else 'executor_key_env = "TEAM_KEY"\nexecutor_options = {timeout = 900}'
-    file = agents_file(tmp_path, request.param, rest, '["tests.support.remote:Note"]', llm.base_url)
+    settings = write_agent(tmp_path, request.param, rest, '["tests.support.remote:Note"]', llm.base_url)
     with serving(DockerDaemon if is_docker else E2BService, tmp_path, KEY) as places:
         environment = {
             "DOCKER_HOST": places.url.replace("http:", "tcp:"),
@@ -47,7 +45,6 @@ def rented(request: pytest.FixtureRequest, tmp_path: Path, llm: LLM) -> Iterator
             "E2B_HTTP_VERSION": "1.1",
             "TEAM_KEY": KEY,
         }
-        settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}
         with Service(tmp_path, settings, environment, forked=False) as service:
             yield request.param, places, service
 
@@ -95,8 +92,8 @@ def test_a_vendor_that_refuses_the_key_costs_a_block_and_shows_no_key(tmp_path: 
     rest = 'executor_key_env = "TEAM_KEY"'
     with serving(E2BService, tmp_path, "another-key") as places:
         environment = {"E2B_API_URL": places.url, "E2B_HTTP_VERSION": "1.1", "TEAM_KEY": KEY}
-        file = agents_file(tmp_path, "e2b", rest, base=llm.base_url)
-        with Service(tmp_path, {"AGENTS": "", "AGENTS_FILE": str(file)}, environment, forked=False) as service:
+        settings = write_agent(tmp_path, "e2b", rest, base=llm.base_url)
+        with Service(tmp_path, settings, environment, forked=False) as service:
             turn = play(llm, service, "print(1)", "final_answer(2)", max_steps=1)
             steps = service.steps(turn)
     assert "(e2b) could not be started (AuthenticationException), so no code ran" in str(steps)
@@ -116,5 +113,5 @@ def test_a_vendor_that_refuses_the_key_costs_a_block_and_shows_no_key(tmp_path: 
 )
 def test_a_mistaken_executor_stops_the_start(executor: str, rest: str, tools: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(StartError) as caught:
-        Catalog(load_agents_file(agents_file(tmp_path, executor, rest, tools)))
+        Catalog(load_agents_file(Path(write_agent(tmp_path, executor, rest, tools)["AGENTS_FILE"])))
     assert words in caught.value.message

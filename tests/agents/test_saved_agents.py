@@ -11,9 +11,9 @@ from smolagents import CodeAgent, OpenAIModel, Tool, ToolCallingAgent
 from smolsessions.agents.catalog import Catalog
 from smolsessions.agents.config.assembly import load_agents_file
 from smolsessions.core.errors import StartError
-from tests.support.hub import Hub
+from tests.support.http_server import Hub
 from tests.support.llm import LLM
-from tests.support.service import ROOT, Service, run
+from tests.support.service import ROOT, Service, run, write_agents
 
 KEY = "sk-live-4f1d0c7e9a5b"
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -73,12 +73,11 @@ def saved(tmp_path: Path, elsewhere: LLM) -> Path:
 
 @pytest.mark.usefixtures("saved")
 def test_a_saved_agent_runs_with_the_model_of_the_file(llm: LLM, elsewhere: LLM, tmp_path: Path) -> None:
-    file = tmp_path / "agents.toml"
-    file.write_text(MODEL.format(base=llm.base_url) + CLERK + AGENT)
+    settings = write_agents(tmp_path, MODEL.format(base=llm.base_url) + CLERK + AGENT)
     llm.call(("stock", {"item": "pears"}), ("clerk", {"task": "Count."}))
     llm.say("<code>final_answer(stock(item='figs') + 38)</code>")
     llm.answer("It is 5, and 42.")
-    with Service(tmp_path, {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}, ENVIRONMENT) as service:
+    with Service(tmp_path, settings, ENVIRONMENT) as service:
         turn = service.post("/turn", message="how many pears?", agent="shop").json()
         described = service.get("/agents/shop")
     assert (turn["reply"], described["max_steps"]) == ("It is 5, and 42.", 7)
@@ -91,10 +90,8 @@ def test_a_saved_agent_runs_with_the_model_of_the_file(llm: LLM, elsewhere: LLM,
 
 def test_an_agent_of_the_hub_is_downloaded_at_its_commit(saved: Path, llm: LLM, tmp_path: Path) -> None:
     (saved / "weights.bin").write_bytes(bytes(1000))
-    file = tmp_path / "agents.toml"
     way = f'hub = "ada/agent"\nrevision = "{REVISION}"'
-    file.write_text(MODEL.format(base=llm.base_url) + AGENT.replace('folder = "saved"', way))
-    settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}
+    settings = write_agents(tmp_path, MODEL.format(base=llm.base_url) + AGENT.replace('folder = "saved"', way))
     with Hub(saved, "ada/agent", REVISION) as hub:
         environment = ENVIRONMENT | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "cache"), "PYTHONUTF8": "1"}
         status, output, errors = _check(tmp_path, settings, environment)
@@ -108,7 +105,10 @@ def test_an_agent_of_the_hub_is_downloaded_at_its_commit(saved: Path, llm: LLM, 
         environment |= {"HF_HOME": str(tmp_path / "empty"), "HF_HUB_OFFLINE": offline}
         status, output, errors = _check(tmp_path, settings, environment)
         assert (status, "Retry" in output + errors) == (1, False)
-        assert f"{file}: [agents.shop] hub: the repository cannot be downloaded at this revision" in output
+        assert (
+            f"{settings['AGENTS_FILE']}: [agents.shop] hub: the repository cannot be downloaded at this revision"
+            in output
+        )
 
 
 def _check(folder: Path, settings: dict[str, str], environment: dict[str, str]) -> tuple[int, str, str]:

@@ -16,7 +16,7 @@ from smolsessions.core.errors import StartError
 from tests.support import agents, own_tools
 from tests.support.data import table
 from tests.support.llm import LLM
-from tests.support.service import Service
+from tests.support.service import Service, write_agents
 from tests.support.sounds import make_listener, make_singer, make_teller
 
 OWN = "tests.support.own_tools"
@@ -70,9 +70,7 @@ def test_tools_are_shared_and_set_up_once_except_those_that_hold_state() -> None
 
 
 def test_each_session_has_its_own_instance_of_a_tool_that_holds_state(llm: LLM, tmp_path: Path) -> None:
-    file = tmp_path / "agents.toml"
-    file.write_text(FILE.format(base=llm.base_url))
-    with Service(tmp_path, {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}) as service:
+    with Service(tmp_path, write_agents(tmp_path, FILE.format(base=llm.base_url))) as service:
         ids = []
         for _ in range(2):
             llm.call(("counting", {}))

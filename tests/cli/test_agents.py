@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.data import data
 from tests.support.llm import LLM
-from tests.support.service import run, wait_until
+from tests.support.service import run, wait_until, write_agents
 from tests.support.tiers import mostly_deep
 from tests.support.tool_servers import HOSTILE
 
@@ -20,9 +20,7 @@ FILE = data("broken_agents.toml")
 @pytest.fixture
 def settings(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setenv("SHOP_KEY", KEY)
-    file = tmp_path / "agents.toml"
-    file.write_text(FILE.format(base=llm.base_url))
-    return {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}
+    return write_agents(tmp_path, FILE.format(base=llm.base_url))
 
 
 def test_check_makes_each_agent_and_names_the_broken_one(settings: dict[str, str], llm: LLM, tmp_path: Path) -> None:

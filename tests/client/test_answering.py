@@ -17,9 +17,8 @@ from smolsessions import AsyncClient, Client
 from smolsessions.evaluation import ServiceAdapter, TurnFailedError
 from smolsessions.wire.events import InputAnswered, TurnEnded, TurnWaiting
 from tests.support.answering import asking_service, mail, sent
-from tests.support.fixtures import shared_service
 from tests.support.relay import Relay
-from tests.support.service import Gate, Service, wait_until
+from tests.support.service import Gate, Service, shared_service, wait_until
 from tests.support.turns import DONE
 
 QUESTION = {"call": [["ask_user", {"question": "Which tea?", "choices": ["green", "black"]}]]}

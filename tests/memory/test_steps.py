@@ -23,8 +23,7 @@ from smolsessions.agents.values.images import image_from_bytes
 from smolsessions.core.errors import SealBrokenError
 from tests.support import agents, odd
 from tests.support.documents import PROGRAMS, described, shown
-from tests.support.fixtures import shared_service
-from tests.support.service import PLAIN, Service
+from tests.support.service import PLAIN, Service, shared_service
 from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE
 

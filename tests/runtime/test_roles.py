@@ -18,9 +18,8 @@ import pytest
 from tests.support.code_turns import lives, wait_gone
 from tests.support.killed_turns import WITHOUT_CODE, KilledTurn, check_log, make_killed_turn, submit_killed_turn
 from tests.support.launch import ON_LOOPBACK
-from tests.support.metrics import samples
 from tests.support.refusals import sentence_of
-from tests.support.service import PATIENCE_S, Gate, Service, run, wait_until
+from tests.support.service import PATIENCE_S, Gate, Service, run, samples, wait_until
 from tests.support.store_server import PARTITION, StoreServer
 from tests.support.streaming import FINAL, Event, log_of, place, posting
 from tests.support.tiers import deep, mostly_deep

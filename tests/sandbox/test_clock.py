@@ -26,10 +26,9 @@ from smolsessions.core.agent_ports import EventBridge
 from smolsessions.core.events import ReplayState
 from tests.support import approvals, coders
 from tests.support.code_turns import code_script, play_code, printed, shown_outputs, variable_chunks
-from tests.support.fixtures import shared_service
 from tests.support.killed_turns import SETTINGS, KilledTurn, kill_when_blocked
 from tests.support.ledgers import Ledger
-from tests.support.service import Service
+from tests.support.service import Service, shared_service
 from tests.support.store_server import PARTITION, StoreServer
 from tests.support.streaming import Event
 from tests.support.tiers import mostly_deep

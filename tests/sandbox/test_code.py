@@ -28,8 +28,7 @@ from tests.support.code_turns import (
     wait_until_no_code_runs,
 )
 from tests.support.data import data, named, table
-from tests.support.fixtures import shared_service
-from tests.support.service import Gate, Service, wait_until
+from tests.support.service import Gate, Service, shared_service, wait_until
 from tests.support.store_server import running_store
 from tests.support.streaming import Event, Stream, log_of, posting, watching
 from tests.support.tiers import mostly_deep

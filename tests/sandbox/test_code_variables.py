@@ -18,8 +18,7 @@ from tests.support.code_turns import (
     variable_chunks,
     wait_until_no_code_runs,
 )
-from tests.support.fixtures import shared_service
-from tests.support.service import Gate, Service
+from tests.support.service import Gate, Service, shared_service
 from tests.support.store_server import PARTITION, StoreServer
 from tests.support.streaming import Event
 from tests.support.tiers import mostly_deep

@@ -9,9 +9,8 @@ from smolsessions.agents.sandbox.variable_chunks import chunk_id
 from smolsessions.agents.sandbox.variables import SavedVariables, Variables
 from tests.support.code_turns import GONE, code_script, printed, shown_outputs, tasks
 from tests.support.executors import MAX_BYTES, new_executor, said
-from tests.support.fixtures import shared_service
 from tests.support.killed_turns import WITHOUT_CODE, kill_and_resume, make_killed_turn
-from tests.support.service import Service
+from tests.support.service import Service, shared_service
 from tests.support.streaming import Event
 from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.support.data import table
-from tests.support.fixtures import raw_store, shared_service
 from tests.support.histories import (
     KINDS,
     SETTINGS,
@@ -23,8 +22,8 @@ from tests.support.histories import (
     variable_x,
 )
 from tests.support.problems import nothing_stored, problem
-from tests.support.service import Service
-from tests.support.store_server import PARTITION, Raw, StoreServer, conversation_keys
+from tests.support.service import Service, shared_service
+from tests.support.store_server import PARTITION, Raw, StoreServer, conversation_keys, raw_store
 from tests.support.streaming import log_of
 from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, ECHO, PROMPT, cancel, held_turn, png, submit_turn, wait_for_end

@@ -4,10 +4,9 @@ import json
 from itertools import groupby
 from typing import Any
 
-from tests.support.fixtures import raw_store, shared_service
 from tests.support.histories import fork
-from tests.support.service import Service
-from tests.support.store_server import PARTITION, Raw, conversation_keys
+from tests.support.service import Service, shared_service
+from tests.support.store_server import PARTITION, Raw, conversation_keys, raw_store
 from tests.support.streaming import Event, log_of
 from tests.support.turns import DONE, ECHO
 

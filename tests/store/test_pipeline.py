@@ -14,9 +14,8 @@ from smolsessions.store.connection.commands import pack
 from smolsessions.store.connection.pipeline import KEEPALIVE_S, REPLY_TIMEOUT_S
 from smolsessions.store.connection.reply_protocol import ReplyProtocol
 from tests.support.failover import REPLICATED
-from tests.support.metrics import totals
 from tests.support.problems import problem
-from tests.support.service import PATIENCE_S, Gate, Service, wait_until
+from tests.support.service import PATIENCE_S, Gate, Service, totals, wait_until
 from tests.support.stopwatch import Stopwatch
 from tests.support.store_server import SEAL_KEY
 from tests.support.tiers import deep, mostly_deep

@@ -8,11 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.support.fixtures import raw_store, shared_service
 from tests.support.histories import SETTINGS, fork, new_conversation, roll_back, variable_x
 from tests.support.problems import problem
-from tests.support.service import Service, wait_until
-from tests.support.store_server import Raw
+from tests.support.service import Service, shared_service, wait_until
+from tests.support.store_server import Raw, raw_store
 from tests.support.transfer import export, import_document
 from tests.support.turns import DONE, ECHO, held_turn, png, submit_next, wait_for_end
 

@@ -6,8 +6,7 @@ import sysconfig
 from pathlib import Path
 
 from tests.support.debian import skip
-from tests.support.service import ROOT
-from tests.support.waiting import PATIENCE_S
+from tests.support.service import PATIENCE_S, ROOT
 
 OLDEST_SMOLAGENTS = Path(__file__).parents[1] / "data" / "smolagents-oldest.lock"
 GENERATOR = OLDEST_SMOLAGENTS.with_name("openapi-python-client.lock")

@@ -18,7 +18,7 @@ import httpx2
 from smolsessions.core.errors import HeadTooLargeError, RequestTimeoutError
 from smolsessions.web.problems import response_to
 from tests.support.openapi import description
-from tests.support.service import ROOT, Service
+from tests.support.service import ROOT, Service, write_private
 from tests.support.turns import pixel
 
 FILE = ROOT / "app" / "smolsessions" / "web" / "examples.json"
@@ -120,10 +120,7 @@ def record(folder: Path) -> dict[str, Any]:
         _play(recorder)
         _refuse(recorder)
         _stop(recorder, service)
-    keys = folder / "keys"
-    keys.write_text(f"ada {'0' * 64}\n")
-    keys.chmod(0o600)
-    (folder / "keyed").mkdir()
+    keys = write_private(folder / "keys", f"ada {'0' * 64}\n")
     with Service(folder / "keyed", settings=SETTINGS | {"API_KEYS_FILE": str(keys)}) as service:
         locked = Recorder(service)
         locked.send("GET", "/agents")

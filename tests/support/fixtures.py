@@ -1,45 +1,12 @@
 """Fixtures of all tests: shared services, store servers, and a gate."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
 
 import pytest
 
-from tests.support.service import Gate, Service
-from tests.support.store_server import Raw, StoreServer, running_store
-
-
-def shared_service(
-    made: Mapping[str, str] | Callable[..., Service],
-    *,
-    on_outside: bool = False,
-    scope: Literal["module", "session"] = "module",
-    **settings: str,
-) -> Any:
-    """Return a fixture: a service with these settings, or the one that `made` returns for a folder and the settings.
-
-    `on_outside` adds the settings of the store `outside`.
-    """
-
-    @pytest.fixture(scope=scope)
-    def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-        folder = tmp_path_factory.mktemp("service")
-        given = settings | (request.getfixturevalue("outside").settings if on_outside else {})
-        with made(folder, **given) if callable(made) else Service(folder, {**made, **given}) as running:
-            yield running
-
-    return shared
-
-
-def raw_store(**options: Any) -> Any:
-    @pytest.fixture
-    def raw(outside: StoreServer) -> Iterator[Raw]:
-        with outside.client(**options) as client:
-            yield client
-
-    return raw
-
+from tests.support.service import Gate, Service, shared_service
+from tests.support.store_server import StoreServer, running_store
 
 service = shared_service(lambda folder: Service(folder, forked=False), scope="session")
 """A running service with the tests' agents and the demos. Each test uses conversations of its own."""

@@ -1,5 +1,7 @@
-"""HTTP server in threads of the test, and a handler that logs nothing. PYTEST_DONT_REWRITE."""
+"""HTTP servers in threads of the test: of a handler, of files, and of the Hugging Face Hub. PYTEST_DONT_REWRITE."""
 
+import hashlib
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -7,6 +9,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import unquote, urlsplit
 
 
 class Server(ThreadingHTTPServer):
@@ -58,3 +61,41 @@ def served(folder: Path) -> Iterator[str]:
     """Serve the files of a folder, and yield the origin of its pages."""
     with Server(partial(_Files, directory=str(folder))) as server:
         yield server.url
+
+
+class Hub(Server):
+    """`with Hub(folder, "ada/agent", revision) as hub:` serves the folder at `hub.url`."""
+
+    def __init__(self, folder: Path, repository: str, revision: str) -> None:
+        super().__init__(_Handler)
+        self.requests: list[str] = []
+        self.files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+        self.tree = f"/api/spaces/{repository}/tree/{revision}"
+        self.file = f"/spaces/{repository}/resolve/{revision}/"
+        self.revision = revision
+
+
+class _Handler(Handler):
+    server: Hub
+
+    def do_HEAD(self) -> None:
+        hub, path = self.server, unquote(urlsplit(self.path).path)
+        found = hub.files.get(path.removeprefix(hub.file))
+        if path == hub.tree:
+            self.answer(200, json.dumps([_entry(name, file) for name, file in hub.files.items()]).encode())
+        elif found:
+            self.answer(200, found.read_bytes(), {"ETag": f'"{_hash(found)}"', "X-Repo-Commit": hub.revision})
+        else:
+            self.answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+
+    def do_GET(self) -> None:
+        self.server.requests.append(self.path)
+        self.do_HEAD()
+
+
+def _entry(name: str, file: Path) -> dict[str, object]:
+    return {"type": "file", "path": name, "size": file.stat().st_size, "oid": _hash(file)}
+
+
+def _hash(file: Path) -> str:
+    return hashlib.sha1(file.read_bytes(), usedforsecurity=False).hexdigest()

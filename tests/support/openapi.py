@@ -1,4 +1,4 @@
-"""The API's description, and validating JSON against its schemas."""
+"""The API's description, validating JSON against its schemas, and checks of the links that a turn shows."""
 
 from functools import cache
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 import yaml
 from jsonschema import Draft202012Validator
 
-from tests.support.service import ROOT
+from tests.support.service import ROOT, Service
+from tests.support.streaming import Event, log_of
 
 
 @cache
@@ -26,3 +27,28 @@ def validator(name: str) -> Draft202012Validator:
 def assert_described(name: str, value: Any) -> None:
     problems = [f"{problem.json_path}: {problem.message}" for problem in validator(name).iter_errors(value)]
     assert problems == [], value
+
+
+def contents(service: Service, links: list[Event]) -> list[tuple[str, str, bytes]]:
+    found = []
+    for link in links:
+        response = service.client.get(link["url"])
+        assert response.status_code == 200, response.text
+        assert len(response.content) == link.get("size_bytes", len(response.content))
+        kind = response.headers["content-type"].partition(";")[0]
+        found.append((link.get("name", link["url"].rpartition("/")[2]), kind, response.content))
+    return found
+
+
+def check_links(service: Service, turn: Event, kind: str) -> None:
+    """Check that the record, the last step and the events link the same `files` or `images` of an answer as a turn."""
+    assert turn["status"] == "finished", turn
+    answered = turn[f"output_{kind}"]
+    assert service.get(f"/conversations/{turn['conversation_id']}/turns")["items"] == [turn]
+    assert service.steps(turn)[-1][kind] == answered
+    events = [frame.data for frame in log_of(service, turn)]
+    for event in events:
+        assert_described("Event", event)
+    last, final = events[-2:]
+    assert (last["type"], last[kind]) == ("step.finished", answered)
+    assert final["result"] == turn

@@ -3,12 +3,14 @@
 PYTEST_DONT_REWRITE: other processes import this, too.
 """
 
+import gc
 from typing import TypeVar
 
-from smolagents import CodeAgent, MultiStepAgent, Tool, ToolCallingAgent
+from smolagents import CodeAgent, LogLevel, MultiStepAgent, Tool, ToolCallingAgent, tool
 
 import smolsessions
 from tests.support import agents, noters, service
+from tests.support.agents import ScriptedModel, echo
 
 A = TypeVar("A", bound=MultiStepAgent)
 
@@ -50,3 +52,15 @@ def make_code_rememberer() -> CodeAgent:
 def _remembering(agent: A) -> A:
     agent.tools["shelf"] = Shelf()
     return smolsessions.options(agent, scratchpad=True)
+
+
+@tool
+def collect() -> str:
+    """Collect garbage, and count the objects that only the collector could free, and the turns that are left."""
+    gc.disable()
+    found = gc.collect()
+    return f"{found} {sum(type(each).__name__ == 'LoopEventBridge' for each in gc.get_objects())}"
+
+
+def make_collector() -> ToolCallingAgent:
+    return ToolCallingAgent(tools=[echo, collect], model=ScriptedModel(), verbosity_level=LogLevel.OFF)

@@ -1,18 +1,22 @@
-"""The service as a process of its own, as an operator starts it, and a client."""
+"""The service as a process of its own, as an operator starts it, with a client and its metrics."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, Literal, Self, TextIO
 
 import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.preloaded import PYTHONPATH, ForkedProcess, fork
 from tests.support.service_logs import note_log
@@ -171,6 +175,35 @@ class Service:
         return status
 
 
+def shared_service(
+    made: Mapping[str, str] | Callable[..., Service],
+    *,
+    on_outside: bool = False,
+    scope: Literal["module", "session"] = "module",
+    **settings: str,
+) -> Any:
+    """Return a fixture: a service with these settings, or the one that `made` returns for a folder and the settings.
+
+    `on_outside` adds the settings of the store `outside`.
+    """
+
+    @pytest.fixture(scope=scope)
+    def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+        folder = tmp_path_factory.mktemp("service")
+        given = settings | (request.getfixturevalue("outside").settings if on_outside else {})
+        with made(folder, **given) if callable(made) else Service(folder, {**made, **given}) as running:
+            yield running
+
+    return shared
+
+
+def write_agents(folder: Path, text: str) -> dict[str, str]:
+    """Write an agents.toml. Return the settings that serve its agents alone."""
+    file = folder / "agents.toml"
+    file.write_text(text)
+    return {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}
+
+
 def write_private(path: Path, text: str) -> Path:
     """Write a file that its owner alone may read, as the service asks of secrets."""
     path.touch(0o600)
@@ -248,3 +281,19 @@ def _is_forkable(command: tuple[str, ...], environment: dict[str, str]) -> bool:
     """
     is_python_as_here = not any(name.startswith("PYTHON") for name in environment)
     return is_python_as_here and "--processes" not in command
+
+
+def samples(service: Service) -> dict[tuple[str, str], float]:
+    """Return the samples of a scrape by name and process, summed over all agents and outcomes."""
+    text = httpx2.get(service.client.base_url.join("/metrics"), timeout=PATIENCE_S).text
+    found: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            name = (sample.name.removeprefix("smolsessions_"), sample.labels.get("process", ""))
+            found[name] = found.get(name, 0.0) + sample.value
+    return found
+
+
+def totals(service: Service) -> dict[str, float]:
+    text = service.client.get("/metrics").text
+    return {name: float(value) for name, value in re.findall(r"^(smolsessions_\S+) (\S+)$", text, re.MULTILINE)}

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from redis import Redis
 
 from smolsessions.store.seal import new_key
@@ -37,6 +38,15 @@ def running_store(folder: Path) -> Iterator[StoreServer]:
         yield server
     finally:
         server.kill()
+
+
+def raw_store(**options: Any) -> Any:
+    @pytest.fixture
+    def raw(outside: StoreServer) -> Iterator[Raw]:
+        with outside.client(**options) as client:
+            yield client
+
+    return raw
 
 
 def conversation_keys(raw: Raw, turn: dict[str, Any]) -> set[str]:

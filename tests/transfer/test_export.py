@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from smolsessions.store.seal import new_key
 from tests.support.documents import REFUSED, without_ms
-from tests.support.fixtures import shared_service
 from tests.support.histories import (
     KINDS,
     SETTINGS,
@@ -28,7 +27,7 @@ from tests.support.histories import (
 from tests.support.json_values import places_in
 from tests.support.owners import ADA, BOB, create_as, owner_line, request_as, say_as
 from tests.support.problems import nothing_stored, problem, send
-from tests.support.service import PLAIN, Service, write_private
+from tests.support.service import PLAIN, Service, shared_service, write_private
 from tests.support.streaming import log_of
 from tests.support.tiers import mostly_deep, repeated
 from tests.support.transfer import export, import_document, post_import

@@ -19,9 +19,8 @@ from tests.support.answering import (
     sent,
     submit_asking,
 )
-from tests.support.fixtures import shared_service
 from tests.support.owners import ADA, BOB, SECOND, owner_line, request_as
-from tests.support.service import Gate, Service, write_private
+from tests.support.service import Gate, Service, shared_service, write_private
 from tests.support.streaming import EVENTS, Event, Frame, Stream, check_numbers, effects, log_of, place, posting
 from tests.support.turns import DONE, cancel, error_code, wait_for_end
 

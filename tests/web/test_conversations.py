@@ -11,10 +11,8 @@ import httpx2
 import pytest
 
 from tests.support.data import table
-from tests.support.fixtures import shared_service
-from tests.support.metrics import totals
 from tests.support.problems import OF_A_CONVERSATION, problem, strict_json
-from tests.support.service import AGENTS, CODELESS, PATIENCE_S, PLAIN, Gate, Service, wait_until
+from tests.support.service import AGENTS, CODELESS, PATIENCE_S, PLAIN, Gate, Service, shared_service, totals, wait_until
 from tests.support.turns import DONE, held_turn, pages, wait_for_end
 
 BAD_PAGES = [

@@ -14,10 +14,9 @@ import pytest
 from smolsessions.core import errors
 from smolsessions.web.problems import status_of
 from tests.support.data import table
-from tests.support.fixtures import shared_service
 from tests.support.problems import OF_A_CONVERSATION, nothing_stored, problem, send, strict_json
 from tests.support.raw_http import connected, problem_on
-from tests.support.service import PATIENCE_S, PLAIN, Service, listed, wait_until
+from tests.support.service import PATIENCE_S, PLAIN, Service, listed, shared_service, wait_until
 from tests.support.turns import pixel, png
 
 SECRET = "hunter2"

@@ -16,10 +16,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from smolsessions.web.http_connection import limited_connections
-from tests.support.fixtures import shared_service
-from tests.support.metrics import samples
 from tests.support.raw_http import answer_on, connected, problem_on
-from tests.support.service import PATIENCE_S, PLAIN, Gate, Service, wait_until
+from tests.support.service import PATIENCE_S, PLAIN, Gate, Service, samples, shared_service, wait_until
 from tests.support.store_server import running_store
 from tests.support.tiers import mostly_deep
 

@@ -17,11 +17,10 @@ import pytest
 
 from smolsessions.core.records import Owner
 from smolsessions.web.auth import MOST_BYTES, Authenticator
-from tests.support.fixtures import shared_service
 from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, request_as, say_as
 from tests.support.problems import OF_A_CONVERSATION, nothing_stored, problem, send
 from tests.support.refusals import Ending, Refused, sentence_of, started
-from tests.support.service import PATIENCE_S, PLAIN, Gate, Service, run, wait_until, write_private
+from tests.support.service import PATIENCE_S, PLAIN, Gate, Service, run, shared_service, wait_until, write_private
 from tests.support.sounds import sent
 from tests.support.tiers import mostly_deep
 from tests.support.turns import png

@@ -12,10 +12,9 @@ import pytest
 from smolsessions import ApiError, AsyncClient, Client
 from smolsessions.settings import OWN_PATHS, read_settings
 from smolsessions.web.dialects import NEEDS
-from tests.support.fixtures import shared_service
 from tests.support.openapi import description
 from tests.support.proxy import proxy
-from tests.support.service import PATIENCE_S, PLAIN, Service
+from tests.support.service import PATIENCE_S, PLAIN, Service, shared_service
 from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, ECHO, png
 

@@ -10,8 +10,7 @@ import PIL.Image
 import pytest
 
 from tests.support.answering import APPROVE, answer, answering, ask, asking_service, decisions, observed, read, sent
-from tests.support.fixtures import shared_service
-from tests.support.service import Service
+from tests.support.service import Service, shared_service
 from tests.support.stopwatch import Stopwatch
 from tests.support.streaming import Event, log_of
 from tests.support.turns import DONE

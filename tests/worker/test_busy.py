@@ -11,10 +11,8 @@ import pytest
 from redis import Redis
 
 from tests.support.cancellation import assert_goes_on, assert_steps_stored
-from tests.support.fixtures import shared_service
-from tests.support.metrics import totals
 from tests.support.problems import nothing_stored, problem
-from tests.support.service import CODELESS, Service, wait_until
+from tests.support.service import CODELESS, Service, shared_service, totals, wait_until
 from tests.support.store_server import running_store
 from tests.support.streaming import Event, Stream, log_of, place, posting, watching
 from tests.support.turns import (

@@ -2,7 +2,9 @@
 
 import json
 import random
+import secrets
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -15,12 +17,10 @@ from smolagents.memory import ActionStep, FinalAnswerStep, TaskStep
 from tests.support.answering import APPROVE, answer, ask, mail, read
 from tests.support.approvals import TOOLS, make_plain
 from tests.support.coders import make_coder
-from tests.support.fixtures import shared_service
-from tests.support.service import CODELESS, Service
+from tests.support.service import CODELESS, Gate, Service, shared_service
 from tests.support.streaming import Event, check_numbers, log_of, place, watching
 from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, ECHO, PROMPT, cancel, held_turn, png, submit_next, submit_turn, wait_for_end
-from tests.support.waiting import Gate
 
 pytestmark = pytest.mark.timeout(180)
 NEVER: Event = {"text": "no turn plays this"}
@@ -172,3 +172,20 @@ def test_random_scripts_have_the_prompts_of_a_bare_agent(
             steer(asking, turn, *json.loads(message))
         gate.open()
     assert wait_for_end(asking, turn)["reply"] == bare_answer(make(), first, late)
+
+
+@pytest.mark.parametrize("dialect", ["ag-ui", "ai-sdk"])
+def test_a_stream_goes_on_after_a_message_that_joins(service: Service, dialect: str, tmp_path: Path) -> None:
+    gate, name = Gate(tmp_path / "gate"), secrets.token_hex(8)
+    said = json.dumps([gate.script])
+    message = {"id": "u1", "role": "user", "content": said, "parts": [{"type": "text", "text": said}]}
+    body = {"id": name, "trigger": "submit-message", "threadId": name, "runId": "r1", "messages": [message]}
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(service.client.post, f"/{dialect}/plain", json=body, timeout=60)
+        gate.reached()
+        turn: Any = service.get(f"/conversations/{name}/turns/1")
+        joins = submit_next(service, turn, DONE, on_busy="steer")
+        gate.open()
+        ended = stream.result().text
+    assert "RUN_FINISHED" in ended if dialect == "ag-ui" else "[DONE]" in ended
+    assert wait_for_end(service, joins)["error"]["code"] == "steered"

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.cancellation import UNHEEDED, assert_goes_on, assert_steps_stored, cancel_and_check
-from tests.support.metrics import totals
 from tests.support.problems import nothing_stored, problem
-from tests.support.service import CODELESS, Gate, Service, wait_until
+from tests.support.service import CODELESS, Gate, Service, totals, wait_until
 from tests.support.streaming import Event, Stream, log_of, place, posting, watching
 from tests.support.turns import DONE, ECHO, ENDLESS, cancel, delegate, held_turn, submit_turn, wait_for_end
 

@@ -14,10 +14,8 @@ import pytest
 
 from smolsessions.core.records import LOCAL, Ref
 from smolsessions.worker.session_pool import SessionPool
-from tests.support.fixtures import shared_service
-from tests.support.metrics import totals
 from tests.support.owners import ADA, BOB, owner_line, request_as
-from tests.support.service import PLAIN, Gate, Service, wait_until
+from tests.support.service import PLAIN, Gate, Service, shared_service, totals, wait_until, write_private
 from tests.support.store_server import StoreServer
 from tests.support.streaming import Event
 from tests.support.turns import DONE, ECHO, PROMPT, cancel, held_turn, png, submit_next, submit_turn, wait_for_end
@@ -105,7 +103,7 @@ def test_a_turn_with_an_unknown_end_is_answered_as_accepted(tmp_path: Path, serv
 
 TURNS = 10
 COLLECT: Event = {"call": [["collect", {}]]}
-SETTINGS = {"AGENTS": "collector=tests.support.collectors:make_collector", "DEMO_AGENTS": "0"}
+SETTINGS = {"AGENTS": "collector=tests.support.rememberers:make_collector", "DEMO_AGENTS": "0"}
 
 
 def test_no_turn_leaves_objects_to_the_garbage_collector_or_in_memory(tmp_path: Path) -> None:
@@ -128,9 +126,7 @@ SLOW = 5
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Iterator[Service]:
-    keys = tmp_path / "keys"
-    keys.write_text(owner_line("ada", ADA) + owner_line("bob", BOB))
-    keys.chmod(0o600)
+    keys = write_private(tmp_path / "keys", owner_line("ada", ADA) + owner_line("bob", BOB))
     with Service(tmp_path / "service", {"API_KEYS_FILE": str(keys), "THREADS": "4", "PARTITIONS": "2"}) as service:
         yield service
 

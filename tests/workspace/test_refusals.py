@@ -22,7 +22,7 @@ from smolsessions.workspace.folders import ConversationFolders
 from tests.support.agents import ScriptedModel, make_code, make_scripted
 from tests.support.data import data
 from tests.support.refusals import sentence_of
-from tests.support.service import run
+from tests.support.service import run, write_agents
 from tests.support.tiers import mostly_deep
 
 
@@ -168,9 +168,8 @@ def test_a_workspace_serves_its_conversation_alone(tmp_path: Path) -> None:
 
 
 def with_agent(folder: Path, workspace: str) -> dict[str, str]:
-    file = folder / "agents.toml"
-    file.write_text(f'[agents.w]\nfactory = "tests.support.agents:make_scripted"\nworkspace = {{{workspace}}}\n')
-    return {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(file)}
+    agent = f'[agents.w]\nfactory = "tests.support.agents:make_scripted"\nworkspace = {{{workspace}}}\n'
+    return write_agents(folder, agent)
 
 
 @pytest.mark.parametrize("role", mostly_deep(["web", "work", "serve"], fast=["work"]))

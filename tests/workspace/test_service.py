@@ -5,6 +5,7 @@ import os
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from smolsessions.client import Client
 from tests.support.data import data
 from tests.support.owners import ADA, BOB, owner_line, request_as
 from tests.support.problems import problem
-from tests.support.service import Service, run, wait_until, write_private
+from tests.support.service import Service, run, wait_until, write_agents, write_private
 from tests.support.sounds import sent
 from tests.support.store_server import StoreServer
 
@@ -348,3 +349,47 @@ def test_a_list_and_an_export_of_files_that_a_bound_cuts_say_so(service: Service
     missing = service.get(f"{conversation}/export")["not_exported"]
     assert [(each["kind"], each["name"]) for each in missing] == [("workspace", "")]
     assert "20000 files" in problem(service.post(f"{conversation}/fork"), 413, "too_large")["detail"]
+
+
+WRITER = """
+[agents.writer]
+factory = "tests.support.agents:make_scripted"
+workspace = {editable = ["**"]}
+"""
+
+
+def test_an_import_whose_files_cannot_be_written_leaves_no_conversation(tmp_path: Path) -> None:
+    settings = write_agents(tmp_path, WRITER)
+    with Service(tmp_path, settings | {"WORKSPACES_DIR": str(tmp_path / "workspaces")}) as service:
+        empty = service.post("/conversations", agent="writer").json()
+        document = service.get(f"/conversations/{empty['id']}/export")
+        (tmp_path / "workspaces/local").write_text("a file in place of the owner's folder")
+        document["workspace"] = {"notes.md": b64encode(b"hi").decode()}
+        problem(service.post("/imports?id=unwritten", **document), 500, "internal")
+        problem(service.client.get("/conversations/unwritten"), 404, "conversation_not_found")
+        assert "cannot be written" in service.log()
+
+
+@pytest.mark.parametrize("change", ["import", "fork"])
+def test_a_killed_process_leaves_no_conversation_with_some_of_its_files(tmp_path: Path, change: str) -> None:
+    settings = write_agents(tmp_path, WRITER)
+    files = {f"{number:03}.md": b64encode(b"x" * 4000).decode() for number in range(900)}
+    folders = tmp_path / "data/workspaces"
+    service = Service(tmp_path, settings)
+    with service:
+        empty = service.post("/conversations", agent="writer").json()
+        document = service.get(f"/conversations/{empty['id']}/export") | {"workspace": files}
+        assert service.post("/imports?id=whole", **document).status_code == 201
+        known = set(folders.rglob("*"))
+        with ThreadPoolExecutor() as thread:
+            if change == "import":
+                asked = thread.submit(service.post, "/imports?id=new", **document)
+            else:
+                asked = thread.submit(service.post, "/conversations/whole/fork")
+            wait_until(lambda: len(set(folders.rglob("*")) - known) > 20)
+            service.kill()
+            asked.exception()
+    with Service(tmp_path, settings) as service:
+        found = [each["id"] for each in service.get("/conversations")["items"] if each["id"] != empty["id"]]
+        for conversation in found:
+            assert len(service.get(f"/conversations/{conversation}/workspace/files")["items"]) == len(files)

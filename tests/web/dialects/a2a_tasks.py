@@ -9,8 +9,7 @@ import httpx
 from a2a.client import Client, ClientConfig, create_client
 from a2a.types import a2a_pb2 as types
 
-from tests.support.service import Service
-from tests.support.waiting import PATIENCE_S
+from tests.support.service import PATIENCE_S, Service
 
 T = TypeVar("T")
 INPUT_REQUIRED, COMPLETED = "TASK_STATE_INPUT_REQUIRED", "TASK_STATE_COMPLETED"

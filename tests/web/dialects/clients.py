@@ -9,8 +9,7 @@ from playwright._impl._driver import compute_driver_executable
 
 from tests.support.data import FOLDER
 from tests.support.debian import npm_packages
-from tests.support.service import Service
-from tests.support.waiting import PATIENCE_S
+from tests.support.service import PATIENCE_S, Service
 
 WHERE: dict[str, Any] = {  # a tool that the client runs
     "name": "where",

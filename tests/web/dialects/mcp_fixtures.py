@@ -9,10 +9,9 @@ import httpx2
 
 from tests.support.answering import mail
 from tests.support.http_server import Handler, Server
-from tests.support.service import Service
+from tests.support.service import PATIENCE_S, Service
 from tests.support.streaming import Event
 from tests.support.turns import DONE, ECHO
-from tests.support.waiting import PATIENCE_S
 
 Script = list[Event]
 SLOW_S = 3  # longer than a call without a task

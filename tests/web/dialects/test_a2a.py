@@ -14,7 +14,7 @@ from a2a.utils import errors
 
 from tests.support.answering import mail, sent
 from tests.support.owners import ADA, BOB, owner_line
-from tests.support.service import PLAIN, Service
+from tests.support.service import PLAIN, Service, write_private
 from tests.support.streaming import Event
 from tests.support.turns import DONE, SHOWN, png, submit_turn
 from tests.web.dialects.a2a_tasks import COMPLETED, INPUT_REQUIRED, Joined, get, message, send, with_client
@@ -162,8 +162,7 @@ def test_errors_have_the_codes_of_the_protocol(service: Service) -> None:
 
 
 def test_a_task_of_another_owner_is_not_found(tmp_path: Path) -> None:
-    (keys := tmp_path / "keys").write_text(owner_line("ada", ADA) + owner_line("bob", BOB))
-    keys.chmod(0o600)
+    keys = write_private(tmp_path / "keys", owner_line("ada", ADA) + owner_line("bob", BOB))
     with Service(tmp_path / "service", PLAIN | {"API_KEYS_FILE": str(keys)}) as service:
         name = send(service, "scripted", message("m1", DONE), key=ADA).task.id
         assert get(service, "scripted", name, key=ADA).text == "done"

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.answering import mail, sent
-from tests.support.service import Service
+from tests.support.service import Service, wait_until
 from tests.support.turns import DONE, ECHO, SHOWN, delegate, png
-from tests.support.waiting import wait_until
 from tests.web.dialects.ag_ui_clients import Client
 from tests.web.dialects.clients import WHERE
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.answering import asking_service, mail, sent
-from tests.support.service import Service
+from tests.support.service import Service, wait_until
 from tests.support.turns import DONE, SHOWN, delegate, held_turn, png
-from tests.support.waiting import wait_until
 from tests.web.dialects.ai_sdk_chats import Chats
 from tests.web.dialects.clients import WHERE
 

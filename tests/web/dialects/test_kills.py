@@ -15,11 +15,10 @@ import pytest
 from a2a.client.errors import A2AClientError
 from a2a.utils import errors
 
-from tests.support.service import CODELESS, Service
+from tests.support.service import CODELESS, Service, wait_until
 from tests.support.store_server import running_store
 from tests.support.streaming import Event
 from tests.support.turns import ENDLESS
-from tests.support.waiting import wait_until
 from tests.web.dialects.a2a_tasks import COMPLETED, Joined, get, message, send
 from tests.web.dialects.ag_ui_clients import Client
 from tests.web.dialects.ai_sdk_chats import Chats

@@ -18,10 +18,9 @@ from mcp.shared.exceptions import MCPError
 from smolsessions.web.dialects.mcp.tasks import EXTENSION, TaskParams
 from tests.support.answering import mail, sent
 from tests.support.owners import ADA, owner_line
-from tests.support.service import PLAIN, ROOT, Service, write_private
+from tests.support.service import PLAIN, ROOT, Gate, Service, wait_until, write_private
 from tests.support.streaming import Event
 from tests.support.turns import DONE, SHOWN, submit_turn
-from tests.support.waiting import Gate, wait_until
 from tests.web.dialects.clients import WHERE
 
 pytestmark = pytest.mark.timeout(120)

@@ -11,8 +11,7 @@ from tests.support.data import FOLDER
 from tests.support.environments import OPENAI_CLIENTS, environment
 from tests.support.llm import LLM
 from tests.support.providers import Answer
-from tests.support.service import Service
-from tests.support.waiting import PATIENCE_S
+from tests.support.service import PATIENCE_S, Service, write_agents
 from tests.web.dialects.clients import node_command
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
@@ -71,8 +70,7 @@ def test_the_library_in_node(service: Service) -> None:
 
 def test_open_responses_conform(llm: LLM, tmp_path: Path) -> None:
     python = environment(tmp_path / "venv", OPENAI_CLIENTS)
-    (tmp_path / "agents.toml").write_text(TALKER.format(base=llm.base_url))
-    settings = {"AGENTS": "", "DEMO_AGENTS": "0", "AGENTS_FILE": str(tmp_path / "agents.toml")}
+    settings = write_agents(tmp_path, TALKER.format(base=llm.base_url))
     comply = str(Path(python).with_name("llm-comply"))
     said = Answer(("I think.",), calls=(("final_answer", {"answer": "Hello."}),))
     with Service(tmp_path / "service", settings) as service:

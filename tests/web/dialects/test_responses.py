@@ -18,10 +18,9 @@ from smolsessions.core.requests import InputRequest
 from smolsessions.web.dialects.gateway import is_repeat
 from tests.support.answering import mail, sent
 from tests.support.owners import ADA, BOB, owner_line
-from tests.support.service import PLAIN, Service, write_private
+from tests.support.service import PLAIN, Gate, Service, wait_until, write_private
 from tests.support.stores import AGENT, version_of
 from tests.support.turns import DONE, ECHO, SHOWN, delegate, png
-from tests.support.waiting import Gate, wait_until
 from tests.web.dialects.clients import WHERE, openai_of
 
 Library: Any = openai.OpenAI
