@@ -2,14 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support import coders
 from tests.support.code_turns import code_script
-from tests.support.service import Service
+from tests.support.service import Service, shared_service
 from tests.support.streaming import Event
 from tests.support.turns import DONE
 
@@ -40,20 +39,15 @@ STAND_INS = {
 }
 
 
-@pytest.fixture(scope="module")
-def noted(folder: Path) -> Path:
-    return folder / "noted"
+SETTINGS = {"AGENTS": AGENTS, "WARM_SESSIONS": "0"}
+observed = shared_service(lambda folder: Service(folder, SETTINGS, {coders.NOTED: str(folder / "noted")}))
 
 
-@pytest.fixture(scope="module")
-def observed(folder: Path, noted: Path) -> Iterator[Service]:
-    with Service(folder, {"AGENTS": AGENTS, "WARM_SESSIONS": "0"}, {coders.NOTED: str(noted)}) as service:
-        yield service
-
-
-@pytest.fixture(autouse=True)
-def nothing_noted(noted: Path) -> None:
-    noted.unlink(missing_ok=True)
+@pytest.fixture
+def noted(observed: Service) -> Path:
+    """Return the file of what an agent's author was told since the test began."""
+    (observed.folder / "noted").unlink(missing_ok=True)
+    return observed.folder / "noted"
 
 
 def ending_in(block: str) -> list[Event]:

@@ -15,7 +15,7 @@ from smolsessions.store.embedded.data_folder import address_in, locked, record_a
 from tests.support import approvals
 from tests.support.preloaded import PYTHONPATH
 from tests.support.refusals import sentence_of
-from tests.support.service import PATIENCE_S, Service, run
+from tests.support.service import PATIENCE_S, Service, run, shared_service
 from tests.support.terminal import CTRL_C, CTRL_D, Terminal, command, terminal_of
 from tests.support.tiers import deep
 from tests.support.turns import DONE, ECHO, ENDLESS
@@ -153,16 +153,13 @@ def test_an_agent_of_this_machine_is_refused_for_another_service(tmp_path: Path)
 QUESTION = {"call": [["ask_user", {"question": "Which \x1b[31mtea?", "choices": ["green", "black"]}]]}
 
 
-@pytest.fixture(scope="module")
-def outbox(folder: Path) -> Path:
-    return folder / "sent"
+MAILER = {"AGENTS": "mailer=tests.support.approvals:make_mailer", "DEMO_AGENTS": "0"}
+asking = shared_service(lambda folder: Service(folder, MAILER, {approvals.OUTBOX: str(folder / "sent")}))
 
 
-@pytest.fixture(scope="module")
-def asking(tmp_path_factory: pytest.TempPathFactory, outbox: Path) -> Iterator[Service]:
-    settings = {"AGENTS": "mailer=tests.support.approvals:make_mailer", "DEMO_AGENTS": "0"}
-    with Service(tmp_path_factory.mktemp("asking"), settings, {approvals.OUTBOX: str(outbox)}) as running:
-        yield running
+@pytest.fixture
+def outbox(asking: Service) -> Path:
+    return asking.folder / "sent"
 
 
 def emails(*receivers: str) -> dict[str, Any]:

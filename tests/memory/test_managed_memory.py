@@ -1,7 +1,6 @@
 """Managed agents that remember: their memory is that of a bare agent that is never reset, on any process."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from smolsessions.agents.factories import check_factory
 from smolsessions.core.errors import StartError
 from tests.support import agents
-from tests.support.service import Gate, Service, listed
+from tests.support.service import Gate, Service, listed, shared_service
 from tests.support.streaming import log_of
 from tests.support.transfer import export, import_document
 from tests.support.turns import DONE, ECHO, PROMPT, SHOWN, cancel, submit_turn, wait_for_end
@@ -18,11 +17,7 @@ from tests.support.turns import DONE, ECHO, PROMPT, SHOWN, cancel, submit_turn, 
 Event = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    settings = {"AGENTS": listed("agents", "lead mentor"), "DEMO_AGENTS": "0"}
-    with Service(tmp_path_factory.mktemp("managed"), settings) as running:
-        yield running
+service = shared_service({"AGENTS": listed("agents", "lead mentor"), "DEMO_AGENTS": "0"})
 
 
 def helped(*scripts: list[Event], name: str = "helper") -> Event:

@@ -79,23 +79,12 @@ def test_simultaneous_requests_add_one_turn(pair: tuple[Service, Service], key: 
     assert turn_counts(pair[0], first) == (2, None, 0)
 
 
-def test_a_key_is_looked_up_before_a_running_turn(pair: tuple[Service, Service], key: str, gate: Gate) -> None:
-    first = turn_of(post_with_key(pair[0], key, DONE))
-    body = {"conversation_id": first["conversation_id"]}
-    second = turn_of(post_with_key(pair[0], key + "2", DONE, **body))
-    with held_turn(pair[0], gate.path, **body) as third:
-        assert turn_of(post_with_key(pair[1], key + "2", DONE, **body)) == second
-        problem(post_with_key(pair[1], key + "3", DONE, **body), 409, "busy")
-        last = submit_next(pair[0], third, DONE)
-        problem(post_with_key(pair[1], key + "3", DONE, on_busy="enqueue", **body), 429, "too_many_turns")
-    assert [wait_for_end(pair[0], turn)["status"] for turn in (third, last)] == ["finished"] * 2
-
-
 BASE: Event = {
     "files": [sent("a.csv", "text/csv", "3")],
     "additional_args": {"a": 1, "b": [1, 2]},
     "max_steps": 5,
     "metadata": {"m": "é"},
+    "images": [png("red")],
 }
 OTHERS: dict[str, Event] = {
     "message": {"message": json.dumps([{"say": "другое"}])},
@@ -109,7 +98,9 @@ OTHERS: dict[str, Event] = {
     "on_busy": {"on_busy": "enqueue"},
     "approve": {"approve": ["echo"]},
     "metadata": {"metadata": {"m": "e"}},
-    "an image": {"images": [png("red")]},
+    "no image": {"images": []},
+    "another image": {"images": [png("blue")]},
+    "an image twice": {"images": [png("red")] * 2},
     "no file": {"files": []},
     "another file": {"files": [sent("a.csv", "text/csv", "2")]},
     "a conversation": {"conversation_id": "another"},
@@ -126,15 +117,8 @@ def test_a_key_that_is_reused_for_another_request_is_refused(pair: tuple[Service
             found = problem(response, 422, "idempotency_key_reused")
             assert (found["errors"][0]["in"], found["errors"][0]["parameter"]) == ("header", "Idempotency-Key")
             assert "new key" in found["detail"]
-    assert turn_of(post_with_key(pair[1], key, DONE, **BASE)) == first
-
-
-def test_an_image_makes_another_request_and_its_spelling_does_not(pair: tuple[Service, Service], key: str) -> None:
-    data = png("red")
-    first = turn_of(post_with_key(pair[0], key, DONE, images=[data]))
-    assert turn_of(post_with_key(pair[1], key, DONE, images=[f"data:image/png;base64,{data}"])) == first
-    for images in ([png("blue")], [data, data], []):
-        problem(post_with_key(pair[1], key, DONE, images=images), 422, "idempotency_key_reused")
+    spelt = BASE | {"images": [f"data:image/png;base64,{png('red')}"]}
+    assert turn_of(post_with_key(pair[1], key, DONE, **spelt)) == first
 
 
 def test_form_of_the_answer_and_order_of_names_make_no_other_request(pair: tuple[Service, Service], key: str) -> None:
@@ -162,10 +146,12 @@ def test_a_key_is_any_visible_ascii(service: Service) -> None:
         assert turns[0] == turns[1]
 
 
-def test_a_refusal_is_not_kept_under_the_key(pair: tuple[Service, Service], key: str, gate: Gate) -> None:
-    with held_turn(pair[0], gate.path) as first:
-        body = {"conversation_id": first["conversation_id"]}
-        waiting = submit_next(pair[0], first, DONE)
+def test_a_key_is_looked_up_first_and_no_refusal_is_kept(pair: tuple[Service, Service], key: str, gate: Gate) -> None:
+    body = {"conversation_id": pair[0].play(DONE)["conversation_id"]}
+    earlier = turn_of(post_with_key(pair[0], key + "2", DONE, **body))
+    with held_turn(pair[0], gate.path, **body) as held:
+        waiting = submit_next(pair[0], held, DONE)
+        assert turn_of(post_with_key(pair[1], key + "2", DONE, **body)) == earlier
         problem(post_with_key(pair[0], key, DONE, **body), 409, "busy")
         problem(post_with_key(pair[0], key, DONE, on_busy="enqueue", **body), 429, "too_many_turns")
         problem(post_with_key(pair[0], key, DONE, max_steps=1000, **body), 422, "invalid_request")
@@ -173,7 +159,7 @@ def test_a_refusal_is_not_kept_under_the_key(pair: tuple[Service, Service], key:
         problem(post_with_key(pair[0], key, DONE, agent="demo", **body), 409, "agent_mismatch")
         problem(post_with_key(pair[0], key, DONE, agent="nobody"), 422, "unknown_agent")
     assert wait_for_end(pair[0], waiting)["status"] == "finished"
-    assert turn_of(post_with_key(pair[1], key, DONE, **body))["turn"] == 3
+    assert turn_of(post_with_key(pair[1], key, DONE, **body))["turn"] == 5
 
 
 def test_a_failed_or_cancelled_turn_is_not_played_again(pair: tuple[Service, Service], key: str, gate: Gate) -> None:

@@ -11,6 +11,7 @@ import PIL.Image
 import pytest
 from redis import Redis
 
+from tests.support.problems import nothing_stored, problem
 from tests.support.service import PLAIN, Gate, Service
 from tests.support.stopwatch import Stopwatch
 from tests.support.tiers import mostly_deep
@@ -80,8 +81,12 @@ def test_a_client_need_not_wait(service: Service, gate: Gate) -> None:
     turn = response.json()
     assert (response.status_code, turn["status"] in {"queued", "running"}) == (202, True)
     assert response.headers["preference-applied"] == "respond-async"
-    busy = service.post("/turn", message="x", conversation_id=turn["conversation_id"])
-    assert (busy.status_code, busy.json()["code"], busy.json()["running_turn"]) == (409, "busy", 1)
+    gate.reached()
+    with nothing_stored(service):
+        for asked in ({}, {"on_busy": "reject"}):
+            busy = service.post("/turn", message="x", conversation_id=turn["conversation_id"], **asked)
+            found = problem(busy, 409, "busy")
+            assert (found["running_turn"], found["waiting"], "on_busy" in found["detail"]) == (1, False, True)
     gate.open()
     assert wait_for_end(service, turn)["reply"] == "end"
     body = {"agent": "scripted", "message": json.dumps([{"call": [["compute", {"seconds": 0.1}]]}, END])}

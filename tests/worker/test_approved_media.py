@@ -96,9 +96,16 @@ def test_a_change_cannot_move_replace_or_drop_an_image(service: Service) -> None
     assert last.startswith("joe: {1: <PIL.Image.Image")
 
 
-@pytest.mark.parametrize(
-    "media", ["deque([picture()])", "{1: 'benign', '1': 'evil'}", "[0] * 100_001 + ['evil']", "10**2500 + 1"]
-)
+UNSEEN = {
+    **dict.fromkeys(
+        ("deque([picture()])", "{1: 'benign', '1': 'evil'}", "[0] * 100_001 + ['evil']", "10**2500 + 1"),
+        "needs an approval, and its arguments hold",
+    ),
+    "[picture()] * 17": "more than 16 images and files",
+}
+
+
+@pytest.mark.parametrize("media", UNSEEN)
 def test_what_the_person_could_not_see_is_not_asked(service: Service, media: str) -> None:
     code = f"from collections import deque\npost('eve', {media})"
     turn = service.post(
@@ -107,7 +114,7 @@ def test_what_the_person_could_not_see_is_not_asked(service: Service, media: str
         message=json.dumps([{"code": code}, {"call": [["final_answer", {"answer": "ok"}]]}]),
     ).json()
     assert turn["status"] == "finished", turn
-    assert "needs an approval, and its arguments hold" in "".join(observed(service, turn))
+    assert UNSEEN[media] in "".join(observed(service, turn))
 
 
 @pytest.mark.parametrize("side", [2, 700])
@@ -126,16 +133,6 @@ def test_other_pixels_in_a_replay_are_asked_anew(service: Service, side: int) ->
     assert request["images"][0]["sha256"] not in seen
     assert len(sent(service)) == before
     service.client.post(f"/conversations/{turn['conversation_id']}/turns/1/cancel", headers={"Prefer": "wait=20"})
-
-
-def test_too_many_images_reject_the_call(service: Service) -> None:
-    turn = service.post(
-        "/turn",
-        agent="code-poster",
-        message='[{"code": "post(\'eve\', [picture()] * 17)"}, {"call": [["final_answer", {"answer": "ok"}]]}]',
-    ).json()
-    assert turn["status"] != "waiting", turn
-    assert "more than 16 images and files" in "".join(observed(service, turn))
 
 
 def test_arguments_that_take_long_to_check_delay_no_other_request(service: Service) -> None:

@@ -1,21 +1,17 @@
 """Asynchronous tools run on one event loop: parallel calls overlap, and a stop cancels them."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.answering import observed
-from tests.support.service import Service, wait_until
+from tests.support.service import Service, shared_service, wait_until
 from tests.support.turns import DONE, cancel, submit_turn, wait_for_end
 
 AGENTS = "tools=tests.support.async_tools:make_tools,coder=tests.support.async_tools:make_coder"
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("async"), {"AGENTS": AGENTS, "DEMO_AGENTS": "0"}) as running:
-        yield running
+service = shared_service({"AGENTS": AGENTS, "DEMO_AGENTS": "0"})
 
 
 def test_parallel_calls_of_a_step_overlap(service: Service) -> None:

@@ -54,16 +54,6 @@ def ended_by(service: Service, turn: Event, how: str, by: int) -> Event:
     return ended
 
 
-def test_a_turn_that_meets_another_is_refused_and_told_which(service: Service, tmp_path: Path) -> None:
-    with held_turn(service, tmp_path / "gate") as turn, nothing_stored(service):
-        for asked in ({}, {"on_busy": "reject"}):
-            body = {"conversation_id": turn["conversation_id"], "message": "привет"} | asked
-            found = problem(service.post("/turn", **body), 409, "busy")
-            assert found["running_turn"] == 1
-            assert "on_busy" in found["detail"]
-    assert wait_for_end(service, turn)["reply"] == "done"
-
-
 def test_a_turn_that_waits_is_played_when_those_before_it_are_over(service: Service, tmp_path: Path) -> None:
     with held_turn(service, tmp_path / "gate") as first:
         second, third = (submit_next(service, first, {"say": text}) for text in ("второй", "第三"))

@@ -151,10 +151,6 @@ def test_prompts_equal_those_of_a_bare_agents_tool(service: Service, agent: str,
     assert answer(service, turn, in_room("key"))["reply"] == bare
 
 
-class ClientToolError(Exception):
-    """The error of the client's tool in a bare agent."""
-
-
 def _schema(**members: Any) -> Event:
     return {**WHERE, "parameters": {"type": "object", "properties": members}}
 

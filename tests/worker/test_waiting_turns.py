@@ -28,7 +28,7 @@ from tests.support.answering import (
 from tests.support.service import PATIENCE_S, Gate, Service, samples, shared_service, wait_until
 from tests.support.store_server import PARTITION, Raw, StoreServer
 from tests.support.streaming import Event, check_numbers, log_of, place, watching
-from tests.support.turns import DONE, cancel, error_code, submit_next, submit_turn, wait_for_end
+from tests.support.turns import DONE, cancel, error_code, submit_next, wait_for_end
 
 pytestmark = pytest.mark.timeout(300)
 DAY_S = 86_400
@@ -74,13 +74,6 @@ def test_a_new_turn_is_refused_and_told_that_the_other_one_waits(service: Servic
     assert (response.status_code, error_code(response)) == (409, "busy")
     assert response.json()["waiting"] is True
     answer(service, turn, APPROVE)
-    running = submit_turn(
-        service, {"call": [["wait_for", {"path": str(service.folder / "open")}]]}, DONE, agent="plain"
-    )
-    busy = service.post("/turn", conversation_id=running["conversation_id"], message="[]").json()
-    assert busy.get("waiting") is not True
-    (service.folder / "open").touch()
-    wait_for_end(service, running)
 
 
 @pytest.mark.parametrize("on_busy", ["interrupt", "rollback"])
