@@ -228,7 +228,7 @@ def test_data_that_equals_nothing_else_comes_back() -> None:
 
 @pytest.mark.parametrize("depth", [100, 300, 900, 5000, 100_000])
 def test_no_depth_of_nesting_breaks_a_step(depth: int) -> None:
-    assert output(odd.nested(depth)) is not None
+    assert output(agents.nested(depth)) is not None
 
 
 CODE: list[str] = PROGRAMS["shown"]

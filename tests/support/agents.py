@@ -231,18 +231,18 @@ def make(what: str) -> Any:
         "nested": lambda: {"money": [Money(1, "USD")], "opaque": Opaque()},
         "image": lambda: PIL.Image.new("RGB", (3, 2), (255, 0, 0)),
         "error": lambda: ValueError("returned, not raised"),
-        "deep": _deep,
+        "deep": lambda: nested(5000),
         "long": lambda: "y" * 17_000_000,
         "noise": lambda: os.urandom(3_000_000).hex(),
     }
     return makers[what]()
 
 
-def _deep() -> list[Any]:
-    nested: list[Any] = []
-    for _ in range(5000):
-        nested = [nested]
-    return nested
+def nested(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
 
 
 @tool

@@ -19,6 +19,8 @@ from typing import Any
 import PIL.Image
 from smolagents.agent_types import AgentImage
 
+from tests.support.agents import nested
+
 MARKS: list[str] = []
 """Traces of hostile code that ran."""
 
@@ -132,13 +134,6 @@ def _wide() -> list[Any]:
     return value
 
 
-def _deep(levels: int) -> list[Any]:
-    value: list[Any] = []
-    for _ in range(levels):
-        value = [value]
-    return value
-
-
 def _circle(make: Callable[[], Any], add: Callable[[Any, Any], Any]) -> Any:
     value = make()
     add(value, value)
@@ -194,7 +189,7 @@ def _refused() -> dict[str, Any]:
         "a list that holds itself": _circle(list, lambda a, b: a.append(b)),
         "a dict that holds itself": _circle(dict, lambda a, b: a.update(me=b)),
         "a subclass of list that holds itself": _circle(type("L", (list,), {}), list.append),
-        "a list in a list, 200 times": _deep(200),
+        "a list in a list, 200 times": nested(200),
         "a list of 1,000 of itself, 40 times": _wide(),
         "a very long list": [None] * 1_000_001,
         "a very long text": "x" * (65 << 20),

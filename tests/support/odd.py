@@ -91,13 +91,6 @@ def recursive() -> list[Any]:
     return value
 
 
-def nested(depth: int) -> list[Any]:
-    value: list[Any] = []
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
 PLAIN: dict[str, tuple[Callable[[], Any], Any]] = {
     "dataclass": (lambda: Point(1, 2.5), {"x": 1, "y": 2.5}),
     "pydantic model": (
@@ -129,7 +122,7 @@ LABELLED: dict[str, tuple[Callable[[], Any], str]] = {
 }
 """Values that return as a text: their factory, and the beginning of the text."""
 
-DEEP: dict[str, tuple[Callable[[], Any], None]] = {"deep": (lambda: nested(5000), None)}
+DEEP: dict[str, tuple[Callable[[], Any], None]] = {"deep": (lambda: agents.nested(5000), None)}
 
 
 @tool
