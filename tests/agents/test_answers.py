@@ -45,7 +45,7 @@ observed = shared_service(lambda folder: Service(folder, SETTINGS, {coders.NOTED
 
 @pytest.fixture
 def noted(observed: Service) -> Path:
-    """Return the file of what an agent's author was told since the test began."""
+    """Return the file of the answers and outputs that the agents noted since the test began."""
     (observed.folder / "noted").unlink(missing_ok=True)
     return observed.folder / "noted"
 

@@ -1,22 +1,25 @@
-"""Clients that generators make of openapi.yaml: they compile, and play the calls of an application on a real service.
+"""The examples of clients in Python, and clients that generators make of openapi.yaml: they play an application.
 
-The shape that they need is checked by tests/web/test_openapi.py in the fast tier.
+The shape that those need is checked by tests/web/test_openapi.py in the fast tier.
 """
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.data import data
 from tests.support.debian import npm_packages
 from tests.support.environments import GENERATOR, environment
 from tests.support.proxy import LATER_WORDS, proxy
-from tests.support.service import PATIENCE_S, ROOT, Service
+from tests.support.service import PATIENCE_S, PLAIN, ROOT, Service
 from tests.support.tiers import deep
-from tests.support.turns import DONE, ECHO
+from tests.support.turns import DONE, ECHO, SHOWN
 
 MESSAGE = json.dumps([ECHO, DONE])
 OVERRIDES = {f"image/{kind}": "application/octet-stream" for kind in ("png", "jpeg", "gif", "webp")}
@@ -89,3 +92,31 @@ def test_a_client_of_openapi_typescript_plays_an_application(service: Service, t
 
     node = [str(shutil.which("node")), "out/turn.js"]
     assert_played(node, service, tmp_path, "finished done echo Blue 1", "conversation_not_found")
+
+
+@pytest.mark.parametrize(("key", "said"), [("y", "12 * 7 = 84.\n"), ("n", "The person said no.")])
+def test_the_example_of_approvals_asks_and_goes_on(key: str, said: str, tmp_path: Path) -> None:
+    with Service(tmp_path, PLAIN) as service:
+        command = [sys.executable, str(ROOT / "examples/approval.py"), service.url]
+        ended, unanswered = (
+            subprocess.run(command, input=typed, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+            for typed in (f"{key}\n", "")
+        )
+    assert unanswered.stderr.startswith("\nThe turn waits for an answer: run this in a terminal"), unanswered.stderr
+    assert ended.stdout.startswith("calculator with {'expression': '12 * 7'}? [y/n] ")
+    assert said in ended.stdout
+
+
+def test_the_example_of_openai_waits_for_approvals_and_functions(tmp_path: Path) -> None:
+    def run(typed: str, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(ROOT / "examples/openai_sdk.py"), service.url, *words]
+        return subprocess.run(command, input=typed, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+
+    with Service(tmp_path, PLAIN) as service:
+        left = run("")
+        assert left.stdout.startswith("chat: 12 * 7 = 84.\n"), left.stderr
+        assert "The response waits for an answer" in left.stderr
+        waiting = re.findall(r"(resp_\S+): calculator with ", left.stdout)
+        assert run("y\n", *waiting).stdout.endswith("response: 12 * 7 = 84.\n")
+        script = json.dumps([{"call": [["where_am_i", {}]]}, SHOWN])
+        assert "Linux" in run("y\n", script, "scripted").stdout.partition("response: ")[2]

@@ -11,11 +11,10 @@ import pytest
 from tests.support import failover
 from tests.support.failover import Pair
 from tests.support.idempotency import post_with_key, turn_of
-from tests.support.patient import Patient, playing, two_services, until_all_answer
 from tests.support.problems import problem
 from tests.support.service import Service, totals, wait_until, write_private
 from tests.support.stopwatch import Stopwatch
-from tests.support.streaming import Event, posting, watching
+from tests.support.streaming import Event, Patient, playing, posting, two_services, until_all_answer, watching
 from tests.support.tiers import deep
 from tests.support.turns import DONE, ECHO, ENDLESS, cancel, held_turn, submit_turn, wait_for_end
 from tests.topology.certificates import new_authority

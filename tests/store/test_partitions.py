@@ -14,13 +14,13 @@ from redis import Redis
 from smolsessions.core.records import MAX_CRASHES, ConversationFields, ConversationQuery
 from smolsessions.store.store import Store
 from smolsessions.store.turns.lease import HeldLease
-from tests.support.patient import two_services
 from tests.support.problems import problem
 from tests.support.service import CODELESS, PATIENCE_S, PLAIN, Service, run, wait_until
 from tests.support.store_server import StoreServer, running_store
 from tests.support.stores import AGENT, KIND, claim, open_replica, ref_of, submit
 from tests.support.stores import DONE as DONE_TURN
 from tests.support.stores import wait_until_async as soon
+from tests.support.streaming import two_services
 from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, held_turn, submit_next, submit_turn, wait_for_end
 

@@ -11,11 +11,10 @@ import pytest
 from smolsessions.store.connection.sentinels import QuorumSentinel
 from tests.support import failover
 from tests.support.failover import Pair
-from tests.support.patient import Patient, playing, two_services, until_all_answer
 from tests.support.problems import problem
 from tests.support.service import CODELESS, Gate, Service, wait_until
 from tests.support.store_server import SEAL_KEY
-from tests.support.streaming import FINAL, log_of
+from tests.support.streaming import FINAL, Patient, log_of, playing, two_services, until_all_answer
 from tests.support.tiers import deep, mostly_deep
 from tests.support.turns import DONE, ECHO, submit_turn, wait_for_end
 from tests.topology.certificates import new_authority

@@ -15,10 +15,10 @@ from smolsessions.store.seal import Sealer, parse_keys
 from tests.support import old_data
 from tests.support.old_data import TALKS
 from tests.support.old_data_checks import messages_of
-from tests.support.patient import two_services
 from tests.support.problems import problem
 from tests.support.service import PATIENCE_S, PLAIN, Gate, Service, shared_service, wait_until
 from tests.support.store_server import PARTITION, SEAL_KEY, Raw, StoreServer
+from tests.support.streaming import two_services
 from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, error_code, png, submit_next, submit_turn, wait_for_end, wait_until_back
 

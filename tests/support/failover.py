@@ -4,9 +4,8 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.support.patient import Patient
 from tests.support.service import CODELESS, Service
-from tests.support.streaming import Event
+from tests.support.streaming import Event, Patient
 from tests.support.turns import DONE, ECHO, wait_until_back
 
 REPLICATED = CODELESS | {"DURABILITY": "replicated"}

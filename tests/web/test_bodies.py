@@ -21,8 +21,7 @@ import pytest
 
 from tests.support.histories import memory_of
 from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, request_as
-from tests.support.problems import problem
-from tests.support.raw_http import answer_on, connected
+from tests.support.problems import answer_on, connected, problem
 from tests.support.service import PATIENCE_S, PLAIN, Gate, Service, wait_until, write_private
 from tests.support.stopwatch import Stopwatch
 from tests.support.tiers import mostly_deep

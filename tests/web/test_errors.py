@@ -14,8 +14,7 @@ import pytest
 from smolsessions.core import errors
 from smolsessions.web.problems import status_of
 from tests.support.data import table
-from tests.support.problems import OF_A_CONVERSATION, nothing_stored, problem, send, strict_json
-from tests.support.raw_http import connected, problem_on
+from tests.support.problems import OF_A_CONVERSATION, connected, nothing_stored, problem, problem_on, send, strict_json
 from tests.support.service import PATIENCE_S, PLAIN, Service, listed, shared_service, wait_until
 from tests.support.turns import pixel, png
 

@@ -6,8 +6,7 @@ import socket
 import pytest
 
 from tests.support.launch import ON_LOOPBACK
-from tests.support.problems import nothing_stored, problem
-from tests.support.raw_http import connected, problem_on
+from tests.support.problems import connected, nothing_stored, problem, problem_on
 from tests.support.service import PLAIN, Service, shared_service, wait_until
 
 ALLOWED = "http://app.example:5173"

@@ -16,7 +16,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from smolsessions.web.http_connection import limited_connections
-from tests.support.raw_http import answer_on, connected, problem_on
+from tests.support.problems import answer_on, connected, problem_on
 from tests.support.service import PATIENCE_S, PLAIN, Gate, Service, samples, shared_service, wait_until
 from tests.support.store_server import running_store
 from tests.support.tiers import mostly_deep

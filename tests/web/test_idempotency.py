@@ -10,12 +10,11 @@ import pytest
 from redis import Redis
 
 from tests.support.idempotency import post_with_key, turn_of
-from tests.support.patient import two_services
 from tests.support.problems import nothing_stored, problem
 from tests.support.service import Gate, Service, wait_until
 from tests.support.sounds import sent
 from tests.support.store_server import StoreServer
-from tests.support.streaming import EVENTS, Event, Stream, log_of
+from tests.support.streaming import EVENTS, Event, Stream, log_of, two_services
 from tests.support.turns import DONE, ECHO, cancel, held_turn, png, submit_next, submit_turn, turn_counts, wait_for_end
 
 DAY_S = 86_400

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from tests.support.cancellation import assert_goes_on, assert_steps_stored
+from tests.support.killed_turns import assert_goes_on, assert_steps_stored
 from tests.support.problems import nothing_stored, problem
 from tests.support.service import CODELESS, Service, shared_service, totals, wait_until
 from tests.support.store_server import running_store

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cancellation import UNHEEDED, assert_goes_on, assert_steps_stored, cancel_and_check
+from tests.support.killed_turns import UNHEEDED, assert_goes_on, assert_steps_stored, cancel_and_check
 from tests.support.problems import nothing_stored, problem
 from tests.support.service import CODELESS, Gate, Service, totals, wait_until
 from tests.support.streaming import Event, Stream, log_of, place, posting, watching
@@ -60,7 +60,7 @@ def test_a_stop_between_steps_keeps_the_one_and_does_not_begin_the_other(service
 
 
 def test_a_stop_keeps_the_finished_steps_of_a_loop_of_an_authors_own(tmp_path: Path, gate: Gate) -> None:
-    settings = {"AGENTS": "workflow=tests.support.cancellation:make_workflow", "DEMO_AGENTS": "0"}
+    settings = {"AGENTS": "workflow=tests.support.killed_turns:make_workflow", "DEMO_AGENTS": "0"}
     with Service(tmp_path, settings) as service, posting(service, ECHO, gate.script, ECHO, agent="workflow") as stream:
         turn = stop_at(service, gate, stream)
         assert turn["step_count"] == 2

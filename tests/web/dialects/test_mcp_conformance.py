@@ -10,7 +10,7 @@ from playwright._impl._driver import compute_driver_executable
 
 from tests.support.debian import npm_packages
 from tests.support.service import Service
-from tests.web.dialects.mcp_fixtures import with_fixtures
+from tests.web.dialects.test_mcp import with_fixtures
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 
