@@ -1,4 +1,4 @@
-"""Damaged records, also of a waiting turn: each is spoilt. No other conversation is affected, and no call runs unasked."""
+"""Damaged records, also of waiting turns: no other conversation is affected, and no call runs without an approval."""
 
 import json
 import re

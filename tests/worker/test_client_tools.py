@@ -1,4 +1,4 @@
-"""What a client adds to an agent: tools that it runs, whose calls wait for its results, and a schema of the answers."""
+"""Tools that the client runs, whose calls wait for its results, and answers with a schema that the client sends."""
 
 import json
 from base64 import b64encode
