@@ -272,3 +272,11 @@ def test_a_message_stops_the_turn_and_keeps_or_drops_its_steps(page: Page, servi
     prompt = messages(service, page)
     assert "interrupt" in prompt
     assert "rollback" not in prompt.replace("After rollback", "")
+
+
+def test_a_message_that_the_model_cannot_read_is_taken_out_of_the_memory(page: Page, service: Service) -> None:
+    say(page, [{"raise": "it exceeds the available context size"}], title="Too long")
+    ended(page, "failed")
+    page.get_by_role("button", name="Forget", exact=True).click()
+    expect(page.locator(".outcome")).to_contain_text("Rolled back. Not in the memory")
+    assert "Too long" not in messages(service, page)

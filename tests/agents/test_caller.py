@@ -14,6 +14,7 @@ import pytest
 import smolsessions
 from smolsessions import Caller
 from smolsessions.core.errors import StartError
+from smolsessions.core.records import TurnOptions
 from smolsessions.web.auth import Authenticator
 from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, request_as
 from tests.support.service import ROOT, Gate, Service, run, shared_service, wait_until, write_private
@@ -326,6 +327,11 @@ def test_claims_may_hold_text_of_any_language(tmp_path: Path) -> None:
     keys.write_bytes(f"{owner_line('ada', ADA).strip()} {json.dumps(claims, ensure_ascii=False)}\r\n".encode())
     keys.chmod(0o600)
     assert Authenticator(keys, loopback=True).identify(f"Bearer {ADA}").claims == claims
+
+
+def test_a_record_that_can_change_has_no_hash() -> None:
+    with pytest.raises(TypeError, match="a TurnOptions can change, so it has no hash"):
+        hash(TurnOptions())
 
 
 def test_a_caller_is_read_only_and_outside_of_a_turn_there_is_none() -> None:

@@ -1,5 +1,6 @@
 """Agents that a service offers or refuses at start, and the `chat` agent against a model's server."""
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from smolsessions.core.errors import StartError
 from smolsessions.settings import read_settings
 from smolsessions.wiring import make_catalog
 from tests.support.llm import LLM
+from tests.support.providers import Answer
 from tests.support.refusals import refused, sentence_of
 from tests.support.service import Service, run, wait_until
 from tests.support.stopwatch import Stopwatch
@@ -155,3 +157,16 @@ def test_an_answer_that_was_cut_off_is_no_final_one(chatting: Service, llm: LLM)
     llm.answer("It is 42 indeed.")
     assert chatting.post("/turn", message="What is 6 * 7?").json()["reply"] == "It is 42 indeed."
     assert "the arguments of final_answer are no JSON" in llm.requests[1].text
+
+
+def test_plain_text_in_place_of_json_is_the_answer(chatting: Service, llm: LLM) -> None:
+    llm.script.append(Answer(calls=(("final_answer", "The cat."),)))
+    assert chatting.post("/turn", message="Who sat on the mat?").json()["reply"] == "The cat."
+    assert len(llm.requests) == 1
+
+
+def test_a_librarys_client_logs_no_line_beside_that_of_a_model_call(chatting: Service, llm: LLM) -> None:
+    began = len(chatting.log())
+    llm.answer("hello")
+    chatting.post("/turn", message="hi")
+    assert [line for line in chatting.log()[began:].splitlines() if re.search(r" INFO httpx2? ", line)] == []

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -241,6 +242,19 @@ async def test_a_stream_that_ended_is_not_ended_again_with_its_key(tmp_path: Pat
         async with asyncio.timeout(PATIENCE_S):
             await revoked.wait()
     assert over == []
+
+
+async def test_the_event_loop_looks_at_no_file_for_a_key(tmp_path: Path) -> None:
+    keys = write_private(tmp_path / "keys", owner_line("ada", ADA))
+    authenticator, called = Authenticator(keys, loopback=True), set[str]()
+    sys.setprofile(lambda _frame, event, function: called.add(function.__name__) if event == "c_call" else None)
+    try:
+        with authenticator.watch_key(f"Bearer {ADA}", Owner("ada"), called.clear):
+            assert not authenticator.is_stale
+    finally:
+        sys.setprofile(None)
+    assert "monotonic" in called, "builtin functions are noted"
+    assert called & {"open", "stat", "fstat", "read"} == set()
 
 
 @pytest.fixture(scope="module")
