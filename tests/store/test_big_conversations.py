@@ -151,6 +151,31 @@ def test_an_import_that_was_killed_leaves_nothing_visible(server: StoreServer, t
         assert service.play(DONE, conversation_id="mine")["turn"] == MOST_TURNS + 1
 
 
+@pytest.mark.parametrize("change", ["imports", "conversations/mine/fork"])
+def test_a_store_that_is_full_midway_keeps_nothing_of_an_import_or_a_fork(
+    server: StoreServer, tmp_path: Path, change: str
+) -> None:
+    document = memory_of(MOST_TURNS)
+    with Service(tmp_path / "service", PLAIN | server.settings) as service, server.client() as raw:
+        empty = raw.info("memory")["used_memory"]
+        assert service.post("/imports?id=mine", **document).status_code == 201
+        body, before = document if change == "imports" else {}, all_of_conversations(raw)
+        used = raw.info("memory")["used_memory"]
+        raw.config_resetstat()
+        raw.config_set("maxmemory", used + (used - empty) // 3)
+        problem(service.post(f"/{change}", **body), 503, "store_full")
+        assert raw.info("commandstats")["cmdstat_rpush"]["calls"] > 1, "some of it was staged"
+        assert all_of_conversations(raw) == before
+        raw.config_set("maxmemory", 0)
+        made = service.post(f"/{change}", **body)
+        assert (made.status_code, made.json()["turn_count"]) == (201, MOST_TURNS), made.text
+
+
+def all_of_conversations(raw: Raw) -> dict[bytes, bytes]:
+    """Return the values of all keys that are staged, or of a conversation or an owner."""
+    return {name: raw.dump(name) for name in raw.scan_iter() if b":staged:" in name or b"local" in name}
+
+
 def suppressed(client: httpx2.Client, path: str, document: dict[str, Any]) -> None:
     with suppress(httpx2.TransportError):
         client.post(path, json=document)
