@@ -224,8 +224,9 @@ def _checked_call(name: str, factory: Factory, folders: ConversationFolders | No
     except (Exception, SystemExit) as error:
         if remote_executors.is_of_executor(error):
             raise remote_executors.started_executor(name) from error
-        call = "it is called without arguments, except `caller` if it has a parameter of that name"
-        advice = call if isinstance(error, TypeError) else "fix it, or the variables that it reads"
+        advice = "fix it, or the variables that it reads"
+        if str(error).startswith(f"{getattr(factory, '__qualname__', '')}() missing "):
+            advice = "it is called without arguments, except `caller` if it has a parameter of that name"
         raise StartError(f"the factory of agent {name!r} failed with {describe_error(error)}; {advice}") from error
     if not isinstance(agent, MultiStepAgent):
         raise StartError(
