@@ -150,6 +150,8 @@ class Desk:
                 raise LookupError(thing)
             case "death":
                 raise KeyboardInterrupt
+            case "all":
+                return {"things": thing * 500_000}
         return {"thing": thing, "week": at and at.isocalendar().week, "size": math.nan}
 
     async def find(self, thing: str) -> str:
@@ -172,11 +174,12 @@ PLACED = "{'thing': 'pen', 'week': 53, 'size': None}"
 
 
 def test_functions_are_tools_of_a_turn(client: Client) -> None:
-    desk, script = Desk(), said(finding("key", "nothing"), finding("pen", at="2027-01-03"), SHOWN)
+    desk, script = Desk(), said(finding("key", "nothing"), finding("pen", at="2027-01-03"), finding("all"), SHOWN)
     turn = client.turn(script, agent="mailer", tools=[desk.where])
     assert PLACED in str(turn.reply)
     assert "LookupError: nothing" in str(turn.reply)
-    assert (sorted(desk.calls), turn.timing.waited_ms > 0) == (["key", "nothing", "pen"], True)
+    assert "the result is larger than 1 MiB" in str(turn.reply)
+    assert (sorted(desk.calls), turn.timing.waited_ms > 0) == (["all", "key", "nothing", "pen"], True)
     assert [tool.model_dump() for tool in turn.options.client_tools] == [
         {
             "name": "where",
@@ -198,7 +201,7 @@ def test_functions_are_tools_of_a_turn(client: Client) -> None:
         }
     ]
     waits = [event for event in client.get_turn_events(turn.conversation_id, 1) if isinstance(event, TurnWaiting)]
-    assert [len(wait.requests) for wait in waits] == [2, 1]  # both results of a message came in one request
+    assert [len(wait.requests) for wait in waits] == [2, 1, 1]  # both results of a message came in one request
 
 
 @pytest.mark.parametrize("until", [None, "waiting"])

@@ -309,9 +309,11 @@ def test_a_signal_lets_the_running_step_end_and_no_more(number: signal.Signals, 
         assert store.ppid() == service.process.pid
         service.process.send_signal(number)
         wait_until(lambda: service.client.get("/readyz").status_code == 503)
-        refused = service.post("/turn", message="x", agent="demo")
-        assert (refused.status_code, refused.json()["code"]) == (503, "shutting_down")
-        assert refused.headers["retry-after"]
+        answers = [{"request_id": "c:1:1.1", "decision": "approve"}]
+        for path, sent in (("/turn", {"message": "x"}), ("/conversations/c/turns/1/answers", {"answers": answers})):
+            refused = service.post(path, **sent)
+            assert (refused.status_code, refused.json()["code"]) == (503, "shutting_down")
+            assert refused.headers["retry-after"]
         assert service.client.get("/livez").status_code == 200
         gate.open()
         answer = waiting.result()

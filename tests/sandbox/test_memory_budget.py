@@ -15,7 +15,7 @@ from smolagents.local_python_executor import ExecutionTimeoutError, InterpreterE
 from smolsessions.agents.sandbox.fork_client import SPARES, ForkClient
 from smolsessions.agents.sandbox.interpreter import DIED, NOT_STARTED, ChildInterpreter
 from smolsessions.agents.sandbox.limits import MB, CodeLimits
-from smolsessions.agents.sandbox.memory_budget import MemoryBudget, memory_mb
+from smolsessions.agents.sandbox.memory_budget import MemoryBudget, NoMemoryLeftError, memory_mb
 from smolsessions.agents.values import dumps
 from smolsessions.caller import CALLER, Caller
 from smolsessions.core.records import LOCAL, Owner
@@ -89,7 +89,7 @@ def test_an_idle_process_ends_only_if_that_suffices() -> None:
     assert ended.is_set()
 
 
-def test_a_block_that_waits_ends_with_its_turn() -> None:
+def test_a_block_that_waits_ends_with_its_turn_or_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     budget = MemoryBudget(100)
     budget.take(LOCAL, 100, lambda: None)
 
@@ -98,6 +98,10 @@ def test_a_block_that_waits_ends_with_its_turn() -> None:
 
     with pytest.raises(InterruptedError):
         budget.take(LOCAL, 1, stop)
+    monkeypatch.setattr("smolsessions.agents.sandbox.memory_budget.MOST_WAIT_S", 0.0)
+    calls = iter(range(5))
+    with pytest.raises(NoMemoryLeftError):
+        budget.take(LOCAL, 1, lambda: next(calls) and None)
     assert budget.waiting == 0
 
 
@@ -328,6 +332,8 @@ FORGED = [
     "'output': b'junk'",
     "'final': 1",
     "'call': 'nosuch', 'arguments': b''",
+    "'printed': 7",
+    "'printed': 'x' * 100_000",
 ]
 
 
@@ -340,3 +346,13 @@ def test_a_process_that_forges_its_result_is_ended_and_nothing_of_it_is_kept() -
                 turn(f"import tests.support.walks as walks\nwalks.forge({saved})")
             assert turn.variables == {}, forged
             turn.stop()
+
+
+def test_a_block_may_not_call_tools_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smolsessions.agents.sandbox.interpreter.MAX_CALLS", 3)
+    with closing(ForkClient([])) as client:
+        made = interpreter(client, str)
+        assert made("print([gate() for _ in range(3)])").logs == "['', '', '']\n"
+        with pytest.raises(InterpreterError, match="a block may call tools"):
+            made("[gate() for _ in range(4)]")
+        made.stop()

@@ -17,7 +17,8 @@ from smolagents.memory import ActionStep, FinalAnswerStep, TaskStep
 from tests.support.answering import APPROVE, answer, ask, mail, read
 from tests.support.approvals import TOOLS, make_plain
 from tests.support.coders import make_coder
-from tests.support.service import CODELESS, Gate, Service, shared_service
+from tests.support.metrics import totals
+from tests.support.service import CODELESS, Gate, Service, shared_service, wait_until
 from tests.support.streaming import Event, check_numbers, log_of, place, watching
 from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, ECHO, PROMPT, cancel, held_turn, png, submit_next, submit_turn, wait_for_end
@@ -40,6 +41,7 @@ def steered(service: Service, turn: Event, into: Event) -> bool:
 
 
 def test_a_running_turn_takes_messages_in_order_and_their_turns_end(service: Service, tmp_path: Path) -> None:
+    figure, before = 'smolsessions_turns_total{agent="scripted",code="steered",status="cancelled"}', totals(service)
     with held_turn(service, tmp_path / "gate") as turn:
         first, gone, last = (steer(service, turn, *script) for script in ([NEVER], [NEVER], [DONE]))
         assert cancel(service, gone).json()["status"] == "cancelled"
@@ -51,6 +53,7 @@ def test_a_running_turn_takes_messages_in_order_and_their_turns_end(service: Ser
             ]
     assert wait_for_end(service, turn)["reply"] == "done"
     assert (steered(service, first, turn), steered(service, last, turn)) == (True, True)
+    wait_until(lambda: totals(service).get(figure, 0) - before.get(figure, 0) == 2)
     assert read(service, gone)["error"] is None
     assert kinds(service, turn)[:5] == ["task", "action", "task", "task", "action"]
     told = [frame.data for frame in log_of(service, turn) if frame.event == "message.steered"]
