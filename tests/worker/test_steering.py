@@ -17,8 +17,7 @@ from smolagents.memory import ActionStep, FinalAnswerStep, TaskStep
 from tests.support.answering import APPROVE, answer, ask, mail, read
 from tests.support.approvals import TOOLS, make_plain
 from tests.support.coders import make_coder
-from tests.support.metrics import totals
-from tests.support.service import CODELESS, Gate, Service, shared_service, wait_until
+from tests.support.service import CODELESS, Gate, Service, shared_service, totals, wait_until
 from tests.support.streaming import Event, check_numbers, log_of, place, watching
 from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, ECHO, PROMPT, cancel, held_turn, png, submit_next, submit_turn, wait_for_end
