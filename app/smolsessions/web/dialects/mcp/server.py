@@ -84,7 +84,7 @@ class McpServer:
         finally:
             self._ready.cancel()  # of a start that failed: no request may wait for it
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await asyncio.shield(self._ready)
         await self._manager.handle_request(scope, receive, send)
 
