@@ -123,7 +123,8 @@ lock: $(VENV)/test-ready
 	echo 'openai-agents==0.24.* llm-comply==0.5.* griffelib' | tr ' ' '\n' | $(LOCK) --no-deps - -o tests/data/openai-clients.lock
 	echo 'openapi-python-client==0.29.*' | $(LOCK) - -o tests/data/openapi-python-client.lock
 
-# What is generated from the code: openapi.yaml with its examples, parts of the docs' reference and the turns in docs/pipelines.
+# What is generated from the code: openapi.yaml with its examples, the schema of agents.toml, parts of the docs' reference
+# and the turns in docs/pipelines.
 refresh: $(VENV)/test-ready
 	$(BIN)/python -m tests.support.examples
 	$(BIN)/python -m tests.support.pipeline_pages
