@@ -30,7 +30,7 @@ PLACES = {  # of the tests of a package, if its name is not that of their folder
     "roles": ["runtime"],
     "wiring": ["runtime"],
     "evaluation": ["client"],
-    "options": ["agents"],
+    "agent_options": ["agents"],
     "caller": ["agents"],
 }
 OTHERS = {
