@@ -145,8 +145,3 @@ def make_unstartable() -> CodeAgent:
 
 def make_eager() -> CodeAgent:
     return make_with(PipeExecutor([], AgentLogger(level=LogLevel.OFF)))
-
-
-def make_docker_at_once() -> CodeAgent:
-    """Fail as where Docker's packages or its daemon are missing."""
-    return CodeAgent([], agents.ScriptedModel(), executor_type="docker", executor_kwargs={"host": {}})

@@ -29,13 +29,13 @@ def test_json_keeps_a_value_exactly_up_to_its_bounds(what: str) -> None:
     assert json_flaw(kept) is None
     flaw = json_flaw(changed)
     assert flaw
-    assert flaw.reason == reason
+    assert flaw.startswith(reason)
 
 
 def test_a_flaw_has_its_place_and_a_tree_holds_nothing_twice() -> None:
     flaw = json_flaw({"a/b": [0, {"~": {1}}]})
     assert flaw
-    assert flaw.pointer == "/a~1b/1/~0"
+    assert flaw.endswith("(at /a~1b/1/~0 in it)")
     inner: list[Any] = []
     assert json_flaw([inner, inner]) is None
     assert json_flaw([inner, inner], is_tree=True)
@@ -71,13 +71,13 @@ UNSHOWN: dict[str, Any] = {
 
 @pytest.mark.parametrize("what", UNSHOWN)
 def test_a_label_of_no_image_or_file_shows_a_person_less_than_the_value(what: str) -> None:
-    assert not shown_form(UNSHOWN[what]).is_whole
+    assert not shown_form(UNSHOWN[what])[0]
 
 
 def test_a_time_shows_its_zone_by_name() -> None:
     noon = dt.datetime(2026, 11, 28, 12, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin"))
     assert json_form([noon]) == ["2026-11-28T12:00:00+01:00[Europe/Berlin]"]
-    assert shown_form(noon).is_whole
+    assert shown_form(noon)[0]
 
 
 def test_plain_values_and_media_are_shown_whole() -> None:

@@ -222,8 +222,6 @@ def _checked_call(name: str, factory: Factory, folders: ConversationFolders | No
     except (StartError, AgentUnavailableError):
         raise
     except (Exception, SystemExit) as error:
-        if remote_executors.is_of_executor(error):
-            raise remote_executors.started_executor(name) from error
         advice = "fix it, or the variables that it reads"
         if str(error).startswith(f"{getattr(factory, '__qualname__', '')}() missing "):
             advice = "it is called without arguments, except `caller` if it has a parameter of that name"

@@ -9,7 +9,6 @@ import os
 import re
 import socket
 import sys
-import traceback
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
@@ -135,20 +134,10 @@ def refuse_started_executor(name: str, agent: MultiStepAgent) -> None:
         executor = getattr(one, "python_executor", None)
         if isinstance(executor, RemotePythonExecutor):
             clean_up(agent)
-            raise started_executor(name)
-
-
-def started_executor(name: str) -> StartError:
-    return StartError(
-        f"the factory of agent {name!r} starts its remote executor at once; write "
-        'CodeAgent(executor=smolsessions.remote_executor("docker")), which starts at the first block of code'
-    )
-
-
-def is_of_executor(error: BaseException) -> bool:
-    """Return True if a remote executor could not start: smolagents names its own extra then."""
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_globals.get("__name__") == remote_executors.__name__ for frame, _ in frames)
+            raise StartError(
+                f"the factory of agent {name!r} starts its remote executor at once; write "
+                'CodeAgent(executor=smolsessions.remote_executor("docker")), which starts at the first block of code'
+            )
 
 
 def remote_interpreter(agent: MultiStepAgent) -> RemoteInterpreter | None:
@@ -163,7 +152,6 @@ def check_remote_executor(name: str, agent: MultiStepAgent) -> None:
     refused = {
         "managed agents, and code in a remote executor cannot call them; remove them": agent.managed_agents,
         "the option scratchpad, whose tools cannot run in a remote executor; remove it": options_of(agent).scratchpad,
-        "a workspace, whose tools cannot run in a remote executor; remove it": options_of(agent).workspace,
         "code_limits, and a remote executor has wall_s alone; remove the others": (
             options_of(agent).code_limits.keys() - {"wall_s"}
         ),

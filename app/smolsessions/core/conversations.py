@@ -289,7 +289,7 @@ class Conversations:
                     break
             if refusal:
                 path, sentence = refusal
-                raise errors.InvalidRequestError.at(json_pointer(filter(None, ["workspace", path])), sentence)
+                raise errors.InvalidRequestError.at(json_pointer(*filter(None, ["workspace", path])), sentence)
             return files
 
         files = await asyncio.to_thread(checked_files)

@@ -78,7 +78,7 @@ class ConversationDocument(BaseModel):
             try:
                 files[path] = b64decode(data, validate=True)
             except (TypeError, ValueError):
-                raise InvalidRequestError.at(json_pointer(["workspace", path]), "is no base64") from None
+                raise InvalidRequestError.at(json_pointer("workspace", path), "is no base64") from None
         return files
 
     def turns_of(self, ref: records.Ref, last: int) -> list[Turn]:
@@ -179,14 +179,14 @@ def _read_part(model: type[Part], data: Any, path: list[str | int], problems: li
     if len(problems) >= MAX_PROBLEMS:
         return None
     if not isinstance(data, dict):
-        raise InvalidRequestError.at(json_pointer(path), "is no object")
-    _check_member_count(json_pointer(path), data)
+        raise InvalidRequestError.at(json_pointer(*path), "is no object")
+    _check_member_count(json_pointer(*path), data)
     for name, value in data.items():
         try:
             storable(name)
             storable(value)
         except ValueError as error:
-            raise InvalidRequestError.at(json_pointer([*path, name]), str(error)) from None
+            raise InvalidRequestError.at(json_pointer(*path, name), str(error)) from None
     try:
         # As JSON, because pydantic makes no records of dictionaries in its strict mode.
         return model.model_validate_json(to_json(data))
@@ -216,4 +216,4 @@ def _convert_times(turn: Any, place: int, convert: Callable[[Any], Any]) -> None
                 try:
                     holder[name] = convert(holder[name])
                 except ValueError as error:
-                    raise InvalidRequestError.at(json_pointer(["turns", place, *path, name]), str(error)) from None
+                    raise InvalidRequestError.at(json_pointer("turns", place, *path, name), str(error)) from None

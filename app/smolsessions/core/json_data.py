@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields
 from typing import Any, NoReturn, TypeVar, cast, get_type_hints
@@ -116,15 +116,15 @@ def invalid_request(errors: Sequence[Any], members: Collection[str] = ()) -> Inv
             if len(path) == 1 and (near := difflib.get_close_matches(str(path[0])[:MAX_POINTER_CHARS], members, 1)):
                 message += f"; did you mean {near[0]}?"
         is_in_body = place == "body"
-        where = {"pointer": json_pointer(path)} if is_in_body else {"in": place, "parameter": ".".join(map(str, path))}
+        where = {"pointer": json_pointer(*path)} if is_in_body else {"in": place, "parameter": ".".join(map(str, path))}
         problems.append({**where, "message": message})
     return InvalidRequestError.of(problems)
 
 
-def json_pointer(path: Iterable[object]) -> str:
-    """Return a JSON pointer (RFC 6901). Its parts are cut to a bounded length, and half characters replaced."""
+def json_pointer(*path: object, under: str = "") -> str:
+    """Return a JSON pointer (RFC 6901), below another one. Long parts are cut, and half characters replaced."""
     pointer = "".join("/" + str(part)[:MAX_POINTER_CHARS].replace("~", "~0").replace("/", "~1") for part in path)
-    return pointer.encode(errors="replace").decode()
+    return under + pointer.encode(errors="replace").decode()
 
 
 def derived_from(record: type, **renamed: str) -> Callable[[type[M]], type[M]]:

@@ -231,7 +231,7 @@ class PromptTokens:
             if not isinstance(step, ActionStep) or isinstance(step.error, AgentMaxStepsError) or not step.token_usage:
                 continue
             if counted := int(step.token_usage.input_tokens):
-                shown = step_types.shown_estimate(step)
+                shown: int | None = getattr(step, step_types.ESTIMATE, None)
                 most = MAX_FACTOR if shown is not None else MAX_UNRECORDED_FACTOR
                 if shown is None:
                     shown = sum(one.estimate for one in islice(self._memory.steps(), place))

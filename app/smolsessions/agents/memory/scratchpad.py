@@ -13,7 +13,6 @@ from typing import Any
 
 from smolagents import MultiStepAgent, Tool
 from smolagents.memory import ActionStep
-from smolagents.remote_executors import RemotePythonExecutor
 
 from smolsessions.agent_options import options_of
 from smolsessions.agents.memory.step_types import NoteStep, replaced_notes
@@ -176,11 +175,6 @@ def add_scratchpad(name: str, agent: MultiStepAgent) -> None:
     """Add the tools to an agent that enables them, but not to its managed agents."""
     if not options_of(agent).scratchpad or scratchpad_of(agent):  # the same agent twice is refused elsewhere
         return
-    if isinstance(getattr(agent, "python_executor", None), RemotePythonExecutor):
-        raise StartError(
-            f"the agent {name!r} has scratchpad = True and runs its code remotely, where a copy of its tools could "
-            "not store notes; use a local executor, or set scratchpad to False"
-        )
     taken = {WRITE, READ} & {*agent.tools, *agent.managed_agents}
     if taken:
         raise StartError(

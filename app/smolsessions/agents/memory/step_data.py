@@ -175,7 +175,7 @@ class StepEncoder:
             "action_output_file": medium if is_file else None,
             "error": error,
             "is_final_answer": is_final,
-            "shown_estimate": self._count(step_types.ESTIMATE, step_types.shown_estimate(step), optional=True),
+            "shown_estimate": self._count(step_types.ESTIMATE, getattr(step, step_types.ESTIMATE, None), optional=True),
             "token_usage": self._usage("token_usage", step.token_usage),
         }
 

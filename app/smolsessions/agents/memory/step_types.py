@@ -99,11 +99,6 @@ def begins_turn(step: MemoryStep) -> bool:
     return isinstance(step, TaskStep) and not hasattr(step, STEERED)
 
 
-def shown_estimate(step: MemoryStep) -> int | None:
-    shown: int | None = getattr(step, ESTIMATE, None)
-    return shown
-
-
 def replaced_notes(notes: Collection[NoteStep]) -> set[int]:
     """Return the `id` of each note that a later note replaces."""
     replaced = {note.replaces for note in notes if note.replaces is not None}

@@ -91,7 +91,7 @@ def _checked(answer: Any) -> Any:
     except (ServiceError, TypeError, AttributeError):
         return NotJSON("cannot be read")
     flaw = json_flaw(value)
-    return NotJSON(flaw.sentence) if flaw else value
+    return NotJSON(flaw) if flaw else value
 
 
 def json_answers(pickled: Mapping[str, bytes]) -> dict[str, bytes | str]:
@@ -104,7 +104,7 @@ def json_answers(pickled: Mapping[str, bytes]) -> dict[str, bytes | str]:
             values = _DataUnpickler(io.BytesIO(data)).load()
             if type(values) is dict and list(values) == [name := key.rpartition(":")[2]]:
                 flaw = json_flaw(values[name], max_chars=MAX_JSON_BYTES, is_tree=True)
-                answer = flaw.sentence if flaw else json.dumps(values[name], ensure_ascii=False).encode()
+                answer = flaw or json.dumps(values[name], ensure_ascii=False).encode()
         except _ObjectError:
             answer = "is or holds a function, a class or an object"
         except Exception:  # noqa: BLE001, S110 - hostile bytes fail in many ways

@@ -11,13 +11,14 @@ from typing import Any
 from pydantic_core import to_json
 from smolagents import Tool
 
+from smolsessions.agents.run.agent_run import INTERNAL_TOOLS
 from smolsessions.agents.tools.json_schemas import check_schema
-from smolsessions.agents.tools.mcp_schemas import ListedTool, SchemaError, ToolOfSchema, adapted
+from smolsessions.agents.tools.mcp_schemas import ListedTool, ToolOfSchema, adapted, shown_to_models
 from smolsessions.core.errors import InvalidRequestError, ToolNameTakenError
 from smolsessions.core.records import ClientTool
 
 MAX_BYTES = 64 * 1024
-_INTERNAL = frozenset({"python_interpreter", "final_answer"})
+POINTER = "/client_tools"
 
 
 class ToolOfClient(ToolOfSchema):
@@ -31,26 +32,23 @@ class ToolOfClient(ToolOfSchema):
         raise RuntimeError("a client's tool needs a turn of a conversation")
 
 
-def adapted_tools(tools: Sequence[ClientTool], taken: Collection[str], pointer: str = "/client_tools") -> list[Tool]:
+def adapted_tools(tools: Sequence[ClientTool], taken: Collection[str]) -> list[Tool]:
     """Return the tools for an agent that has the names in `taken`.
 
     Raises `ToolNameTakenError` and `InvalidRequestError`, which name the tool by its JSON pointer.
     """
     if len(to_json(tools)) > MAX_BYTES:
-        raise InvalidRequestError.at(pointer, "are larger than 64 KiB together")
+        raise InvalidRequestError.at(POINTER, "are larger than 64 KiB together")
     found: list[Tool] = []
-    used = {*taken, *_INTERNAL}
+    used = {*taken, *INTERNAL_TOOLS}
     for place, tool in enumerate(tools):
         if tool.name in used:
-            raise ToolNameTakenError.at(f"{pointer}/{place}/name", f"{tool.name} is the name of another tool")
+            raise ToolNameTakenError.at(f"{POINTER}/{place}/name", f"{tool.name} is the name of another tool")
         used.add(tool.name)
         for member, schemas in (("parameters", (tool.parameters, {})), ("output_schema", ({}, tool.output_schema))):
-            at = f"{pointer}/{place}/{member}"
+            at = f"{POINTER}/{place}/{member}"
             check_schema(schemas[0] or schemas[1] or {}, at)
-            try:
+            with shown_to_models(at):
                 adapted(tool.name, "", schemas[0], schemas[1], ())
-            except (SchemaError, RecursionError) as error:
-                reason = error if isinstance(error, SchemaError) else "has too many levels"
-                raise InvalidRequestError.at(at, f"cannot be shown to a model: it {reason}") from None
         found.append(ToolOfClient(tool, adapted(tool.name, tool.description, tool.parameters, tool.output_schema, ())))
     return found

@@ -108,7 +108,7 @@ def schema_problems(schema: dict[str, Any], value: Any) -> list[tuple[str, str]]
     found = []
     try:
         for error in kind(schema, registry=Registry()).iter_errors(value):
-            found.append((json_pointer([str(part) for part in error.absolute_path]), error.message))
+            found.append((json_pointer(*error.absolute_path), error.message))
             if len(found) == MAX_PROBLEMS:
                 break
     except Exception:  # noqa: BLE001 - whatever the library raises for a wrong schema

@@ -10,7 +10,8 @@ import hashlib
 import json
 import keyword
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -18,6 +19,7 @@ from urllib.parse import unquote
 import smolagents
 
 from smolsessions.agents.values.json_forms import utf8_text
+from smolsessions.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from mcp_types import Tool
@@ -41,6 +43,16 @@ _MAPS = frozenset({"properties", "patternProperties", "dependentSchemas"})
 
 class SchemaError(ValueError):
     """A schema is no object, or larger than the bounds."""
+
+
+@contextmanager
+def shown_to_models(pointer: str) -> Iterator[None]:
+    """Raise `InvalidRequestError` at this pointer for a schema of a caller that no model can be shown."""
+    try:
+        yield
+    except (SchemaError, RecursionError) as error:
+        reason = error if isinstance(error, SchemaError) else "has too many levels"
+        raise InvalidRequestError.at(pointer, f"cannot be shown to a model: it {reason}") from None
 
 
 @dataclass(frozen=True)

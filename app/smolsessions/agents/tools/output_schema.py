@@ -13,7 +13,7 @@ from smolagents.default_tools import FinalAnswerTool
 
 from smolsessions.agents.run.proxy import unproxied
 from smolsessions.agents.tools.json_schemas import check_schema, schema_problems
-from smolsessions.agents.tools.mcp_schemas import MAX_BYTES, SchemaError, adapted, resolved
+from smolsessions.agents.tools.mcp_schemas import MAX_BYTES, adapted, resolved, shown_to_models
 from smolsessions.agents.values.json_forms import json_form
 from smolsessions.agents.values.results import without_text
 from smolsessions.core.errors import InvalidRequestError
@@ -26,11 +26,8 @@ def check_output_schema(schema: dict[str, Any], pointer: str = "/output_schema")
     if len(to_json(schema)) > MAX_BYTES:
         raise InvalidRequestError.at(pointer, "is larger than 64 KiB")
     check_schema(schema, pointer)
-    try:
+    with shown_to_models(pointer):
         _shown(schema)
-    except (SchemaError, RecursionError) as error:
-        reason = error if isinstance(error, SchemaError) else "has too many levels"
-        raise InvalidRequestError.at(pointer, f"cannot be shown to a model: it {reason}") from None
 
 
 def output_problems(schema: dict[str, Any], output: Any) -> str:

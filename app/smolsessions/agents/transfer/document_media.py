@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from smolsessions.agents.transfer.document_models import Strict, checked, decode_base64
 from smolsessions.agents.values.images import FORMATS, image_header, is_canonical
-from smolsessions.agents.values.json_forms import json_pointer
 from smolsessions.core.attachments import Audio, File, decode_file, encode_file
 from smolsessions.core.errors import InvalidRequestError
+from smolsessions.core.json_data import json_pointer
 from smolsessions.core.media import IMAGE_NAME_DIGITS, image_name
 
 MAX_IMAGES_FACTOR = 4
@@ -65,7 +65,7 @@ class DocumentMedia:
         for name, member in images.items():
             if not _IMAGE_NAME.fullmatch(str(name)):
                 raise _image_error(name, "is no name of an image: 32 digits of a hash")
-            pointer = json_pointer("/images", name)
+            pointer = json_pointer("images", name)
             image = checked(_ImageIn, member, pointer)
             self._images[name] = data = decode_base64(image.data, pointer)
             if image_name(data) != name:
@@ -90,7 +90,7 @@ class DocumentMedia:
                 raise _image_error(name, _BROKEN_IMAGE)
         self._files: dict[str, File] = {}
         for name, member in files.items():
-            pointer = json_pointer("/files", str(name))
+            pointer = json_pointer("files", name)
             found = checked(_FileIn, member, pointer)
             parts = decode_base64(found.data, f"{pointer}/data"), found.media_type, found.name
             try:
@@ -126,8 +126,8 @@ class DocumentMedia:
         for name in self._unused_images:
             raise _image_error(name, "is shown by no step")
         for name in self._unused_files:
-            raise InvalidRequestError.at(json_pointer("/files", name), "belongs to no step and no variable")
+            raise InvalidRequestError.at(json_pointer("files", name), "belongs to no step and no variable")
 
 
 def _image_error(name: str, message: str, *member: str) -> InvalidRequestError:
-    return InvalidRequestError.at(json_pointer("/images", name, *member), message)
+    return InvalidRequestError.at(json_pointer("images", name, *member), message)

@@ -10,8 +10,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import PydanticCustomError
 
 from smolsessions.agents.models.token_usage import MAX_COUNT
-from smolsessions.agents.values.json_forms import json_flaw, json_pointer, utf8_text
+from smolsessions.agents.values.json_forms import json_flaw, utf8_text
 from smolsessions.core.errors import InvalidRequestError
+from smolsessions.core.json_data import json_pointer
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -37,7 +38,7 @@ def checked(model: type[Model], data: Any, pointer: str) -> Model:
         return model.model_validate(data)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        raise InvalidRequestError.at(json_pointer(pointer, *problem["loc"]), utf8_text(problem["msg"])) from None
+        raise InvalidRequestError.at(json_pointer(*problem["loc"], under=pointer), utf8_text(problem["msg"])) from None
 
 
 def decode_base64(data: str, pointer: str) -> bytes:
@@ -53,7 +54,7 @@ def _refusal(message: str) -> PydanticCustomError:
 
 def _json(value: Any) -> Any:
     if value is not None and (flaw := json_flaw(value)):
-        raise _refusal(flaw.sentence)
+        raise _refusal(flaw)
     return value
 
 

@@ -25,14 +25,14 @@ from smolsessions.agents.transfer.document_media import DocumentMedia
 from smolsessions.agents.transfer.document_models import Json, Strict, Text, checked
 from smolsessions.agents.transfer.step_models import EditIn, read_step, step_data
 from smolsessions.agents.values import CodecError, dumps, loads
-from smolsessions.agents.values.json_forms import json_flaw, json_pointer, utf8_text
+from smolsessions.agents.values.json_forms import json_flaw, utf8_text
 from smolsessions.core.attachments import File, encode_file
 from smolsessions.core.errors import InvalidRequestError
+from smolsessions.core.json_data import json_pointer
 from smolsessions.core.media import image_name
 
 ReadCode = Callable[[Mapping[str, bytes]], dict[str, Any]]
 
-_MB = 1024 * 1024
 _MAX_NOT_EXPORTED = 10_000
 MAX_REMEMBERED = 100_000
 """Steps in the memory of a managed agent."""
@@ -52,8 +52,7 @@ class ImportTarget:
 
 def import_targets(agent: MultiStepAgent, path: str = "") -> dict[str, ImportTarget]:
     """Return the targets of an agent and of the agents that it manages, by their paths."""
-    limits = CodeLimits(**options_of(agent).code_limits) if code_runs_in(agent) == "child" else None
-    most = int(limits.variables_mb * _MB) if limits else None
+    most = CodeLimits(**options_of(agent).code_limits).variables_bytes if code_runs_in(agent) == "child" else None
     tools = frozenset(name for name, tool in agent.tools.items() if agent_state.has_own_state(tool))
     targets = {path: ImportTarget(most, tools, bool(path) and options_of(agent).remembers)}
     for name, managed in agent.managed_agents.items():
@@ -139,7 +138,7 @@ class _Export:
             self.files[image_name(stored)] = stored
             return True
         if flaw := json_flaw(value):
-            self._miss(kind, name, flaw.sentence)
+            self._miss(kind, name, flaw)
             return False
         self._values[member][name] = value
         return True
@@ -174,7 +173,7 @@ def import_variables(data: Any, targets: Mapping[str, ImportTarget], media: Docu
         raise InvalidRequestError.at("/variables", "is no object")
     chunks: dict[str, bytes] = {}
     for path, members in data.items():
-        pointer = json_pointer("/variables", path)
+        pointer = json_pointer("variables", path)
         if path not in targets:
             raise InvalidRequestError.at(pointer, "is the path of no agent here; the first one's is empty")
         found = checked(VariablesIn, members, pointer)
@@ -194,7 +193,7 @@ def _chunks_of(
     left = target.max_bytes or 0
     for name, value in found.code.items():
         if not _is_name(name):
-            raise InvalidRequestError.at(json_pointer(pointer, "code", name), "is no name that code could give")
+            raise InvalidRequestError.at(json_pointer("code", name, under=pointer), "is no name that code could give")
         chunk = plain_chunk(name, value)
         left -= len(chunk.data)
         if left < 0:
@@ -202,20 +201,18 @@ def _chunks_of(
         yield agent_state.VARIABLE + chunk.id, chunk.data
     for index, name in enumerate(found.lost):
         if not _is_name(name):
-            raise InvalidRequestError.at(json_pointer(pointer, "lost", index), "is no name that code could give")
+            raise InvalidRequestError.at(f"{pointer}/lost/{index}", "is no name that code could give")
     if found.lost:
         yield agent_state.LOST, json.dumps(sorted(set(found.lost))).encode()
     state = {name: _crossed(value, f"{pointer}/state", name) for name, value in found.state.items()}
     for name, of_file in found.files.items():
-        state[name] = dumps(media.file(of_file, json_pointer(pointer, "files", name)))
+        state[name] = dumps(media.file(of_file, json_pointer("files", name, under=pointer)))
     if state:
         yield agent_state.STATE, dumps(state)
     for name, value in found.tools.items():
         if name not in target.tools:
-            raise InvalidRequestError.at(
-                json_pointer(pointer, "tools", name),
-                "is the state of a tool that this agent does not have, or has none",
-            )
+            place = json_pointer("tools", name, under=pointer)
+            raise InvalidRequestError.at(place, "is the state of a tool that this agent does not have, or has none")
         yield agent_state.TOOL + name, _crossed(value, f"{pointer}/tools", name)
     for name in found.reset:
         yield agent_state.RESET + name, b"1"
@@ -244,4 +241,4 @@ def _crossed(value: Any, pointer: str, name: str) -> bytes:
     try:
         return dumps(value)
     except CodecError as error:
-        raise InvalidRequestError.at(json_pointer(pointer, name), str(error)) from None
+        raise InvalidRequestError.at(json_pointer(name, under=pointer), str(error)) from None

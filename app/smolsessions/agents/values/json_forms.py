@@ -15,7 +15,7 @@ import os
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 import PIL.Image
@@ -25,8 +25,8 @@ from smolagents.agent_types import AgentImage
 
 from smolsessions.agents.values.classes import class_name
 from smolsessions.agents.values.parts import MAX_DEPTH, MAX_NODES
-from smolsessions.core import json_data
 from smolsessions.core.attachments import File
+from smolsessions.core.json_data import json_pointer
 
 T = TypeVar("T")
 
@@ -49,18 +49,14 @@ def json_form(value: Any) -> Any:
     return utf8_text(value) if is_short_text else _Walk().form(value, MAX_DEPTH)
 
 
-class ShownForm(NamedTuple):
-    """Share of a value that its JSON form shows. `media` counts the images and files that it has labels for."""
+def shown_form(value: Any) -> tuple[bool, int]:
+    """Return whether the JSON form of a value is whole, and the number of images and files that it has labels for.
 
-    is_whole: bool
-    media: int
-
-
-def shown_form(value: Any) -> ShownForm:
-    """Find out whether the JSON form of a value leaves parts of it out: by labels, bounds, or keys of one text."""
+    Other labels, bounds and two keys of one text leave parts of the value out.
+    """
     walk = _Walk()
     walk.form(value, MAX_DEPTH)
-    return ShownForm(walk.is_whole, walk.media)
+    return walk.is_whole, walk.media
 
 
 def json_key(key: Any) -> str:
@@ -122,22 +118,10 @@ def joined_text(parts: Any) -> str | None:
     return None
 
 
-class Flaw(NamedTuple):
-    """Place (a JSON pointer) and reason why a value is not the same after JSON."""
-
-    pointer: str
-    reason: str
-
-    @property
-    def sentence(self) -> str:
-        return f"{self.reason} (at {self.pointer} in it)" if self.pointer else self.reason
-
-
-def json_flaw(value: Any, *, max_chars: int | None = None, is_tree: bool = False) -> Flaw | None:
-    """Return the first part of a value that JSON does not keep exactly. With `is_tree`, nothing may occur twice."""
+def json_flaw(value: Any, *, max_chars: int | None = None, is_tree: bool = False) -> str | None:
+    """Return which part JSON does not keep exactly, and why. With `is_tree`, nothing may occur twice."""
     if type(value) is not dict and type(value) is not list:
-        reason = _flaw_of_scalar(value)
-        return Flaw("", reason) if reason else None
+        return _flaw_of_scalar(value)
     nodes_left = MAX_NODES
     seen: set[int] = set()
     levels: list[tuple[str, Any, int]] = [("", value, 0)]
@@ -145,33 +129,33 @@ def json_flaw(value: Any, *, max_chars: int | None = None, is_tree: bool = False
         pointer, node, depth = levels.pop()
         nodes_left -= len(node)
         if depth == MAX_DEPTH or nodes_left < 0:
-            return Flaw(pointer, "has too many parts" if nodes_left < 0 else f"lies more than {MAX_DEPTH} levels deep")
+            reason = "has too many parts" if nodes_left < 0 else f"lies more than {MAX_DEPTH} levels deep"
+            return _flaw_at(pointer, reason)
         if is_tree and id(node) in seen:
-            return Flaw(pointer, "holds the same list or dict twice")
+            return _flaw_at(pointer, "holds the same list or dict twice")
         seen.add(id(node))
         is_dict = type(node) is dict
         for key in node if is_dict else ():
             if type(key) is not str:
-                return Flaw(pointer, "has a key that is no text")
+                return _flaw_at(pointer, "has a key that is no text")
             if not key.isascii() and utf8_text(key) is not key:
-                return Flaw(pointer, "has a key with half a character")
+                return _flaw_at(pointer, "has a key with half a character")
         for part, inner in node.items() if is_dict else enumerate(node):
             kind = type(inner)
             if kind is dict or kind is list:
-                levels.append((json_pointer(pointer, part), inner, depth + 1))
+                levels.append((json_pointer(part, under=pointer), inner, depth + 1))
             elif reason := _flaw_of_scalar(inner):
-                return Flaw(json_pointer(pointer, part), reason)
+                return _flaw_at(json_pointer(part, under=pointer), reason)
         if max_chars is not None:
             texts = (*node, *node.values()) if is_dict else node
             max_chars -= sum(len(each) if type(each) is str else 1 for each in texts)
             if max_chars < 0:
-                return Flaw(pointer, "is too large")
+                return _flaw_at(pointer, "is too large")
     return None
 
 
-def json_pointer(pointer: str, *parts: object) -> str:
-    """Append parts to a JSON pointer."""
-    return pointer + json_data.json_pointer(parts)
+def _flaw_at(pointer: str, reason: str) -> str:
+    return f"{reason} (at {pointer} in it)" if pointer else reason
 
 
 def _flaw_of_scalar(value: Any) -> str | None:

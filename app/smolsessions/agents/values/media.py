@@ -45,8 +45,8 @@ def shown_media(arguments: Any) -> tuple[tuple[ShownPart, ...], dict[str, bytes]
     Raises `ValueError` if they are too many or too large to be shown, or cannot be read, and if the JSON form of the
     arguments leaves parts out.
     """
-    form, shown, stored = shown_form(arguments), [], {}
-    if not form.is_whole:
+    (is_whole, labels), shown, stored = shown_form(arguments), [], {}
+    if not is_whole:
         raise ValueError(
             "parts that cannot be shown whole: without a JSON form, too many, too deep, or with two keys of one text"
         )
@@ -62,10 +62,10 @@ def shown_media(arguments: Any) -> tuple[tuple[ShownPart, ...], dict[str, bytes]
         except Exception as error:  # Pillow fails in many ways
             raise ValueError("an image that cannot be read") from error
         stored[about.name] = data
-        shown.append(ShownPart(json_pointer(list(map(json_key, path))), hashlib.sha256(content).hexdigest(), about))
+        shown.append(ShownPart(json_pointer(*map(json_key, path)), hashlib.sha256(content).hexdigest(), about))
         if len(shown) > MAX_OUTPUT_PARTS or sum(map(len, stored.values())) > MAX_SHOWN_BYTES:
             raise ValueError(f"more than {MAX_OUTPUT_PARTS} images and files, or {MAX_SHOWN_BYTES >> 20} MiB of them")
-    if len(shown) != form.media:  # such as in a set, or in an object of the agent's own class
+    if len(shown) != labels:  # such as in a set, or in an object of the agent's own class
         raise ValueError("an image or a file that is neither an argument nor in a list or dict")
     return tuple(shown), stored
 
@@ -101,15 +101,11 @@ def raw_image(image: PIL.Image.Image) -> PIL.Image.Image | None:
 
 def stored_media(value: Any, attachments: Container[str]) -> tuple[tuple[StepImage, ...], tuple[StepFile, ...]]:
     """Return the records of the images and files in an output that are among the attachments of its step."""
-    images, files = described_media(media_in(value))
+    media = media_in(value)
+    images = stored_images(one for one in media if not isinstance(one, File))
+    files = stored_files(one for one in media if isinstance(one, File))
     kept = tuple(dict.fromkeys(image for image in images if image.name in attachments))
     return kept, tuple(file for file in files if file.name in attachments)
-
-
-def described_media(media: Sequence[PIL.Image.Image | File]) -> tuple[tuple[StepImage, ...], tuple[StepFile, ...]]:
-    """Return the records of images, as far as they are stored, and of files."""
-    images = stored_images(one for one in media if not isinstance(one, File))
-    return images, stored_files(one for one in media if isinstance(one, File))
 
 
 def drop_pixels(steps: Iterable[Any]) -> int:

@@ -15,13 +15,12 @@ from typing import Any, Literal
 from smolsessions.agents.sandbox.confinement import landlock, namespaces, seccomp
 from smolsessions.agents.sandbox.confinement.libc import SET_DEATH_SIGNAL, SET_DUMPABLE, SET_NO_NEW_PRIVILEGES
 from smolsessions.agents.sandbox.confinement.readable_paths import ReadablePaths, import_path
-from smolsessions.agents.sandbox.limits import CodeLimits
+from smolsessions.agents.sandbox.limits import MB, CodeLimits
 
 Level = Literal["namespaces", "landlock", "uid", "none"]
 CONFINED: frozenset[Level] = frozenset({"namespaces", "landlock"})
 """Levels that protect the service's files, network and processes from code, whatever user the service runs as."""
 
-MB = 1024 * 1024
 CAPABILITIES_VERSION = 0x20080522
 FIRST_UID, UIDS = 2_000_000_000, 100_000_000  # neither distributions nor container engines assign these
 
