@@ -54,10 +54,6 @@ CLEAN_UP_S = 5.0
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-class FactoryFailedError(AgentFailedError, code="agent_error"):
-    """The agent could not be made: its factory failed; the service's log says how."""
-
-
 class Catalog:
     """The agents that this process serves. Each factory is checked at start, before the first request."""
 
@@ -286,9 +282,9 @@ class Catalog:
     def _new(self, agent: CheckedAgent, caller: Caller) -> MultiStepAgent:
         try:
             return make_agent(agent.info.version.name, agent.factory, caller, self._workspaces)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # of an author
             log.exception("the factory of agent %s failed", agent.info.version.name, extra={"action": "agent.unmade"})
-            raise FactoryFailedError from error
+            raise AgentFailedError("The agent's factory failed; the service's log says how.") from error
 
     def describe_step(self, name: AgentName, step: bytes, attachments: dict[str, bytes]) -> dict[str, Any]:
         return describe_step(unpack_data(step), StepDecoder(attachments, self._agent(name).stored_classes))

@@ -221,7 +221,7 @@ def _checked_call(name: str, factory: Factory, folders: ConversationFolders | No
         agent = make_agent(name, factory, DUMMY, folders)
     except (StartError, AgentUnavailableError):
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # of an author
         advice = "fix it, or the variables that it reads"
         if str(error).startswith(f"{getattr(factory, '__qualname__', '')}() missing "):
             advice = "it is called without arguments, except `caller` if it has a parameter of that name"

@@ -40,7 +40,7 @@ def model_identity(model: object) -> ModelIdentity:
 
 def model_id_of(model: object) -> object:
     """Return the attribute `model_id` of a model, or None, also if a property of a foreign class raises."""
-    with contextlib.suppress(Exception, SystemExit):
+    with contextlib.suppress(Exception, SystemExit):  # of a foreign property
         return getattr(model, "model_id", None)
     return None
 

@@ -21,7 +21,7 @@ def import_named(module_name: str, name: str, kind: str, advice: str) -> Any:
     _let_tools_be_asynchronous()
     try:
         module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # of an author's module
         raise StartError(
             f"importing {module_name} failed with {describe_error(error)}; fix the module, or start the service in "
             "the folder that holds it"

@@ -102,7 +102,7 @@ class Conversations:
             raise
         except (errors.StoreUnavailableError, asyncio.CancelledError):
             raise  # it may have been made
-        except BaseException:
+        except Exception:  # whatever refused it: a retry with the key may succeed
             await self._turns.release(ref.owner, once)
             raise
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -11,7 +11,14 @@ from pydantic_core import to_json
 
 from smolsessions.core import records
 from smolsessions.core.errors import InvalidRequestError
-from smolsessions.core.json_data import MAX_PROBLEMS, derived_from, invalid_request, json_pointer, storable
+from smolsessions.core.json_data import (
+    MAX_PROBLEMS,
+    decode_base64,
+    derived_from,
+    invalid_request,
+    json_pointer,
+    storable,
+)
 from smolsessions.core.media import StepFile, StepImage
 from smolsessions.core.memories import ConversationRecord, ExportedMemory
 from smolsessions.core.policies import Policy, policy_data
@@ -73,13 +80,7 @@ class ConversationDocument(BaseModel):
     @property
     def files(self) -> dict[str, bytes]:
         """The files of its workspace. Raises `InvalidRequestError`."""
-        files = {}
-        for path, data in self.workspace.items():
-            try:
-                files[path] = b64decode(data, validate=True)
-            except (TypeError, ValueError):
-                raise InvalidRequestError.at(json_pointer("workspace", path), "is no base64") from None
-        return files
+        return {path: decode_base64(data, json_pointer("workspace", path)) for path, data in self.workspace.items()}
 
     def turns_of(self, ref: records.Ref, last: int) -> list[Turn]:
         """Return the records of its turns. `last` is the number of the last turn with a step."""

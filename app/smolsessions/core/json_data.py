@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import difflib
 import json
 from collections import Counter
@@ -125,6 +126,13 @@ def json_pointer(*path: object, under: str = "") -> str:
     """Return a JSON pointer (RFC 6901), below another one. Long parts are cut, and half characters replaced."""
     pointer = "".join("/" + str(part)[:MAX_POINTER_CHARS].replace("~", "~0").replace("/", "~1") for part in path)
     return under + pointer.encode(errors="replace").decode()
+
+
+def decode_base64(data: Any, pointer: str) -> bytes:
+    try:
+        return base64.b64decode(data, validate=True)
+    except (TypeError, ValueError):
+        raise InvalidRequestError.at(pointer, "is no base64") from None
 
 
 def derived_from(record: type, **renamed: str) -> Callable[[type[M]], type[M]]:

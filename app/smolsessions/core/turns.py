@@ -122,7 +122,7 @@ class Turns:
             else:
                 assert refusal
                 raise refusal  # noqa: TRY301 - the subscription must be closed
-        except BaseException:
+        except BaseException:  # also of a request that was cancelled
             subscription.close()
             raise
         if is_new and subscription.turn.ref == ref:  # an Idempotency-Key may name an earlier turn
@@ -245,7 +245,7 @@ class Turns:
         try:
             if not for_end:
                 await subscription.reader.prepare(turn.number, after)
-        except BaseException:
+        except BaseException:  # as above
             subscription.close()
             raise
         return subscription

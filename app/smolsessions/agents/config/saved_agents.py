@@ -88,7 +88,7 @@ def download(repository: str, revision: str) -> Path:
             local_files_only=not is_reachable,
         )
         return Path(folder)
-    except Exception as error:
+    except Exception as error:  # of the library, and of its HTTP client
         raise StartError(
             f"the repository cannot be downloaded at this revision ({type(error).__name__}); check its name, the "
             "commit and the connection, or save it as a folder and use folder = …"
@@ -136,7 +136,7 @@ def _tool(root: Path, name: Path) -> Tool:
     code = read_text(root / name, str(name))
     try:
         tool: Tool = Tool.from_code(code)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # of foreign code
         raise StartError(
             f"{name} is no tool that loads ({type(error).__name__}); install the packages of requirements.txt, or "
             "serve the agent with factory = …"

@@ -170,7 +170,7 @@ def _apply_own(rule: rules.OwnRule, steps: Steps, context: RuleContext) -> Steps
         copies.append(copied)
     try:
         returned = list(function(list(copies)))
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # of an author
         log.exception("the memory policy %s failed", name, extra={"action": "policy.failed"})
         raise PolicyFailedError(f"The memory policy {name} failed ({type(error).__name__}).") from error
     foreign = next((one for one in returned if not isinstance(one, MemoryStep)), None)

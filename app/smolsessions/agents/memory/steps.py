@@ -85,7 +85,7 @@ def unpack(
         return StepDecoder(attachments, stored_classes, open_image).decode(data)
     except SealBrokenError:
         raise
-    except Exception as error:
+    except Exception as error:  # of Pillow, and of classes of authors
         raise SealBrokenError(f"a stored step cannot be read ({type(error).__name__})") from error
 
 
@@ -93,7 +93,7 @@ def unpack_data(packed: bytes) -> Data:
     """Return the data of a step. No class is created, although the bytes come out of the seal."""
     try:
         data = _DataUnpickler(io.BytesIO(packed)).load()
-    except Exception as error:
+    except Exception as error:  # pickle raises many kinds for damaged bytes
         raise SealBrokenError(f"a stored step cannot be read ({type(error).__name__})") from error
     if type(data) is not dict or "type" not in data:
         raise SealBrokenError("a stored step is no step")

@@ -66,10 +66,6 @@ def usage_of_data(data: dict[str, Any] | None) -> TokenUsage | None:
     return TokenUsage(**data) if data.keys() == _PLAIN else DetailedUsage(**data)
 
 
-def record_of(usage: TokenUsage) -> Usage:
-    return Usage(usage.input_tokens, usage.output_tokens, **details_of(usage))
-
-
 def total_usage(used: Sequence[TokenUsage]) -> Usage:
     """Sum counts. A detail that none of them has stays None."""
     read, written = sum([each.input_tokens for each in used]), sum([each.output_tokens for each in used])

@@ -50,7 +50,7 @@ def queue_calls(model: Any, timeout_s: float) -> None:
         except queue.Empty:
             lock.release()
             raise TimeoutError("The model generated nothing for too long.") from None
-        except BaseException:
+        except BaseException:  # also a stop: the next call needs the lock
             lock.release()
             raise
         lock.release()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal, NoReturn, Self
@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn, Self
 from smolagents.memory import ActionStep, MemoryStep, PlanningStep
 from smolagents.monitoring import Timing, TokenUsage
 
-from smolsessions.agents.models.token_usage import DetailedUsage, record_of
+from smolsessions.agents.models.token_usage import DetailedUsage, total_usage
 from smolsessions.agents.run.effects import Effect, as_text, encode_raised
 from smolsessions.agents.run.failures import TurnStopped, TurnWaiting
 from smolsessions.agents.run.journal import digest_of
@@ -65,7 +65,9 @@ class AgentRun:
         self.where: StepPlace | None = None
         """The open step."""
         self._kind: StepKind = "action"
-        self._steps = self._models = self._tools = self._checks = 0
+        self.steps = 0
+        """Number of the steps that have begun."""
+        self._models = self._tools = self._checks = 0
         self._replayed_s = 0.0
         """Duration of the calls of the open step that earlier attempts made."""
         self.replays_block = False
@@ -78,11 +80,6 @@ class AgentRun:
         self.before_model_call: Callable[[], None] = lambda: None
         """Writes finished steps: smolagents yields a plan before it is in the memory."""
         self._lock = threading.Lock()  # a ToolCallingAgent's parallel calls
-
-    @property
-    def steps(self) -> int:
-        """Number of the steps that have begun."""
-        return self._steps
 
     def model_call(self, kind: StepKind) -> tuple[StepPlace, str]:
         """Begin a model call, and a step if none is open. Return its place and its id."""
@@ -171,7 +168,7 @@ class AgentRun:
         try:
             with self.nested(place):
                 passed = check()
-        except Exception as error:
+        except Exception as error:  # of an author's check
             journal.write(key, encode_raised(error))
             raise
         journal.write(key, Effect(dumps(passed)))
@@ -239,78 +236,74 @@ class AgentRun:
             observations=truncated(str(observations)) if observations is not None else None,
             images=stored_images(getattr(step, "observations_images", None)),
             is_final_answer=bool(getattr(step, "is_final_answer", False)),
-            usage=record_of(usage) if usage else None,
+            usage=total_usage([usage]) if usage else None,
             duration_ms=round(duration * 1000, 3) if duration is not None else None,
         )
 
     def _open(self, kind: StepKind) -> StepPlace:
         if self._parent_call_id is None and self.turn_run.bridge.pause_requested:
             raise TurnStopped  # another worker continues from here
-        self._steps += 1
+        self.steps += 1
         self._models = self._tools = self._checks = 0
         self._replayed_s = 0.0
         self._kind = kind
-        self._step_id = f"{self._parent_call_id}/{self._steps}" if self._parent_call_id else str(self._steps)
-        self.where = at = StepPlace(self._step_id, self._steps, self.path, self._parent_call_id, self.turn_run.attempt)
+        self._step_id = f"{self._parent_call_id}/{self.steps}" if self._parent_call_id else str(self.steps)
+        self.where = at = StepPlace(self._step_id, self.steps, self.path, self._parent_call_id, self.turn_run.attempt)
         self.turn_run.emit(StepStarted(at, kind))
         return at
 
 
+@dataclass(slots=True)
 class ToolCallInProgress:
     """A tool call that has begun: `with call: call.result = …`. Its effect is journaled with the event of its end."""
 
-    def __init__(
-        self,
-        turn_run: TurnRun,
-        where: StepPlace,
-        record: ToolCall,
-        key: CallKey | None = None,
-        known: Effect | None = None,
-    ) -> None:
-        """`known` is the effect that an earlier attempt journaled. Without `key` the call is no effect."""
-        self.record = record
-        self.known = known
-        self.result: Any = None
-        self.effect: Effect | None = None
-        """Effect of this attempt."""
-        self.is_over = self.is_refused = False
-        """Over without being made, with `result` in its place, and refused by a person or for want of an answer."""
-        self._turn_run = turn_run
-        self._where = where
-        self._key = key
-        self._since = time.perf_counter()
+    turn_run: TurnRun
+    where: StepPlace
+    record: ToolCall
+    key: CallKey | None = None
+    """None: the call is no effect."""
+    known: Effect | None = None
+    """Effect that an earlier attempt journaled."""
+    result: Any = None
+    effect: Effect | None = None
+    """Effect of this attempt."""
+    is_over: bool = False
+    """True if the call is not made, and `result` stands in its place."""
+    is_refused: bool = False
+    """True if a person refused it, or an answer is missing."""
+    since: float = field(default_factory=time.perf_counter)
 
     def answer(self, text: str, *, is_refused: bool = False) -> None:
         """End this call without making it. The model gets the text as its result."""
         self.result, self.is_over, self.is_refused = text, True, is_refused
-        if self._key and not self.known:
+        if self.key and not self.known:
             self.effect = Effect(dumps(text))
 
     def begin(self, *, is_harmless: bool = False) -> None:
         """Journal the start of this call. Unless it is harmless, wait until this and all earlier writes are stored."""
-        assert self._key, "the call is an effect"
-        self._turn_run.journal.begin(self._key, is_harmless=is_harmless)
-        self._turn_run.check()
-        self._since = time.perf_counter()
+        assert self.key, "the call is an effect"
+        self.turn_run.journal.begin(self.key, is_harmless=is_harmless)
+        self.turn_run.check()
+        self.since = time.perf_counter()
 
     def __enter__(self) -> Self:
         call = self.record
-        self._turn_run.note_call(call)
+        self.turn_run.note_call(call)
         arguments = truncate_json(call.arguments)
-        self._turn_run.emit(
-            ToolCalled(self._where, call.call_id, call.name, arguments, call.internal, repeated=call.repeated)
+        self.turn_run.emit(
+            ToolCalled(self.where, call.call_id, call.name, arguments, call.internal, repeated=call.repeated)
         )
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, TurnWaiting):
             return  # it ends in a later attempt
-        took_ms = round((time.perf_counter() - self._since) * 1000, 3)
+        took_ms = round((time.perf_counter() - self.since) * 1000, 3)
         duration_ms = self.known.duration_ms if self.known else took_ms
         ok = error is None and not self.is_refused
         self.record = call = changed(self.record, ok=ok, duration_ms=duration_ms)
-        self._turn_run.note_call(call)
-        if isinstance(error, TurnStopped) and self._turn_run.bridge.hands_over:
+        self.turn_run.note_call(call)
+        if isinstance(error, TurnStopped) and self.turn_run.bridge.hands_over:
             return
         result = words = None
         if isinstance(error, TurnStopped):
@@ -322,7 +315,7 @@ class ToolCallInProgress:
         else:
             result = truncated(as_text(self.result))
         event = ToolReturned(
-            self._where,
+            self.where,
             call.call_id,
             call.name,
             call.internal,
@@ -332,11 +325,11 @@ class ToolCallInProgress:
             duration_ms=duration_ms,
             repeated=call.repeated,
         )
-        if self.effect and self._key:
+        if self.effect and self.key:
             self.effect.duration_ms, self.effect.repeated = duration_ms, call.repeated
-            self._turn_run.emit(event, self._turn_run.journal.entry(self._key, self.effect))
+            self.turn_run.emit(event, self.turn_run.journal.entry(self.key, self.effect))
         else:
-            self._turn_run.emit(event)
+            self.turn_run.emit(event)
 
 
 def _with_outer_calls(call_id: str) -> Iterator[str]:

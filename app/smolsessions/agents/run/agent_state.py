@@ -248,7 +248,7 @@ class AgentState:
             tool: Any = unproxied(node.agent.tools.get(name)) if node else None
             try:
                 tool.set_state(loads(data, node.stored_classes if node else ()))
-            except Exception:
+            except Exception:  # of an author
                 log.exception("the tool %s could not take its state", name, extra={"action": "tool.reset"})
             else:
                 self._tools[piece] = data

@@ -29,16 +29,14 @@ from smolsessions.core.errors import StartError
 log = logging.getLogger(__name__)
 
 
-def instrument(agent: MultiStepAgent, fork_client: ForkClient, stored_classes: tuple[type, ...]) -> list[AgentNode]:
-    """Put proxies into an agent and all its managed agents, once. Return their nodes, the root first."""
-    nodes: list[AgentNode] = []
-    _instrument(agent, "", nodes, fork_client, stored_classes)
-    return nodes
-
-
-def _instrument(
-    agent: MultiStepAgent, path: str, nodes: list[AgentNode], fork_client: ForkClient, stored_classes: tuple[type, ...]
+def instrument(
+    agent: MultiStepAgent,
+    fork_client: ForkClient,
+    stored_classes: tuple[type, ...],
+    nodes: list[AgentNode],
+    path: str = "",
 ) -> AgentNode:
+    """Put proxies into an agent and all its managed agents, once. Append their nodes to `nodes`, and return its own."""
     for known in nodes:
         if known.agent is agent:  # two agents manage this one
             return known
@@ -66,7 +64,7 @@ def _instrument(
         for kind in (ActionStep, PlanningStep):
             agent.step_callbacks.register(kind, emit_finished)
     for name, managed in agent.managed_agents.items():
-        inner = _instrument(managed, f"{path}/{name}" if path else name, nodes, fork_client, stored_classes)
+        inner = instrument(managed, fork_client, stored_classes, nodes, f"{path}/{name}" if path else name)
         agent.managed_agents[name] = AgentProxy(managed, node, inner)
     if not isinstance(agent, CodeAgent):
         return node
@@ -117,7 +115,7 @@ def clean_up(agent: MultiStepAgent) -> None:
     def run(agent: MultiStepAgent) -> None:
         try:
             agent.cleanup()  # type: ignore[attr-defined]  # checked below
-        except BaseException:
+        except BaseException:  # of an author or a vendor: the thread ends here
             log.exception("an agent could not be cleaned up", extra={"action": "agent.cleanup"})
 
     for each in with_managed(agent):

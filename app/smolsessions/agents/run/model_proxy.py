@@ -147,7 +147,7 @@ class ModelProxy(Proxy):
         since = time.perf_counter()
         try:
             message, answering = self._first_answer(emitter, model, request)
-        except Exception as error:
+        except Exception as error:  # of any provider
             effect = encode_raised(error)
             effect.duration_ms = _ms_since(since)
             keys = [key for each in with_fallbacks(model) for key in keys_of(each)]
@@ -192,7 +192,7 @@ class ModelProxy(Proxy):
                         emitter.restart(is_retry=True)
                         call.wait(wait_s)
                     return request(models[place]), models[place]
-            except Exception as error:
+            except Exception as error:  # of any provider
                 models = with_fallbacks(model)
                 failure, has_fallback, wait_s = classify_call(error), place + 1 < len(models), None
                 if retry < retries and failure.retryable:

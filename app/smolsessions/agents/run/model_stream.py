@@ -134,7 +134,7 @@ def request_message(
         for delta in stream:
             deltas.append(delta)
             emitter.add_delta(delta)
-    except BaseException:
+    except BaseException:  # also a stop: the provider counts what it sent
         used = next((delta.token_usage for delta in reversed(deltas) if delta.token_usage), None)
         if deltas and not used:  # a provider reports at the end
             calls = [call.function.arguments for delta in deltas for call in delta.tool_calls or () if call.function]

@@ -256,7 +256,7 @@ class RemoteInterpreter(PythonExecutor):
                 self._check()
                 if time.monotonic() > end:
                     raise _TooLongError  # noqa: TRY301 - the end of a wait
-        except BaseException:
+        except BaseException:  # also a stop: raised again
             done.add_done_callback(lambda late: None if late.exception() else afterwards(late.result()))
             self._discard()
             raise

@@ -26,7 +26,7 @@ from smolsessions.agents.memory.steps import pack
 from smolsessions.agents.memory.summarizer import Summarizer
 from smolsessions.agents.option_checks import tool_names
 from smolsessions.agents.run.agent_run import AgentRun
-from smolsessions.agents.run.agent_state import AgentState
+from smolsessions.agents.run.agent_state import AgentNode, AgentState
 from smolsessions.agents.run.approvals import Approvals
 from smolsessions.agents.run.effects import as_text
 from smolsessions.agents.run.failures import (
@@ -41,7 +41,7 @@ from smolsessions.agents.run.journal import Journal
 from smolsessions.agents.run.steering import take_messages
 from smolsessions.agents.run.step_writer import StepWriter
 from smolsessions.agents.run.tool_proxy import proxy_tools
-from smolsessions.agents.run.turn_files import files_of, state_of_files, unread_sentence
+from smolsessions.agents.run.turn_files import UNREAD, files_of, state_of_files
 from smolsessions.agents.run.turn_run import TurnRun, place_of
 from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.smolagents_patches import patch_agent
@@ -54,7 +54,7 @@ from smolsessions.agents.values.media import attach_files, drop_pixels
 from smolsessions.agents.values.results import without_text
 from smolsessions.caller import CALLER
 from smolsessions.core.agent_ports import EventBridge
-from smolsessions.core.attachments import File
+from smolsessions.core.attachments import File, name_of
 from smolsessions.core.callers import Caller
 from smolsessions.core.errors import AgentUnavailableError
 from smolsessions.core.events import ReplayState
@@ -142,8 +142,8 @@ class AgentSession:
             agent.step_callbacks.register(ActionStep, self._prompt_builder.record_estimate)
             summary_model = options_of(agent).summary_model
             self._prompt_builder.summarize = Summarizer(agent, self._prompt_builder, summary_model)
-        self._nodes = instrument(agent, fork_client, tuple(stored_classes))
-        self._root = self._nodes[0]
+        self._nodes: list[AgentNode] = []
+        self._root = instrument(agent, fork_client, tuple(stored_classes), self._nodes)
         self._asks = any(options_of(node.agent).approve or options_of(node.agent).ask_user for node in self._nodes)
         self._state = AgentState(self._nodes, variables)
         for node in self._nodes:
@@ -297,7 +297,7 @@ class AgentSession:
             writer.write_edits()
         except TurnStopped:
             return writer.outcome("failed", error=DIVERGED) if journal.diverged else writer.outcome("cancelled")
-        except BaseException as error:
+        except BaseException as error:  # of the agent, whose code may raise anything: the turn fails
             # At debug level only: a provider's exception may hold a prompt or a key.
             log.debug("turn %s#%d failed", turn.ref, turn.number, exc_info=error)
             writer.write_rest()
@@ -324,7 +324,9 @@ def task_step(turn: Turn, turn_input: TurnInput) -> PackedStep:
     if turn.additional_args:
         task += ARGUMENTS.format(arguments=turn.additional_args)
     files = files_of(turn_input)
-    step = TaskStep(task + unread_sentence(files), [image_from_bytes(data) for data in turn_input.images] or None)
+    if files:
+        task += UNREAD.format(files=", ".join(map(name_of, files)))
+    step = TaskStep(task, [image_from_bytes(data) for data in turn_input.images] or None)
     attach_files(step, files)
     return pack(step, turn.number)
 

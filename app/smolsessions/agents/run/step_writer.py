@@ -90,7 +90,7 @@ class StepWriter:
                 )
         except TurnStopped:
             raise
-        except BaseException:
+        except BaseException:  # of an author's callback: raised again
             if not _is_memory(self._agent.memory):
                 self._agent.memory, memory.steps = memory, before
             if isinstance(step, _TAKEN):

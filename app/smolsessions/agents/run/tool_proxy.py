@@ -19,7 +19,7 @@ from smolagents.memory import ActionStep, FinalAnswerStep, MemoryStep
 from smolsessions.agent_options import options_of
 from smolsessions.agents.run.agent_run import AgentRun, ToolCallInProgress
 from smolsessions.agents.run.agent_state import AgentNode
-from smolsessions.agents.run.approvals import Approvals, edited
+from smolsessions.agents.run.approvals import edited
 from smolsessions.agents.run.async_tools import is_asynchronous, result_of
 from smolsessions.agents.run.effects import Effect, as_text, encode_raised, encode_returned
 from smolsessions.agents.run.proxy import Proxy
@@ -83,7 +83,15 @@ class ToolProxy(Proxy):
                 if isinstance(tool, ToolOfClient):
                     call.record = replace(call.record, where="client")
                     if not call.is_over and not call.known:
-                        self._take_result(call, node.approvals, agent_run, args, kwargs)
+                        sent = tool.listed.remote_arguments((), _named(tool, args, kwargs))
+                        value = node.approvals.result(agent_run, call, tool.described, sent)
+                        if not call.is_over:
+                            value = (
+                                handle_agent_output_types(value, tool.output_type) if kwargs.get(_SANITIZE) else value
+                            )
+                            is_lossy = node.code_runs_in == "child"
+                            call.effect, call.result = encode_returned(value, node.stored_classes, is_lossy=is_lossy)
+                            call.is_over = True
             if call.is_over:
                 pass
             elif call.known:
@@ -109,7 +117,7 @@ class ToolProxy(Proxy):
             if is_unknown:
                 raise UnknownOutcomeError(UNKNOWN_SENTENCE.format(name=tool.name))  # noqa: TRY301 - journaled, too
             value = self._called(args, kwargs)
-        except Exception as error:
+        except Exception as error:  # of any tool: the model reads it
             call.effect = encode_raised(error)
             call.effect.changes = node.state.tool_changes(tool, before)
             raise call.effect.error from error
@@ -119,26 +127,6 @@ class ToolProxy(Proxy):
             call.effect = Effect()
         call.effect.changes = node.state.tool_changes(tool, before)
         return value if needs_original else again
-
-    def _take_result(
-        self,
-        call: ToolCallInProgress,
-        approvals: Approvals,
-        agent_run: AgentRun,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        """End the call of a client's tool with the client's result. Raises `TurnWaiting` to wait for it."""
-        tool = self._real
-        arguments = tool.listed.remote_arguments((), _named(tool, args, kwargs))
-        value = approvals.result(agent_run, call, tool.described, arguments)
-        if call.is_over:
-            return
-        if kwargs.get(_SANITIZE):
-            value = handle_agent_output_types(value, tool.output_type)
-        is_lossy = self._node.code_runs_in == "child"
-        call.effect, call.result = encode_returned(value, self._node.stored_classes, is_lossy=is_lossy)
-        call.is_over = True
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the real tool, as smolagents does. A coroutine is waited for before its result is converted."""

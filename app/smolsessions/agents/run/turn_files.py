@@ -72,11 +72,6 @@ def fits(state: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
     return sum(len(each.data) if isinstance(each, File) else len(each) for each in held) <= MAX_STATE_BYTES
 
 
-def unread_sentence(files: Sequence[File]) -> str:
-    """Return a sentence about the files of a turn that ended before its agent ran."""
-    return UNREAD.format(files=", ".join(map(name_of, files))) if files else ""
-
-
 def name_in_state(part: Any) -> str:
     """Return the name of a tool's file or image. It has an extension, as no other argument may be taken for it."""
     if not isinstance(part, File):

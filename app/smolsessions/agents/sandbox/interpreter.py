@@ -179,7 +179,7 @@ class ChildInterpreter(PythonExecutor):
             if self._is_busy or isinstance(error, NoMemoryLeftError):
                 self._abort(str(error))
             raise
-        except BaseException:
+        except BaseException:  # also a stop: nothing reads what the process says next
             if self._is_busy:
                 self.stop()
             raise

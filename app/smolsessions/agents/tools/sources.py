@@ -100,7 +100,7 @@ def _make(entry: str, make: Callable[[], Any]) -> Any:
         tool = make()
     except StartError:
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # of an author
         raise StartError(
             f"making {entry} failed with {describe_error(error)}; it is called without arguments"
         ) from error
@@ -115,7 +115,7 @@ def _set_up(entry: str, tool: Any) -> Any:
         return tool
     try:
         tool.setup()
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # of an author
         raise StartError(f"setup() of the tool {entry} failed with {describe_error(error)}; fix it") from error
     tool.is_initialized = True
     return tool

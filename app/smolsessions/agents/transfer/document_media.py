@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from smolsessions.agents.transfer.document_models import Strict, checked, decode_base64
+from smolsessions.agents.transfer.document_models import Strict, checked
 from smolsessions.agents.values.images import FORMATS, image_header, is_canonical
 from smolsessions.core.attachments import Audio, File, decode_file, encode_file
 from smolsessions.core.errors import InvalidRequestError
-from smolsessions.core.json_data import json_pointer
+from smolsessions.core.json_data import decode_base64, json_pointer
 from smolsessions.core.media import IMAGE_NAME_DIGITS, image_name
 
 MAX_IMAGES_FACTOR = 4

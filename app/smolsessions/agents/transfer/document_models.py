@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -39,13 +37,6 @@ def checked(model: type[Model], data: Any, pointer: str) -> Model:
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
         raise InvalidRequestError.at(json_pointer(*problem["loc"], under=pointer), utf8_text(problem["msg"])) from None
-
-
-def decode_base64(data: str, pointer: str) -> bytes:
-    try:
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidRequestError.at(pointer, "is no base64") from None
 
 
 def _refusal(message: str) -> PydanticCustomError:

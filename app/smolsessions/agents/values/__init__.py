@@ -35,7 +35,7 @@ def dumps(
         return Writer(stored_classes, in_order=in_order, max_bytes=max_bytes).whole(value)
     except RefusalError as refusal:
         raise CodecError(str(refusal)) from None
-    except Exception as error:
+    except Exception as error:  # of code of the value's class
         raise CodecError(f"it cannot be handed over; {type(error).__name__}") from error
 
 
@@ -45,7 +45,7 @@ def loads(data: bytes, stored_classes: Collection[type] = (), *, max_bytes: int 
         raise CodecError(f"what was handed over is larger than {max_bytes:,} bytes")
     try:
         return Reader(bytes(data), stored_classes).whole()
-    except Exception as error:
+    except Exception as error:  # hostile data fails in any library
         raise CodecError(f"what was handed over cannot be read: {error}"[:500]) from error
 
 

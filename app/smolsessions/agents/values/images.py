@@ -40,7 +40,7 @@ class LazyImage(PIL.ImageFile.ImageFile):
             with _DECODERS:
                 pixels = super().load()
                 self.info[_SOURCE] = (data, _pixels(self))
-        except BaseException:
+        except BaseException:  # also `MemoryError`: the next load needs the file
             self.undecoded = data
             raise
         return pixels
