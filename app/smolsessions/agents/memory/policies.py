@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, singledispatch
 from typing import Any
 
 from smolagents.memory import ActionStep, MemoryStep, TaskStep
 
-from smolsessions.agents.memory.prompt_steps import FlatMap, PromptStep, PromptTokens
+from smolsessions.agents.memory.prompt_steps import PromptStep, PromptTokens
 from smolsessions.agents.memory.step_types import NoteStep, SummaryStep, begins_turn
 from smolsessions.core import policies as rules
 from smolsessions.core.errors import ConflictError
@@ -38,8 +38,6 @@ class RuleContext:
     own_policies: Mapping[str, PolicyFunction]
     """By import string."""
     tokens: PromptTokens
-    maps: defaultdict[Hashable, FlatMap]
-    """Results of rules that treat each step alone, by rule."""
 
 
 def apply_policy(steps: Steps, policy: Policy, context: RuleContext) -> Steps:
@@ -64,18 +62,17 @@ def turn_start(steps: Steps, end: int | None = None) -> int:
 
 
 @_applied.register
-def _keep_last_steps(rule: rules.KeepLastNSteps, steps: Steps, context: RuleContext) -> Steps:
+def _keep_last_steps(rule: rules.KeepLastNSteps, steps: Steps, _context: RuleContext) -> Steps:
     first = len(_leading_summary(steps))
     left, start = rule.n, len(steps)
     while start > first and left:
         start -= 1
         left -= not steps[start].is_always_shown
-    kept = context.maps[rule].of(steps[first:start], lambda one: (one,) if one.is_always_shown else ())
-    return [*steps[:first], *kept, *steps[start:]]
+    return [*steps[:first], *(one for one in steps[first:start] if one.is_always_shown), *steps[start:]]
 
 
 @_applied.register
-def _cut_observations(rule: rules.PruneOldObservations, steps: Steps, context: RuleContext) -> Steps:
+def _cut_observations(rule: rules.PruneOldObservations, steps: Steps, _context: RuleContext) -> Steps:
     left, start = rule.keep_last_n, len(steps)
     while start and left:
         start -= 1
@@ -92,13 +89,13 @@ def _cut_observations(rule: rules.PruneOldObservations, steps: Steps, context: R
         short.observations = text
         return short
 
-    def shorten(one: PromptStep) -> Steps:
+    def shorten(one: PromptStep) -> PromptStep:
         step = one.step
         if not isinstance(step, ActionStep) or not (step.observations_images or len(step.observations or "") > longest):
-            return [one]
-        return [one.copy(rule.max_length, partial(cut, step))]
+            return one
+        return one.copy(rule.max_length, partial(cut, step))
 
-    return [*context.maps[rule].of(steps[:start], shorten), *steps[start:]]
+    return [*map(shorten, steps[:start]), *steps[start:]]
 
 
 @_applied.register
@@ -108,7 +105,7 @@ def _within_budget(rule: rules.TokenBudget, steps: Steps, context: RuleContext) 
         return steps
     turn = turn_start(steps)
     summary = _leading_summary(steps) if turn else []
-    notes: Steps = context.maps[rule].of(steps[:turn], lambda one: [one] if isinstance(one.step, NoteStep) else [])
+    notes = _notes(steps[:turn])
     kept = {at for at in range(turn, len(steps)) if isinstance(steps[at].step, NoteStep)} | {turn, len(steps) - 1}
     left = rule.max_tokens / context.tokens.scale().factor - context.tokens.before
     left -= sum(one.estimate for one in (*summary, *notes, *(steps[at] for at in kept)))

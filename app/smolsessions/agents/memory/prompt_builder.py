@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from operator import attrgetter
 
@@ -11,7 +10,7 @@ from smolagents.memory import MemoryStep, TaskStep
 from smolagents.models import ChatMessage
 
 from smolsessions.agents.memory.policies import PolicyFunction, RuleContext, Steps, apply_policy
-from smolsessions.agents.memory.prompt_steps import FlatMap, PromptMemory, PromptTokens
+from smolsessions.agents.memory.prompt_steps import PromptMemory, PromptTokens
 from smolsessions.agents.memory.step_types import ESTIMATE, text_in
 from smolsessions.core.memories import PrunePreview
 from smolsessions.core.policies import OwnRule, Policy, Summarize
@@ -36,14 +35,11 @@ class PromptBuilder:
         self._agent = agent
         self.memory = PromptMemory(agent)
         self._tokens = PromptTokens(agent, self.memory)
-        self._context = RuleContext(own_policies, self._tokens, defaultdict(FlatMap))
-        self._maps: defaultdict[str, FlatMap] = defaultdict(FlatMap)
+        self._context = RuleContext(own_policies, self._tokens)
         self._last: tuple[Steps, Steps] = [], []
         """Visible steps at the last prompt, and those that it showed."""
 
     def begin_turn(self, policy: Policy) -> None:
-        if policy != self.policy:
-            self._context.maps.clear()
         self.policy = policy
         self._last = [], []
         self.memory.begin_turn()
@@ -56,9 +52,10 @@ class PromptBuilder:
                 if isinstance(rule, Summarize):
                     steps = apply_policy(self.memory.visible(), self.policy[: place + 1], self._context)
                     self.summarize(steps, rule.after_tokens)
-        name = "summary_messages" if summary_mode else "messages"
-        messages = self._maps[name].of(self._select(self.memory.visible()), attrgetter(name))
-        return [*self._system(summary_mode=summary_mode), *messages]
+        messages = self._system(summary_mode=summary_mode)
+        for one in self._select(self.memory.visible()):
+            messages += one.summary_messages if summary_mode else one.messages
+        return messages
 
     def preview(self, *, summary_mode: bool) -> list[ChatMessage]:
         """Return the messages in front of the next task, which counts as the current turn."""
@@ -77,12 +74,12 @@ class PromptBuilder:
     @property
     def call_ids(self) -> Collection[str]:
         """Ids of all calls at the last prompt, empty without a policy."""
-        return self.memory.known_call_ids() if self.policy else ()
+        return self.memory.call_ids() if self.policy else ()
 
     def record_estimate(self, step: MemoryStep) -> None:
         """Record the size of a finished step's prompt in the step, for comparison with the model's count."""
         if self.policy:
-            setattr(step, ESTIMATE, self._total(self._last[1], "estimate"))
+            setattr(step, ESTIMATE, sum(one.estimate for one in self._last[1]))
 
     def tokens(self, steps: Steps) -> int:
         return self._tokens.scale().tokens(sum(one.estimate for one in steps))
@@ -98,9 +95,10 @@ class PromptBuilder:
             shown = [one for one in shown if one.origin in known]
             count = len(known.difference(one.origin for one in shown))
         characters, estimate = (
-            self._total(visible, name, of="memory") - self._total(shown, name) for name in ("characters", "estimate")
+            sum(map(attrgetter(name), visible)) - sum(map(attrgetter(name), shown))
+            for name in ("characters", "estimate")
         )
-        return LeftOut(count, self._total(shown, "is_copy"), characters, self._tokens.scale().tokens(estimate))
+        return LeftOut(count, sum(one.is_copy for one in shown), characters, self._tokens.scale().tokens(estimate))
 
     def weigh(self, policy: Policy) -> PrunePreview:
         """Return the size of the prompt without a policy, and after a prune with this one."""
@@ -116,9 +114,6 @@ class PromptBuilder:
         characters, scale = system + sum(one.characters for one in steps), self._tokens.scale()
         tokens = scale.tokens(self._tokens.before + sum(one.estimate for one in steps))
         return PromptSize(len(steps), characters, tokens, is_estimate=not scale.is_reported)
-
-    def _total(self, steps: Steps, name: str, of: str = "prompt") -> int:
-        return sum(self._maps[f"{of} {name}"].of(steps, lambda one: (getattr(one, name),)))
 
     def _select(self, visible: Steps) -> Steps:
         shown = apply_policy(visible, self.policy, self._context) if self.policy else visible

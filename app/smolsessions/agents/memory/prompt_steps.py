@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice, takewhile
-from operator import attrgetter, is_
+from itertools import islice
+from operator import is_
 from typing import Any
 
 from smolagents import CodeAgent, MultiStepAgent, ToolCallingAgent
@@ -67,11 +66,11 @@ class PromptStep:
         """The step as the model sees it, without images."""
         return "\n".join(map(step_types.text_in, self.messages))
 
-    @property
+    @cached_property
     def characters(self) -> int:
         return sum(len(step_types.text_in(message)) for message in self.messages)
 
-    @property
+    @cached_property
     def call_ids(self) -> tuple[str, ...]:
         return tuple(call.id for call in getattr(self.step, "tool_calls", None) or ())
 
@@ -107,7 +106,6 @@ class PromptMemory:
         self._memory: list[Any] = []
         self._steps: list[PromptStep] = []
         self._newest: list[Any] = []
-        self._call_ids = FlatMap()
         self._illustrated: list[MemoryStep] = []
         self._has_notes = False
 
@@ -157,35 +155,8 @@ class PromptMemory:
         return self._illustrated if self._only_grows else list(self._agent.memory.steps)
 
     def call_ids(self) -> list[str]:
-        """Return the ids of all calls. The next call changes the list."""
-        self.steps()
-        return self.known_call_ids()
-
-    def known_call_ids(self) -> list[str]:
-        """Return the ids of all calls at the last prompt."""
-        return self._call_ids.of(self._steps, attrgetter("call_ids"))
-
-
-class FlatMap:
-    """Incremental flat map: the joined results of a function of each step. Only changed steps are mapped anew."""
-
-    def __init__(self) -> None:
-        self._steps: list[PromptStep] = []
-        self._results: list[Any] = []
-        self._ends = array("I", [0])  # a list would hold an object for each number
-
-    def of(self, steps: list[PromptStep], function: Callable[[PromptStep], Iterable[Any]]) -> list[Any]:
-        """Map the steps. The next call changes the returned list. The caller must not change `steps` later."""
-        same = len(self._steps)
-        if steps[:same] != self._steps:  # by identity
-            same = len([*takewhile(bool, map(is_, self._steps, steps))])
-        del self._ends[same + 1 :], self._results[self._ends[same] :]
-        self._steps = steps[:same]  # the rest counts once it is mapped: the function may raise
-        for one in steps[same:]:
-            self._results += function(one)
-            self._ends.append(len(self._results))
-        self._steps = steps
-        return self._results
+        """Return the ids of all calls."""
+        return [call_id for one in self.steps() for call_id in one.call_ids]
 
 
 @dataclass(frozen=True, slots=True)
