@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +19,7 @@ from smolsessions.agents.models.token_usage import DetailedUsage, total_usage
 from smolsessions.agents.run.effects import Effect, as_text, encode_raised
 from smolsessions.agents.run.failures import TurnStopped, TurnWaiting
 from smolsessions.agents.run.journal import digest_of
-from smolsessions.agents.run.turn_run import TURN_RUN, TurnRun
+from smolsessions.agents.run.turn_run import TurnRun
 from smolsessions.agents.values import dumps
 from smolsessions.agents.values.images import stored_images
 from smolsessions.agents.values.json_forms import json_form, truncate_json, truncated, utf8_text
@@ -128,13 +128,12 @@ class AgentRun:
 
         A replay takes the outer call from the journal and then makes none of them.
         """
-        token, turn_token = CALLER.set(self.turn_run.caller), TURN_RUN.set(self.turn_run)
+        token = CALLER.set(self.turn_run.caller)
         nested_token = _NESTED.set(_Nested(self, place))  # threads and tasks of the tool inherit it
         try:
             yield
         finally:
             _NESTED.reset(nested_token)
-            TURN_RUN.reset(turn_token)
             CALLER.reset(token)
 
     def expect_calls(self, calls: Collection[tuple[str, Any]]) -> None:
@@ -330,6 +329,12 @@ class ToolCallInProgress:
             self.turn_run.emit(event, self.turn_run.journal.entry(self.key, self.effect))
         else:
             self.turn_run.emit(event)
+
+
+def stoppable(end: Callable[[], object]) -> AbstractContextManager[None]:
+    """Wait within a tool call: a stop of its turn calls `end`. Outside a turn nothing does."""
+    nested = _NESTED.get(None)
+    return nested.agent_run.turn_run.stoppable(end) if nested else nullcontext()
 
 
 def _with_outer_calls(call_id: str) -> Iterator[str]:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
 import PIL.Image
@@ -38,7 +37,6 @@ from smolsessions.agents.run.failures import (
 )
 from smolsessions.agents.run.instrumentation import clean_up, instrument
 from smolsessions.agents.run.journal import Journal
-from smolsessions.agents.run.steering import take_messages
 from smolsessions.agents.run.step_writer import StepWriter
 from smolsessions.agents.run.tool_proxy import proxy_tools
 from smolsessions.agents.run.turn_files import UNREAD, files_of, state_of_files
@@ -224,7 +222,7 @@ class AgentSession:
         writer = self._writer = StepWriter(self._root, agent_run, turn.number, self._edits, replay)
         agent_run.before_model_call = writer.write_finished
         if builder:
-            builder.before = partial(take_messages, agent_run, writer)
+            builder.before = writer.take_messages
         for node in self._nodes:
             node.approvals = approvals
         token = CALLER.set(caller)  # for models, callbacks and instructions

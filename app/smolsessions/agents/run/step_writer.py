@@ -19,7 +19,7 @@ from smolsessions.agents.run.agent_run import AgentRun
 from smolsessions.agents.run.agent_state import AgentNode
 from smolsessions.agents.run.failures import ReplayDivergedError, TurnStopped
 from smolsessions.agents.smolagents_patches import CachedCallbacks
-from smolsessions.agents.values.images import stored_images
+from smolsessions.agents.values.images import image_from_bytes, stored_images
 from smolsessions.agents.values.json_forms import truncated
 from smolsessions.agents.values.media import media_in, stored_media
 from smolsessions.core.events import MessageSteered, ReplayState, StepEvent, StepFinished
@@ -135,11 +135,34 @@ class StepWriter:
             self._bridge.emit(self._finished(kept, packed.attachments), packed, effect)
             self._add(step)
 
-    def write_message(self, step: TaskStep) -> None:
-        """Append a task that joins the turn to the memory, and write it."""
-        self._agent.memory.steps.append(step)
+    def take_messages(self) -> None:
+        """Append the messages that are to join the turn to the memory, in order. For the start of each prompt.
+
+        A replay takes those of its journal at the same places. New ones come once it has no effect left of the next
+        step.
+        """
+        agent_run, bridge, journal = self._agent_run, self._bridge, self._agent_run.turn_run.journal
+        if not (bridge.steers or journal.joined):
+            return
+        self.write_finished()  # smolagents yields a plan before it is in the memory
+        if agent_run.where:  # a prompt that the author's code builds within a step
+            return
+        for number in journal.joined.pop(agent_run.steps, ()):
+            self._write_message(TaskStep(""), number)  # the step on record replaces it
+        while bridge.steers and not journal.has_effect_in(agent_run.steps + 1):
+            for turn, turn_input in bridge.steering():
+                task = TaskStep(turn.message, [image_from_bytes(data) for data in turn_input.images] or None)
+                agent_run.turn_run.check()
+                self._write_message(task, turn.number)
+            agent_run.turn_run.check()
+            if bridge.steers:
+                bridge.flush()  # the next ones come once these have ended
+
+    def _write_message(self, task: TaskStep, number: int) -> None:
+        setattr(task, STEERED, number)
+        self._agent.memory.steps.append(task)
         if self._edits:
-            self._edits.expect_step(step)
+            self._edits.expect_step(task)
         self.write_finished()
 
     def write_edits(self) -> None:

@@ -10,7 +10,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import replace
 
 from smolagents.monitoring import TokenUsage
@@ -39,8 +38,6 @@ from smolsessions.core.records import ToolCall, Usage
 MAX_CAUGHT_STOPS = 100
 MAX_WHOLE_CALLS = 200  # of a turn, recorded with long texts in their arguments
 _NUMBER = re.compile(r"\d+")
-TURN_RUN: ContextVar[TurnRun] = ContextVar("turn_run")
-"""Set for each tool call."""
 
 
 class TurnRun:
@@ -155,17 +152,6 @@ class TurnRun:
     def note_usage(self, usage: TokenUsage | None) -> None:
         if usage:
             self._used.append(usage)
-
-
-@contextmanager
-def stoppable(end: Callable[[], object]) -> Iterator[None]:
-    """Wait within a tool call: a stop of its turn calls `end`. Outside a turn nothing does."""
-    turn_run = TURN_RUN.get(None)
-    if turn_run is None:
-        yield
-    else:
-        with turn_run.stoppable(end):
-            yield
 
 
 def place_of(call_id: str) -> list[int]:

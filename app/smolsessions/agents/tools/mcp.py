@@ -23,8 +23,8 @@ from pydantic import BaseModel
 
 from smolsessions.agents.config.schema import McpTable
 from smolsessions.agents.models.keys import without_secrets
+from smolsessions.agents.run.agent_run import stoppable
 from smolsessions.agents.run.failures import TurnStopped
-from smolsessions.agents.run.turn_run import stoppable
 from smolsessions.agents.tools.mcp_results import MAX_ERROR_CHARS, UNKNOWN, ToolServerError, value_of
 from smolsessions.agents.tools.mcp_schemas import ListedTool, ToolOfSchema, digest_of, listed_tools
 from smolsessions.agents.tools.mcp_secrets import secrets_of, variables_of
