@@ -1,1 +1,1 @@
-"""Models of agents.toml: one module per family of providers."""
+"""Models of agents.toml."""

@@ -10,10 +10,21 @@ from smolagents import Model, MultiStepAgent, ToolCallingAgent
 from smolagents.models import RETRY_MAX_ATTEMPTS, STRUCTURED_GENERATION_PROVIDERS
 
 from smolsessions.agents.config.schema import ModelTable
+from smolsessions.agents.models.api_models import make_azure, make_bedrock, make_huggingface, make_openai
 from smolsessions.agents.models.keys import without_secrets
+from smolsessions.agents.models.litellm_models import make_litellm
 from smolsessions.agents.models.prompt_cache import cache_prompts
+from smolsessions.agents.models.transformers_models import make_transformers
 from smolsessions.core.errors import StartError
 
+_MAKERS: dict[str, Callable[[ModelTable], Model]] = {
+    "openai": make_openai,
+    "azure": make_azure,
+    "litellm": make_litellm,
+    "huggingface": make_huggingface,
+    "bedrock": make_bedrock,
+    "transformers": make_transformers,
+}
 _FALLBACKS = "_smolsessions_fallbacks"
 _PACKAGES = {"azure": ["openai"], "huggingface": ["huggingface_hub"], "bedrock": ["boto3"]}
 _PACKAGES["transformers"] = ["torch", "transformers"]
@@ -58,11 +69,8 @@ def check_model(name: str, agent: MultiStepAgent) -> None:
 
 def make_model(table: ModelTable) -> Model:
     """Return the model of a table, without its fallbacks. Raises `StartError`."""
-    module = "openai" if table.provider == "azure" else table.provider
-    makers = importlib.import_module(f"smolsessions.agents.models.{module}_models")
-    make: Callable[[ModelTable], Model] = getattr(makers, f"make_{table.provider}")
     try:
-        model = make(table)
+        model = _MAKERS[table.provider](table)
         if table.prompt_cache:
             cache_prompts(model)
     except ImportError as error:
