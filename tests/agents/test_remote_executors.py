@@ -289,7 +289,7 @@ def test_a_vendor_that_refuses_the_key_costs_a_block_and_shows_no_key(tmp_path: 
 @pytest.mark.parametrize(
     ("executor", "rest", "tools", "words"),
     [
-        ("modal", "", "[]", "[agents.coder] executor: the executor modal needs packages that are missing; run pip"),
+        ("modal", "", "[]", "[agents.coder] executor: the executor modal needs modal"),
         ("e2b", 'executor_key_env = "NO_SUCH"', "[]", "[agents.coder] executor_key_env: names a variable that is not"),
         ("docker", "code_limits = {cpu_s = 1}", "[]", "cpu_s: a remote executor has only the limit wall_s"),
         ("docker", 'workspace = {readonly = ["**"]}', "[]", 'workspace: executor = "docker" cannot call a workspace'),

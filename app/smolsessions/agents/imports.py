@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-import importlib
+import importlib.util
 import sys
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,6 +38,12 @@ def _let_tools_be_asynchronous() -> None:
     """Let `@tool` take `async def`, too: smolagents looks for `def` in the source of a function, and finds none."""
     tools: Any = smolagents.tools
     tools.ast = SimpleNamespace(**vars(ast) | {"FunctionDef": (ast.FunctionDef, ast.AsyncFunctionDef)})
+
+
+def require_packages(what: str, packages: Iterable[str], extra: str) -> None:
+    """Raise `StartError` if a package is missing."""
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+        raise StartError(f"{what} needs {' and '.join(missing)}; pip install 'smolsessions[{extra}]'")
 
 
 def search_modules_in(*folders: Path) -> None:

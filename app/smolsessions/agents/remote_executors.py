@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import inspect
 import os
 import re
@@ -20,6 +19,7 @@ from smolagents.remote_executors import RemotePythonExecutor
 from smolagents.tools import get_tools_definition_code
 
 from smolsessions.agent_options import options_of
+from smolsessions.agents.imports import require_packages
 from smolsessions.agents.models.keys import read_key, remember_keys
 from smolsessions.agents.run.async_tools import is_asynchronous
 from smolsessions.agents.run.instrumentation import clean_up, with_managed
@@ -77,11 +77,7 @@ def remote_executor(
     if executor not in KINDS:
         raise StartError(f"there is no remote executor {executor!r}; use one of {', '.join(KINDS)}")
     kind = KINDS[executor]
-    for module in kind.modules:
-        if importlib.util.find_spec(module) is None:
-            raise StartError(
-                f"the executor {executor} needs packages that are missing; run pip install 'smolsessions[{executor}]'"
-            )
+    require_packages(f"the executor {executor}", kind.modules, executor)
     taken = inspect.signature(getattr(remote_executors, kind.class_name)).parameters
     known = sorted(taken.keys() - {"additional_imports", "logger", "allow_pickle"})
     if "kwargs" not in known and (unknown := sorted(options.keys() - {*known})):  # else the vendor's library takes them

@@ -6,15 +6,14 @@ share the others, whose `setup()` runs once.
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from smolagents.default_tools import TOOL_MAPPING, PythonInterpreterTool, UserInputTool
 from smolagents.tools import BaseTool
 
-from smolsessions.agents.imports import import_named
+from smolsessions.agents.imports import import_named, require_packages
 from smolsessions.agents.memory.scratchpad import READ, WRITE
 from smolsessions.agents.models.keys import describe_error
 from smolsessions.agents.run.agent_state import has_own_state
@@ -41,14 +40,14 @@ def load_tools(entries: Sequence[str], known: dict[str, Loaded], *, add_base_too
     """
     base_tools = [entry for entry in BASE_TOOLS if add_base_tools and entry not in entries]
     for entry in base_tools:
-        _refuse_missing("add_base_tools:", _NEEDED.get(entry.partition(":")[2], ()))
+        require_packages("add_base_tools:", _NEEDED.get(entry.partition(":")[2], ()), "web-tools")
     wanted = [*entries, *base_tools]
     for entry in wanted:
         if entry in known:
             continue
         module_name, _, name = entry.partition(":")
         if module_name == OWN:
-            _refuse_missing(entry, _NEEDED.get(name, ()))
+            require_packages(entry, _NEEDED.get(name, ()), "web-tools")
         found = import_named(module_name, name, "tool", "name an instance, a class or a factory of a smolagents tool")
         tool = found if isinstance(found, BaseTool) else _make(entry, found)
         check_tool(tool)
@@ -86,11 +85,6 @@ def check_tool(tool: Any, place: str = "") -> None:
                 f"{place}the tool {tool.name} has an async {method} that no one would wait for; write an async forward "
                 "that returns its result"
             )
-
-
-def _refuse_missing(entry: str, packages: Iterable[str]) -> None:
-    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
-        raise StartError(f"{entry} needs {' and '.join(missing)}; pip install 'smolsessions[web-tools]'")
 
 
 def _make(entry: str, make: Callable[[], Any]) -> Any:

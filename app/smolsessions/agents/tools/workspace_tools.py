@@ -18,6 +18,7 @@ from smolagents.local_python_executor import PythonExecutor, evaluate_python_cod
 from smolagents.remote_executors import RemotePythonExecutor
 
 from smolsessions.agent_options import options_of
+from smolsessions.agents.imports import require_packages
 from smolsessions.agents.run.instrumentation import code_runs_in, with_managed
 from smolsessions.agents.run.proxy import unproxied
 from smolsessions.caller import CALLER
@@ -185,16 +186,13 @@ def add_workspaces(name: str, agent: MultiStepAgent, caller: Caller, folders: Co
             root = Path(options.path).resolve()
             if not root.is_dir() or root.parts[1:2] in _SYSTEM:
                 raise StartError(f"{about} has a path that is no directory of files; name one")
+        require_packages(about, ("pathspec", "re2"), "workspace")
         try:
             made = Workspace(
                 root or Path(), editable=options.editable, readonly=options.readonly, hidden=options.hidden
             )
         except ValueError as error:
             raise StartError(f"{about} has a mistake in {error}") from None
-        except ImportError:
-            raise StartError(
-                f"{about} needs pathspec and google-re2: `pip install 'smolsessions[workspace]'`"
-            ) from None
         if root is None:
             raise StartError(
                 f"{about} is one for each conversation, and the store may have other processes: set "
