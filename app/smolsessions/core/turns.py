@@ -15,7 +15,7 @@ from typing import Any
 from smolsessions.core import errors, records
 from smolsessions.core.agent_ports import AgentCatalog
 from smolsessions.core.effects import MAX_PAGE_BYTES, EffectEntry, EffectKey, EffectPage, JournalSizes, effect_keys
-from smolsessions.core.frozen import changed, record
+from smolsessions.core.frozen import record
 from smolsessions.core.json_data import bounded
 from smolsessions.core.media import StepFile, StepImage
 from smolsessions.core.records import AgentName, Owner, Ref, Turn
@@ -106,7 +106,7 @@ class Turns:
         )
         subscription = self._subscribe(turn, is_new=True, for_end=for_end)  # before the first event
         try:
-            existing = changed(submission, create=None)
+            existing = replace(submission, create=None)
             refusal: errors.ServiceError | None = None
             attempts = [submission]
             if is_named and new.create:  # most of these exist; the last try is for one that was created in between

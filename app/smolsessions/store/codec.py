@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Iterable
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any, NamedTuple, get_args
 
 from pydantic import TypeAdapter, ValidationError
@@ -14,7 +14,6 @@ from pydantic_core import from_json, to_json
 from smolsessions.core import records
 from smolsessions.core.errors import DAMAGED, NEWER, SealBrokenError
 from smolsessions.core.events import Event, PersonEvent, StepEvent, TurnQueued, TurnStarted
-from smolsessions.core.frozen import changed
 from smolsessions.core.memories import Head, PackedStep, StoredStep
 from smolsessions.core.policies import policy_of
 from smolsessions.core.records import AgentName, Ref, Turn, TurnInput
@@ -176,10 +175,10 @@ def decode_step(data: bytes, index: int, head: Head) -> StoredStep:
 
 def started(turn: Turn, at: float, attempts: int, *, waits: bool = False) -> Turn:
     """Return a begun turn with its start and attempts. One that goes on still has the requests of its last wait."""
-    timing = changed(turn.timing, started_at=at)
+    timing = replace(turn.timing, started_at=at)
     if waits or not turn.requests:
-        return changed(turn, timing=timing, attempts=attempts)
-    return changed(turn, timing=timing.wait_over(time.time()), attempts=attempts, requests=())
+        return replace(turn, timing=timing, attempts=attempts)
+    return replace(turn, timing=timing.wait_over(time.time()), attempts=attempts, requests=())
 
 
 def ref_of(scope: str) -> Ref:

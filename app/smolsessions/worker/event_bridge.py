@@ -9,9 +9,9 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from smolsessions.core.events import MessageDelta, MessageSteered, StepEvent, TurnStarted
-from smolsessions.core.frozen import changed
 from smolsessions.core.journal_keys import journal_key
 from smolsessions.core.memories import PackedStep
 from smolsessions.core.records import Turn, TurnInput
@@ -231,7 +231,7 @@ class LoopEventBridge:
         while self._queue and type(more := self._queue[0][0]) is MessageDelta and more.message == delta.message:
             texts.append(more.text)
             self._queue.pop(0)
-        return changed(delta, text="".join(texts)) if len(texts) > 1 else delta
+        return replace(delta, text="".join(texts)) if len(texts) > 1 else delta
 
     def _emit(self, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None) -> None:
         """Write a step or an effect, and the events that were taken, unless they can wait.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal, NoReturn, Self
@@ -26,7 +26,6 @@ from smolsessions.agents.values.json_forms import json_form, truncate_json, trun
 from smolsessions.agents.values.results import error_text
 from smolsessions.caller import CALLER
 from smolsessions.core.events import StepError, StepFinished, StepKind, StepPlace, StepStarted, ToolCalled, ToolReturned
-from smolsessions.core.frozen import changed
 from smolsessions.core.journal_keys import CallKey
 from smolsessions.core.records import ToolCall
 
@@ -212,7 +211,7 @@ class AgentRun:
         known = journal.take(key, partial(self.may_follow, call_id, is_block=kind == "code"))
         if known or journal.was_begun(key):
             is_repeated = known.repeated if known and not known.is_opaque else True
-            record = changed(record, repeated=is_repeated)
+            record = replace(record, repeated=is_repeated)
         if known and known.is_opaque:
             known = None
         if known:
@@ -300,7 +299,7 @@ class ToolCallInProgress:
         took_ms = round((time.perf_counter() - self.since) * 1000, 3)
         duration_ms = self.known.duration_ms if self.known else took_ms
         ok = error is None and not self.is_refused
-        self.record = call = changed(self.record, ok=ok, duration_ms=duration_ms)
+        self.record = call = replace(self.record, ok=ok, duration_ms=duration_ms)
         self.turn_run.note_call(call)
         if isinstance(error, TurnStopped) and self.turn_run.bridge.hands_over:
             return

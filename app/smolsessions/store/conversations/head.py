@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TypeVar
 
 from smolsessions.core.errors import DAMAGED, ConversationNotFoundError, SealBrokenError
-from smolsessions.core.frozen import changed
 from smolsessions.core.media import StepFile, StepImage
 from smolsessions.core.memories import Head, StoredStep
 from smolsessions.core.records import EntryType, Outcome, StepType, Turn
@@ -122,7 +121,7 @@ def extended(head: Head, steps: Sequence[tuple[EntryType, bytes]]) -> Head:
     counts, running = head.step_counts, head.hash
     for kind, blob in steps:
         counts, running = counted(counts, kind, 1), extend_hash(running, [blob])
-    return changed(head, count=head.count + len(steps), hash=running, step_counts=counts)
+    return replace(head, count=head.count + len(steps), hash=running, step_counts=counts)
 
 
 def counted(counts: dict[StepType, int], kind: EntryType, more: int) -> dict[StepType, int]:

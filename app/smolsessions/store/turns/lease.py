@@ -17,7 +17,6 @@ from redis.exceptions import ResponseError
 from smolsessions.core.callers import Caller
 from smolsessions.core.errors import DAMAGED, HistoryGoneError, LeaseLostError, SealBrokenError, StoreUnavailableError
 from smolsessions.core.events import FINAL, Event, Logged, ReplayState, TurnEnded, TurnWaiting
-from smolsessions.core.frozen import changed
 from smolsessions.core.journal_keys import joined_turn, journal_key
 from smolsessions.core.memories import PackedStep
 from smolsessions.core.records import Outcome, Suspension, Turn, TurnInput
@@ -348,9 +347,9 @@ class HeldLease:
     def _ended(self, outcome: Outcome) -> Turn:
         stop = self._stop_request
         has_task = not (stop.rollback_by or self.lacks_task)
-        return changed(
+        return replace(
             self.turn,
-            timing=changed(self.turn.timing, finished_at=time.time()),
+            timing=replace(self.turn.timing, finished_at=time.time()),
             outcome=outcome if self._defect else stop.apply(outcome),
             last_seq=(self._last_seen if self._defect else self._log.last_seq) + 1,
             images=self.turn.images if has_task else (),

@@ -17,7 +17,6 @@ from weakref import WeakValueDictionary
 from smolsessions.core import errors, records
 from smolsessions.core.effects import JournaledResult, JournalSizes
 from smolsessions.core.events import Logged, TurnEnded, TurnQueued
-from smolsessions.core.frozen import changed
 from smolsessions.core.records import AgentName, Owner, Page, Ref, Turn
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import with_stored_images
@@ -272,7 +271,7 @@ class TurnStore:
         if new.asked and agent != wanted:
             sentence = f"The conversation belongs to the agent {agent!r}; leave agent out, or name it."
             raise errors.OtherAgentError(sentence)
-        turn = changed(new.turn, number=number, agent=new.version_of(agent, client_tools))
+        turn = replace(new.turn, number=number, agent=new.version_of(agent, client_tools))
         reservation, lease = self._scheduler.reserve_thread(scope.partition, agent, ref.owner), None
         try:
             state, *rest = await self._send(turn, new, reservation)
