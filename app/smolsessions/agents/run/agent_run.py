@@ -17,7 +17,7 @@ from smolagents.monitoring import Timing, TokenUsage
 
 from smolsessions.agents.models.token_usage import DetailedUsage, total_usage
 from smolsessions.agents.run.effects import Effect, as_text, encode_raised
-from smolsessions.agents.run.failures import TurnStopped, TurnWaiting
+from smolsessions.agents.run.failures import TurnStopped, TurnSuspended
 from smolsessions.agents.run.journal import digest_of
 from smolsessions.agents.run.turn_run import TurnRun
 from smolsessions.agents.values import dumps
@@ -92,16 +92,16 @@ class AgentRun:
         return where, f"{where.step_id}.m{self._models}"
 
     def check_waits(self) -> None:
-        """Raise `TurnWaiting` if a call within this run waits for a person."""
+        """Raise `TurnSuspended` if a call within this run waits for a person."""
         if self.waits:
-            raise TurnWaiting
+            raise TurnSuspended
 
     def wait(self) -> NoReturn:
         """Leave this run, and the runs that it is part of, to wait for a person."""
         run: AgentRun | None = self
         while run:
             run.waits, run = True, run._parent  # noqa: SLF001 - its own class
-        raise TurnWaiting
+        raise TurnSuspended
 
     def count_replayed(self, call_id: str, effect: Effect) -> None:
         """Count the time of a call that an earlier attempt made, for the open steps of this run and of its callers.
@@ -294,7 +294,7 @@ class ToolCallInProgress:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, TurnWaiting):
+        if isinstance(error, TurnSuspended):
             return  # it ends in a later attempt
         took_ms = round((time.perf_counter() - self.since) * 1000, 3)
         duration_ms = self.known.duration_ms if self.known else took_ms

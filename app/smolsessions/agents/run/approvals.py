@@ -94,7 +94,7 @@ class Approvals:
     def decide(self, agent_run: AgentRun, call: ToolCallInProgress, tool: Any, arguments: Any) -> dict[str, Any] | None:
         """Apply a person's decision to a call that needs one. Return the arguments if the person changed them.
 
-        A rejected call is over. `tool` is None for a block of code. Raises `TurnWaiting` to wait for the decision.
+        A rejected call is over. `tool` is None for a block of code. Raises `TurnSuspended` to wait for the decision.
         """
         name, agents = call.record.name, [self._root]
         for managed in agent_run.path.removeprefix(self._root_path).split("/")[1:]:
@@ -145,7 +145,7 @@ class Approvals:
         return new
 
     def question(self, run: AgentRun, call: ToolCallInProgress, question: str, choices: tuple[str, ...] | None) -> None:
-        """End a call with the answer to a question. Raises `TurnWaiting` to wait for it."""
+        """End a call with the answer to a question. Raises `TurnSuspended` to wait for it."""
         digest = digest_of(call.record.name, {"question": question, "choices": choices})
         with self._lock:
             answer, request = self._answer(run, call, digest, "question")
@@ -164,7 +164,7 @@ class Approvals:
     def result(self, agent_run: AgentRun, call: ToolCallInProgress, tool: ClientTool, arguments: Any) -> Any:
         """Return the client's result of a call of its tool. A call without one in time is over.
 
-        Raises `TurnWaiting` to wait for it, `ClientToolError` if the client sent an error, and `ValueError` for
+        Raises `TurnSuspended` to wait for it, `ClientToolError` if the client sent an error, and `ValueError` for
         arguments that are too large to be shown.
         """
         name = call.record.name

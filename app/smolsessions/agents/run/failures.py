@@ -25,7 +25,7 @@ class TurnStopped(BaseException):
     """Leaves a run that is to stop. If an author's code catches it, the next call raises it again."""
 
 
-class TurnWaiting(TurnStopped):
+class TurnSuspended(TurnStopped):
     """Leaves a run that waits for a person. It goes on as a replay after the answer."""
 
 

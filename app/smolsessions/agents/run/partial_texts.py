@@ -7,8 +7,8 @@ from typing import Literal
 from jiter import from_json
 
 from smolsessions.agents.values.json_forms import json_text, utf8_text
+from smolsessions.core.events import MessageChannel
 
-Channel = Literal["thought", "code"]
 SMALL_CHARS = 4096
 
 
@@ -91,10 +91,10 @@ class CodeSplitter:
         self._joint = ""  # goes before the next code
         self._held = ""
 
-    def feed(self, fragment: str) -> list[tuple[Channel, str]]:
+    def feed(self, fragment: str) -> list[tuple[MessageChannel, str]]:
         """Return the pieces that this fragment adds, in order. A possible beginning of a tag waits."""
         text, at = self._held + fragment, 0
-        pieces: list[tuple[Channel, str]] = []
+        pieces: list[tuple[MessageChannel, str]] = []
         while self._tag and (found := text.find(self._tag, at)) >= 0:
             pieces.append(self._piece(text[at:found], is_last=True))
             at = found + len(self._tag)
@@ -108,11 +108,11 @@ class CodeSplitter:
         self._held = text[end:]
         return [piece for piece in [*pieces, self._piece(text[at:end])] if piece[1]]
 
-    def end(self) -> list[tuple[Channel, str]]:
+    def end(self) -> list[tuple[MessageChannel, str]]:
         held, self._held = self._held, ""
         return [piece for piece in [self._piece(held, is_last=True)] if piece[1]]
 
-    def _piece(self, text: str, *, is_last: bool = False) -> tuple[Channel, str]:
+    def _piece(self, text: str, *, is_last: bool = False) -> tuple[MessageChannel, str]:
         if not self._in_code or not text:
             return "thought", text
         text = text.removeprefix("\n") if self._fresh else text

@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, create_model
 
 from smolsessions.core.errors import InvalidRequestError
-from smolsessions.core.json_data import invalid_request, json_pointer
+from smolsessions.core.json_data import MAX_PROBLEMS, invalid_request, json_pointer
 
-MAX_PROBLEMS = 10
 MAX_CHECKS = 200_000  # keywords for one value: about a second
 MAX_MESSAGE_CHARS = 300
 MAX_REFERENCES = 50  # followed within each other

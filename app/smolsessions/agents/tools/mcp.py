@@ -26,7 +26,7 @@ from smolsessions.agents.models.keys import without_secrets
 from smolsessions.agents.run.agent_run import stoppable
 from smolsessions.agents.run.failures import TurnStopped
 from smolsessions.agents.tools.mcp_results import MAX_ERROR_CHARS, UNKNOWN, ToolServerError, value_of
-from smolsessions.agents.tools.mcp_schemas import ListedTool, ToolOfSchema, digest_of, listed_tools
+from smolsessions.agents.tools.mcp_schemas import ListedTool, ToolOfSchema, listed_tools, tools_digest
 from smolsessions.agents.tools.mcp_secrets import secrets_of, variables_of
 from smolsessions.agents.tools.mcp_transports import MAX_BYTES, stdio, streamable_http
 from smolsessions.agents.values.json_forms import utf8_text
@@ -265,7 +265,7 @@ class McpServer:
 
     def _note_list(self, tools: list[mcp_types.Tool]) -> None:
         """Pin the first list. Log and count a change once."""
-        digest = digest_of(tools)
+        digest = tools_digest(tools)
         if not self._pinned:
             self._pinned = digest
             self.tools, left_out = listed_tools(tools)

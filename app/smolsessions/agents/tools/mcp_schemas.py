@@ -120,7 +120,7 @@ def listed_tools(tools: Iterable[Tool]) -> tuple[list[ListedTool], list[str]]:
     return found, left_out
 
 
-def digest_of(tools: Iterable[Tool]) -> str:
+def tools_digest(tools: Iterable[Tool]) -> str:
     """Hash a list of tools. The order does not matter."""
     parts = [
         [tool.name, tool.description, tool.input_schema, tool.output_schema]

@@ -129,8 +129,8 @@ def json_flaw(value: Any, *, max_chars: int | None = None, is_tree: bool = False
         pointer, node, depth = levels.pop()
         nodes_left -= len(node)
         if depth == MAX_DEPTH or nodes_left < 0:
-            reason = "has too many parts" if nodes_left < 0 else f"lies more than {MAX_DEPTH} levels deep"
-            return _flaw_at(pointer, reason)
+            is_large = nodes_left < 0
+            return _flaw_at(pointer, "has too many parts" if is_large else f"lies more than {MAX_DEPTH} levels deep")
         if is_tree and id(node) in seen:
             return _flaw_at(pointer, "holds the same list or dict twice")
         seen.add(id(node))
