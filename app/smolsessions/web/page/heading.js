@@ -38,7 +38,7 @@ export class Heading {
     if (byId("rename-form").hidden) this.text(titleOf(view), view.agent);
     show(byId("rename"), byId("rename-form").hidden);
     if (!origin || isBranch(view)) return;
-    const link = make("a", { href: `#/c/${origin.conversation_id}` }, "another");
+    const link = make("a", { href: `#/c/${origin.conversation_id}` }, "another conversation");
     byId("origin").replaceChildren("Fork of ", link, ` after turn ${origin.turn}`);
     show(byId("origin"), true);
   }
