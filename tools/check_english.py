@@ -2,7 +2,7 @@
 
 python tools/check_english.py [PATH …]   (default: everything here)
 
-The phrases are in PHRASES, each with its mend. Code, quotations, headings and questions are left alone.
+The phrases are in PHRASES, each with its remedy. Code, quotations, headings and questions are left alone.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Line = tuple[int, str, bool]  # its number, a sentence, and whether it is a docs
 
 
 def main() -> int:
-    """Print each refused sentence with its place and its mend. The exit status is 1 if one was found."""
+    """Print each refused sentence with its place and its remedy. The exit status is 1 if one was found."""
     paths = [Path(word) for word in sys.argv[1:]] or [ROOT / name for name in DEFAULT]
     inside = (file for path in paths for file in ([path] if path.is_file() else path.rglob("*")))
     files = sorted(file for file in inside if "node_modules" not in file.parts)
@@ -59,18 +59,18 @@ def main() -> int:
         if file.suffix not in {".py", ".md"} or "__pycache__" in file.parts:
             continue
         for number, text, is_docstring in (_of_docs if file.suffix == ".md" else _of_python)(file):
-            for mend in _mends(text, is_docstring=is_docstring):
-                sys.stdout.write(f"{file}:{number}: {mend}: {text}\n")
+            for remedy in _remedies(text, is_docstring=is_docstring):
+                sys.stdout.write(f"{file}:{number}: {remedy}: {text}\n")
                 found += 1
     return 1 if found else 0
 
 
-def _mends(text: str, *, is_docstring: bool) -> Iterator[str]:
+def _remedies(text: str, *, is_docstring: bool) -> Iterator[str]:
     plain = re.sub(r"`[^`]*`|\"[^\"]*\"|\([^()]*\)", "x", text)
-    for phrase, mend in PHRASES.items():
+    for phrase, remedy in PHRASES.items():
         is_meant = is_docstring or phrase not in IN_DOCSTRINGS
         if is_meant and not plain.endswith("?") and re.search(phrase, plain):
-            yield mend
+            yield remedy
     if len(plain.split()) > MOST_WORDS:
         yield f"more than {MOST_WORDS} words: split it"
 

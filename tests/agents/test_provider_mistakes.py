@@ -1,4 +1,4 @@
-"""Models that cannot work stop the start, with the mend and without a value that could be a key."""
+"""Models that cannot work stop the start, with the remedy and without a value that could be a key."""
 
 import sys
 from typing import Any

@@ -132,7 +132,7 @@ def test_open_shows_the_page_in_the_browser(options: tuple[str, ...], tmp_path: 
 
 
 PARTS = ["settings", "rights", "keys", "agents", "confinement", "store"]
-MENDS: dict[str, tuple[str, dict[str, str], str, str]] = table("commands mends")
+REMEDIES: dict[str, tuple[str, dict[str, str], str, str]] = table("commands remedies")
 
 
 def lines(output: str) -> dict[str, str]:
@@ -153,9 +153,9 @@ def guarded(outside: StoreServer) -> StoreServer:
     return outside
 
 
-@pytest.mark.parametrize("case", MENDS)
+@pytest.mark.parametrize("case", REMEDIES)
 def test_a_bad_situation_is_a_line_with_cause_and_mend(case: str, guarded: StoreServer, tmp_path: Path) -> None:
-    part, settings, cause, mend = MENDS[case]
+    part, settings, cause, remedy = REMEDIES[case]
     file = tmp_path / "mine.py"
     file.write_text("boom")
     keys = write_private(tmp_path / "keys", f"ada {'0' * 64}")
@@ -166,7 +166,7 @@ def test_a_bad_situation_is_a_line_with_cause_and_mend(case: str, guarded: Store
     status, output, errors = run(tmp_path, PLAIN | {"SEAL_KEYS": SEAL_KEY} | settings, "check")
     assert (status, errors) == (1, "")
     (line,) = re.findall(rf"^{part} +FAIL  (.*)", output, re.MULTILINE)
-    assert (cause in line, mend in line) == (True, True), line
+    assert (cause in line, remedy in line) == (True, True), line
     if part != "settings":
         assert lines(output).keys() >= {"settings", "rights", "keys", "agents", "store"}, "one defect hides no other"
 

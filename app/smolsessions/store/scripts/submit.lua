@@ -61,7 +61,7 @@ if not known_agent then
   generation = '0'
 end
 local is_claimed, claimed = false, nil
-if begins then is_claimed, claimed = pcall(claim, turn) end  -- if not: damaged, and claim.lua mends it
+if begins then is_claimed, claimed = pcall(claim, turn) end  -- if not: damaged, and claim.lua repairs it
 if not is_claimed then
   redis.call('HSET', conversation_key, 'turns', turn, 'updated', at)
   redis.call('HSET', run, 'input', input)
