@@ -69,4 +69,4 @@ def _store(shape: Shape) -> Iterator[Outside]:
         return
     with TemporaryDirectory(prefix="smolbench-") as folder, ValkeyCluster(Path(folder)) as cluster:
         pids = [node.process.pid for node in cluster.nodes if node.process]
-        yield Outside(cluster.settings, pids, cluster.nodes[0].port)
+        yield Outside(cluster.settings, pids)

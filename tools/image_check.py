@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ import httpx2
 
 from tests.support.llm import LLM
 from tests.support.manifests import Overlay, Pod, declared_store
+from tests.topology.node import free_port
 from tools.deploy_check import make_secrets, render
 
 ROOT = Path(__file__).parent.parent
@@ -194,7 +194,7 @@ def _container(
     *options: str, arguments: tuple[str, ...], image: str = IMAGE, key: str = "", **settings: str
 ) -> Iterator[tuple[str, httpx2.Client]]:
     """Run the image as restricted as Kubernetes does, until the block ends. Yield its name and a client of it."""
-    port = _free_port()
+    port = free_port()
     named = {"HOST": "127.0.0.1", **settings, "PORT": str(port)}
     given = [f"--env=SMOLSESSIONS_{name}={value}" for name, value in named.items()]
     started = ("podman", "run", "--detach", "--network=host", *LIMITS, *RESTRICTED, *options, *given, image, *arguments)
@@ -332,12 +332,6 @@ def _declared(pod: Pod, folder: Path) -> tuple[list[str], dict[str, str]]:
     volumes = [f"--volume={place}:{path}:{'rw' if path in writable else 'ro'}" for path, place in mounts.items()]
     settings = {name.removeprefix("SMOLSESSIONS_"): value for name, value in pod.environment.items()}
     return [f"--user={pod.user}", *volumes], settings
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _logs(container: str) -> str:
