@@ -41,23 +41,24 @@ class ScriptedModel(Model):  # type: ignore[misc, unused-ignore]
     def generate(self, messages: list[ChatMessage], *_args: Any, **_kwargs: Any) -> ChatMessage:
         if self._call_ms:
             time.sleep(self._call_ms / 1000)
-        last = messages[-1]
-        text = str(last.content[-1]["text"] if isinstance(last.content, list) else last.content)
-        if last.role == MessageRole.TOOL_RESPONSE:
+        text = last_text(messages)
+        if messages[-1].role == MessageRole.TOOL_RESPONSE:
             result = text.removeprefix("Observation:\n")
-            return _call("final_answer", {"answer": f"The result is {result}."})
-        return _call("calculator", {"expression": text.rpartition(_QUESTION)[2].rstrip("?")})
+            return call_of("final_answer", {"answer": f"The result is {result}."})
+        return call_of("calculator", {"expression": text.rpartition(_QUESTION)[2].rstrip("?")})
 
 
-def _call(name: str, arguments: dict[str, str]) -> ChatMessage:
+def last_text(messages: list[ChatMessage]) -> str:
+    content: Any = messages[-1].content
+    return str(content[-1]["text"] if isinstance(content, list) else content)
+
+
+def call_of(name: str, arguments: dict[str, Any], input_tokens: int = 1200) -> ChatMessage:
+    """Return the message of a model that calls a tool."""
     function = ChatMessageToolCallFunction(name=name, arguments=arguments)
     call = ChatMessageToolCall(id=f"call_{_ids.getrandbits(96):024x}", type="function", function=function)
-    return ChatMessage(
-        role=MessageRole.ASSISTANT,
-        content=None,
-        tool_calls=[call],
-        token_usage=TokenUsage(input_tokens=1200, output_tokens=20),
-    )
+    usage = TokenUsage(input_tokens=input_tokens, output_tokens=20)
+    return ChatMessage(role=MessageRole.ASSISTANT, content=None, tool_calls=[call], token_usage=usage)
 
 
 @tool

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from smolagents import (
-    ChatMessage,
-    LogLevel,
-    MessageRole,
-    Model,
-    TokenUsage,
-    ToolCallingAgent,
-    tool,
-)
-from smolagents.models import ChatMessageToolCall, ChatMessageToolCallFunction
+from smolagents import ChatMessage, LogLevel, Model, ToolCallingAgent, tool
 
-from benchmarks.agents import templates
+from benchmarks.agents import call_of, last_text, templates
 
 MOST_STEPS = 10_000
 PLAYERS = {
@@ -72,25 +62,15 @@ class Player(Model):  # type: ignore[misc, unused-ignore]
     """Reads the last message only, so it costs the same at any length and continues in any process."""
 
     def generate(self, messages: list[ChatMessage], *_args: Any, **_kwargs: Any) -> ChatMessage:
-        last = messages[-1]
-        text = str(last.content[-1]["text"] if isinstance(last.content, list) else last.content)
+        text = last_text(messages)
         order = _order(text)
         if order.model_ms:
             time.sleep(order.model_ms / 1000)
         made = done(text)
         if made and made.number == order.calls:
-            return _says(tool_calls=[_call("final_answer", {"answer": text.removeprefix("Observation:\n")})])
+            return call_of("final_answer", {"answer": text.removeprefix("Observation:\n")})
         number = made.number + 1 if made else 1
-        return _says(tool_calls=[_call("work", {"number": number, "order": str(order)})])
-
-
-def _says(**said: Any) -> ChatMessage:
-    return ChatMessage(role=MessageRole.ASSISTANT, token_usage=TokenUsage(input_tokens=1200, output_tokens=20), **said)
-
-
-def _call(name: str, arguments: dict[str, Any]) -> ChatMessageToolCall:
-    function = ChatMessageToolCallFunction(name=name, arguments=json.dumps(arguments))
-    return ChatMessageToolCall(id=f"call_{arguments.get('number', 0)}", type="function", function=function)
+        return call_of("work", {"number": number, "order": str(order)})
 
 
 @tool

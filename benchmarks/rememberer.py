@@ -7,9 +7,8 @@ import re
 from typing import Any
 
 from smolagents import ChatMessage, LogLevel, MessageRole, Model, MultiStepAgent, TokenUsage, ToolCallingAgent, tool
-from smolagents.models import ChatMessageToolCall, ChatMessageToolCallFunction
 
-from benchmarks.agents import templates
+from benchmarks.agents import call_of, last_text, templates
 
 REMEMBERER = {
     "AGENTS": "rememberer=benchmarks.rememberer:make_rememberer",
@@ -58,15 +57,11 @@ class ScriptedModel(Model):  # type: ignore[misc, unused-ignore]
     def generate(
         self, messages: list[ChatMessage], *_args: Any, tools_to_call_from: Any = None, **_kwargs: Any
     ) -> ChatMessage:
-        usage = TokenUsage(input_tokens=_SYSTEM_TOKENS + _MESSAGE_TOKENS * len(messages), output_tokens=20)
-        if not tools_to_call_from:
-            return ChatMessage(role=MessageRole.ASSISTANT, content=_SUMMARY, token_usage=usage)
-        content: Any = messages[-1].content
-        text = content if isinstance(content, str) else content[-1]["text"]
-        name, arguments = _next(text)
-        function = ChatMessageToolCallFunction(name=name, arguments=arguments)
-        call = ChatMessageToolCall(id=f"call_{random.getrandbits(96):024x}", type="function", function=function)
-        return ChatMessage(role=MessageRole.ASSISTANT, content=None, tool_calls=[call], token_usage=usage)
+        tokens = _SYSTEM_TOKENS + _MESSAGE_TOKENS * len(messages)
+        if tools_to_call_from:
+            return call_of(*_next(last_text(messages)), tokens)
+        usage = TokenUsage(input_tokens=tokens, output_tokens=20)
+        return ChatMessage(role=MessageRole.ASSISTANT, content=_SUMMARY, token_usage=usage)
 
 
 def _next(text: str) -> tuple[str, dict[str, Any]]:
