@@ -18,7 +18,7 @@ from tests.support.answering import APPROVE, answer, ask, mail, read
 from tests.support.approvals import TOOLS, make_plain
 from tests.support.coders import make_coder
 from tests.support.service import CODELESS, Gate, Service, shared_service, totals, wait_until
-from tests.support.streaming import Event, check_numbers, log_of, place, watching
+from tests.support.streaming import Event, check_numbers, effects, log_of, place, watching
 from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, ECHO, PROMPT, cancel, held_turn, png, submit_next, submit_turn, wait_for_end
 
@@ -93,6 +93,8 @@ def test_a_waiting_turn_takes_a_message_when_it_goes_on_and_again_in_each_replay
     assert not steered(asking, message, turn)
     turn = answer(asking, turn, APPROVE, status=202)
     assert steered(asking, message, turn)
+    listed = [(each["kind"], each["name"], each["step_id"], each["state"]) for each in effects(asking, turn)]
+    assert listed[4:6] == [("message", "2", None, "done"), ("model", None, "2", "done")]
     ended = answer(asking, turn, APPROVE)
     assert (ended["attempts"], kinds(asking, turn)) == (3, ["task", "action", "task", "action", "action"])
     assert asking.steps(turn)[2]["images"] == read(asking, message)["images"] != []

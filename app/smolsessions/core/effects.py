@@ -10,11 +10,11 @@ from typing import Literal
 from smolsessions.core.frozen import record
 from smolsessions.core.journal_keys import CallKey, split_key
 
-EffectKind = Literal["model", "tool", "code", "check", "request", "answer"]
+EffectKind = Literal["model", "tool", "code", "check", "request", "answer", "message"]
 EffectState = Literal["begun", "done"]
 
 MAX_PAGE_BYTES = 4 * 1024 * 1024  # of the results that a page looks into
-_ORDER: tuple[EffectKind, ...] = ("model", "request", "answer", "tool", "code", "check")  # within one call
+_ORDER: tuple[EffectKind, ...] = ("model", "request", "answer", "tool", "code", "check", "message")  # within one call
 _PARTS = re.compile(r"([a-z]*)(\d+)")
 _PART_RANKS = {"m": 0, "": 1, "c": 2}  # a step calls its model, then tools, then the checks of its answer
 
@@ -56,7 +56,7 @@ class EffectOutcome:
 class EffectKey:
     """Key of an effect: its kind, the id of its call, and the name of the tool. `begun_by` are attempts without an end.
 
-    `is_repeated`: the call was begun more than once.
+    `is_repeated`: the call was begun more than once. The name of a message is the number of its turn.
     """
 
     key: str
@@ -122,4 +122,7 @@ def _parsed(key: str) -> EffectKey | None:
             return EffectKey(key, "request", rest.partition(":")[0], None)
         case "answer":  # of a request's id: conversation, turn, call, number
             return EffectKey(key, "answer", [*rest.split(":"), "", ""][2], None)
+        case "joined":
+            step, _, turn = rest.partition(":")
+            return EffectKey(key, "message", f"{step}/turn{turn}", turn)
     return None

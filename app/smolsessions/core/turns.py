@@ -204,7 +204,7 @@ class Turns:
         entries = []
         for key in chosen:
             result = results.get(key.key)
-            is_call = key.kind not in {"request", "answer"}
+            is_call = key.kind not in {"request", "answer", "message"}
             outcome = self._agents.effect_outcome(result.start) if result and is_call else None
             entries.append(EffectEntry(key, outcome, result.size_bytes if result else None))
         more = str(place) if 0 <= place < len(keys) else None

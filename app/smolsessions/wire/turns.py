@@ -223,15 +223,20 @@ class Effect(BaseModel):
     """Effect in a turn's journal: a call whose result a replay returns. The result itself is not shown."""
 
     kind: words.EffectKind
-    call_id: str = Field(description=f"{CALL_ID} Of a request and its answer: the call that waits.")
+    call_id: str = Field(
+        description=f"{CALL_ID} Of a request and its answer: the call that waits. Of a message: its place."
+    )
     step_id: str | None = Field(description="Step of the call. Null: it belongs to no step, as that of a summary.")
-    name: str | None = Field(description="Name of the tool, or of the fallback model that answered. Null for others.")
+    name: str | None = Field(
+        description="Name of the tool, or of the fallback model that answered. Of a message: the number of its turn. "
+        "Null for others."
+    )
     state: words.EffectState
     attempt: int | None = Field(
-        description="Attempt that made the call, or began it last. Null for a request and its answer."
+        description="Attempt that made the call, or began it last. Null for a request, an answer and a message."
     )
     repeated: bool = Field(description="True if the call was begun again, because a process ended during the first.")
-    ok: bool | None = Field(description="True if the call returned. Null until then, and for a request and its answer.")
+    ok: bool | None = Field(description="True if the call returned. Null until then, and for what is no call.")
     error: Failure | None = Field(description="Error of the call, whose message names the exception. Null: none.")
     duration_ms: float | None = Field(description="Duration of a call of a tool or code in milliseconds.")
     size_bytes: int | None = Field(description="Size of the stored result. Null: none is stored yet.")

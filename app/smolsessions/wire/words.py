@@ -61,7 +61,7 @@ EffectKind = Annotated[
     _word(
         effects.EffectKind,
         "`code`: a block of code. `check`: of the final answer. `request`: a question or an approval that was asked. "
-        "`answer`: a person's answer to it.",
+        "`answer`: a person's answer to it. `message`: a message that joined the turn.",
     ),
 ]
 EffectState = Annotated[str, _word(effects.EffectState, "`begun`: no result is stored yet. `done`: one is.")]

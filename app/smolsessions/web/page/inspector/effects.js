@@ -15,6 +15,7 @@ const NAMES = {
   check: () => "Check of the answer",
   request: () => "A person was asked",
   answer: () => "A person answered",
+  message: ({ name }) => `Message of turn ${name} was added`,
 };
 
 export async function effectsPanel({ ask, signal }) {
@@ -92,7 +93,7 @@ function row(effect, turn) {
 
 function stateOf({ state, ok, attempt, repeated, kind }, turn) {
   const again = repeated ? ", made again" : "";
-  if (state === "done") return ok === false ? `failed${again}` : kind === "request" || kind === "answer" ? "stored" : `done${again}`;
+  if (state === "done") return ok === false ? `failed${again}` : ok === null ? "stored" : `done${again}`;
   if (turn.status === "waiting") return `waits with the turn${again}`;
   if (attempt === turn.attempts) return `runs now${again}`;
   return `was running when attempt ${attempt} ended`;
