@@ -15,7 +15,7 @@ from smolsessions.store.embedded.data_folder import address_in, locked, record_a
 from tests.support import approvals
 from tests.support.preloaded import PYTHONPATH
 from tests.support.refusals import sentence_of
-from tests.support.service import PATIENCE_S, Service, run, shared_service
+from tests.support.service import PATIENCE_S, Gate, Service, run, shared_service
 from tests.support.terminal import CTRL_C, CTRL_D, Terminal, command, terminal_of
 from tests.support.tiers import deep
 from tests.support.turns import DONE, ECHO, ENDLESS
@@ -53,6 +53,41 @@ def test_ctrl_c_stops_the_turn_and_the_chat_goes_on_and_is_resumed(service: Serv
     with chatting(tmp_path, "--conversation", conversation, "--url", url) as terminal:
         terminal.wait_for("stopped; its finished steps are kept")
         terminal.wait_for("still here")
+
+
+def test_a_line_that_is_typed_while_a_turn_runs_joins_it_or_follows_it(
+    service: Service, gate: Gate, tmp_path: Path
+) -> None:
+    held, last = Gate(tmp_path / "held"), Gate(tmp_path / "last")
+    with chatting(tmp_path, "streamed", "--url", service.url) as terminal:
+        terminal.reply("\n> ", json.dumps([gate.script, DONE]))
+        gate.reached()
+        terminal.type(b"/code\n")
+        terminal.wait_for("commands work once the turn is over")
+        pieces = [[0, '{"answer": "the ', "final_answer"], {"gate": str(last.path)}, [0, 'answer"}']]
+        joins = json.dumps([held.script, {"stream": pieces}])
+        terminal.type(joins.encode() + b"\n")
+        terminal.wait_for("sent; the agent reads it before its next model call")
+        gate.open()
+        terminal.wait_for(re.escape(f"the agent reads: {joins}"))
+        held.reached()
+        held.open()
+        last.reached()  # in the last model call of the turn
+        terminal.reply("", json.dumps([{"say": "afterwards"}]))
+        terminal.wait_for("sent; ")
+        last.open()
+        terminal.wait_for("answer")
+        terminal.wait_for("afterwards(.|\n)*\n> ")
+        terminal.type(CTRL_D)
+        conversation = terminal.wait_for(r"--conversation (\w+)")
+    turns = service.get(f"/conversations/{conversation}/turns")["items"]
+    assert [(turn["reply"], turn["error"] and turn["error"]["code"]) for turn in turns] == [
+        ("the answer", None),
+        (None, "steered"),
+        ("afterwards", None),
+    ]
+    with chatting(tmp_path, "--conversation", conversation, "--url", service.url) as terminal:
+        terminal.wait_for("Turn 1 took this message while it ran.")
 
 
 def test_a_chat_starts_a_service_which_survives_ctrl_c_and_ends_with_it(tmp_path: Path) -> None:
@@ -167,7 +202,7 @@ def emails(*receivers: str) -> dict[str, Any]:
 
 
 def test_a_chat_asks_for_approvals_and_answers(asking: Service, outbox: Path, tmp_path: Path) -> None:
-    url, script = asking.url, [emails("ada\u202e\x9b", "bob\u061c\U000e0041", "cy"), QUESTION, DONE]
+    url, script = asking.url, [emails("ada\u202e\x9b", "bob\u061c\U000e0041", "cy"), DONE]
     with terminal_of(tmp_path, *command("chat", "mailer", "--url", url), EDITOR="", VISUAL="") as terminal:
         terminal.reply("\n> ", json.dumps(script))
         shown = terminal.wait_for(r"mailer asks to call send_email:((.|\n)*)\[e\]dit\? ")
@@ -187,8 +222,13 @@ def test_a_chat_asks_for_approvals_and_answers(asking: Service, outbox: Path, tm
         assert terminal.process.wait(PATIENCE_S) == 0
     assert not outbox.exists()
     with terminal_of(tmp_path, *command("chat", "--conversation", conversation, "--url", url)) as terminal:
+        terminal.reply(r'"cy"(.|\n)*\[e\]dit\? ', CTRL_C)
+        terminal.wait_for("the turn waits for your answer", again=CTRL_C)
+        terminal.reply("\n> ", json.dumps([QUESTION, DONE]))
+        terminal.wait_for("sent; ")
         terminal.reply(r'"cy"(.|\n)*\[e\]dit\? ', "y")
         terminal.reply(r"write a, r or e(.|\n)*\[e\]dit\? ", "a")
+        terminal.wait_for("the agent reads: .*ask_user")
         question = terminal.wait_for(r"Which .*tea(.|\n)*number, or nothing to decline: ")
         assert "\x1b[31m" not in question
         terminal.type(b"3\n")

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
-import signal
-import subprocess
 import sys
-import threading
-from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,17 +16,16 @@ from rich.control import Control
 from rich.segment import ControlType
 
 from smolsessions.cli.flags import Named, add_agent, with_settings
+from smolsessions.cli.folder_service import address_of
+from smolsessions.cli.keyboard import typed_lines
 from smolsessions.cli.questions import ask
 from smolsessions.cli.remote import ApiKey, check_id, check_url, err, out, service, shorten
-from smolsessions.client import ApiError, Client
+from smolsessions.client import ApiError, Client, ClientError
 from smolsessions.core.errors import StartError
-from smolsessions.settings import Settings, read_settings
-from smolsessions.store.embedded.data_folder import address_in
+from smolsessions.settings import read_settings
 from smolsessions.wire import events as wire
 from smolsessions.wire.turns import File, Image, Turn
 
-END_S = 30
-MAX_ERROR_LINES = 100
 INVALID = 422
 IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
 """Suffixes of files that the model sees."""
@@ -38,7 +33,8 @@ STYLES = {"answer": "", "thought": "dim italic", "plan": "dim", "code": None, "a
 """Styles of the parts of a model's message. None: not shown, as the call that follows has it."""
 CODE = "python_interpreter"
 COMMAND = re.compile(r"/([a-z]+)(?: +(\d{1,9}))?\s*")
-COMMANDS = """/code shows the code of the last turn that ran some.
+COMMANDS = """A line that you type while a turn runs joins it. If it waits for you, press Ctrl-C, and type it then.
+/code shows the code of the last turn that ran some.
 /fork [TURN] goes on in a copy of this conversation that ends with that turn, or with the last one.
 /rollback [TURN] keeps the turns up to that one in the memory. Without a number it drops the last turn.
 A space before the line sends it as a message."""
@@ -76,7 +72,8 @@ def chat(
 ) -> None:
     """Chat with an agent. Ctrl-C stops the turn, or leaves it waiting for an answer. Ctrl-D ends the chat.
 
-    The line /help lists the commands for code, forks and rollbacks.
+    A line that you type while a turn runs joins it: the agent reads it before its next model call. The line /help lists
+    the commands for code, forks and rollbacks.
 
     Without --url it joins the service that uses this folder's data, or starts one. Settings and agents that are named
     here are those of a service that starts.
@@ -89,7 +86,7 @@ def chat(
     with suppress(ImportError):
         import readline  # noqa: F401, PLC0415 - it edits the line; not on every platform
     with (
-        _address(url, read_settings(context.obj), may_join=not own and not has_own_settings) as (address, is_remote),
+        address_of(url, read_settings(context.obj), may_join=not own and not has_own_settings) as (address, is_remote),
         service(address, api_key) as client,
     ):
         talk = _Chat(client, address, agent, conversation, file or [], is_remote=is_remote)
@@ -107,71 +104,6 @@ def chat(
                 elif message.strip():
                     talk.play(message)
         talk.leave()
-
-
-@contextmanager
-def _address(url: str | None, settings: Settings, *, may_join: bool) -> Iterator[tuple[str, bool]]:
-    """Yield the address of a service, and whether it goes on after the chat.
-
-    Without a `url` it is the service of this folder's data, if it `may_join` that one, or a new one.
-    """
-
-    def running_service(wait_s: float = 0) -> str | None:
-        address = address_in(settings.data_dir, wait_s) if may_join and not settings.redis_url else None
-        if address is None:
-            return None
-        out.print(f"joins the service on {address}", style="dim", markup=False)
-        return f"http://{address}"
-
-    if found := url or running_service():
-        yield found, True
-        return
-    for number in (signal.SIGTERM, signal.SIGHUP):  # the service must not outlive a closed terminal
-        signal.signal(number, _end)
-    command = [sys.executable, "-m", "smolsessions", "serve", "--port", "0", "--log-level", "error"]
-    command += ["--until-stdin-ends"]  # also if this process is killed
-    # A terminal sends Ctrl-C to its foreground group, and this service must survive it.
-    process = subprocess.Popen(  # noqa: S603 - this program
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    errors: deque[str] = deque(maxlen=MAX_ERROR_LINES)
-    is_up = threading.Event()
-
-    def read_errors(lines: Iterable[str]) -> None:
-        """Read what the service says, so that it never waits for it, and keep it until the start has succeeded."""
-        for line in lines:
-            (sys.stderr.write if is_up.is_set() else errors.append)(line)
-
-    reader = threading.Thread(target=read_errors, args=[process.stderr], daemon=True)
-    reader.start()
-    try:
-        assert process.stdout
-        if first := process.stdout.readline():
-            is_up.set()
-            yield f"http://{first.split()[-1]}", False
-            return
-        if found := running_service(END_S):  # another chat has just started it
-            yield found, True
-            return
-        reader.join(1)
-        sys.stderr.writelines(errors.copy())
-        raise StartError("no service could be started for the chat; see above, or name one with --url")
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _end(number: int, _frame: object) -> None:
-    raise SystemExit(128 + number)
 
 
 class _Chat:
@@ -197,6 +129,10 @@ class _Chat:
         self._channel: str | None = None
         self._answer = self._result = ""
         """Text of the answer in this step, and result of its code."""
+        self._waiting: wire.TurnEvent | None = None
+        """Last event of the turn that was left waiting for an answer."""
+        self._added: set[int] = set()
+        """Turns of the messages that are to join the running turn. Those that it does not take are played after it."""
         self._linked: set[str] = set()
         """Images and files of this turn whose links were printed. The last step lists those of the answer, too."""
 
@@ -207,18 +143,13 @@ class _Chat:
                 out.print(f"\n{turn.turn}> {turn.message}", style="bold", markup=False)
                 self._linked.clear()
                 self._show_end(turn)
-                if turn.status != "waiting":
-                    continue
-                with self._refusals():
-                    events = list(self._client.get_turn_events(name, turn.turn, until="waiting"))
-                    last = events[-1] if events else None
-                    waits = [event for event in events if isinstance(event, wire.TurnWaiting)]
-                    if last and waits and not isinstance(last, wire.TurnEnded):  # some requests are answered by now
-                        last = waits[-1].model_copy(update={"requests": turn.requests, "seq": last.seq})
-                    self._follow(iter(()), last)
+                if turn.status == "waiting":
+                    with self._refusals():
+                        *_, last = self._client.get_turn_events(name, turn.turn, until="waiting")
+                        self._follow(iter(()), last)
             return
         names = ", ".join(f"{one.name} (default)" if one.default else one.name for one in self._client.list_agents())
-        keys = "Ctrl-C stops a turn, Ctrl-D ends the chat, /help lists commands."
+        keys = "A line typed while a turn runs joins it, Ctrl-C stops it, Ctrl-D ends the chat, /help lists commands."
         out.print(f"agents: {names}. {keys}", style="dim", markup=False)
 
     def leave(self) -> None:
@@ -228,7 +159,12 @@ class _Chat:
     def play(self, message: str) -> None:
         self._linked.clear()
         with self._refusals():
-            self._follow(self._client.stream(message, until="waiting", **self._place), None)
+            if self._waiting and sys.stdin.isatty():
+                self._add(message)
+                self._follow(iter(()), self._waiting)
+            else:
+                self._added.clear()
+                self._follow(self._client.stream(message, until="waiting", **self._place), None)
 
     def obey(self, command: str, turn: int | None) -> None:
         """Run a command of the chat. `turn` is the number in its line."""
@@ -250,6 +186,7 @@ class _Chat:
             elif command == "fork":
                 fork = self._client.fork_conversation(conversation, turn=turn)
                 self._place["conversation_id"] = fork.id
+                self._waiting = None
                 out.print(f"goes on in {fork.id}, a copy up to turn {fork.turn_count}", style="dim")
             else:
                 if turn is None:
@@ -271,18 +208,22 @@ class _Chat:
             err.print(f"smolsessions: {error}", style="red", markup=False)
 
     def _follow(self, events: Iterator[wire.TurnEvent], last: wire.TurnEvent | None) -> None:
-        """Show events up to the turn's end, and ask a person for what it waits for. `last` is the event before."""
-        is_stopping = False
+        """Show events up to the turn's end, and ask a person for what it waits for. `last` is the event before.
+
+        Messages that were to join the turn, and that it has not taken, are played after it.
+        """
+        is_stopping, self._waiting = False, None
         while True:
             try:
                 if last and is_stopping:
                     is_stopping = False
                     self._client.cancel_turn(last.conversation_id, last.turn)
                     events = self._client.get_turn_events(last.conversation_id, last.turn, after=last.seq)
-                for event in events:
-                    self._place = {"conversation_id": event.conversation_id}
-                    last = event
-                    self._show(event)
+                with closing(self._joined(events)) as shown:
+                    for event in shown:
+                        self._place = {"conversation_id": event.conversation_id}
+                        last = event
+                        self._show(event)
             except KeyboardInterrupt:
                 self._end_line()
                 if last is None:
@@ -291,11 +232,36 @@ class _Chat:
                 is_stopping = True
                 out.print("stopping …", style="dim")
             else:
-                if not isinstance(last, wire.TurnWaiting) or not self._answer_all(last):
+                if last is None or (isinstance(last, wire.TurnEnded) and not self._added):
                     return
-                events = self._client.get_turn_events(last.conversation_id, last.turn, after=last.seq, until="waiting")
+                place, after = (last.conversation_id, last.turn), last.seq
+                if isinstance(last, wire.TurnEnded):
+                    place, after = (last.conversation_id, min(self._added)), 0
+                elif not self._answer_all(self._client.get_turn(*place)):
+                    self._waiting = last
+                    return
+                events = self._client.get_turn_events(*place, after=after, until="waiting")
 
-    def _answer_all(self, waiting: wire.TurnWaiting) -> bool:
+    def _joined(self, events: Iterator[wire.TurnEvent]) -> Generator[wire.TurnEvent]:
+        """Yield events. Lines that are typed after the first one join the turn."""
+        for first in events:
+            yield first
+            with typed_lines(self._add):
+                yield from events
+
+    def _add(self, message: str) -> None:
+        """Send a message that joins the open turn. Called in the thread that reads the keyboard, too."""
+        if COMMAND.fullmatch(message):
+            err.print("commands work once the turn is over", style="red")
+        elif message.strip():
+            try:
+                self._added.add(self._client.submit(message, on_busy="steer", **self._place).turn)
+            except ClientError as error:
+                err.print(f"smolsessions: {error}", style="red", markup=False)
+            else:
+                out.print("sent; the agent reads it before its next model call", style="dim")
+
+    def _answer_all(self, waiting: Turn) -> bool:
         """Ask a person for each answer and send it. Returns False if the turn is left waiting."""
         place = (waiting.conversation_id, waiting.turn)
         requests = [*waiting.requests]
@@ -357,7 +323,12 @@ class _Chat:
                     out.print(f"  ✓ {shorten(self._result, 100)}", style="dim", markup=False)
                 self._result = ""
                 self._show_media(event.images, event.files)
+            case wire.MessageSteered():
+                self._added.discard(event.from_turn)
+                self._end_line()
+                out.print(f"the agent reads: {event.message}", style="bold", markup=False)
             case wire.TurnEnded():
+                self._added.discard(event.turn)
                 self._end_line()
                 self._show_end(event.result, shown=self._answer)
 
@@ -381,7 +352,9 @@ class _Chat:
         self._channel = None
 
     def _show_end(self, turn: Turn, shown: str | None = None) -> None:
-        if turn.error:
+        if turn.error and turn.error.code == "steered":
+            out.print(turn.error.message, style="dim", markup=False)
+        elif turn.error:
             out.print(f"{turn.status}: {turn.error.code}: {turn.error.message}", style="red", markup=False)
         elif turn.status == "cancelled":
             out.print("stopped; its finished steps are kept", style="yellow")
