@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import PIL.Image
-from playwright.sync_api import FilePayload, Locator, Page, expect
+from playwright.sync_api import FilePayload, Locator, Page, Route, expect
 
 from tests.support.service import write_private
 
@@ -55,6 +55,13 @@ def act(row: Locator, name: str) -> None:
     row.hover()
     row.get_by_role("button").click()
     row.page.get_by_role("menuitem", name=name, exact=True).click()
+
+
+def expired(finished: dict[str, Any], route: Route) -> None:
+    """Answer a request for events as for a turn whose log has expired."""
+    final = {"type": "turn.finished", "seq": 9, "attempt": 1, "result": finished}
+    body = f"event: turn.finished\nid: 9\ndata: {json.dumps(final)}\n\n"
+    route.fulfill(status=200, content_type="text/event-stream", body=body)
 
 
 def turn(page: Page) -> Locator:

@@ -2,13 +2,27 @@
 
 import json
 import re
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Locator, Page, Route, expect
 
-from browser_tests.reader import A_LINE_PX, Open, act, answer, at_end, conversation_of, ended, say, top, turn, wait
+from browser_tests.reader import (
+    A_LINE_PX,
+    Open,
+    act,
+    answer,
+    at_end,
+    conversation_of,
+    ended,
+    expired,
+    say,
+    top,
+    turn,
+    wait,
+)
 from tests.support.service import Service, wait_until
 
 LAID_OUT = """() => [...document.querySelectorAll(".turn .answer")].filter(
@@ -179,12 +193,7 @@ def test_a_past_turn_without_its_events_shows_the_steps_on_record(opened: Open, 
     said = service.play(*script, agent="leader")
     page = opened(service, f"/#/c/{said['conversation_id']}")
 
-    def expired(route: Route) -> None:
-        final = {"type": "turn.finished", "seq": 9, "attempt": 1, "result": said}
-        body = f"event: turn.finished\nid: 9\ndata: {json.dumps(final)}\n\n"
-        route.fulfill(status=200, content_type="text/event-stream", body=body)
-
-    page.route("**/events", expired)
+    page.route("**/events", partial(expired, said))
     expect(page.locator(".work > summary")).to_contain_text("1 error")
     expect(page.locator(".step")).to_have_count(0)  # they are loaded when they are asked for
     page.locator(".work > summary").click()

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from browser_tests.reader import (
     answer,
     conversation_of,
     ended,
+    expired,
     forgive,
     message,
     paste,
@@ -259,6 +261,33 @@ def test_messages_queue_while_a_turn_runs_and_one_is_taken_out(page: Page, gate:
     expect(answer(page).last).to_have_text("Three.")
     expect(turn(page).nth(1)).to_have_attribute("data-status", "cancelled")
     expect(answer(page).first).to_have_text("One ends.")
+
+
+def test_a_message_joins_the_turn_between_two_steps(page: Page, service: Service, gate: Path, tmp_path: Path) -> None:
+    later = tmp_path / "later"
+    say(page, [{"think": ["One ", wait(gate)], "call": [["echo", {"text": "first"}]]}])
+    expect(page.locator(".step")).to_contain_text("One")
+    page.locator("#busy").select_option("steer")
+    page.locator("#file").set_input_files(png("one.png", 40))
+    say(page, [{"think": ["Two ", wait(later)], "call": [["echo", {"text": "second"}]]}, {"say": ["Both."]}])
+    expect(turn(page).nth(1)).to_have_attribute("data-status", "queued")
+    gate.touch()
+    ended(page, "cancelled", at=1)  # while the first turn still runs
+    note = turn(page).nth(1).locator(".outcome")
+    expect(note).to_have_text("The agent read this message while it worked on the turn above.")
+    expect(turn(page).first).to_have_attribute("data-status", "running")
+    parts = turn(page).first.locator(".steps > li")
+    expect(parts.nth(1)).to_contain_text("You added:")
+    expect(parts.nth(1).locator("img")).to_have_js_property("naturalWidth", 40)
+    later.touch()
+    expect(answer(page).first).to_have_text("Both.")
+    expect(turn(page)).to_have_count(2)
+    page.route("**/turns/1/events", partial(expired, service.get(f"{conversation_of(page)}/turns/1")))
+    page.reload()
+    page.locator(".work > summary:visible").click()
+    expect(parts).to_have_text(
+        [re.compile(text) for text in ("From the record", "first", "You added:", "second", "Answer")]
+    )
 
 
 def test_a_message_stops_the_turn_and_keeps_or_drops_its_steps(page: Page, service: Service, gate: Path) -> None:

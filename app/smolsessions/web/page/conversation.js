@@ -287,7 +287,7 @@ export class Conversation {
 
   #card(number, message, files) {
     const { signal } = this.#stop;
-    const { pictures } = this.#parts;
+    const { api, changed, composer, pictures } = this.#parts;
     const replay = async () => {
       const events = [];
       for await (const event of this.#events(number, signal)) events.push(event);
@@ -296,7 +296,6 @@ export class Conversation {
     this.#record ??= new Record((query) => this.#ask(`/conversations/${this.id}/steps?${query}`, signal));
     const record = (turn) => this.#record.eventsOf(turn);
     const { id } = this;
-    const { api, changed, composer } = this.#parts;
     const ways = {
       retry: (turn) => this.#attempted(() => this.retry(turn)),
       again: (turn) => this.#attempted(() => this.#resend(turn)),
@@ -307,6 +306,7 @@ export class Conversation {
       forget: (turn) => this.#attempted(async () => this.rollBack(await this.#before(turn))),
       view: () => this.#ask(`/conversations/${id}/turns/${number}`, signal),
       cancel: (queued) => this.#cancel(queued),
+      taken: (joined) => this.#attempted(async () => this.#cards.get(joined)?.refresh()),
       promptTokens: async () => {
         const { messages } = await api.json(`/conversations/${id}/prompt`, { signal, quiet: true });
         return messages.reduce((sum, { tokens }) => sum + tokens, 0);
@@ -340,7 +340,7 @@ export class Conversation {
       await before;
       signal.throwIfAborted();
       for await (const event of this.#events(card.number, signal, response)) card.apply(event);
-      if (card.running) card.finish(await this.#ask(`/conversations/${id}/turns/${card.number}`, signal));
+      await card.refresh();
       announce(card);
     } catch (problem) {
       if (signal.aborted) return;

@@ -7,7 +7,7 @@ import { count } from "./figures.js";
 export function outcomeOf(turn, isBroken) {
   const lines = [];
   const note = (...content) => lines.push(make("p", { className: "note" }, ...content));
-  if (turn.error?.code === "steered") return [make("p", { className: "note" }, turn.error.message)];
+  if (turn.error?.code === "steered") return [make("p", { className: "note" }, "The agent read this message while it worked on the turn above.")];
   if (turn.status === "cancelled") note(make("strong", {}, "Stopped. "), turn.error?.message ?? "");
   if (turn.status === "failed") {
     lines.push(make("p", { className: "wrong" }, make("strong", {}, "This turn failed. "), turn.error.message));

@@ -16,7 +16,9 @@ export class Record {
     this.#steps ??= this.#load();
     try {
       const steps = (await this.#steps).get(turn.turn) ?? [];
-      return eventsFrom(steps.filter(({ type }) => type === "action" || type === "planning"), turn);
+      const own = steps.findIndex(({ type }) => type === "task");
+      const isShown = ({ type }, at) => type === "action" || type === "planning" || (type === "task" && at !== own);
+      return eventsFrom(steps.filter(isShown), turn);
     } catch (problem) {
       this.#steps = null;
       throw problem;
@@ -43,10 +45,13 @@ function eventsFrom(steps, { tool_calls: calls, agent }) {
       inner.set(parent, (inner.get(parent) ?? new Set()).add(at));
     }
   }
-  return steps.flatMap((step, index) => {
-    const id = String(index + 1);
-    const place = { step_id: id, step: index + 1, agent: agent.name, parent_call_id: null };
-    const finished = { ...place, ...step, type: "step.finished", step: index + 1, kind: step.type };
+  let number = 0;
+  return steps.flatMap((step) => {
+    if (step.type === "task") return [{ ...step, type: "message.steered", message: step.task }];
+    number += 1;
+    const id = String(number);
+    const place = { step_id: id, step: number, agent: agent.name, parent_call_id: null };
+    const finished = { ...place, ...step, type: "step.finished", step: number, kind: step.type };
     return [
       { type: "step.started", ...place, kind: step.type },
       ...texts(step, place),

@@ -51,7 +51,7 @@ export class TurnCard {
 
   /**
    * `replay()` returns all events of a turn that is over, and `record(turn)` its steps on record as events. Both throw a
-   * `Problem`. `ways` are `retry(turn)`, `again(turn)`, `forget(turn)`, `cancel(number)`, `inspect(number)`, `view()`,
+   * `Problem`. `ways` are `retry(turn)`, `again(turn)`, `forget(turn)`, `cancel(number)`, `taken(number)`, `inspect(number)`, `view()`,
    * `promptTokens()`, and those of its message and its requests.
    */
   constructor({ number, message, files = [], pictures, replay, record, ways }) {
@@ -135,6 +135,11 @@ export class TurnCard {
     }
     const act = this.#acts[event.type];
     if (act) act(event); // a later version may send other events
+  }
+
+  /** Show its end, which its events have not shown. */
+  async refresh() {
+    if (this.running) this.finish(await this.#ways.view());
   }
 
   /** Show a turn that is over. */
@@ -238,7 +243,11 @@ export class TurnCard {
       for (const { call_id: id, kind } of event.requests) this.#calls.get(id)?.wait(kind);
       this.#say("Waiting for a person");
     },
-    "message.steered": (event) => this.#steps.append(make("li", { className: "note" }, make("strong", {}, "You added: "), event.message)),
+    "message.steered": ({ message, images, from_turn: from }) => {
+      const pictures = make("div", { className: "pictures" }, ...this.#all(images, [], "the added message"));
+      this.#steps.append(make("li", { className: "added" }, make("strong", {}, "You added: "), message, pictures));
+      this.#ways.taken(from);
+    },
     "input.answered": (event) => event.answers.forEach((answer) => this.#answeredBy(answer)),
     "step.finished": (event) => {
       const step = this.#step(event);
