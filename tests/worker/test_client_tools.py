@@ -164,6 +164,7 @@ def _schema(**members: Any) -> Event:
         ([{**WHERE, "name": "class"}], "invalid_request", "/client_tools/0/name"),
         ([_schema(a={"$ref": "https://o.test/a"})], "invalid_request", "/client_tools/0/parameters/properties/a/$ref"),
         ([{**WHERE, "parameters": {"properties": 1}}], "invalid_request", "/client_tools/0/parameters/properties"),
+        ([{**WHERE, "parameters": {"type": "array"}}], "invalid_request", "/client_tools/0/parameters/type"),
         ([{**WHERE, "output_schema": {"type": "room"}}], "invalid_request", "/client_tools/0/output_schema/type/0"),
         ([_schema(a={"description": "x" * 70_000})], "invalid_request", "/client_tools"),
         ([{**WHERE, "name": f"t{n}"} for n in range(65)], "invalid_request", "/client_tools"),
@@ -275,3 +276,10 @@ def test_a_wrong_schema_is_refused(service: Service, schema: Event, pointer: str
     refused = service.client.post("/turn", json={"agent": "plain", "message": "[]", "output_schema": schema})
     assert (refused.status_code, error_code(refused)) == (422, "invalid_request")
     assert refused.json()["errors"][0]["pointer"] == f"/output_schema{pointer}"
+
+
+def test_a_name_that_code_has_of_its_own_is_taken(service: Service) -> None:
+    named = {"message": json.dumps([DONE]), "client_tools": [{**WHERE, "name": "len"}]}
+    refused = service.client.post("/turn", json={"agent": "wild", **named})
+    assert (refused.status_code, error_code(refused)) == (422, "tool_name_taken")
+    assert service.client.post("/turn", json={"agent": "mailer", **named}).status_code == 200

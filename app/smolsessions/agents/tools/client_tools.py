@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic_core import to_json
 from smolagents import Tool
+from smolagents.local_python_executor import BASE_PYTHON_TOOLS
 
 from smolsessions.agents.run.agent_run import INTERNAL_TOOLS
 from smolsessions.agents.tools.json_schemas import check_schema
@@ -41,10 +42,14 @@ def adapted_tools(tools: Sequence[ClientTool], taken: Collection[str]) -> list[T
         raise InvalidRequestError.at(POINTER, "are larger than 64 KiB together")
     found: list[Tool] = []
     used = {*taken, *INTERNAL_TOOLS}
+    if "python_interpreter" in taken:
+        used |= BASE_PYTHON_TOOLS.keys()  # in code these names never lead to a tool
     for place, tool in enumerate(tools):
         if tool.name in used:
             raise ToolNameTakenError.at(f"{POINTER}/{place}/name", f"{tool.name} is the name of another tool")
         used.add(tool.name)
+        if tool.parameters.get("type", "object") not in ("object", ["object"]):
+            raise InvalidRequestError.at(f"{POINTER}/{place}/parameters/type", "is not object: arguments have names")
         for member, schemas in (("parameters", (tool.parameters, {})), ("output_schema", ({}, tool.output_schema))):
             at = f"{POINTER}/{place}/{member}"
             check_schema(schemas[0] or schemas[1] or {}, at)
