@@ -15,7 +15,8 @@ from starlette.types import Scope
 
 from smolsessions.core.records import AgentName, Conversation, Owner, Ref
 from smolsessions.core.turns import TurnSubscription
-from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of, new_id
+from smolsessions.web.dialects.gateway import Gateway
+from smolsessions.web.dialects.places import CONVERSATION_ID, Place, digest_of, new_id
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.wire.requests import TurnRequest
 

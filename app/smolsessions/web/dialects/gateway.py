@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import re
-import secrets
 import time
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, closing, suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from pydantic_core import to_json
 from starlette.responses import Response
@@ -29,6 +26,7 @@ from smolsessions.core.records import AgentName, Conversation, IdempotentRequest
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import Turns, TurnSubscription
 from smolsessions.web.dialects.bodies import checked, imported_history
+from smolsessions.web.dialects.places import Place
 from smolsessions.web.http_connection import BREAK_OFF
 from smolsessions.web.routes.common import Delivery
 from smolsessions.web.routes.turns import NewTurns
@@ -42,8 +40,6 @@ AT_ONCE_S = 10.0  # in which libraries that do not mark a repeat send it
 RETRIES = b"x-stainless-retry-count"  # header of OpenAI's libraries: the repeats before this request
 STOP_S = 10.0  # that a turn may take to stop
 YES = frozenset({"approve", "approved", "ok", "okay", "y", "yes"})
-CONVERSATION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-IN_TURN = ":.{1,400}"  # pattern for the rest of an id of something in a turn
 _UNTIL_WAITING = Delivery(until="waiting")
 
 
@@ -65,13 +61,6 @@ class Fold(Protocol):
 
         `waits`: it is `turn.waiting` or `input.answered`, and nothing follows until an answer comes, if one is needed.
         """
-
-
-class Place(NamedTuple):
-    """Conversation, and number of a turn in it."""
-
-    conversation_id: str
-    turn: int
 
 
 class StreamCutError(Exception):
@@ -324,21 +313,6 @@ def _reserved_place(name: Ref) -> Place:
     return Place(conversation_id, int(turn))
 
 
-def place_of(turn: Turn) -> Place:
-    return Place(turn.ref.id, turn.number)
-
-
-def place_in(text: str, rest: str = "") -> Place | None:
-    """Return the place that an id names, as `conversation:turn` and what the pattern `rest` allows."""
-    found = re.fullmatch(rf"({CONVERSATION_ID.pattern}):([1-9][0-9]{{0,8}}){rest}", text, re.DOTALL)
-    return found and Place(found[1], int(found[2]))
-
-
-def new_id() -> str:
-    """Return an id for a new conversation."""
-    return secrets.token_hex(12)
-
-
 def sse_data(data: Any) -> bytes:
     """Return JSON data as a frame of server-sent events."""
     return b"data: " + to_json(data) + b"\n\n"
@@ -354,11 +328,6 @@ def split_data_url(url: str) -> tuple[str, str]:
     return media_type, data
 
 
-def digest_of(*parts: Any) -> str:
-    """Return a short hash of JSON data, for keys."""
-    return hashlib.sha256(to_json(parts)).hexdigest()[:40]
-
-
 def is_repeat(turn: Turn, headers: Mapping[str, str]) -> bool:
     """Return whether a client sends the request of this turn again, and not a person who asks the same once more.
 
@@ -372,13 +341,6 @@ def is_repeat(turn: Turn, headers: Mapping[str, str]) -> bool:
         return True
     finished_at = turn.timing.finished_at or 0.0
     return turn.outcome.status == "failed" and time.time() - finished_at < JUST_FAILED_S
-
-
-def turn_of_request(request_id: str) -> Place:
-    """Return the turn that a request of a waiting turn belongs to. Raises `NotFoundError`."""
-    if place := place_in(request_id, IN_TURN):
-        return place
-    raise NotFoundError(f"No open request has the id {request_id[:80]!r}.")
 
 
 class DialectStream(TurnStream):

@@ -13,7 +13,8 @@ from smolsessions.core.records import AgentName, ConversationQuery, Conversation
 from smolsessions.web.cursors import cursor_at, position_of
 from smolsessions.web.dialects.a2a.messages import Params
 from smolsessions.web.dialects.a2a.tasks import STATES, Json, changed_at, stored_task
-from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway
+from smolsessions.web.dialects.gateway import Gateway
+from smolsessions.web.dialects.places import CONVERSATION_ID
 
 MOST_LISTED = 1000  # tasks of the contexts that changed last
 AT_ONCE = 50

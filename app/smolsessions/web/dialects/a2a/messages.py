@@ -14,7 +14,8 @@ from smolsessions.core.errors import BusyError, ConflictError, InvalidRequestErr
 from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.bodies import turn_request
-from smolsessions.web.dialects.gateway import CONVERSATION_ID, Gateway, Place, digest_of, new_id, place_in, place_of
+from smolsessions.web.dialects.gateway import Gateway
+from smolsessions.web.dialects.places import CONVERSATION_ID, Place, digest_of, new_id, place_in, place_of
 from smolsessions.wire.requests import TurnRequest
 
 _OF_TURN = ("output_schema", "max_steps", "deadline_s")  # members of POST /turn that a message's metadata may have

@@ -15,7 +15,8 @@ from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.ai_sdk.fold import MessageFold
 from smolsessions.web.dialects.bodies import checked, read_body, turn_request
 from smolsessions.web.dialects.chats import add_stop_route, newest, open_chat
-from smolsessions.web.dialects.gateway import Gateway, Place, digest_of, place_in
+from smolsessions.web.dialects.gateway import Gateway
+from smolsessions.web.dialects.places import Place, digest_of, place_in
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.wire.requests import AnswerIn
 

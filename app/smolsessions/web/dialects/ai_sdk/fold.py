@@ -19,7 +19,8 @@ from smolsessions.core.events import (
 )
 from smolsessions.core.records import Turn
 from smolsessions.core.requests import InputRequest
-from smolsessions.web.dialects.gateway import Place, StreamCutError, place_of, sse_data
+from smolsessions.web.dialects.gateway import StreamCutError, sse_data
+from smolsessions.web.dialects.places import Place, place_of
 from smolsessions.web.dialects.words import CODE, FINAL, failure_of
 
 MOST_SHOWN = 2000  # characters of what an inner agent says in a step

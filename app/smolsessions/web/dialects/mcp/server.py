@@ -23,16 +23,9 @@ from smolsessions.core.events import Logged, ToolCalled, TurnEnded, TurnWaiting
 from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import TurnSubscription
-from smolsessions.web.dialects.gateway import (
-    Gateway,
-    Place,
-    digest_of,
-    new_id,
-    place_of,
-    split_data_url,
-    turn_of_request,
-)
+from smolsessions.web.dialects.gateway import Gateway, split_data_url
 from smolsessions.web.dialects.mcp import tasks
+from smolsessions.web.dialects.places import Place, digest_of, new_id, place_of, turn_of_request
 from smolsessions.web.dialects.words import question_words
 from smolsessions.wire.requests import AnswerIn, TurnRequest
 

@@ -12,7 +12,8 @@ from mcp.shared.exceptions import MCPError
 from smolsessions.core.errors import NotFoundError
 from smolsessions.core.records import Owner, Turn
 from smolsessions.core.times import time_text
-from smolsessions.web.dialects.gateway import Gateway, turn_of_request
+from smolsessions.web.dialects.gateway import Gateway
+from smolsessions.web.dialects.places import turn_of_request
 
 EXTENSION = "io.modelcontextprotocol/tasks"
 VERSION = "2026-07-28"  # the first with this extension; tasks of 2025-11-25 are other ones

@@ -17,18 +17,11 @@ from smolsessions.core.errors import (
 from smolsessions.core.records import AgentName, Owner, Ref
 from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.bodies import checked, read_body
-from smolsessions.web.dialects.gateway import (
-    CONVERSATION_ID,
-    Gateway,
-    Place,
-    digest_of,
-    new_id,
-    place_of,
-    turn_of_request,
-)
+from smolsessions.web.dialects.gateway import Gateway
 from smolsessions.web.dialects.late_answer import LateAnswer
 from smolsessions.web.dialects.openai.chat_fold import ChatFold, completion
 from smolsessions.web.dialects.openai.content import Message, schema_of, turn_request_of
+from smolsessions.web.dialects.places import CONVERSATION_ID, Place, digest_of, new_id, place_of, turn_of_request
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.wire.requests import AnswerIn
 

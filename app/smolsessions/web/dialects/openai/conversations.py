@@ -16,10 +16,11 @@ from smolsessions.core.events import InputAnswered, Logged, ToolReturned, TurnEn
 from smolsessions.core.records import AgentName, Conversation, ConversationFields, Ref, Turn
 from smolsessions.core.requests import Answer, InputRequest
 from smolsessions.web.dialects.bodies import imported_history, read_body
-from smolsessions.web.dialects.gateway import Gateway, data_url, new_id, place_of, turn_of_request
+from smolsessions.web.dialects.gateway import Gateway, data_url
 from smolsessions.web.dialects.openai.content import InputItem, messages_of
 from smolsessions.web.dialects.openai.items import Item, Segment, parsed_segment
 from smolsessions.web.dialects.openai.responses_fold import NO_FRAMES, ResponseFold
+from smolsessions.web.dialects.places import new_id, place_of, turn_of_request
 from smolsessions.web.routes.common import CallerOwner, answer
 
 Metadata = Annotated[dict[str, str], Field(max_length=16)]

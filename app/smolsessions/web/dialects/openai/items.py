@@ -14,8 +14,9 @@ from smolsessions.core.errors import NotFoundError
 from smolsessions.core.media import StepFile
 from smolsessions.core.records import Turn, Usage
 from smolsessions.core.requests import InputRequest
-from smolsessions.web.dialects.gateway import CONVERSATION_ID, Place, split_data_url
+from smolsessions.web.dialects.gateway import split_data_url
 from smolsessions.web.dialects.openai.content import SERVER
+from smolsessions.web.dialects.places import CONVERSATION_ID, Place
 
 _ID = re.compile(rf"[a-z]+_({CONVERSATION_ID.pattern})\.([1-9][0-9]{{0,8}})\.([0-9]{{1,12}})(?:\.[0-9]+)?")
 

@@ -14,17 +14,7 @@ from smolsessions.core.errors import ConflictError, InvalidRequestError, NotFoun
 from smolsessions.core.records import AgentName, Conversation, Owner, Ref, Turn
 from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.bodies import checked, object_at, read_body
-from smolsessions.web.dialects.gateway import (
-    IN_TURN,
-    STOP_S,
-    Gateway,
-    Place,
-    digest_of,
-    new_id,
-    place_in,
-    place_of,
-    turn_of_request,
-)
+from smolsessions.web.dialects.gateway import STOP_S, Gateway
 from smolsessions.web.dialects.late_answer import LateAnswer
 from smolsessions.web.dialects.openai.content import (
     InputItem,
@@ -38,6 +28,7 @@ from smolsessions.web.dialects.openai.content import (
 from smolsessions.web.dialects.openai.conversations import Metadata, asks_of, input_items, page_of, read_turn, texts_of
 from smolsessions.web.dialects.openai.items import Item, Segment, parsed_segment, segment_of
 from smolsessions.web.dialects.openai.responses_fold import NO_FRAMES, ResponseFold
+from smolsessions.web.dialects.places import IN_TURN, Place, digest_of, new_id, place_in, place_of, turn_of_request
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.wire.requests import AnswerIn
 
