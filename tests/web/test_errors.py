@@ -159,6 +159,7 @@ def test_a_body_is_json_in_utf8(service: Service, kept: str) -> None:
     for path in ("/turn", "/conversations"):
         assert "digits" in found["a number of 5000 digits", path]
     assert "levels" in found["9,000 lists", "/turn"]
+    assert found["two values", "/turn"] == "The body is not JSON: Extra data at character 18."
 
 
 def test_the_last_of_repeated_members_counts(service: Service) -> None:

@@ -180,8 +180,9 @@ def install(app: FastAPI, of_framework: Mapping[HTTPStatus, Callable[[], errors.
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         for problem in error.errors():
             if problem["type"] == "json_invalid":
-                cause = problem.get("ctx", {}).get("error", "syntax error")
-                return response_to(errors.MalformedError(f"The body is not JSON: {cause}."), request.scope)
+                cause = problem.get("ctx", {}).get("error", "syntax error").removesuffix(" at")
+                sentence = f"The body is not JSON: {cause} at character {problem['loc'][-1]}."
+                return response_to(errors.MalformedError(sentence), request.scope)
         body = getattr(request.scope.get("route"), "body_field", None)
         members = getattr(body and body.field_info.annotation, "model_fields", {})
         return response_to(invalid_request(error.errors(), members), request.scope)
