@@ -40,7 +40,7 @@ class _Vendor:
     key_variables: tuple[str, ...] = ()
 
 
-KINDS = {
+VENDORS = {
     "docker": _Vendor("DockerExecutor", ("docker", "websocket")),
     "e2b": _Vendor("E2BExecutor", ("e2b_code_interpreter",), "api_key", ("E2B_API_KEY",)),
     "modal": _Vendor("ModalExecutor", ("modal", "websocket"), "", ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET")),
@@ -74,9 +74,9 @@ def remote_executor(
     described = repr(json_form(shown))
     if not isinstance(executor, str):
         return RemoteInterpreter("remote", functools.partial(_make, lambda: executor, options), described)
-    if executor not in KINDS:
-        raise StartError(f"there is no remote executor {executor!r}; use one of {', '.join(KINDS)}")
-    kind = KINDS[executor]
+    if executor not in VENDORS:
+        raise StartError(f"there is no remote executor {executor!r}; use one of {', '.join(VENDORS)}")
+    kind = VENDORS[executor]
     require_packages(f"the executor {executor}", kind.modules, executor)
     taken = inspect.signature(getattr(remote_executors, kind.class_name)).parameters
     known = sorted(taken.keys() - {"additional_imports", "logger", "allow_pickle"})

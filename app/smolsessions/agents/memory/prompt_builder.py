@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from itertools import chain
 from operator import attrgetter
 
 from smolagents import MultiStepAgent
@@ -52,10 +53,9 @@ class PromptBuilder:
                 if isinstance(rule, Summarize):
                     steps = apply_policy(self.memory.visible(), self.policy[: place + 1], self._context)
                     self.summarize(steps, rule.after_tokens)
-        messages = self._system(summary_mode=summary_mode)
-        for one in self._select(self.memory.visible()):
-            messages += one.summary_messages if summary_mode else one.messages
-        return messages
+        of_step = attrgetter("summary_messages" if summary_mode else "messages")
+        shown = map(of_step, self._select(self.memory.visible()))
+        return [*self._system(summary_mode=summary_mode), *chain.from_iterable(shown)]
 
     def preview(self, *, summary_mode: bool) -> list[ChatMessage]:
         """Return the messages in front of the next task, which counts as the current turn."""

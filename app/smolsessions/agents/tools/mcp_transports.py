@@ -39,7 +39,7 @@ _READ_BYTES = 256 * 1024
 _ID = re.compile(rb'"id"\s*:\s*(\d+)')
 
 
-class TooLargeError(httpx2.StreamError):
+class MessageTooLargeError(httpx2.StreamError):
     """A message of the server is larger than `MAX_BYTES`."""
 
 
@@ -105,7 +105,7 @@ async def streamable_http(url: str, headers: Mapping[str, str], timeout_s: float
 
     async def bound_body(response: httpx2.Response) -> None:
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise TooLargeError("the server sent a compressed answer, which was not asked for")
+            raise MessageTooLargeError("the server sent a compressed answer, which was not asked for")
         if not response.headers.get("content-type", "").startswith("text/event-stream"):  # those are bounded by event
             response.stream = _BoundedStream(response.stream)
 
@@ -221,7 +221,7 @@ class _BoundedStream(httpx2.AsyncByteStream):
         async for chunk in self._stream:
             size += len(chunk)
             if size > MAX_BYTES:
-                raise TooLargeError(TOO_LARGE)
+                raise MessageTooLargeError(TOO_LARGE)
             yield chunk
 
     async def aclose(self) -> None:
