@@ -19,7 +19,7 @@ from smolsessions.agents.run.approvals import matches
 from smolsessions.agents.run.instrumentation import code_runs_in, with_managed
 from smolsessions.agents.tools.output_schema import check_output_schema
 from smolsessions.core.errors import InvalidRequestError, StartError
-from smolsessions.core.policies import OwnRule, Policy, policy_of, what_is_wrong
+from smolsessions.core.policies import OwnRule, Policy, policy_of
 
 log = logging.getLogger(__name__)
 
@@ -101,9 +101,10 @@ def agent_policy(name: str, agent: MultiStepAgent, own_policies: Collection[str]
     try:
         policy = policy_of(options_of(agent).memory_policy)
         check_own_rules(policy, own_policies, "memory_policy")
-    except (ValidationError, InvalidRequestError) as error:
-        reason = what_is_wrong(error) if isinstance(error, ValidationError) else error
-        raise StartError(f"the memory_policy of agent {name!r} is invalid: {reason}") from error
+    except ValidationError as error:
+        raise StartError(mistakes_in(error, ("options", name, "memory_policy"))[0]) from None
+    except InvalidRequestError as error:
+        raise StartError(f"the agent {name!r}: {error}") from None
     if policy and type(agent).write_memory_to_messages is not MultiStepAgent.write_memory_to_messages:
         raise StartError(
             f"the agent {name!r} has a memory_policy, but its class overrides write_memory_to_messages, which would "

@@ -14,7 +14,6 @@ from pydantic import (
     Field,
     Tag,
     TypeAdapter,
-    ValidationError,
 )
 
 MOST_RULES = 8
@@ -133,15 +132,6 @@ _POLICY: TypeAdapter[Policy] = TypeAdapter(Policy)
 def policy_of(data: Any) -> Policy:
     """Raises `pydantic.ValidationError`."""
     return _POLICY.validate_python(data)
-
-
-def what_is_wrong(error: ValidationError) -> str:
-    """Return pydantic's errors as one line."""
-    problems = [
-        f"{'/'.join(str(part) for part in problem['loc'] if part not in TAGS)}: {problem['msg']}"
-        for problem in error.errors(include_url=False, include_input=False, include_context=False)
-    ]
-    return "; ".join(problem.replace("Value error, ", "").removeprefix(": ") for problem in problems)
 
 
 def policy_data(policy: Policy) -> list[dict[str, Any]]:
