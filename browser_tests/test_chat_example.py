@@ -38,14 +38,8 @@ def bundled(folder: Path) -> Iterator[str]:
     packages = npm_packages()
     shutil.copytree(EXAMPLE / "app", folder / "app")
     (folder / "main.js").write_text(MAIN)
-    command = [
-        str(packages / ".bin" / "esbuild"),
-        "main.js",
-        "--bundle",
-        "--jsx=automatic",
-        "--outdir=site",
-        "--log-level=warning",
-    ]
+    options = "--bundle --jsx=automatic --outdir=site --log-level=warning".split()
+    command = [str(packages / ".bin" / "esbuild"), "main.js", *options]
     subprocess.run(command, cwd=folder, env=os.environ | {"NODE_PATH": str(packages)}, check=True)
     (folder / "site" / "index.html").write_text(INDEX)
     with served(folder / "site") as origin:

@@ -4,7 +4,6 @@ import importlib
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import tomllib
 from collections import Counter
@@ -23,7 +22,7 @@ from tests.support.environments import OLDEST_SMOLAGENTS, debians, environment
 from tests.support.killed_turns import SETTINGS, kill_when_blocked, make_killed_turn, submit_killed_turn
 from tests.support.old_data import TALKS, OldData
 from tests.support.old_data_checks import FILES, MORE, assert_holds, messages_of, restored
-from tests.support.service import AGENTS, PLAIN, ROOT, Service, run, wait_until
+from tests.support.service import AGENTS, PLAIN, ROOT, Service, run, run_program, wait_until
 from tests.support.store_server import SEAL_KEY, running_store
 from tests.support.tiers import deep, mostly_deep
 from tests.support.turns import DONE, wait_for_end
@@ -121,7 +120,7 @@ def test_a_turn_that_another_smolagents_began_is_continued(first: str, older: st
 @deep
 def test_the_oldest_smolagents_is_hosted_as_it_is(older: str) -> None:
     command = [older, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "", *AS_BARE_SMOLAGENTS]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=580)
+    ended = run_program(command, cwd=ROOT, timeout=580)
     assert not ended.returncode, ended.stdout[-5000:]
 
 

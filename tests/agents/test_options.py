@@ -1,7 +1,6 @@
 """`smolsessions.options` and the decorator `smolsessions.agent`, as an author and a type checker see them."""
 
 import inspect
-import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -15,6 +14,7 @@ from smolsessions.agent_options import CodeLimitValues, Options, OptionValues, f
 from tests.support import agents
 from tests.support.data import data
 from tests.support.tiers import deep
+from tests.support.waiting import run_program
 
 ANY: Any = smolsessions
 
@@ -23,7 +23,7 @@ ANY: Any = smolsessions
 def test_a_type_checker_knows_the_options_and_keeps_the_types_of_agents(tmp_path: Path) -> None:
     (tmp_path / "typed.py").write_text(data("typed_options.txt"))
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "typed.py"]
-    lines = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout.splitlines()
+    lines = run_program(command, cwd=tmp_path).stdout.splitlines()
     refused = [line.split(":")[1] for line in lines if "error" in line and line.startswith("typed.py")]
     assert refused == ["16", "17", "18"]
     notes = [line for line in lines if "Revealed type" in line]

@@ -8,7 +8,6 @@ import hashlib
 import hmac
 import importlib.util
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from smolsessions.agents.run.model_proxy import retry_after_s
 from smolsessions.core.errors import StartError
 from tests.support.environments import LITELLM, environment
 from tests.support.providers import KEY, PIECES, USAGE, Answer, Provider
-from tests.support.service import ROOT
+from tests.support.service import ROOT, run_program
 from tests.support.tiers import deep
 
 TIMES = {"first_byte_s": 60, "timeout_s": 60}
@@ -306,15 +305,7 @@ def test_litellm_in_its_own_environment(tmp_path: Path) -> None:
     traps = {"LITELLM_LOG": "DEBUG", "LITELLM_PRINT_STANDARD_LOGGING_PAYLOAD": "true", "CI": ""}
     others = {"PYTHONDONTWRITEBYTECODE", *OF_THE_HOST}  # the tests above set those of the host
     compiled = {name: value for name, value in os.environ.items() if name not in others}
-    ended = subprocess.run(
-        [python, "-m", "pytest", *options, *files],
-        cwd=ROOT,
-        env=compiled | traps,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=580,
-    )
+    ended = run_program([python, "-m", "pytest", *options, *files], cwd=ROOT, env=compiled | traps, timeout=580)
     assert not ended.returncode, ended.stdout[-5000:]
     assert KEY not in ended.stdout + ended.stderr
     assert "hello" not in ended.stdout + ended.stderr

@@ -1,5 +1,6 @@
 """Invariants that hold under any harm to the processes and the store. Each check yields a sentence for each breach."""
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -309,24 +310,7 @@ def _cut(value: Any) -> str:
 
 Invariant = Callable[["Round", "Round"], "Iterator[str]"]
 INVARIANTS: list[Invariant] = [
-    every_turn_ends_once,
-    steps_are_in_order,
-    each_message_joins_once,
-    shown_steps_are_kept,
-    logs_are_whole,
-    nothing_is_told_twice,
-    no_old_fence_writes,
-    no_effect_runs_twice,
-    each_request_is_asked_and_answered_once,
-    no_unsafe_tool_runs_twice,
-    what_was_shown_never_runs_again,
-    a_repeated_call_asks_for_the_same,
-    no_conversation_is_lost,
-    processes_come_and_go_as_told,
-    turns_end_as_without_chaos,
-    steps_are_as_without_chaos,
-    events_tell_what_they_tell_without_chaos,
-    tools_run_as_often_as_without_chaos,
+    check for name, check in [*globals().items()] if inspect.isgeneratorfunction(check) and not name.startswith("_")
 ]
 
 

@@ -15,7 +15,7 @@ from smolsessions.store.embedded.data_folder import address_in, locked, record_a
 from tests.support import approvals
 from tests.support.preloaded import PYTHONPATH
 from tests.support.refusals import sentence_of
-from tests.support.service import PATIENCE_S, Gate, Service, run, shared_service
+from tests.support.service import PATIENCE_S, Gate, Service, run, run_program, shared_service
 from tests.support.terminal import CTRL_C, CTRL_D, Terminal, command, terminal_of
 from tests.support.tiers import deep
 from tests.support.turns import DONE, ECHO, ENDLESS
@@ -128,15 +128,8 @@ def test_a_chat_folds_code_says_the_answer_once_forks_and_rolls_back(service: Se
 
 
 def piped(folder: Path, messages: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    ended = subprocess.run(
-        [*command("chat", *arguments)],
-        input=messages,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-        env=os.environ | {"PYTHONPATH": PYTHONPATH},
+    ended = run_program(
+        [*command("chat", *arguments)], input=messages, cwd=folder, env=os.environ | {"PYTHONPATH": PYTHONPATH}
     )
     assert ended.returncode == 0, ended.stderr
     return ended

@@ -1,7 +1,6 @@
 """Settings of the command line, its help, its completion, and `check`."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from smolsessions.settings import Settings
 from smolsessions.store.seal import new_key
 from tests.support.data import table
 from tests.support.refusals import sentence_of
-from tests.support.service import PATIENCE_S, PLAIN, ROOT, Service, run, wait_until, write_private
+from tests.support.service import PLAIN, ROOT, Service, run, run_program, wait_until, write_private
 from tests.support.store_server import SEAL_KEY, StoreServer
 from tests.support.terminal import command
 from tests.support.tiers import mostly_deep
@@ -104,7 +103,7 @@ def test_help_and_the_table_list_every_setting_with_its_default(tmp_path: Path) 
 
 
 def test_a_bare_command_prints_help() -> None:
-    ended = subprocess.run(command(), cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    ended = run_program(command(), cwd=ROOT)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "Usage: smolsessions" in ended.stdout
     assert "conversations" in ended.stdout

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.http_server import Handler, Server
 from tests.support.refusals import sentence_of
-from tests.support.service import PATIENCE_S, ROOT, Service, run
+from tests.support.service import PATIENCE_S, ROOT, Service, run, run_program
 from tests.support.terminal import CTRL_C, command, terminal_of
 from tests.support.tiers import mostly_deep
 from tests.support.turns import cancel, submit_turn
@@ -84,14 +84,7 @@ def test_another_server_is_noticed(status: int, kind: str, body: bytes, tmp_path
 
 
 def ending(*arguments: str, shell: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {shell}", *command(*arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
+    return run_program(["bash", "-c", f"set -o pipefail; {shell}", *command(*arguments)], cwd=ROOT)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")

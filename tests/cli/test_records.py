@@ -4,14 +4,13 @@ import base64
 import hashlib
 import json
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.service import PATIENCE_S, ROOT, Service, run
+from tests.support.service import PATIENCE_S, ROOT, Service, run, run_program
 from tests.support.terminal import command, terminal_of
 from tests.support.turns import DONE, ECHO
 
@@ -115,14 +114,7 @@ def test_an_exported_conversation_is_imported(service: Service, ask: Callable[..
 def test_a_deletion_asks_first(service: Service, ask: Callable[..., Ending], tmp_path: Path) -> None:
     url = service.url
     kept, first, second = (played(service, DONE) for _ in range(3))
-    unasked = subprocess.run(
-        [*command("conversations", "delete", kept, "--url", url)],
-        input="",
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    unasked = run_program([*command("conversations", "delete", kept, "--url", url)], input="", cwd=ROOT)
     assert unasked.returncode == 1
     assert unasked.stderr.endswith("smolsessions: nothing was deleted; answer y, or use --yes\n")
     with terminal_of(tmp_path, *command("conversations", "delete", first, second, "--url", url)) as terminal:

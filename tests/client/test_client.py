@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from smolsessions import ApiError, AsyncClient, Client
 from smolsessions.wire.events import ToolCalled, ToolReturned, TurnEvent, event_of
 from tests.support.openapi import description
 from tests.support.proxy import LATER_WORDS, proxy
-from tests.support.service import PLAIN, ROOT, Service
+from tests.support.service import PLAIN, ROOT, Service, run_program
 from tests.support.turns import DONE, ECHO, png
 
 SERVER_LIBRARIES = set("fastapi starlette uvicorn sse_starlette redis smolagents cryptography zstandard".split())
@@ -32,7 +31,7 @@ def said(*script: dict[str, Any]) -> str:
 
 def test_the_client_loads_no_library_of_the_server() -> None:
     program = "import sys; from smolsessions import Client, AsyncClient; print(*{n.split('.')[0] for n in sys.modules})"
-    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    loaded = run_program([sys.executable, "-c", program], check=True).stdout.split()
     assert "httpx2" in loaded
     assert not SERVER_LIBRARIES & set(loaded)
 

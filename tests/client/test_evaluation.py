@@ -17,7 +17,7 @@ from tests.support.agents import make_code, make_scripted
 from tests.support.data import data
 from tests.support.environments import AGENT_EVAL, environment
 from tests.support.preloaded import PYTHONPATH
-from tests.support.service import PATIENCE_S, Service
+from tests.support.service import Service, run_program
 from tests.support.tiers import deep
 from tests.support.turns import DONE, ECHO
 
@@ -129,9 +129,7 @@ def test_a_suite_of_pytest_agent_eval_passes(service: Service, tmp_path: Path) -
     options = ["-p", "no:cacheprovider", "--agent-eval-live", "-o", "asyncio_mode=auto"]
     command = [python, "-m", "pytest", *options, str(tmp_path)]
     variables = {"SERVICE": service.url, "PYTHONPATH": PYTHONPATH, "PATH": ""}
-    run = subprocess.run(
-        command, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE_S
-    )
+    run = run_program(command, env=variables, cwd=tmp_path)
     assert "2 passed" in run.stdout, run.stdout + run.stderr
 
 

@@ -17,7 +17,7 @@ from tests.support.data import data
 from tests.support.debian import npm_packages
 from tests.support.environments import GENERATOR, environment
 from tests.support.proxy import LATER_WORDS, proxy
-from tests.support.service import PATIENCE_S, PLAIN, ROOT, Service
+from tests.support.service import PLAIN, ROOT, Service, run_program
 from tests.support.tiers import deep
 from tests.support.turns import DONE, ECHO, SHOWN
 
@@ -42,9 +42,7 @@ SETTINGS = {
 
 
 def run(command: list[str], folder: Path, **variables: str) -> str:
-    result = subprocess.run(
-        command, cwd=folder, env=os.environ | variables, capture_output=True, text=True, check=False, timeout=PATIENCE_S
-    )
+    result = run_program(command, cwd=folder, env=os.environ | variables)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -98,10 +96,7 @@ def test_a_client_of_openapi_typescript_plays_an_application(service: Service, t
 def test_the_example_of_approvals_asks_and_goes_on(key: str, said: str, tmp_path: Path) -> None:
     with Service(tmp_path, PLAIN) as service:
         command = [sys.executable, str(ROOT / "examples/approval.py"), service.url]
-        ended, unanswered = (
-            subprocess.run(command, input=typed, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
-            for typed in (f"{key}\n", "")
-        )
+        ended, unanswered = (run_program(command, input=typed) for typed in (f"{key}\n", ""))
     assert unanswered.stderr.startswith("\nThe turn waits for an answer: run this in a terminal"), unanswered.stderr
     assert ended.stdout.startswith("calculator with {'expression': '12 * 7'}? [y/n] ")
     assert said in ended.stdout
@@ -110,7 +105,7 @@ def test_the_example_of_approvals_asks_and_goes_on(key: str, said: str, tmp_path
 def test_the_example_of_openai_waits_for_approvals_and_functions(tmp_path: Path) -> None:
     def run(typed: str, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(ROOT / "examples/openai_sdk.py"), service.url, *words]
-        return subprocess.run(command, input=typed, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+        return run_program(command, input=typed)
 
     with Service(tmp_path, PLAIN) as service:
         left = run("")

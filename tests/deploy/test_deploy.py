@@ -18,7 +18,7 @@ from smolsessions.runtime.shutdown import CLOSE_S
 from smolsessions.settings import PREFIX, Settings
 from smolsessions.store.connection.server_errors import RIGHTS
 from tests.support.manifests import ROLES, Manifest, Overlay, Pod, Rendered, declared_store, metrics_of
-from tests.support.service import PATIENCE_S, ROOT, Service, write_private
+from tests.support.service import ROOT, Service, run_program, write_private
 from tools.deploy_check import OVERLAYS, kustomize, make_secrets
 
 DEPLOY = ROOT / "deploy"
@@ -257,7 +257,7 @@ def test_secrets_are_made_once(tmp_path: Path) -> None:
 def test_secrets_are_not_begun_where_nothing_can_make_them(tmp_path: Path) -> None:
     command = [str(DEPLOY / "make-secrets"), str(tmp_path / "secrets"), "no-such-program"]
     for arguments, told in ((command[:1], "make-secrets FOLDER"), (command, "docker run --rm IMAGE")):
-        ended = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+        ended = run_program(arguments)
         assert (ended.returncode != 0, ended.stdout) == (True, "")
         assert told in ended.stderr
     assert not (tmp_path / "secrets").exists()

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.data import data
 from tests.support.environments import INSTALL
-from tests.support.service import PATIENCE_S, ROOT, Service
+from tests.support.service import PATIENCE_S, ROOT, Service, run_program
 from tests.support.tiers import deep
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
@@ -45,7 +45,7 @@ def python(wheel: Path) -> str:
 
 
 def test_the_sdist_holds_the_package_and_no_tests(wheel: Path) -> None:
-    listed = subprocess.run(["git", "ls-files", "app"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = run_program(["git", "ls-files", "app"], cwd=ROOT, check=True)
     package = {path.removeprefix("app/") for path in listed.stdout.split()}
     (sdist,) = wheel.parent.glob("*.tar.gz")
     with tarfile.open(sdist) as packed:
@@ -72,13 +72,11 @@ def test_the_sdist_holds_the_package_and_no_tests(wheel: Path) -> None:
 @deep
 def test_the_wheel_runs_as_a_module_and_is_typed(python: str, tmp_path: Path) -> None:
     ask = [python, "-m", "smolsessions", "--version"]
-    shown = subprocess.run(
-        ask, capture_output=True, text=True, check=True, cwd=tmp_path, env={}, timeout=PATIENCE_S
-    ).stdout
+    shown = run_program(ask, check=True, cwd=tmp_path, env={}).stdout
     assert re.fullmatch(r"smolsessions \d+\.\d+\.\d+\n", shown)
     (tmp_path / "script.py").write_text("from smolsessions import Client\nreveal_type(Client().turn('hello'))\n")
     check = [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "script.py"]
-    checked = subprocess.run(check, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=580)
+    checked = run_program(check, cwd=tmp_path, timeout=580)
     assert 'Revealed type is "smolsessions.wire.turns.Turn"' in checked.stdout, checked.stdout + checked.stderr
 
 
@@ -95,4 +93,4 @@ def test_the_wheel_serves_a_project_that_has_its_own_app_package(python: str, tm
         turn = service.post("/turn", message="hello").json()
         assert (turn["status"], turn["reply"]) == ("finished", "from a package called app"), turn
         home = [python, "-c", "import smolsessions; print(smolsessions.__file__)"]
-        assert "site-packages" in subprocess.run(home, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+        assert "site-packages" in run_program(home, check=True, cwd=tmp_path).stdout

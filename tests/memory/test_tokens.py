@@ -5,7 +5,6 @@ import json
 import os
 import random
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,7 +20,7 @@ from smolagents.models import ChatMessage, MessageRole
 from smolsessions.agents.memory.tokens import IMAGE_TOKENS, MESSAGE_TOKENS, estimate, estimate_messages
 from tests.support import turns as paging
 from tests.support.policies import LAST_TWO, echo_call, path_of, prune
-from tests.support.service import ROOT, Service
+from tests.support.service import ROOT, Service, run_program
 from tests.support.tiers import deep
 from tests.support.transfer import export, import_document
 from tests.support.turns import DONE
@@ -97,7 +96,7 @@ def test_the_example_shows_the_sizes_of_prompts_and_leaves_nothing_behind(option
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(ROOT / "examples" / "memory_demo.py"), "--turns", "11", *options]
         environment = {**os.environ, "TMPDIR": folder, "SMOLSESSIONS_PORT": "1", "SMOLSESSIONS_AGENTS": "none"}
-        ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        ended = run_program(command, cwd=folder, env=environment)
         assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
         assert [(r[0], r[1]) for r in ROW.findall(ended.stdout)] == [(n, t) for n in names for t in ("1", "10", "11")]
         assert ended.stdout.count("the record is whole: 33 of 33 steps in …/steps") == len(names)

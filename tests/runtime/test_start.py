@@ -30,7 +30,19 @@ from smolsessions import __version__
 from smolsessions.store.connection.server_errors import RIGHTS
 from smolsessions.store.embedded.server import RESTARTS, embedded_server
 from tests.support.refusals import Refused, assert_refused, refused, sentence_of
-from tests.support.service import AGENTS, PATIENCE_S, PLAIN, ROOT, Gate, Service, run, spawn, wait_until, write_private
+from tests.support.service import (
+    AGENTS,
+    PATIENCE_S,
+    PLAIN,
+    ROOT,
+    Gate,
+    Service,
+    run,
+    run_program,
+    spawn,
+    wait_until,
+    write_private,
+)
 from tests.support.tiers import mostly_deep
 from tests.topology.node import DURABLE, HOST, Node
 
@@ -380,7 +392,7 @@ def test_the_lock_file_holds_all_that_the_image_installs() -> None:
 def test_hadolint_finds_nothing_in_the_dockerfiles() -> None:
     template = ROOT / "app" / "smolsessions" / "cli" / "template" / "Dockerfile.txt"
     hadolint = [Path(sys.executable).with_name("hadolint"), ROOT / "Dockerfile", template]
-    ended = subprocess.run(hadolint, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    ended = run_program(hadolint)
     assert (ended.returncode, ended.stdout + ended.stderr) == (0, "")
 
 
@@ -400,7 +412,7 @@ def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run make as from a shell, also if the tests were started by make."""
     environment = {n: value for n, value in os.environ.items() if n not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}}
     command = ["make", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return run_program(command, cwd=folder, env=environment)
 
 
 @pytest.fixture

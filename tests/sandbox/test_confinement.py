@@ -5,7 +5,6 @@ import os
 import shutil
 import socket
 import stat
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from tests.support.code_turns import code_script, fork_servers, play_code, print
 from tests.support.data import data
 from tests.support.debian import skip
 from tests.support.preloaded import PYTHONPATH
-from tests.support.service import PATIENCE_S, Gate, Service, spawn, wait_until
+from tests.support.service import PATIENCE_S, Gate, Service, run_program, spawn, wait_until
 from tests.support.tiers import mostly_deep
 from tests.support.turns import cancel, submit_turn, wait_for_end
 
@@ -320,22 +319,13 @@ def test_a_process_keeps_its_uid_if_another_could_not_import(tmp_path: Path) -> 
     code = "from smolsessions.agents.sandbox.confinement.levels import Confinement\nprint(Confinement([])._own_uids)"
     own = {**os.environ, "PYTHONPATH": f"{closed / 'modules'}{os.pathsep}{PYTHONPATH}"}
     command = [*wrapper(0, BOTH), sys.executable, "-c", code]
-    done = subprocess.run(command, check=False, env=own, capture_output=True, text=True, timeout=PATIENCE_S)
+    done = run_program(command, env=own)
     assert (done.stdout, done.returncode) == ("False\n", 0), done.stderr
 
 
 def test_no_hidden_path_is_readable_through_a_readable_folder(tmp_path: Path) -> None:
     folder = tmp_path / "opened"
-    for name in (
-        "a/secret/key",
-        "a/module.py",
-        "a/secret/other",
-        "b/part.py",
-        "b/..now/token",
-        "c/whole.py",
-        "e/far/key",
-        "d/d.py",
-    ):
+    for name in "a/secret/key a/module.py a/secret/other b/part.py b/..now/token c/whole.py e/far/key d/d.py".split():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()

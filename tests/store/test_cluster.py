@@ -230,9 +230,8 @@ def guarded(folder: Path) -> Iterator[tuple[ValkeyCluster, dict[str, str], Path]
     with ValkeyCluster(
         folder / "cluster", password=failover.SECRET, tls=authority.context, full_coverage=True
     ) as cluster:
-        cluster.add_user(
-            "worker", f">{failover.SECOND_SECRET}", *failover.KEY_PATTERNS.split(), *failover.RIGHTS.split()
-        )
+        rights = f">{failover.SECOND_SECRET} {failover.KEY_PATTERNS} {failover.RIGHTS}"
+        cluster.add_user("worker", *rights.split())
         yield cluster, {"REDIS_CA_FILE": str(authority.ca_file), **cluster.settings, **failover.REPLICATED}, folder
 
 

@@ -26,7 +26,7 @@ from smolsessions.core.errors import StartError
 from smolsessions.store.embedded.server import EmbeddedServer, embedded_server, find_binary
 from tests.support.data import data
 from tests.support.tiers import deep
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.waiting import PATIENCE_S, run_program, wait_until
 
 ROOT = Path(__file__).parents[2]
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
@@ -55,15 +55,11 @@ def service(folder: Path) -> Iterator[tuple[subprocess.Popen[str], Redis]]:
 
 
 def refusal(folder: Path, *flags: str, silence_s: float = 120, **environment: str) -> str:
-    ended = subprocess.run(
+    ended = run_program(
         [sys.executable, *flags, "-c", SERVICE, folder, str(silence_s)],
         env=os.environ | {"PYTHONPATH": str(ROOT / "app")} | environment,
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
     )
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "Traceback" not in ended.stderr

@@ -139,16 +139,8 @@ def guarded(folder: Path) -> Iterator[tuple[Sentinels, dict[str, str], Path]]:
     authority = new_authority(folder / "ours")
     with Sentinels(folder / "sentinels", password=failover.SECRET, tls=authority.context) as sentinels:
         for node in sentinels.nodes:
-            node.ask(
-                "ACL",
-                "SETUSER",
-                "worker",
-                "reset",
-                "on",
-                f">{failover.SECOND_SECRET}",
-                *failover.KEY_PATTERNS.split(),
-                *failover.RIGHTS.split(),
-            )
+            rights = f"on >{failover.SECOND_SECRET} {failover.KEY_PATTERNS} {failover.RIGHTS}"
+            node.ask("ACL", "SETUSER", "worker", "reset", *rights.split())
         settings = sentinels.settings | failover.REPLICATED | {"REDIS_CA_FILE": str(authority.ca_file)}
         yield sentinels, settings | {"REDIS_URL": sentinels.url(user="worker", password=failover.SECOND_SECRET)}, folder
 

@@ -77,19 +77,8 @@ def test_one_that_is_not_used_goes_with_all_that_it_had(service: Service, raw: R
     roll_back(service, name, 1)
     other = fork(service, name)
     assert other["ttl_s"] == LONG_S
-    assert {key.split(":")[1] for key in kept(raw, name)} >= {
-        "conversation",
-        "turns",
-        "steps",
-        "images",
-        "variables",
-        "heads",
-        "old",
-        "oldest",
-        "expiring",
-        "owner",
-        "log",
-    }
+    records = "conversation turns steps images variables heads old oldest expiring owner log".split()
+    assert {key.split(":")[1] for key in kept(raw, name)} >= {*records}
     patched(service, name, BRIEF_S)
     wait_until(lambda: gone(service, name))
     problem(service.post("/turn", message=json.dumps([DONE]), conversation_id=name), 404, "conversation_not_found")

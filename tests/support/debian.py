@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import pytest
 
+from tests.support.waiting import run_program
 from tools import node_programs
 
 INSTALL_S = 300
@@ -67,9 +68,7 @@ def _install(package: str) -> str:
     quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     for command in (["update"], ["install", "-y", "--no-install-recommends", package]):
         try:
-            done = subprocess.run(
-                [apt_get, "-qq", *command], env=quiet, timeout=INSTALL_S, capture_output=True, text=True, check=False
-            )
+            done = run_program([apt_get, "-qq", *command], env=quiet, timeout=INSTALL_S)
         except subprocess.TimeoutExpired:
             return f"apt-get {command[0]} took longer than {INSTALL_S} s"
         if done.returncode and command[0] == "install":

@@ -23,7 +23,7 @@ from typing import Any, Self
 import yaml
 
 from tests.support.preloaded import PYTHONPATH, ROOT, ForkedProcess, fork
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, run_program
 
 LANGUAGES = {"python", "sh", "js", "toml", "yaml", "json", "dockerfile", "text"}
 DATA: dict[str, Callable[[str], Any]] = {
@@ -169,16 +169,7 @@ class Reader:
             lines.clear()
 
     def _run(self, command: list[str], text: str, block: Block) -> None:
-        ended = subprocess.run(
-            command,
-            input=text,
-            cwd=self._cwd(),
-            env=self._environment(),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
+        ended = run_program(command, input=text, cwd=self._cwd(), env=self._environment())
         assert ended.returncode == 0, f"{block}: {ended.stdout}{ended.stderr}{self.log()}"
         self.output = ended.stdout.strip()
 

@@ -6,7 +6,7 @@ import sysconfig
 from pathlib import Path
 
 from tests.support.debian import skip
-from tests.support.service import PATIENCE_S, ROOT
+from tests.support.service import PATIENCE_S, ROOT, run_program
 
 OLDEST_SMOLAGENTS = Path(__file__).parents[1] / "data" / "smolagents-oldest.lock"
 GENERATOR = OLDEST_SMOLAGENTS.with_name("openapi-python-client.lock")
@@ -27,7 +27,7 @@ def environment(folder: Path, lock: Path = ROOT / "requirements.lock", python: s
         paths.write(f"{sysconfig.get_path('purelib')}\n{ROOT / 'app'}\n")
     made = str(folder / "bin" / "python")
     command = [*INSTALL, *LOCKED, "--python", made, "-r", str(lock)]
-    installed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    installed = run_program(command)
     assert not installed.returncode, installed.stderr
     return made
 
@@ -36,9 +36,7 @@ def debians(folder: Path) -> str:
     """Return the Python of an environment of Debian's own Python, or skip the test."""
     ask = "import sys; print(*sys.version_info[:2], sep='.')"
     try:
-        version = subprocess.run(
-            [DEBIAN, "-c", ask], capture_output=True, text=True, check=True, timeout=PATIENCE_S
-        ).stdout
+        version = run_program([DEBIAN, "-c", ask], check=True).stdout
     except FileNotFoundError:
         skip(f"this machine has no {DEBIAN}")
     ours = sysconfig.get_python_version()

@@ -21,21 +21,7 @@ WIDE = {
 }
 FAT_PAGES = 9
 PLAIN = {"type": "object", "properties": {}}
-NAMES = [
-    "",
-    "1st",
-    "a b",
-    "a-b",
-    "a_b",
-    "class",
-    "print",
-    "__import__",
-    "final_answer",
-    "ü",
-    "x" * 300,
-    "../../etc",
-    "a\x1b[2J",
-]
+NAMES = ["", "a b", "a\x1b[2J", *"1st a-b a_b class print __import__ final_answer ü ../../etc".split(), "x" * 300]
 SCHEMAS = {
     "deep": DEEP,
     "loop": LOOP,

@@ -20,9 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.preloaded import PYTHONPATH, ForkedProcess, fork
 from tests.support.service_logs import note_log
-from tests.support.waiting import PATIENCE_S, Gate, wait_until
+from tests.support.waiting import PATIENCE_S, Gate, run_program, wait_until
 
-__all__ = ["PATIENCE_S", "Gate", "wait_until"]  # most tests of a service wait for it
+__all__ = ["PATIENCE_S", "Gate", "run_program", "wait_until"]  # most tests of a service wait for it
 SAID = {"serve": 6, "web": 6, "work": 3}  # lines after the first, of one process
 ROOT = Path(__file__).parents[2]
 Process = subprocess.Popen[str] | ForkedProcess

@@ -1,8 +1,9 @@
-"""Waiting for a condition, and a file that holds a tool call until a test opens it."""
+"""Waiting for a condition or the end of a program, and a file that holds a tool call until a test opens it."""
 
 import os
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,3 +34,9 @@ def wait_until(
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.005)
+
+
+def run_program(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, within a time limit. Return its status, output and errors."""
+    options = {"capture_output": True, "text": True, "check": False, "timeout": PATIENCE_S} | options
+    return subprocess.run(command, **options)  # noqa: PLW1510 - among the options

@@ -10,7 +10,6 @@ import math
 import re
 import signal
 import struct
-import subprocess
 import sys
 import time
 import tracemalloc
@@ -38,6 +37,7 @@ from tests.support import hostile
 from tests.support.encoded_values import ONE, PRIME, blob, count, long, many, number, pairs, parts, text
 from tests.support.json_values import nested
 from tests.support.tiers import repeated
+from tests.support.waiting import run_program
 
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
 MODES = "1 L LA P RGB RGBA I;16".split()
@@ -540,5 +540,5 @@ def test_a_message_with_changed_bytes_is_read_or_an_error(_time: int, source: st
 def test_neither_numpy_nor_pandas_is_imported_for_other_values() -> None:
     use = "from smolsessions.agents.values import *; loads(dumps([1]))"
     code = f"import sys; {use}; print({{'numpy', 'pandas'}} & {{*sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_program([sys.executable, "-c", code], check=True)
     assert done.stdout == "set()\n"

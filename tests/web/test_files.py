@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import os
-import subprocess
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -18,7 +17,7 @@ from tests.support.code_turns import code_script
 from tests.support.openapi import check_links, contents
 from tests.support.preloaded import PYTHONPATH
 from tests.support.problems import nothing_stored, problem, send
-from tests.support.service import PATIENCE_S, Gate, Service, shared_service
+from tests.support.service import Gate, Service, run_program, shared_service
 from tests.support.sounds import AGENTS, CSV, PDF, sent, sound
 from tests.support.streaming import Event, log_of, place
 from tests.support.terminal import command
@@ -271,14 +270,11 @@ def test_a_chat_sends_files_and_images_and_shows_links(files: Service, tmp_path:
     (tmp_path / "data.csv").write_bytes(b"\xef\xbb\xbf" + CSV.encode())
     (tmp_path / "red.PNG").write_bytes(base64.b64decode(png("red")))
     calls = [["describe", {"file": "data.csv"}], ["speak", {"text": "hello"}]]
-    ended = subprocess.run(
+    ended = run_program(
         [*command("chat", "teller", "--url", files.url), "--file", "data.csv", "--file", "red.PNG"],
         input=json.dumps([{"call": calls}, {"say": "audio.wav"}]) + '\n[{"say": "second"}]\n',
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
         check=True,
-        timeout=PATIENCE_S,
         env=os.environ | {"PYTHONPATH": PYTHONPATH, "COLUMNS": "200"},
     )
     assert f"✓ str {len(CSV)} None" in ended.stdout

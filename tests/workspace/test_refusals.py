@@ -1,6 +1,5 @@
 """Agents that must not have a workspace: no way to register a tool leads to code beside the patterns."""
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,7 @@ from smolsessions.workspace.folders import ConversationFolders
 from tests.support.agents import ScriptedModel, make_code, make_scripted
 from tests.support.data import data
 from tests.support.refusals import sentence_of
-from tests.support.service import run, write_agents
+from tests.support.service import run, run_program, write_agents
 from tests.support.tiers import mostly_deep
 
 
@@ -192,9 +191,7 @@ def test_a_given_directory_with_files_of_the_service_is_refused(path: str, tmp_p
 
 
 def test_the_layer_beneath_is_imported_without_smolagents(tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", data("imported_alone.txt"), str(tmp_path)], capture_output=True, text=True, check=True
-    )
+    ended = run_program([sys.executable, "-c", data("imported_alone.txt"), str(tmp_path)], check=True)
     assert ended.stdout == (
         "bye\n ['notes/a.md'] [('notes/a.md', 1, 'bye')]\nthere is no file of that name that you may use\n[]\n"
     )

@@ -1,7 +1,6 @@
 """Other clients of OpenAI's Responses: npm `openai`, openai-agents, and a conformance suite."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from tests.support.data import FOLDER
 from tests.support.environments import OPENAI_CLIENTS, environment
 from tests.support.llm import LLM
 from tests.support.providers import Answer
-from tests.support.service import PATIENCE_S, Service, write_agents
+from tests.support.service import Service, run_program, write_agents
 from tests.web.dialects.clients import node_command
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
@@ -33,7 +32,7 @@ NOT_SERVED = {  # cases of the conformance suite that fail, each with its reason
 
 
 def output_of(*command: str) -> Any:
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    ran = run_program(command)
     assert ran.stdout, ran.stderr
     return json.loads(ran.stdout)
 
