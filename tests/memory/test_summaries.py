@@ -1,4 +1,4 @@
-"""Summaries of older steps: a model makes each once, it is journaled before a prompt uses it, and usage counts it."""
+"""Steps besides those of turns: summaries of older ones, each made once and counted, and notes that agents write."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
+from smolsessions.agents.memory.scratchpad import Scratchpad
+from smolsessions.agents.run.effects import Effect
+from smolsessions.agents.values import dumps
 from tests.support.policies import LONG, echo_call, message_texts, patch_policy, path_of, predicted, requested
 from tests.support.service import Gate, Service
+from tests.support.streaming import log_of
 from tests.support.turns import DONE, PROMPT, SHOWN, submit_turn, wait_for_end
 
 Json = dict[str, Any]
@@ -153,3 +157,126 @@ def test_a_prune_of_summaries_keeps_the_newest(service: Service) -> None:
     assert len(summaries(service, turn)) == 1
     expected = predicted(service, turn, PROMPT)
     assert service.follow_up(turn, PROMPT)["reply"] == expected
+
+
+SEEN = {"notes": True}
+
+
+def writing(*texts: str, **more: Any) -> dict[str, Any]:
+    return {"call": [["note_write", {"text": text} | more] for text in texts]}
+
+
+def notes_of(service: Service, turn: dict[str, Any]) -> list[tuple[int, str, int | None]]:
+    where = f"/conversations/{turn['conversation_id']}"
+    items = [step for step in service.steps(turn) if step["type"] == "note"]
+    assert service.get(where)["step_counts"].get("note", 0) == len(items)
+    return [(item["number"], item["text"], item["replaces"]) for item in items]
+
+
+def types_of(service: Service, turn: dict[str, Any]) -> list[str]:
+    return [step["type"] for step in service.steps(turn)]
+
+
+def test_a_note_is_a_step_in_front_of_its_call_and_is_shown_from_then_on(service: Service) -> None:
+    first = service.play(writing("Ann likes pears"), SEEN, agent="noter")
+    assert (first["reply"], first["step_count"]) == ("Note 1:\nAnn likes pears", 2)
+    assert types_of(service, first) == ["task", "note", "action", "action"]
+    assert notes_of(service, first) == [(1, "Ann likes pears", None)]
+    assert [frame.event for frame in log_of(service, first)].count("step.finished") == 2
+    assert service.follow_up(first, SEEN)["reply"] == "Note 1:\nAnn likes pears"
+    second = service.follow_up(first, writing("Grüße, 世界, שלום 🌍"), {"call": [["note_read", {}]]}, DONE)
+    assert second["tool_call_names"] == ["note_write", "note_read"]
+    assert service.steps(second)[-2]["observations"] == "Note 1:\nAnn likes pears\n\nNote 2:\nGrüße, 世界, שלום 🌍"
+    assert notes_of(service, second)[1:] == [(2, "Grüße, 世界, שלום 🌍", None)]
+
+
+@pytest.mark.parametrize("agent", ["code-noter", "thread-noter"])
+def test_code_writes_and_reads_notes(service: Service, agent: str) -> None:
+    code = "n = note_write('one')\nm = note_write('uno', replaces=1)\nprint(n, m, note_read())"
+    turn = service.play({"code": code}, DONE, agent=agent)
+    assert types_of(service, turn) == ["task", "note", "note", "action", "action"]
+    assert notes_of(service, turn) == [(1, "one", None), (2, "uno", 1)]
+    assert "Written as note 1. Written as note 2. Note 2:\nuno" in service.steps(turn)[-2]["observations"]
+    failed = service.follow_up(turn, {"code": "note_write('', 7)"}, DONE)
+    assert "a note needs a text" in service.steps(failed)[-2]["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ({"text": " \n "}, "a note needs a text"),
+        ({"text": "x" * 2001}, "2000 characters, this one has 2001; make it shorter"),
+        ({"text": "x", "replaces": 1}, "there is no note 1 to replace; note_read shows"),
+    ],
+)
+def test_an_invalid_note_is_refused_with_a_sentence(service: Service, call: dict[str, Any], told: str) -> None:
+    turn = service.play({"call": [["note_write", call]]}, SEEN, agent="noter")
+    assert told in service.steps(turn)[1]["error"]["message"]
+    assert (turn["reply"], notes_of(service, turn)) == ("", [])
+
+
+def test_a_full_scratchpad_accepts_a_replacement(service: Service) -> None:
+    texts = [f"{number} " + "x" * 1900 for number in range(50)]
+    full = service.play(writing(*texts), DONE, agent="noter")
+    refused = service.follow_up(full, writing("one too many"), DONE)
+    assert "there are 50 notes, and no room for more; replace one" in service.steps(refused)[-2]["error"]["message"]
+    assert len(notes_of(service, refused)) == 50
+    turn = service.follow_up(full, writing("in the place of 7", replaces=7), {"call": [["note_read", {}]]}, DONE)
+    assert notes_of(service, turn)[50:] == [(51, "in the place of 7", 7)]
+    read = service.steps(turn)[-2]["observations"]
+    assert "Note 7:" not in read
+    assert read.endswith("Note 51:\nin the place of 7")
+
+
+def test_an_existing_note_is_not_written_twice(service: Service) -> None:
+    turn = service.play(writing("one"), writing("one "), writing("one", replaces=1), DONE, agent="noter")
+    assert notes_of(service, turn) == [(1, "one", None)]
+    assert {step["observations"] for step in service.steps(turn)[2:5]} == {"Written as note 1."}
+
+
+def test_a_reset_hides_notes_and_their_numbers_continue(service: Service) -> None:
+    before = service.play(writing("one"), DONE, agent="noter")
+    after = service.follow_up(before, {"call": [["note_read", {}]]}, writing("two"), SEEN, reset=True)
+    assert service.steps(after)[-4]["observations"] == "There are no notes."
+    assert after["reply"] == service.follow_up(after, SEEN)["reply"] == "Note 2:\ntwo"
+    assert notes_of(service, after) == [(1, "one", None), (2, "two", None)]
+    refused = service.follow_up(after, writing("uno", replaces=1), DONE)
+    assert "there is no note 1" in service.steps(refused)[-2]["error"]["message"]
+
+
+def test_an_unfinished_step_leaves_no_note(service: Service) -> None:
+    both = {"call": [*writing("never")["call"], ["leave", {}]]}
+    turn = service.play(both, DONE, agent="noter")
+    assert (turn["status"], turn["step_count"]) == ("failed", 0)
+    assert [call["ok"] for call in turn["tool_calls"] if call["name"] == "note_write"] == [True]
+    assert types_of(service, turn) == ["task"]
+    again = service.follow_up(turn, writing("first"), both, SEEN)
+    assert types_of(service, again) == ["task", "task", "note", "action"]
+    assert service.follow_up(turn, writing("second"), SEEN)["reply"] == "Note 1:\nfirst | Note 2:\nsecond"
+
+
+def test_managed_agents_have_no_scratchpad_tools(service: Service) -> None:
+    tools = {agent["name"]: {tool["name"] for tool in agent["tools"]} for agent in service.get("/agents")["items"]}
+    assert {"note_write", "note_read"} <= tools["noter"]
+    task = json.dumps([writing("helper's"), DONE])
+    turn = service.play({"call": [["helper", {"task": task}]]}, writing("boss's"), SEEN, agent="boss")
+    assert turn["reply"] == "Note 1:\nboss's"
+
+
+def test_a_repeated_call_finds_its_note_if_only_its_sibling_was_journaled() -> None:
+    """Two parallel calls: the second effect holds the state of both when the process died."""
+    before = Scratchpad()
+    assert [before.write(text, None) for text in ("one", "two")] == [1, 2]
+    kept = {":tool:note_write": dumps(before.state())}
+    effects = [Effect(dumps("Written as note 2."), changes=kept)]
+    for first_comes in ("made again", "given back"):
+        pad = Scratchpad()
+        pad.expect(effects)
+        if first_comes == "given back":
+            pad.add_state(before.state())
+        assert pad.write("one", None) == 1
+        assert pad.write("three", None) == 3
+        if first_comes == "made again":
+            pad.add_state(before.state())
+        last, notes = pad.state()
+        assert (last, sorted(notes)) == (3, [[1, "one", None], [2, "two", None], [3, "three", None]])

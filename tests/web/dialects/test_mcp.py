@@ -1,9 +1,10 @@
-"""Agents as tools of the Model Context Protocol, as its own library calls them."""
+"""Agents as tools of the Model Context Protocol, as its own library calls them, and its suites of conformance."""
 
 import asyncio
 import json
 import re
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+import subprocess
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -15,9 +16,12 @@ from mcp.client import Client
 from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
+from playwright._impl._driver import compute_driver_executable
 
 from smolsessions.web.dialects.mcp.tasks import EXTENSION, TaskParams
 from tests.support.answering import mail, sent
+from tests.support.data import table
+from tests.support.debian import npm_packages
 from tests.support.http_server import Handler, Server
 from tests.support.owners import ADA, owner_line
 from tests.support.service import PATIENCE_S, PLAIN, ROOT, Gate, Service, wait_until, write_private
@@ -299,3 +303,46 @@ def with_fixtures(service: Service) -> Iterator[str]:
 
     with httpx2.Client(base_url=service.client.base_url, timeout=PATIENCE_S) as client, Server(Proxy) as proxy:
         yield f"{proxy.url}/mcp"
+
+
+EXCEPTIONS: Any = table("checks of MCP that fail, by the reason")
+TASKS = """
+lifecycle capability-negotiation wire-fields request-state-removal mrtr-input request-headers dispatch-and-envelope
+status-notifications
+"""
+TASK_EXCEPTIONS = {"sep-2663-tasks-get-status-failed"}  # a turn that fails is a result, and no error of the protocol
+
+
+def failed_checks(url: str, package: str, folder: Path, *options: str) -> tuple[set[str], int]:
+    """Run the suite. Return the checks that failed, and the number of the others."""
+    node, _ = compute_driver_executable()
+    program = str(npm_packages() / package / "dist" / "index.js")
+    command = [node, program, "server", "--url", url, "--output-dir", str(folder), *options]
+    subprocess.run(command, capture_output=True, check=False, timeout=300)
+    checks = [check for file in folder.rglob("checks.json") for check in json.loads(file.read_text())]
+    failed = {check["id"] for check in checks if check["status"] == "FAILURE"}
+    return failed, sum(check["status"] == "SUCCESS" for check in checks)
+
+
+def known(reasons: Iterable[str]) -> set[str]:
+    return {check for checks in reasons for check in checks.split()}
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(600)
+def test_all_checks_pass_except_those_with_a_reason(service: Service, tmp_path: Path) -> None:
+    with with_fixtures(service) as url:
+        last, some = failed_checks(url, "@modelcontextprotocol/conformance", tmp_path / "last", "--suite", "all")
+        version = ("--suite", "all", "--spec-version", "2026-07-28")
+        new, many = failed_checks(url, "mcp-conformance-next", tmp_path / "new", *version)
+    assert last | new == known(EXCEPTIONS.values())
+    assert (some >= 9, many >= 80) == (True, True)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", TASKS.split())
+def test_tasks_conform(service: Service, tmp_path: Path, name: str) -> None:
+    with with_fixtures(service) as url:
+        failed, _ = failed_checks(url, "mcp-conformance-next", tmp_path, "--scenario", f"tasks-{name}")
+    assert failed == (TASK_EXCEPTIONS if name == "lifecycle" else set())
