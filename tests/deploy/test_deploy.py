@@ -117,6 +117,9 @@ def test_the_grace_is_longer_than_all_that_ending_may_take(overlay: Overlay) -> 
     for pod in overlay.roles():
         drain_s = float(pod.environment.get(f"{PREFIX}DRAIN_S", Settings.model_fields["drain_s"].default))
         assert pod.grace_s >= pod.pre_stop_s + drain_s + CLOSE_S
+        assert pod.workload["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+        budget = overlay.one("PodDisruptionBudget", pod.name)["spec"]
+        assert (budget["maxUnavailable"], matches(budget["selector"], pod)) == (1, True)
     assert overlay.pod("smolsessions-web").pre_stop_s == 10
 
 

@@ -12,6 +12,7 @@ from tests.support import failover
 from tests.support.failover import Pair
 from tests.support.idempotency import post_with_key, turn_of
 from tests.support.problems import problem
+from tests.support.refusals import Refused, assert_refused
 from tests.support.service import Service, totals, wait_until, write_private
 from tests.support.stopwatch import Stopwatch
 from tests.support.streaming import Event, Patient, playing, posting, two_services, until_all_answer, watching
@@ -223,23 +224,25 @@ def figures_of(service: Service, agent: str) -> tuple[float, ...]:
     )
 
 
+WORKER = f">{failover.SECOND_SECRET} {failover.KEY_PATTERNS} {failover.RIGHTS}".split()
+
+
 @pytest.fixture(scope="module")
-def guarded(folder: Path) -> Iterator[tuple[ValkeyCluster, dict[str, str], Path]]:
-    """Yield a cluster that requires a password and TLS, the settings of its administrator, and a folder."""
+def guarded(folder: Path) -> Iterator[tuple[ValkeyCluster, dict[str, str]]]:
+    """Yield a cluster that requires a password and TLS, and the settings of its administrator."""
     authority = new_authority(folder / "ours")
     with ValkeyCluster(
         folder / "cluster", password=failover.SECRET, tls=authority.context, full_coverage=True
     ) as cluster:
-        rights = f">{failover.SECOND_SECRET} {failover.KEY_PATTERNS} {failover.RIGHTS}"
-        cluster.add_user("worker", *rights.split())
-        yield cluster, {"REDIS_CA_FILE": str(authority.ca_file), **cluster.settings, **failover.REPLICATED}, folder
+        cluster.add_user("worker", *WORKER)
+        yield cluster, {"REDIS_CA_FILE": str(authority.ca_file), **cluster.settings, **failover.REPLICATED}
 
 
 @deep
 def test_the_least_rights_tls_and_a_changing_password_file_suffice(
-    guarded: tuple[ValkeyCluster, dict[str, str], Path], tmp_path: Path
+    guarded: tuple[ValkeyCluster, dict[str, str]], tmp_path: Path
 ) -> None:
-    cluster, settings, _ = guarded
+    cluster, settings = guarded
     file = write_private(tmp_path / "password", f"{failover.SECOND_SECRET}\n")
     address = cluster.url(user="worker", password="x").replace(":x@", "@")
     with Service(tmp_path / "service", settings | {"REDIS_URL": address, "REDIS_PASSWORD_FILE": str(file)}) as service:
@@ -256,9 +259,16 @@ def test_the_least_rights_tls_and_a_changing_password_file_suffice(
         try:
             failover.assert_all_go_on((service, service), turns)
         finally:
-            cluster.add_user(
-                "worker", f">{failover.SECOND_SECRET}", *failover.KEY_PATTERNS.split(), *failover.RIGHTS.split()
-            )
+            cluster.add_user("worker", *WORKER)
         assert "permission" not in service.log()
         said = service.log() + "".join(service.said)
         assert [secret for secret in (failover.SECRET, failover.SECOND_SECRET, "the new one") if secret in said] == []
+    cluster.add_user("poor", f">{failover.SECOND_SECRET}", *failover.KEY_PATTERNS.split(), "+@read")
+    poor = {"REDIS_URL": cluster.url(user="poor", password=failover.SECOND_SECRET)}
+    theirs = {"REDIS_CA_FILE": str(new_authority(tmp_path / "theirs").ca_file)}
+    table = {
+        "too few rights": Refused(settings | poor, ("permission", *failover.RIGHTS.split())),
+        "another authority": Refused(settings | theirs, ("certificate", "SMOLSESSIONS_REDIS_CA_FILE")),
+        "a database": Refused(settings | {"REDIS_URL": f"{cluster.url()}/3"}, ("redis+cluster://",)),
+    }
+    assert_refused(table, tmp_path / "refused", (failover.SECRET, failover.SECOND_SECRET))

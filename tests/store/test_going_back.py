@@ -149,11 +149,15 @@ def test_what_is_asked_at_once_leaves_a_whole_conversation(service: Service) -> 
     service.follow_up(first, ECHO, {"say": "two"})
 
     def ask_for(number: int) -> tuple[int, Any]:
-        match number % 3:
+        match number % 4:
             case 0:
-                response = service.post(f"/conversations/{name}/rollback", turn=number // 3 % 3)
+                response = service.post(f"/conversations/{name}/rollback", turn=number // 4 % 3)
             case 1:
                 response = service.post("/turn", conversation_id=name, message=json.dumps([ECHO, {"say": str(number)}]))
+            case 2:
+                policy = [{"name": "keep_last_n_steps", "n": 2}]
+                response = service.post(f"/conversations/{name}/prune", policy=policy)
+                service.get(f"/conversations/{name}/steps", archived="true")
             case _:
                 for _ in range(500):  # until it meets a gap between turns
                     response = service.post(f"/conversations/{name}/fork")
@@ -162,7 +166,7 @@ def test_what_is_asked_at_once_leaves_a_whole_conversation(service: Service) -> 
         return response.status_code, response.json()
 
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(ask_for, range(30)))
+        answers = list(pool.map(ask_for, range(40)))
     assert {status for status, _ in answers} <= {200, 201, 409, 503}
     assert {body["code"] for status, body in answers if status == 409} <= {"busy"}
     assert_consistent(service, name)

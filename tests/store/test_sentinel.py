@@ -12,6 +12,7 @@ from smolsessions.store.connection.sentinels import QuorumSentinel
 from tests.support import failover
 from tests.support.failover import Pair
 from tests.support.problems import problem
+from tests.support.refusals import Refused, assert_refused
 from tests.support.service import CODELESS, Gate, Service, wait_until
 from tests.support.store_server import SEAL_KEY
 from tests.support.streaming import FINAL, Patient, log_of, playing, two_services, until_all_answer
@@ -134,20 +135,20 @@ def test_without_a_replica_nothing_is_acknowledged_until_there_is_one(tmp_path: 
 
 
 @pytest.fixture(scope="module")
-def guarded(folder: Path) -> Iterator[tuple[Sentinels, dict[str, str], Path]]:
-    """Yield servers that require a password and TLS, the settings of a user with the least rights, and a folder."""
+def guarded(folder: Path) -> Iterator[tuple[Sentinels, dict[str, str]]]:
+    """Yield servers that require a password and TLS, and the settings of a user with the least rights."""
     authority = new_authority(folder / "ours")
     with Sentinels(folder / "sentinels", password=failover.SECRET, tls=authority.context) as sentinels:
         for node in sentinels.nodes:
             rights = f"on >{failover.SECOND_SECRET} {failover.KEY_PATTERNS} {failover.RIGHTS}"
             node.ask("ACL", "SETUSER", "worker", "reset", *rights.split())
         settings = sentinels.settings | failover.REPLICATED | {"REDIS_CA_FILE": str(authority.ca_file)}
-        yield sentinels, settings | {"REDIS_URL": sentinels.url(user="worker", password=failover.SECOND_SECRET)}, folder
+        yield sentinels, settings | {"REDIS_URL": sentinels.url(user="worker", password=failover.SECOND_SECRET)}
 
 
 @deep
-def test_the_least_rights_and_tls_suffice(guarded: tuple[Sentinels, dict[str, str], Path], tmp_path: Path) -> None:
-    sentinels, settings, _ = guarded
+def test_the_least_rights_and_tls_suffice(guarded: tuple[Sentinels, dict[str, str]], tmp_path: Path) -> None:
+    sentinels, settings = guarded
     with Service(tmp_path / "service", settings) as service:
         turns = failover.play_some(service, 4)
         old = sentinels.primary()
@@ -158,3 +159,10 @@ def test_the_least_rights_and_tls_suffice(guarded: tuple[Sentinels, dict[str, st
         said = service.log() + "".join(service.said)
         assert failover.SECRET not in said
         assert failover.SECOND_SECRET not in said
+    other = {"REDIS_URL": sentinels.url(service="other")}
+    theirs = {"REDIS_CA_FILE": str(new_authority(tmp_path / "theirs").ca_file)}
+    table = {
+        "a service that nobody watches": Refused(settings | other, ("SMOLSESSIONS_REDIS_URL", "other")),
+        "another authority": Refused(settings | theirs, ("is not trusted", "SMOLSESSIONS_REDIS_CA_FILE")),
+    }
+    assert_refused(table, tmp_path / "refused", (failover.SECRET, failover.SECOND_SECRET))

@@ -114,16 +114,16 @@ def record_of(service: Service, conversation: str) -> tuple[Any, Any, Any]:
     return found["step_counts"], found["archived_steps"], json.loads(plain)
 
 
-def assert_consistent(service: Service, name: str, agent: str = "scripted") -> None:
+def assert_consistent(service: Service, name: str) -> None:
     """Check that a conversation's steps and turns agree, and that it accepts a next turn."""
     turns = {t["turn"]: t["rolled_back"] for t in service.get(f"/conversations/{name}/turns", limit=100)["items"]}
     steps = service.get(f"/conversations/{name}/steps", limit=100, archived="true")["items"]
     assert [step["rolled_back"] for step in steps] == [turns[step["turn"]] for step in steps]
-    kept = [step["type"] for step in steps if not step["rolled_back"]]
+    kept = [step["type"] for step in steps if not step["rolled_back"] and not step["archived"]]
     assert step_counts(service.get(f"/conversations/{name}")) == {kind: kept.count(kind) for kind in set(kept)}
     shown = [m for m in service.get(f"/conversations/{name}/prompt")["messages"] if "New task" in json.dumps(m)]
     assert len(shown) == kept.count("task")
-    last = service.play(PROMPT, conversation_id=name, agent=agent)
+    last = service.play(PROMPT, conversation_id=name)
     assert (last["status"], last["turn"]) == ("finished", len(turns) + 1)
 
 
