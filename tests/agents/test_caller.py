@@ -17,7 +17,7 @@ from smolsessions.core.errors import StartError
 from smolsessions.core.records import TurnOptions
 from smolsessions.web.auth import Authenticator
 from tests.support.owners import ADA, BOB, SECOND, create_as, owner_line, request_as
-from tests.support.service import ROOT, Gate, Service, run, shared_service, wait_until, write_private
+from tests.support.service import ROOT, Gate, Service, json_of, run, shared_service, wait_until, write_private
 from tests.support.store_server import StoreServer
 from tests.support.tenants import AGENTS
 from tests.support.turns import DONE, encoded, submit_next, submit_turn, wait_for_end
@@ -41,9 +41,7 @@ def tenants_of(folder: Path, **settings: str) -> Service:
 
 def play(service: Service, key: str, *script: dict[str, Any], agent: str = "tenant", **body: Any) -> dict[str, Any]:
     body = {"agent": agent, "message": json.dumps(script)} | body
-    response = request_as(service, key, "POST", "/turn", body)
-    assert response.status_code == 200, response.text
-    turn: dict[str, Any] = response.json()
+    turn = json_of(request_as(service, key, "POST", "/turn", body))
     assert turn["status"] == "finished", turn
     return turn
 

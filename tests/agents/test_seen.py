@@ -14,7 +14,7 @@ from tests.support.data import data, named
 from tests.support.service import Service
 from tests.support.streaming import Event, posting, seen, spoken
 from tests.support.tiers import mostly_deep
-from tests.support.turns import DONE, ECHO
+from tests.support.turns import DONE, ECHO, delegate
 
 Script = list[Event]
 
@@ -55,9 +55,9 @@ def test_a_call_that_fails_inside_code_is_seen_and_so_is_that_of_the_block(servi
 
 
 def test_agents_that_manage_agents_are_seen_at_every_depth_each_call_with_steps_of_its_own(service: Service) -> None:
-    helped = to("helper", ECHO, {"say": "h"})
+    helped = delegate("helper", ECHO, {"say": "h"})
     events = seen(
-        service, {"call": [to("lead", helped_by(helped), helped_by(helped), {"say": "l"})]}, DONE, agent="family"
+        service, {"call": [delegate("lead", helped_by(helped), helped_by(helped), {"say": "l"})]}, DONE, agent="family"
     )
     turn = events[-1]["result"]
     assert turn["tool_call_names"] == ["lead", "helper", "echo", "helper", "echo"]
@@ -72,7 +72,7 @@ def test_agents_that_manage_agents_are_seen_at_every_depth_each_call_with_steps_
 
 def test_parallel_calls_of_one_agent_do_not_mix(service: Service) -> None:
     tasks: list[Script] = [[{"call": [["echo", {"text": text}]]}, {"say": f"said {text}"}] for text in "abcd"]
-    events = seen(service, {"call": [to("lead", *task) for task in tasks]}, DONE, agent="family")
+    events = seen(service, {"call": [delegate("lead", *task) for task in tasks]}, DONE, agent="family")
     check_places(events)
     for number, text in enumerate("abcd", 1):
         parent = f"1.{number}"
@@ -93,8 +93,8 @@ def prompts() -> dict[str, tuple[Callable[[], MultiStepAgent], list[Script]]]:
     parallel: Script = [{"call": [["echo", {"text": "a"}], ["echo", {"text": ""}]]}, {"call": [["picture", {}]]}, *show]
     coded: Script = [{"code": "print(echo(text='ü'))\nundefined"}, {"text": "no code"}, {"code": "x = [1"}, *show]
     structured: Script = [{"stream": [json.dumps({"thought": "T", "code": "echo('é')"})]}, {"stream": ["{x"]}, *show]
-    managed: Script = [{"call": [to("lead", ECHO, helped_by(to("helper", ECHO, *show)), *show)]}, *show]
-    manages_coder: Script = [{"call": [to("coder", {"code": "print(1)"}, *show), to("lead", *show)]}, *show]
+    managed: Script = [{"call": [delegate("lead", ECHO, helped_by(delegate("helper", ECHO, *show)), *show)]}, *show]
+    manages_coder: Script = [{"call": [delegate("coder", {"code": "print(1)"}, *show), delegate("lead", *show)]}, *show]
     code_manages: Script = [{"code": f"print(helper({json.dumps([ECHO, *show])!r}))"}, *show]
     return {
         "scripted": (make_scripted, [called, parallel, show]),
@@ -178,9 +178,9 @@ def test_pieces_that_come_fast_arrive_as_one_and_nothing_is_lost(service: Servic
 
 
 def test_usage_is_summed_over_plans_steps_and_managed_agents(service: Service) -> None:
-    helped = helped_by(to("helper", ECHO, {"say": "h"}))
+    helped = helped_by(delegate("helper", ECHO, {"say": "h"}))
     for agent, script in (
-        ("family", [{"call": [to("lead", helped, {"say": "l"})]}, DONE]),
+        ("family", [{"call": [delegate("lead", helped, {"say": "l"})]}, DONE]),
         ("streamed-planner", [ECHO, DONE]),
     ):
         events = seen(service, *script, agent=agent)
@@ -188,10 +188,6 @@ def test_usage_is_summed_over_plans_steps_and_managed_agents(service: Service) -
         models = {event["call_id"] for event in events if event["type"] == "message.delta"}
         for name, each in (("input_tokens", 10), ("output_tokens", 5)):
             assert events[-1]["result"]["usage"][name] == sum(usage[name] for usage in finished) == each * len(models)
-
-
-def to(agent: str, *script: Event) -> list[Any]:
-    return [agent, {"task": json.dumps(script)}]
 
 
 def helped_by(call: list[Any]) -> Event:

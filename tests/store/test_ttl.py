@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.support.histories import SETTINGS, fork, new_conversation, roll_back, variable_x
 from tests.support.problems import problem
-from tests.support.service import Service, shared_service, wait_until
+from tests.support.service import Service, json_of, shared_service, wait_until
 from tests.support.store_server import Raw, raw_store
 from tests.support.transfer import export, import_document
 from tests.support.turns import DONE, ECHO, held_turn, png, submit_next, wait_for_end
@@ -23,18 +23,13 @@ raw = raw_store(decode_responses=True)
 
 
 def made(service: Service, ttl_s: float | None = BRIEF_S, **body: Any) -> str:
-    response = service.post("/conversations", **({"agent": "scripted", "ttl_s": ttl_s} | body))
-    assert response.status_code == 201, response.text
-    found = response.json()
+    found = json_of(service.post("/conversations", **({"agent": "scripted", "ttl_s": ttl_s} | body)), 201)
     assert found["ttl_s"] == ttl_s
     return str(found["id"])
 
 
 def patched(service: Service, name: str, ttl_s: float | None) -> dict[str, Any]:
-    response = service.client.patch(f"/conversations/{name}", json={"ttl_s": ttl_s})
-    assert response.status_code == 200, response.text
-    found: dict[str, Any] = response.json()
-    return found
+    return json_of(service.client.patch(f"/conversations/{name}", json={"ttl_s": ttl_s}))
 
 
 def left_s(service: Service, name: str) -> float | None:

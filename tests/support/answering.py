@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 
 from tests.support.approvals import AGENTS, OUTBOX
-from tests.support.service import Service, wait_until
+from tests.support.service import Service, json_of, wait_until
 from tests.support.streaming import Event, place
 from tests.support.turns import submit_turn
 
@@ -47,10 +47,7 @@ def answering(service: Service, turn: Event, *answers: Event, **headers: str) ->
 
 
 def answer(service: Service, turn: Event, *answers: Event, status: int = 200) -> Event:
-    response = answering(service, turn, *answers)
-    assert response.status_code == status, response.text
-    found: Event = response.json()
-    return found
+    return json_of(answering(service, turn, *answers), status)
 
 
 def read(service: Service, turn: Event) -> Event:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import rememberers
-from tests.support.service import Gate, Service, wait_until
+from tests.support.service import Gate, Service, json_of, wait_until
 from tests.support.streaming import Event
 from tests.support.turns import DONE, ECHO, PROMPT, cancel, png, submit_turn, wait_for_end
 
@@ -88,17 +88,13 @@ def new_conversation(service: Service, kind: str) -> str:
 
 def fork(service: Service, conversation: str, **body: Any) -> dict[str, Any]:
     response = service.post(f"/conversations/{conversation}/fork", **body)
-    assert response.status_code == 201, response.text
-    made: dict[str, Any] = response.json()
+    made = json_of(response, 201)
     assert response.headers["location"] == f"/conversations/{made['id']}"
     return made
 
 
 def roll_back(service: Service, conversation: str, turn: int) -> dict[str, Any]:
-    response = service.post(f"/conversations/{conversation}/rollback", turn=turn)
-    assert response.status_code == 200, response.text
-    found: dict[str, Any] = response.json()
-    return found
+    return json_of(service.post(f"/conversations/{conversation}/rollback", turn=turn))
 
 
 def step_counts(conversation: dict[str, Any]) -> dict[str, int]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx2
 
-from tests.support.service import Service
+from tests.support.service import Service, json_of
 
 ADA, BOB, SECOND = "ada-0123456789", "bob-0123456789", "ada-9876543210"
 
@@ -23,15 +23,9 @@ def request_as(
 
 
 def create_as(service: Service, key: str, **body: Any) -> dict[str, Any]:
-    response = request_as(service, key, "POST", "/conversations", body)
-    assert response.status_code == 201, response.text
-    made: dict[str, Any] = response.json()
-    return made
+    return json_of(request_as(service, key, "POST", "/conversations", body), 201)
 
 
 def say_as(service: Service, key: str, text: str, conversation_id: str) -> dict[str, Any]:
     body = {"message": f'[{{"say": "{text}"}}]'}
-    response = request_as(service, key, "POST", f"/conversations/{conversation_id}/turns", body)
-    assert response.status_code == 200, response.text
-    turn: dict[str, Any] = response.json()
-    return turn
+    return json_of(request_as(service, key, "POST", f"/conversations/{conversation_id}/turns", body))

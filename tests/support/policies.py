@@ -10,7 +10,7 @@ from smolagents.memory import TaskStep
 from smolagents.models import ChatMessage, MessageRole
 
 from tests.support import agents, noters, remembering
-from tests.support.service import PLAIN, Service
+from tests.support.service import PLAIN, Service, json_of
 from tests.support.turns import DONE
 
 Json = dict[str, Any]
@@ -34,10 +34,7 @@ def path_of(turn: Json, below: str = "") -> str:
 
 
 def patch_policy(service: Service, turn: Json, policy: Any) -> Json:
-    answer = service.client.patch(path_of(turn), json={"policy": policy})
-    assert answer.status_code == 200, answer.text
-    found: Json = answer.json()
-    return found
+    return json_of(service.client.patch(path_of(turn), json={"policy": policy}))
 
 
 def play_turns(service: Service, turns: int = 4, agent: str = "plain", policy: Any = None) -> Json:
@@ -78,7 +75,4 @@ def message_texts(service: Service, turn: Json, **query: Any) -> list[str]:
 
 
 def prune(service: Service, turn: Json, policy: Any = LAST_TWO, **more: Any) -> Json:
-    answer = service.post(path_of(turn, "/prune"), policy=policy, **more)
-    assert answer.status_code == 200, answer.text
-    found: Json = answer.json()
-    return found
+    return json_of(service.post(path_of(turn, "/prune"), policy=policy, **more))

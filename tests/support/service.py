@@ -53,6 +53,13 @@ PLAIN = {  # a service with these starts faster: it checks two agents, and start
 }
 
 
+def json_of(response: httpx2.Response, status: int = 200) -> dict[str, Any]:
+    """Return the object in an answer, which has this status."""
+    assert response.status_code == status, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
 @dataclass
 class Service:
     """`with Service(folder) as service:` starts it and stops it. Settings are given without their prefix.
@@ -125,19 +132,13 @@ class Service:
         return self.client.post(path, json=body)
 
     def play(self, *script: dict[str, Any], **body: Any) -> dict[str, Any]:
-        response = self.post("/turn", message=json.dumps(script), **({"agent": "scripted"} | body))
-        assert response.status_code == 200, response.text
-        turn: dict[str, Any] = response.json()
-        return turn
+        return json_of(self.post("/turn", message=json.dumps(script), **({"agent": "scripted"} | body)))
 
     def follow_up(self, turn: dict[str, Any], *script: dict[str, Any], **body: Any) -> dict[str, Any]:
         return self.play(*script, agent=turn["agent"]["name"], conversation_id=turn["conversation_id"], **body)
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:
-        response = self.client.get(path, params=query)
-        assert response.status_code == 200, response.text
-        found: dict[str, Any] = response.json()
-        return found
+        return json_of(self.client.get(path, params=query))
 
     def steps(self, turn: dict[str, Any]) -> list[dict[str, Any]]:
         page = self.get(f"/conversations/{turn['conversation_id']}/steps", limit=100)

@@ -5,15 +5,13 @@ from typing import Any
 
 import httpx2
 
-from tests.support.service import Service
+from tests.support.service import Service, json_of
 
 
 def export(service: Service, name: str) -> dict[str, Any]:
     response = service.client.get(f"/conversations/{name}/export")
-    assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "application/json"
-    found: dict[str, Any] = response.json()
-    return found
+    return json_of(response)
 
 
 def post_import(service: Service, document: Any, **query: str) -> httpx2.Response:
@@ -23,7 +21,6 @@ def post_import(service: Service, document: Any, **query: str) -> httpx2.Respons
 
 def import_document(service: Service, document: Any, **query: str) -> dict[str, Any]:
     response = post_import(service, document, **query)
-    assert response.status_code == 201, response.text
-    made: dict[str, Any] = response.json()
+    made = json_of(response, 201)
     assert response.headers["location"] == f"/conversations/{made['id']}"
     return made

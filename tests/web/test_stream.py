@@ -17,9 +17,8 @@ from tests.support.owners import ADA, BOB, owner_line
 from tests.support.problems import problem
 from tests.support.service import PLAIN, Gate, Service, wait_until, write_private
 from tests.support.streaming import EVENTS, FINAL, Event, Frame, check_numbers, gone, log_of, place, posting, watching
-from tests.support.turns import DONE, ECHO, held_turn, submit_turn, wait_for_end
+from tests.support.turns import DONE, ECHO, ENDLESS, held_turn, submit_turn, wait_for_end
 
-ENDLESS: Event = {"endless": "on and on ", "pace_s": 0.002}
 PAGE = "http://localhost:5173"
 STREAMED = PLAIN | {
     "AGENTS": "scripted=tests.support.agents:make_scripted,streamed=tests.support.streaming:make_streamed"

@@ -15,7 +15,7 @@ import pytest
 from smolsessions.core.records import LOCAL, Ref
 from smolsessions.worker.session_pool import SessionPool
 from tests.support.owners import ADA, BOB, owner_line, request_as
-from tests.support.service import PLAIN, Gate, Service, shared_service, totals, wait_until, write_private
+from tests.support.service import PLAIN, Gate, Service, json_of, shared_service, totals, wait_until, write_private
 from tests.support.store_server import StoreServer
 from tests.support.streaming import Event
 from tests.support.turns import DONE, ECHO, PROMPT, cancel, held_turn, png, submit_next, submit_turn, wait_for_end
@@ -132,10 +132,7 @@ def shared(tmp_path: Path) -> Iterator[Service]:
 
 
 def submit(service: Service, key: str, text: str) -> dict[str, Any]:
-    response = request_as(service, key, "POST", "/turn", {"message": text}, Prefer="respond-async")
-    assert response.status_code == 202, response.text
-    accepted: dict[str, Any] = response.json()
-    return accepted
+    return json_of(request_as(service, key, "POST", "/turn", {"message": text}, Prefer="respond-async"), 202)
 
 
 def test_slow_turns_of_one_owner_keep_no_other_waiting(shared: Service, gate: Gate) -> None:
