@@ -43,11 +43,6 @@ def test_all_works_below_a_prefix(opened: Callable[..., Page], prefixed: tuple[S
         expect(call.locator(".request-url")).to_contain_text(f"{PREFIX}/livez")
 
 
-@pytest.mark.deep
-def test_a_call_can_be_tried_in_the_docs(opened: Callable[..., Page], service: Service) -> None:
-    try_liveness(opened(service, "/docs"))
-
-
 FAST = ["answer", "plan", "running", "edited", "list", "compose", "inspector-memory"]
 OVERFLOWING = """() => [document.documentElement, document.body, ...document.querySelectorAll(
   "#scroll, #side, #inspector, .inspector-panel, .foot, dialog[open]")].filter(

@@ -90,8 +90,9 @@ def _change_keys(tenants: Service, claims: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("agent", ["tenant", "plain"])
 def test_a_tool_knows_owner_conversation_claims_and_metadata(tenants: Service, agent: str) -> None:
+    lie = {"caller": {"owner": "ada"}, "claims": PRO, "owner": "ada"}  # an argument changes no caller
     for key, owner, claims in ((ADA, "ada", PRO), (BOB, "bob", FREE)):
-        turn = play(tenants, key, ASK, DONE, agent=agent, metadata={"team": owner})
+        turn = play(tenants, key, ASK, DONE, agent=agent, metadata={"team": owner}, additional_args=lie)
         assert told(turn, owner, claims, team=owner) in observed(tenants, key, turn)[0]
 
 
@@ -124,12 +125,6 @@ def test_threads_of_a_tool_have_the_caller_if_they_copy_the_context(tenants: Ser
         assert told(turn, owner, claims) in copied
         assert coroutine == told(turn, owner, claims)
         assert bare.startswith("no turn runs here, so there is no caller")
-
-
-def test_arguments_of_the_request_do_not_change_the_caller(tenants: Service) -> None:
-    lie = {"caller": {"owner": "ada"}, "claims": PRO, "owner": "ada"}
-    turn = play(tenants, BOB, ASK, DONE, additional_args=lie)
-    assert told(turn, "bob", FREE) in observed(tenants, BOB, turn)[0]
 
 
 @pytest.mark.parametrize("agent", ["plain", "coder", "threaded"])

@@ -270,21 +270,6 @@ def test_a_block_that_needs_a_process_while_the_service_ends_gets_an_error_that_
         turn("1")
 
 
-def test_a_process_ends_with_its_turn_and_a_killed_fork_server_is_replaced() -> None:
-    with closing(ForkClient([])) as fork_client:
-        before = psutil.Process().children()
-        turn = begin_turn(fork_client)
-        assert turn("print(1 + 1)").logs == "2\n"
-        (server,) = [process for process in psutil.Process().children() if process not in before]
-        (process,) = server.children()
-        turn.stop()
-        wait_until(lambda: process not in server.children())
-        server.kill()
-        server.wait(PATIENCE_S)
-        assert turn("print(2 + 2)").logs == "4\n"
-        turn.stop()
-
-
 @pytest.mark.parametrize("what", ["nothing", "a process", "the fork server"])
 def test_spare_processes_serve_later_turns_and_are_replaced_if_they_die(what: str) -> None:
     with closing(ForkClient([])) as fork_client:
