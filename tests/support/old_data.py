@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support import noters
+from tests.support import rememberers
 from tests.support import service as services
 from tests.support.service import Service
 
@@ -22,7 +22,7 @@ Raw = Any  # redis-py annotates the answers of both its clients at once
 Json = dict[str, Any]
 Turn = tuple[list[Json], Json]  # the script, and the other members of the request
 
-AGENTS = {"AGENTS": f"{services.AGENTS},{noters.AGENTS},plain=tests.support.remembering:make_plain"}
+AGENTS = {"AGENTS": f"{services.AGENTS},{rememberers.NOTERS},plain=tests.support.remembering:make_plain"}
 TTL_S = 24 * 60 * 60
 RED = "iVBORw0KGgoAAAANSUhEUgAAAAMAAAACCAIAAAASFvFNAAAAEElEQVR42mP4z8AAQQxwFgBB0gX7b/EWxwAAAABJRU5ErkJggg=="  # 3 by 2
 ECHO: Json = {"call": [["echo", {"text": "你好, мир ü 👩‍👩‍👧"}]]}

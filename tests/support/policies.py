@@ -9,13 +9,13 @@ import PIL.Image
 from smolagents.memory import TaskStep
 from smolagents.models import ChatMessage, MessageRole
 
-from tests.support import agents, noters, remembering
+from tests.support import agents, rememberers, remembering
 from tests.support.service import PLAIN, Service, json_of
 from tests.support.turns import DONE
 
 Json = dict[str, Any]
 SETTINGS = {
-    "AGENTS": f"{remembering.AGENTS},{noters.AGENTS},{PLAIN['AGENTS']},own=tests.support.agents:make_broken",
+    "AGENTS": f"{remembering.AGENTS},{rememberers.NOTERS},{PLAIN['AGENTS']},own=tests.support.agents:make_broken",
     "DEMO_AGENTS": "0",
     "THREADS": "16",
 }

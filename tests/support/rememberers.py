@@ -1,23 +1,20 @@
-"""Agents that remember in every way: steps, plans, notes, variables, `agent.state`, a tool's own state.
+"""Agents that remember in every way: steps, plans, notes, variables, `agent.state`, a tool's own state, a scratchpad.
 
 PYTEST_DONT_REWRITE: other processes import this, too.
 """
 
+import functools
 import gc
+from collections.abc import Callable
 from typing import TypeVar
 
 from smolagents import CodeAgent, LogLevel, MultiStepAgent, Tool, ToolCallingAgent, tool
 
 import smolsessions
-from tests.support import agents, noters, service
+from tests.support import agents, ledgers, service
 from tests.support.agents import ScriptedModel, echo
 
 A = TypeVar("A", bound=MultiStepAgent)
-
-AGENTS = ",".join(
-    [service.AGENTS, noters.AGENTS]
-    + [f"{name}=tests.support.rememberers:make_{name.replace('-', '_')}" for name in ("rememberer", "code-rememberer")]
-)
 
 
 class Shelf(Tool):  # type: ignore[misc, unused-ignore]
@@ -64,3 +61,37 @@ def collect() -> str:
 
 def make_collector() -> ToolCallingAgent:
     return ToolCallingAgent(tools=[echo, collect], model=ScriptedModel(), verbosity_level=LogLevel.OFF)
+
+
+def _boss() -> ToolCallingAgent:
+    """Make an agent that manages a helper, which would have a scratchpad if it ran alone."""
+    helper = _noting(agents.make_scripted(name="helper", description="Helps."))
+    return agents.make_scripted(managed_agents=[helper])
+
+
+FACTORIES: dict[str, Callable[[], MultiStepAgent]] = {
+    "noter": agents.make_scripted,
+    "code-noter": agents.make_code,
+    "thread-noter": lambda: smolsessions.options(agents.make_code(), executor="thread"),
+    "boss": _boss,
+    "killed": ledgers.make_teller,
+    "killed-writer": ledgers.make_writer,
+    "killed-planner": ledgers.make_planner,
+}
+
+
+def _noting(agent: A) -> A:
+    return smolsessions.options(agent, scratchpad=True)
+
+
+def _path_of(name: str) -> str:
+    return f"{name}=tests.support.rememberers:make_{name.replace('-', '_')}"
+
+
+def make(name: str) -> MultiStepAgent:
+    return _noting(FACTORIES[name]())
+
+
+globals().update({f"make_{name.replace('-', '_')}": functools.partial(make, name) for name in FACTORIES})
+NOTERS = ",".join(map(_path_of, FACTORIES))
+AGENTS = ",".join([service.AGENTS, NOTERS, *map(_path_of, ("rememberer", "code-rememberer"))])
