@@ -233,6 +233,14 @@ def test_monotonic_clocks_go_on_on_a_machine_with_another_uptime(blocks: Blocks,
     assert 0.01 < float(blocks.run(code)) < 30
 
 
+def test_the_processor_time_of_another_process_does_not_go_back(blocks: Blocks) -> None:
+    code = "import time\nbegan = time.process_time()\nsend(1)\nprint(time.process_time() >= began)"
+    blocks.run(code)
+    ((name, entry),) = blocks.bridge.effects.items()
+    blocks.bridge.effects[name] = dumps([loads(entry)[0], {"process_time": struct.pack("<q", 3600 * SECOND)}])
+    assert blocks.run(code).strip() == "True"
+
+
 FORGED: list[Any] = [
     None,
     [],

@@ -4,12 +4,25 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
+from smolsessions.core.agent_ports import AgentCatalog
+from smolsessions.core.callers import Caller
+from smolsessions.core.conversations import Conversations
 from smolsessions.core.errors import ConversationExistsError, LeaseLostError, SealBrokenError, StoreUnavailableError
-from smolsessions.core.memories import ImportedConversation, ImportedMemory
-from smolsessions.core.records import Conversation, ConversationFields, IdempotentRequest, OnBusy, Owner, Ref
+from smolsessions.core.memories import ImportedConversation, ImportedMemory, Memory, PrunePreview
+from smolsessions.core.policies import Policy
+from smolsessions.core.records import (
+    Conversation,
+    ConversationFields,
+    IdempotentRequest,
+    OnBusy,
+    Owner,
+    PromptSize,
+    Ref,
+)
 from smolsessions.store.store import Store
 from smolsessions.store.turns.lease import HeldLease
 from tests.support import stores
@@ -165,6 +178,17 @@ async def test_a_change_that_meets_another_one_is_made_again(one: Store, raw: Ra
     await one.conversations.patch(ref, lambda _: ConversationFields({}, approve=("b",)))
     assert (await one.conversations.patch(ref, change)).approve == ("a",)
     assert seen == [("b",), ("a",)]
+
+    class Agents:
+        def preview_prune(self, _caller: Caller, memory: Memory, _policy: Policy) -> PrunePreview:
+            weighed.append(memory.version.settings)
+            raw.hset(conversation, "settings", before)
+            return PrunePreview(nothing, nothing, (), 0)
+
+    weighed, nothing, agents = list[bytes](), PromptSize(0, 0, 0), cast("AgentCatalog", Agents())
+    parts = one.conversations, one.history, one.turns, agents, stores.AGENT
+    await Conversations(*parts, on_end=print, max_pixels=1).prune(ref, {}, None, dry_run=False, destroy=False)
+    assert (len(weighed), weighed[1]) == (2, before)
 
 
 async def test_what_cannot_be_read_is_not_rolled_back_but_told(one: Store, other: Store, raw: Raw) -> None:

@@ -1,16 +1,18 @@
 """The Vercel AI SDK: its chats of the versions 6 and 7, without a page."""
 
 import json
+import re
 import secrets
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.answering import asking_service, mail, sent
 from tests.support.service import Service, wait_until
-from tests.support.turns import DONE, SHOWN, delegate, held_turn, png
+from tests.support.turns import DONE, SHOWN, delegate, held_turn, png, submit_turn, wait_for_end
 from tests.web.dialects.ai_sdk_chats import Chats
 from tests.web.dialects.clients import WHERE
 
@@ -171,3 +173,33 @@ def test_steps_of_inner_agents_are_data(chats: Chats, chat: str) -> None:
     (call,) = [call for step in steps for call in step["calls"] if call["toolName"] == "echo"]
     assert (call["input"], call["output"]) == ({"text": "in"}, "in")
     assert chats.text.endswith("done")
+
+
+def message(name: str, *script: dict[str, Any]) -> dict[str, Any]:
+    return {"id": name, "role": "user", "parts": [{"type": "text", "text": json.dumps(script)}]}
+
+
+def test_an_edit_stops_the_turns_behind_the_message(chat: str, service: Service) -> None:
+    history = [message("m1", {"say": "one"}), {"id": f"{chat}:1", "role": "assistant", "parts": []}]
+    assert "one" in service.post("/ai-sdk/code-mailer", id=chat, messages=history[:1]).text
+    of_chat = {"agent": "code-mailer", "conversation_id": chat, "on_busy": "enqueue"}
+    turns = [submit_turn(service, {"code": "import time\ntime.sleep(60)"}, **of_chat) for _ in range(2)]
+    answer = service.post("/ai-sdk/code-mailer", id=chat, messages=[*history, message("m2", {"say": "edited"})])
+    assert "edited" in answer.text
+    assert [wait_for_end(service, turn)["status"] for turn in turns] == ["cancelled"] * 2
+
+
+def test_messages_that_come_at_once_keep_their_turns(chat: str, service: Service) -> None:
+    history = [message("m1", {"say": "one"}), {"id": f"{chat}:1", "role": "assistant", "parts": []}]
+    service.post("/ai-sdk/plain", id=chat, messages=history[:1])
+
+    def send(number: int) -> list[str]:
+        last = message(f"n{number}", {"say": "two"})
+        answer = service.post("/ai-sdk/plain", id=chat, messages=[*history, last], on_busy="enqueue")
+        return re.findall(r'"messageId":"([^"]+)"', answer.text)
+
+    with ThreadPoolExecutor(8) as pool:
+        found = dict(enumerate(pool.map(send, range(8))))
+    accepted = {number: ids for number, ids in found.items() if ids}  # a fork is refused while a turn waits
+    assert {number: send(number) for number in accepted} == accepted
+    assert len({each for (each,) in accepted.values()}) == len(accepted) > 1
