@@ -294,7 +294,7 @@ class _Chat:
             case wire.MessageRestarted():
                 self._end_line()
                 self._answer = ""
-                out.print("the model is asked again; its text so far is void", style="yellow")
+                out.print("the model is asked again; ignore its text so far", style="yellow")
             case wire.ToolCalled(name=name, arguments=str(code)) if name == CODE:
                 self._end_line()
                 first = code.partition("final_answer(")[0].strip().partition("\n")[0]  # the answer follows as text
