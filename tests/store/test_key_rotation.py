@@ -95,6 +95,9 @@ def broken_off(server: StoreServer, tmp_path: Path, gate: Gate) -> Iterator[dict
 
 def test_no_turn_needs_an_old_key(server: StoreServer, tmp_path: Path, gate: Gate, broken_off: dict[str, Any]) -> None:
     new, settings = new_key(), CODE | server.settings | {"LOG_TTL_S": "0"}
+    with server.client() as raw:  # and some chunks of a step that was cut off
+        (pending,) = raw.keys("*:pending:*")
+        raw.hset(pending, mapping={name + b"\n9.9": blob for name, blob in raw.hgetall(pending).items()})
     assert kinds_under(server, SEAL_KEY) == KINDS | OF_OPEN_TURN
     rekey(tmp_path / "rekey", settings, f"{new},{SEAL_KEY}")
     assert kinds_under(server, SEAL_KEY) == set()

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from smolsessions.store.turns.lease import HeldLease
 from tests.support import stores
 from tests.support.stores import Raw
 from tests.support.waiting import PATIENCE_S
+
+MOST_ARGUMENTS = 1_020  # of 1,000 values
 
 
 async def test_an_old_fence_never_writes(one: Store, other: Store, raw: Raw) -> None:
@@ -279,3 +282,34 @@ async def test_a_silent_log_gives_a_sign_of_life_in_time(one: Store, monkeypatch
         assert not too_late.done()
         too_late.cancel()
         await events.aclose()
+
+
+async def test_the_many_chunks_of_a_step_become_valid_together_wherever_its_worker_dies(
+    one: Store, other: Store, raw: Raw
+) -> None:
+    before: dict[str, bytes | None] = {":v0": b"old", ":v1": b"old"}
+    after: dict[str, bytes | None] = {":v0": None} | {f":v{number}": b"new" for number in range(1, 2_010)}
+    written = total = 1
+    while written <= total:
+        name = f"large{written}"
+        lease = await stores.begin(one, name)
+        for key, chunks in (("step:1", before), ("step:2", after)):
+            lease.emit(key, result=b"done", step=replace(stores.packed_step(key), variables=chunks))
+        writes = lease._writes  # noqa: SLF001 - a worker may die after each of them
+        total = len(writes)
+        for write in writes[:written]:
+            assert len(write.arguments) <= MOST_ARGUMENTS
+            stores.emit_raw(raw, lease, write.arguments, serial=write.serial)
+        lease.lose()
+        stores.expire_lease(raw, name)
+        await other.scheduler.sweep()
+        taken = await stores.claim_one(other)
+        steps = len((await taken.load_replay_state()).steps)
+        await taken.commit(stores.DONE)
+        _, variables = await one.history.variables(stores.ref_of(name))
+        expected = [{}, before, before | after][steps]
+        assert variables == {field: chunk for field, chunk in expected.items() if chunk}, written
+        fields = raw.hkeys(stores.key_of("variables", name, 0))
+        assert set(fields) == {"", *variables}, written
+        written += 1
+    assert (steps, total > 10) == (2, True)

@@ -18,6 +18,7 @@ from smolsessions.store.connection.servers import Servers
 from smolsessions.store.partition import Partition, Scope
 from smolsessions.store.scripts.loader import script
 from smolsessions.store.seal import tag_of
+from smolsessions.store.turns.turn_memory import STAGED
 
 KEYS_AT_ONCE = 16  # of the server; a part of one is at most some MiB
 SCANNED_AT_ONCE = 500
@@ -183,7 +184,7 @@ async def _chunk_names(scope: Scope, name: bytes, generation: str) -> dict[bytes
 
 def _place(kind: str, number: str, field: bytes, event: str) -> tuple[str, ...]:
     """Return the place that a record is bound to."""
-    name = codec.text(field)
+    name = codec.text(field).partition(STAGED)[0]
     place: tuple[str, ...] = ("variable", number, name) if name else ("variables", number)
     match kind:
         case "conversation":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from smolsessions.core.errors import HistoryGoneError, StoreUnavailableError
@@ -22,12 +22,16 @@ def pieces(values: Sequence[Argument]) -> Iterator[tuple[int, list[Argument]]]:
     """Yield parts of bounded size, each an even number of values, with the number of values before."""
     start = size = 0
     for index in range(0, len(values), 2):
-        size += sum(len(value) if isinstance(value, bytes) else len(str(value)) for value in values[index : index + 2])
+        size += size_of(values[index : index + 2])
         if size > PIECE_BYTES or index + 2 - start >= PIECE_VALUES:
             yield start, [*values[start : index + 2]]
             start, size = index + 2, 0
     if start < len(values):
         yield start, [*values[start:]]
+
+
+def size_of(values: Iterable[Argument]) -> int:
+    return sum(len(value) if isinstance(value, bytes) else len(str(value)) for value in values)
 
 
 @asynccontextmanager

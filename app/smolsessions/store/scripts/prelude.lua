@@ -175,18 +175,32 @@ end
 -- before it are written.
 -- An entry is a text with a letter for each of its parts, then two arguments of each part: `l` length of the log before its
 -- events and nothing, `s` index and sealed step, `i` name and sealed image, `v` name and sealed chunk of variables (empty if it
--- was deleted), `t` number and sealed record of a turn whose message the write takes, `k` key in the journal and result, `e` name
--- and sealed event. `l` and `s` come first.
+-- was deleted), `x` name of a chunk and its new name (empty: it is removed), `t` number and sealed record of a turn whose message the
+-- write takes, `k` key in the journal and result, `e` name and sealed event. `l` and `s` come first. The chunks of a large step are
+-- written under names with a mark. They are valid once the chunk without a name holds that mark, and then get their own names.
 local function append_writes(ref, turn, generation, own_channel, serial, entries)
   local run, journal, steps = key('run', ref, turn), key('journal', ref, turn), key('steps', ref, generation)
   local images, pending = key('images', ref), key('pending', ref, generation)
   local known = redis.call('HMGET', run, 'written', 'effects')
   local written, effects = parse_int(known[1] or '0'), parse_int(known[2] or '0')
-  local number, length, seqs, i, chunks = tonumber(serial), nil, {}, 1, {}
+  local number, length, seqs, i, chunks, moves = tonumber(serial), nil, {}, 1, {}, {}
   if not (written and effects) then damaged('run') end
   if number > written + 1 then return 'behind' end
-  local function save()
+  local function save_chunks()
     in_pieces(chunks, function(...) redis.call('HSET', pending, ...) end)
+    in_pieces(moves, function(...)
+      local part, from, moved = {...}, {}, {}
+      for i = 1, #part, 2 do from[#from + 1] = part[i] end
+      for i, chunk in ipairs(redis.call('HMGET', pending, unpack(from))) do
+        if chunk and part[2 * i] ~= '' then moved[#moved + 1], moved[#moved + 2] = part[2 * i], chunk end
+      end
+      if #moved > 0 then redis.call('HSET', pending, unpack(moved)) end
+      redis.call('HDEL', pending, unpack(from))
+    end)
+    chunks, moves = {}, {}
+  end
+  local function save()
+    save_chunks()
     if number - 1 > written then redis.call('HSET', run, 'written', number - 1, 'effects', effects) end
   end
   while i <= #entries do
@@ -206,7 +220,10 @@ local function append_writes(ref, turn, generation, own_channel, serial, entries
       elseif part == 'i' then
         redis.call('HSETNX', images, name, data)
       elseif part == 'v' then
+        if #moves > 0 then save_chunks() end
         chunks[#chunks + 1], chunks[#chunks + 2] = name, data
+      elseif part == 'x' then
+        moves[#moves + 1], moves[#moves + 2] = name, data
       elseif part == 't' then
         end_steered(ref, turn, name, data)
       elseif redis.call('HSETNX', journal, name, data) == 1 and data ~= '' then

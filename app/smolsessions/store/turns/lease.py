@@ -24,15 +24,23 @@ from smolsessions.core.store_ports import StopReason
 from smolsessions.store import codec
 from smolsessions.store.connection.commands import Reply
 from smolsessions.store.conversations.head import COUNT_SENTENCE
-from smolsessions.store.conversations.staging import keep_chunks, stage_chunks, staged_keys
+from smolsessions.store.conversations.staging import (
+    PIECE_BYTES,
+    PIECE_VALUES,
+    keep_chunks,
+    pieces,
+    size_of,
+    stage_chunks,
+    staged_keys,
+)
 from smolsessions.store.partition import Scope, SealedMetadata
-from smolsessions.store.scripts.loader import Argument, as_service_error
+from smolsessions.store.scripts.loader import Argument, as_service_error, flattened
 from smolsessions.store.seal import tag_of
 from smolsessions.store.turns import steering
 from smolsessions.store.turns.claim import STRENGTH, Claim, StopRequest
 from smolsessions.store.turns.event_buffer import EventBuffer
 from smolsessions.store.turns.steering import STEER
-from smolsessions.store.turns.turn_memory import TurnMemory
+from smolsessions.store.turns.turn_memory import STAGED, TurnMemory
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -40,6 +48,7 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.25
 LATE_S = 0.05
 PATIENCE_S = 600.0  # limit for a store outage; the turn's own deadline is shorter while the turn runs
+MOST_PIECES = 4  # of chunks that one script takes at once: two passes cost the store twice as much
 HELD_SHARE = 0.8  # share of a lease's time during which it certainly holds
 
 
@@ -171,7 +180,9 @@ class HeldLease:
         return await self._retry(self._memory.variables)
 
     async def load_replay_state(self, *, effects: bool = True) -> ReplayState:
-        return await self._retry(partial(self._memory.replay_state, self.fence, effects=effects))
+        state = await self._retry(partial(self._memory.replay_state, self.fence, effects=effects))
+        self._move_chunks(*self._memory.staged)
+        return state
 
     async def load_steering(self) -> list[tuple[Turn, TurnInput]]:
         self.steers = False
@@ -203,11 +214,17 @@ class HeldLease:
         if self.is_over:
             return
         number, seal = self.turn.number, self._memory.seal
-        parts = "l" if events else ""
+        parts, staged, mark = "l" if events else "", list[Argument](), ""
         arguments: list[Argument] = [self._log.stored, ""] if events else []
         if step:
-            parts += "s" + "i" * len(step.attachments) + "v" * len(step.variables)
+            parts += "s" + "i" * len(step.attachments)
             arguments += self._memory.seal_step(step)
+            chunks = self._memory.seal_chunks(step.variables)
+            if len([*pieces(chunks)]) > MOST_PIECES:
+                staged, mark = self._stage_chunks(chunks)
+                chunks = ["", mark]
+            parts += "v" * (len(chunks) // 2)
+            arguments += chunks
         if media:
             parts += "i" * len(media)
             for name, data in media.items():
@@ -222,10 +239,38 @@ class HeldLease:
             arguments += [key, seal(result, "effect", number, key) if result else b""]
         for event in events:
             arguments += [event.type, seal(self._log.add(event), "event", number, event.type)]
-        arguments.insert(0, parts + "e" * len(events))
+        self._write(parts + "e" * len(events), arguments, events, is_effect=bool(result))
+        self._move_chunks(staged, mark)
+
+    def _write(
+        self, parts: str, arguments: list[Argument], events: Sequence[Event] = (), *, is_effect: bool = False
+    ) -> None:
         self._made += 1
-        self._writes.append(Write(self._made, time.monotonic(), arguments, events, bool(result)))
+        self._writes.append(Write(self._made, time.monotonic(), [parts, *arguments], events, is_effect))
         self._unsent += 1
+
+    def _stage_chunks(self, chunks: list[Argument]) -> tuple[list[Argument], str]:
+        """Write a step's many chunks of variables under names with a mark. One script with all would delay others.
+
+        Returns the chunks with these names, and the mark, which makes them valid once it is written with the step.
+        """
+        mark = f"{self.fence.partition(':')[0]}.{self._made}"
+        names = [str(name) + STAGED + mark for name in chunks[::2]]
+        staged = flattened(zip(names, chunks[1::2], strict=True))
+        for _, piece in pieces(staged):
+            self._write("v" * (len(piece) // 2), piece)
+        return staged, mark
+
+    def _move_chunks(self, staged: list[Argument], mark: str) -> None:
+        """Rename staged chunks with this mark to their own names, and remove all others, then the mark."""
+        for _, piece in pieces(staged):
+            moves: list[Argument] = []
+            for field in piece[::2]:
+                name, _, own_mark = str(field).partition(STAGED)
+                moves += [field, name if own_mark == mark else ""]
+            self._write("x" * (len(piece) // 2), moves)
+        if mark:
+            self._write("x", ["", ""])
 
     def when_written(self, call: Callable[[], object]) -> None:
         if self._writes:
@@ -327,7 +372,9 @@ class HeldLease:
 
         Raises `LeaseLostError`, also if the store lost acknowledged writes: another claim replays from its state.
         """
-        batch = self._take_unsent()
+        *earlier, batch = _batches(self._take_unsent()) or [[]]
+        for each in earlier:
+            self._send(each)
         serial = batch[0].serial if batch else self._made + 1
         entries = [argument for write in batch for argument in write.arguments]
         reply: list[Any] = await self.scope.partition.call(script, *entries, **self._target, serial=serial, **arguments)
@@ -375,8 +422,10 @@ class HeldLease:
         return batch
 
     def send(self) -> None:
-        if not (batch := self._take_unsent()):
-            return
+        for batch in _batches(self._take_unsent()):
+            self._send(batch)
+
+    def _send(self, batch: list[Write]) -> None:
         lease_us = int(self.scope.partition.options.lease_s * 1_000_000)
         arguments = [argument for write in batch for argument in write.arguments]
         reply = self.scope.partition.send("emit", *arguments, serial=batch[0].serial, lease_us=lease_us, **self._target)
@@ -437,3 +486,15 @@ class HeldLease:
         first = self._writes[0].serial if self._writes else self._made + 1
         while self._callbacks and self._callbacks[0][0] < first:
             self._callbacks.pop(0)[1]()
+
+
+def _batches(writes: Sequence[Write]) -> list[list[Write]]:
+    """Return the writes in parts that one script takes without delaying others."""
+    batches, count, size = list[list[Write]](), 0, 0
+    for write in writes:
+        count, size = count + len(write.arguments), size + size_of(write.arguments)
+        if not batches or count > PIECE_VALUES or size > PIECE_BYTES:
+            batches.append([])
+            count, size = len(write.arguments), size_of(write.arguments)
+        batches[-1].append(write)
+    return batches

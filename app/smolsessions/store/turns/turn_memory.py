@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from smolsessions.core.records import EntryType
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import VARIABLES_SENTENCE, extended, load_images, load_steps, open_step
 from smolsessions.store.partition import Scope
-from smolsessions.store.scripts.loader import Argument
+from smolsessions.store.scripts.loader import Argument, flattened
 from smolsessions.store.seal import compress, tag_of
 from smolsessions.store.turns.claim import Claim
 from smolsessions.store.turns.turn_log import open_event
@@ -23,6 +23,7 @@ JOURNAL_SENTENCE = "The journal of this turn does not hold the effects that were
 EVENTS_AT_ONCE = 200
 LARGE_BYTES = 1024 * 1024  # to compress 16 MB of text takes 150 ms
 MANY_CHUNKS = 1000  # a script that writes 20,000 takes 60 ms
+STAGED = "\n"  # between the name of a chunk that is not valid yet and its mark
 
 
 class TurnMemory:
@@ -41,6 +42,8 @@ class TurnMemory:
         self._knows_tail = claim.turn.attempts <= 1
         self._chunks_before = claim.chunks
         self.chunks = dict(claim.chunks)
+        self.staged: tuple[list[Argument], str] = [], ""
+        """Chunks that an earlier attempt staged, and the mark of those that are valid."""
         self._compressed: dict[bytes, bytes] = {}
         """Compressed forms of large parts that are sealed next."""
         self.generation = head.generation
@@ -91,6 +94,7 @@ class TurnMemory:
             raise LeaseLostError
         journal, log, tail, count = found
         _, pending = await self._load_chunks()
+        self.staged = _take_staged(pending)
         steps, added = [], []
         for index, blob in enumerate(tail, head.count):
             steps.append(open_step(self._scope, self._start, index, blob))
@@ -134,25 +138,29 @@ class TurnMemory:
         return self._scope.seal(data, *place, packed=packed)
 
     def seal_step(self, step: PackedStep) -> list[Argument]:
-        """Append a step to the head, and return the arguments of its parts: step, images, chunks of variables."""
+        """Append a step to the head, and return the arguments of its parts: step and images."""
         seal, index = self.seal, self.count
         blob = seal(codec.encode_step(step), "step", self.generation, index)
         self._added.append((step.type, tag_of(blob)))
         sealed: list[Argument] = [index, blob]
         for name, data in step.attachments.items():
             sealed += [name, seal(data, "image", name)]
-        for name, chunk in step.variables.items():
-            blob = b"" if chunk is None else seal(chunk, "variable", self.generation, name)
+        return sealed
+
+    def seal_chunks(self, variables: Mapping[str, bytes | None]) -> list[Argument]:
+        """Change chunks of variables, and return their names and blobs. One that is deleted has an empty blob."""
+        sealed: list[Argument] = []
+        for name, chunk in variables.items():
+            blob = b"" if chunk is None else self.seal(chunk, "variable", self.generation, name)
             self._set_chunk(name, blob)
             sealed += [name, blob]
         return sealed
 
     def replaced_chunks(self) -> list[str]:
-        """Return the names of the chunks that the turn replaces or deletes, if most of very many have changed."""
+        """Return the names of the chunks that the turn replaces or deletes, if very many have changed."""
         before, after = self._chunks_before, self.chunks
         changed = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
-        is_most = len(changed) > max(MANY_CHUNKS, len(after) // 4)
-        return ["", *(name for name in changed if name in before)] if is_most else []
+        return ["", *(name for name in changed if name in before)] if len(changed) > MANY_CHUNKS else []
 
     def seal_head(self) -> tuple[bytes, bytes]:
         """Seal the list of the variables' chunks and the head. Either is empty if it is unchanged."""
@@ -180,3 +188,14 @@ class TurnMemory:
 
 def _by_name(pairs: Sequence[bytes]) -> dict[str, bytes]:
     return {codec.text(name): blob for name, blob in zip(pairs[::2], pairs[1::2], strict=True)}
+
+
+def _take_staged(pending: dict[str, bytes]) -> tuple[list[Argument], str]:
+    """Take staged chunks out. Those with the mark that was written with their step replace others."""
+    mark = codec.text(pending.pop("", b""))
+    staged = {field: pending.pop(field) for field in [*pending] if STAGED in field}
+    for field, blob in staged.items():
+        name, _, own_mark = field.partition(STAGED)
+        if own_mark == mark:
+            pending[name] = blob
+    return flattened(staged.items()), mark
