@@ -99,11 +99,22 @@ def test_media_of_a_result_reach_the_agent(service: Service) -> None:
     assert broken["errors"][0]["pointer"] == "/answers/1/images/0"
     large = [png("red", (4000, 4000))]  # 16 million pixels, and 25 for all answers
     assert error_code(answering(service, turn, {"images": large}, {"images": large})) == "too_large"
-    turn = answer(service, turn, {"result": None}, status=202)
     file = {"name": "notes.txt", "media_type": "text/plain", "data": b64encode(b"in the hall").decode()}
+    half = {"files": [{**file, "data": b64encode(b"x" * 3_000_000).decode()}]}  # and 5 MiB for all answers
+    assert error_code(answering(service, turn, half, half)) == "too_large"
+    turn = answer(service, turn, {"result": None}, status=202)
     ended = answer(service, turn, {"images": [png("red")], "files": [file], "result": "both"})
     assert ended["status"] == "finished"
     assert observed(service, turn)[0].startswith("None\nboth")
+
+
+def test_a_call_whose_arguments_cannot_be_shown_is_not_made(service: Service) -> None:
+    lines = ["try:", "    where('x' * 300_000)", "except Exception as error:", "    print(error)"]
+    code = "\n".join([*lines, "print(send_email('x' * 300_000, 'hi'))"])
+    turn = service.play({"code": code}, DONE, agent="code-mailer", client_tools=[WHERE])
+    seen = observed(service, turn)[0]
+    assert "the arguments of where hold more than 256 KiB" in seen
+    assert "send_email needs an approval, and its arguments hold more than 256 KiB. It was not made" in seen
 
 
 def test_tools_of_a_conversation_hold_for_its_turns(service: Service) -> None:
