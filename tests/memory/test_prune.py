@@ -6,14 +6,12 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from tests.support.policies import LAST_TWO, message_texts, path_of, play_turns, predicted, prune
+from tests.support.policies import LAST_TWO, Json, message_texts, path_of, play_turns, predicted, prune
 from tests.support.problems import problem
 from tests.support.service import Gate, Service
 from tests.support.store_server import PARTITION, Raw
 from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, PROMPT, png, submit_turn, wait_for_end
-
-Json = dict[str, Any]
 
 
 @pytest.fixture

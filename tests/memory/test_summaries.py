@@ -9,12 +9,11 @@ import pytest
 from smolsessions.agents.memory.scratchpad import Scratchpad
 from smolsessions.agents.run.effects import Effect
 from smolsessions.agents.values import dumps
-from tests.support.policies import LONG, echo_call, message_texts, patch_policy, path_of, predicted, requested
+from tests.support.policies import LONG, Json, echo_call, message_texts, patch_policy, path_of, predicted, requested
 from tests.support.service import Gate, Service
 from tests.support.streaming import log_of
 from tests.support.turns import DONE, PROMPT, SHOWN, submit_turn, wait_for_end
 
-Json = dict[str, Any]
 AFTER_600: Json = {"name": "summarize", "after_tokens": 600}
 
 

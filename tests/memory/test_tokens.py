@@ -19,7 +19,7 @@ from smolagents.models import ChatMessage, MessageRole
 
 from smolsessions.agents.memory.tokens import IMAGE_TOKENS, MESSAGE_TOKENS, estimate, estimate_messages
 from tests.support import turns as paging
-from tests.support.policies import LAST_TWO, echo_call, path_of, prune
+from tests.support.policies import LAST_TWO, Json, echo_call, path_of, prune
 from tests.support.service import ROOT, Service, run_program
 from tests.support.tiers import deep
 from tests.support.transfer import export, import_document
@@ -105,7 +105,6 @@ def test_the_example_shows_the_sizes_of_prompts_and_leaves_nothing_behind(option
         assert list(Path(folder).iterdir()) == []
 
 
-Json = dict[str, Any]
 TYPES = ("task", "planning", "action", "note", "summary")
 
 
