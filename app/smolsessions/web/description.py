@@ -16,8 +16,8 @@ from smolsessions.web.links import root_path
 from smolsessions.web.views import event_schemas
 
 DESCRIPTION = (
-    "Stateful smolagents conversations behind HTTP. Errors are `application/problem+json` with a stable `code`. "
-    "Fields, codes, words and event types may be added, so a client passes unknown ones on."
+    "Errors are `application/problem+json` with a stable `code`. "
+    "Fields, codes, words and event types may be added, so a client ignores those that it does not know."
 )
 LICENSE = {"name": "Apache-2.0", "identifier": "Apache-2.0"}
 TAGS = {

@@ -1,4 +1,4 @@
-"""Words that answers hold, and times. More words may come, so a client passes unknown ones on."""
+"""Words that answers hold, and times. More words may come, so a client passes on those that it does not know."""
 
 from __future__ import annotations
 
