@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from smolsessions.agents.run.failures import attribute
 from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.core.records import ModelIdentity
 
@@ -33,16 +34,9 @@ def model_identity(model: object) -> ModelIdentity:
     """Return provider and id of a model. The provider is its class, unless that derives from one of smolagents."""
     kinds = [each for each in type(model).__mro__ if each.__module__.startswith("smolagents")]
     known = (_PROVIDERS[each.__name__] for each in kinds if each.__name__ in _PROVIDERS)
-    found = model_id_of(model)
+    found = attribute(model, "model_id")
     text = utf8_text(str.__str__(found)) if isinstance(found, str) else ""  # a subclass of text may have its own code
     return ModelIdentity(next(known, type(model).__name__), _USER.sub("", text[:MAX_CHARS]) or None)
-
-
-def model_id_of(model: object) -> object:
-    """Return the attribute `model_id` of a model, or None, also if a property of a foreign class raises."""
-    with contextlib.suppress(Exception, SystemExit):  # of a foreign property
-        return getattr(model, "model_id", None)
-    return None
 
 
 def release_of(factory: Callable[..., Any]) -> str | None:

@@ -39,7 +39,7 @@ from smolsessions.agents.tools.workspace_tools import WORKSPACE_TOOLS
 from smolsessions.core.callers import DUMMY, Caller
 from smolsessions.core.errors import StartError
 from smolsessions.core.files import read_text
-from smolsessions.core.policies import OwnRule, policy_data
+from smolsessions.core.policies import OwnRule
 
 Kinds = type[Exception] | tuple[type[Exception], ...]
 _MISTAKES: Kinds = (StartError, AssertionError, ValueError, TypeError)
@@ -240,7 +240,7 @@ class Assembly:
         values = {
             **{key: getattr(table, key) for key in SharedOptions.model_fields},
             "workspace": workspace,
-            "memory_policy": policy_data(table.memory_policy),
+            "memory_policy": table.memory_policy,
             "executor": table.executor,
             "approve": self._predicates[name] if isinstance(table.approve, str) else table.approve,
         }

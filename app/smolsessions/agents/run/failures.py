@@ -236,6 +236,6 @@ def _member(holder: object, *names: str) -> object:
 
 def attribute(holder: object, name: str) -> Any:
     """Read an attribute of a foreign class. Its properties may raise, as some of httpx do."""
-    with contextlib.suppress(Exception):  # of foreign code
+    with contextlib.suppress(Exception, SystemExit):  # of foreign code
         return getattr(holder, name, None)
     return None

@@ -18,7 +18,6 @@ from smolagents.utils import truncate_content
 
 from smolsessions.agent_options import options_of
 from smolsessions.agents.compatibility import PLAN_END
-from smolsessions.agents.identity import model_id_of
 from smolsessions.agents.models.keys import keys_of, without_secrets
 from smolsessions.agents.models.providers import with_fallbacks
 from smolsessions.agents.run.agent_state import AgentNode
@@ -54,7 +53,7 @@ class ModelProxy(Proxy):
 
     @property
     def model_id(self) -> Any:
-        return model_id_of(self._real)  # an author's property may fail
+        return attribute(self._real, "model_id")  # an author's property may fail
 
     def __call__(self, *args: Any, **kwargs: Any) -> ChatMessage:
         return self.generate(*args, **kwargs)
