@@ -115,7 +115,7 @@ def messages_of(step: MemoryStep, *, summary_mode: bool = False) -> list[ChatMes
 def text_in(message: ChatMessage) -> str:
     content = message.content
     if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content)
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return content or ""
 
 

@@ -15,6 +15,7 @@ from smolagents.models import (
 )
 from smolagents.monitoring import TokenUsage
 
+from smolsessions.agents.memory.step_types import text_in
 from smolsessions.agents.memory.tokens import estimate, estimate_messages
 from smolsessions.agents.models.token_usage import reported_usage, with_details
 from smolsessions.agents.run.model_connections import current_call
@@ -67,10 +68,7 @@ class DeltaEmitter:
                 self._add_arguments(call.index, call.function.name, call.function.arguments or "")
 
     def add_message(self, message: ChatMessage) -> None:
-        content = message.content
-        if isinstance(content, list):
-            content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-        if content:
+        if content := text_in(message):
             self._add_content(content)
         for index, call in enumerate(message.tool_calls or ()):
             name, arguments = call.function.name, call.function.arguments

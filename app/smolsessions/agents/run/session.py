@@ -23,7 +23,7 @@ from smolsessions.agents.memory.scratchpad import WRITE as NOTE_WRITE
 from smolsessions.agents.memory.scratchpad import scratchpad_of
 from smolsessions.agents.memory.steps import pack
 from smolsessions.agents.memory.summarizer import Summarizer
-from smolsessions.agents.option_checks import tool_names
+from smolsessions.agents.option_checks import asks, tool_names
 from smolsessions.agents.run.agent_run import AgentRun
 from smolsessions.agents.run.agent_state import AgentNode, AgentState
 from smolsessions.agents.run.approvals import Approvals
@@ -47,7 +47,7 @@ from smolsessions.agents.tools.client_tools import adapted_tools
 from smolsessions.agents.tools.output_schema import answer_check, output_problems, tools_of_turn
 from smolsessions.agents.tools.workspace_tools import workspaces_of
 from smolsessions.agents.values.images import image_from_bytes
-from smolsessions.agents.values.json_forms import joined_text, json_form, label_of, utf8_text
+from smolsessions.agents.values.json_forms import cut_text, joined_text, json_form, label_of, utf8_text
 from smolsessions.agents.values.media import attach_files, drop_pixels
 from smolsessions.agents.values.results import without_text
 from smolsessions.caller import CALLER
@@ -142,7 +142,7 @@ class AgentSession:
             self._prompt_builder.summarize = Summarizer(agent, self._prompt_builder, summary_model)
         self._nodes: list[AgentNode] = []
         self._root = instrument(agent, fork_client, tuple(stored_classes), self._nodes)
-        self._asks = any(options_of(node.agent).approve or options_of(node.agent).ask_user for node in self._nodes)
+        self._asks = asks(agent)
         self._state = AgentState(self._nodes, variables)
         for node in self._nodes:
             managed, of_managed = node.agent, node.agent.write_memory_to_messages
@@ -339,4 +339,4 @@ def _reply(output: Any) -> str:
         text = label_of(output)
     else:
         text = as_text(output)
-    return text if len(text) <= MAX_REPLY_CHARS else f"{text[:MAX_REPLY_CHARS]}… ({len(text)} characters)"
+    return cut_text(text, MAX_REPLY_CHARS)

@@ -88,15 +88,15 @@ def label_of(value: Any) -> str:
         text = f"of {len(value)}" if issubclass(kind, _COLLECTIONS) else str(value)
     except BaseException as error:  # noqa: BLE001 - a foreign class may fail in any way, and exit, too
         text = f"without text: {type(error).__name__}"
-    return utf8_text(f"[{name if '.' in name else f'builtins.{name}'}] {_cut(text, MAX_LABEL_CHARS)}")
+    return utf8_text(f"[{name if '.' in name else f'builtins.{name}'}] {cut_text(text, MAX_LABEL_CHARS)}")
 
 
 def truncated(text: str) -> str:
     """Cut a text for an event, with a mark. The steps hold the whole text."""
-    return text if len(text) <= MAX_EVENT_CHARS and text.isascii() else utf8_text(_cut(text, MAX_EVENT_CHARS))
+    return text if len(text) <= MAX_EVENT_CHARS and text.isascii() else utf8_text(cut_text(text, MAX_EVENT_CHARS))
 
 
-def _cut(text: str, max_chars: int) -> str:
+def cut_text(text: str, max_chars: int) -> str:
     return text if len(text) <= max_chars else f"{text[:max_chars]}… ({len(text)} characters)"
 
 
