@@ -117,6 +117,13 @@ def test_what_was_rolled_back_can_be_destroyed_and_is_gone_for_good(service: Ser
     assert service.client.get(image["url"].replace(name, before["id"])).status_code == 200
 
 
+def test_a_fork_of_forks_ends_before_its_record_of_origins_grows(service: Service) -> None:
+    name = new_conversation(service, KINDS[0])
+    for _ in range(50):
+        name = fork(service, name)["id"]
+    assert "export it and import it" in problem(service.post(f"/conversations/{name}/fork"), 409, "busy")["detail"]
+
+
 ASKS: list[tuple[str, str, dict[str, Any]]] = table("going back asks")
 
 

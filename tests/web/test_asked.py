@@ -53,6 +53,8 @@ def test_an_agent_that_changes_its_arguments_leaves_the_record(service: Service)
     code = {"code": "wells.append(3)\nfinal_answer(wells)"}
     turn = service.play(code, agent="threaded", additional_args={"wells": [1]})
     assert (turn["output"], turn["additional_args"]) == ([1, 3], {"wells": [1]})
+    longest = service.play({"code": "final_answer('x' * 1_000_001)"}, agent="threaded")["reply"]
+    assert longest == "x" * 1_000_000 + "… (1000001 characters)"
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
