@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.data import table
 from tests.support.http_server import Handler, Server
 from tests.support.refusals import sentence_of
 from tests.support.service import PATIENCE_S, ROOT, Service, run, run_program
@@ -16,15 +17,7 @@ from tests.support.tiers import mostly_deep
 from tests.support.turns import cancel, submit_turn
 
 NOWHERE = "http://127.0.0.1:1"
-WRONG = {
-    "an address without a scheme": ("turns list x --url localhost:8000", "'localhost:8000' is no address"),
-    "a port that none is": ("chat --url http://x:99999", "'http://x:99999' is no address"),
-    "a key with a space": ("turns list x --api-key a\N{NO-BREAK SPACE}b", "the API key has characters"),
-    "an id with a path": ("conversations delete -y ../agents", "'../agents' is no id"),
-    "a policy that is no JSON": ("conversations prune x --policy [{", "--policy is no JSON: Expecting property"),
-    "a policy with NaN": ("conversations prune x --policy [NaN]", "--policy is no JSON: NaN is no number"),
-    "an owner with a slash": ("keys owner a/b", "an owner is 1 to 64 letters"),
-}
+WRONG = table("mistakes wrong")
 FAILED = {
     "a refused connection": (f"turns list x --url {NOWHERE}", f"{NOWHERE} does not answer: "),
     "text in no encoding": (f"conversations list --search \udcff --url {NOWHERE}", "the request has text that is no"),

@@ -17,6 +17,7 @@ from smolsessions import AsyncClient, Client
 from smolsessions.evaluation import ServiceAdapter, TurnFailedError
 from smolsessions.wire.events import InputAnswered, TurnEnded, TurnWaiting
 from tests.support.answering import asking_service, mail, sent
+from tests.support.data import table
 from tests.support.relay import Relay
 from tests.support.service import Gate, Service, shared_service, wait_until
 from tests.support.turns import DONE
@@ -180,26 +181,7 @@ def test_functions_are_tools_of_a_turn(client: Client) -> None:
     assert "LookupError: nothing" in str(turn.reply)
     assert "the result is larger than 1 MiB" in str(turn.reply)
     assert (sorted(desk.calls), turn.timing.waited_ms > 0) == (["all", "key", "nothing", "pen"], True)
-    assert [tool.model_dump() for tool in turn.options.client_tools] == [
-        {
-            "name": "where",
-            "description": "Return the place of a thing.",
-            "output_schema": None,
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "thing": {"type": "string", "description": "name of it."},
-                    "at": {
-                        "anyOf": [{"type": "string", "format": "date"}, {"type": "null"}],
-                        "default": None,
-                        "description": "day.",
-                    },
-                },
-                "required": ["thing"],
-                "additionalProperties": False,
-            },
-        }
-    ]
+    assert [tool.model_dump() for tool in turn.options.client_tools] == table("answering tools")
     waits = [event for event in client.get_turn_events(turn.conversation_id, 1) if isinstance(event, TurnWaiting)]
     assert [len(wait.requests) for wait in waits] == [2, 1, 1]  # both results of a message came in one request
 

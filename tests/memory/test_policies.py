@@ -9,6 +9,7 @@ import pytest
 from smolsessions.agents.catalog import Catalog
 from smolsessions.core.errors import StartError
 from tests.support import agents, remembering
+from tests.support.data import table
 from tests.support.documents import REFUSED
 from tests.support.killed_turns import KilledTurn, kill_when_blocked
 from tests.support.ledgers import Ledger
@@ -151,19 +152,7 @@ def test_an_invalid_policy_is_refused_at_its_place(service: Service, policy: Any
     assert service.get(path_of(turn))["policy"] is None
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"memory_policy": {"name": "forget"}},
-        {"memory_policy": "tests.support.remembering:unlisted"},
-        {"own_policies": "tests.support.remembering:shout"},
-        {"own_policies": ["tests.support.remembering:nothing"]},
-        {"own_policies": ["tests.support.remembering:ALL_OWN"]},
-        {"own_policies": ["shout"]},
-        {"summary_model": "gpt"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("wrong", table("policies wrong"), ids=str)
 def test_an_agent_with_an_invalid_policy_stops_the_start(wrong: Json) -> None:
     with pytest.raises(StartError, match="wrong"):
         Catalog([("wrong", lambda: remembering.make_wrong(**wrong))])

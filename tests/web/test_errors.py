@@ -374,16 +374,7 @@ def test_messages_and_steps_have_the_bounds_that_are_set(small: Service) -> None
 def test_an_unknown_path_is_not_found_and_a_method_gets_the_supported_ones(service: Service) -> None:
     for path in ("/nowhere", "/conversations/a/b", "/docs/static/nothing", "/docs/static/%00", "/turn/1"):
         problem(service.client.get(path), 404, "not_found")
-    for method, path, allowed in (
-        ("GET", "/turn", "POST"),
-        ("DELETE", "/turn", "POST"),
-        ("POST", "/agents", "GET"),
-        ("PUT", "/livez", "GET"),
-        ("PUT", "/conversations", "GET, POST"),
-        ("PUT", "/conversations/c", "DELETE, GET, PATCH"),
-        ("PUT", "/conversations/c/turns", "GET, POST"),
-        ("PUT", "/imports", "POST"),
-    ):
+    for method, path, allowed in table("errors methods"):
         response = service.client.request(method, path)
         problem(response, 405, "method_not_allowed")
         assert response.headers.get("allow") == allowed, (method, path)

@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 
 from smolsessions.core.errors import codes_of_answers
 from smolsessions.web.problems import status_of
+from tests.support.data import table
 from tests.support.debian import npm_packages
 from tests.support.examples import FILE, record
 from tests.support.openapi import description
@@ -99,15 +100,7 @@ def test_headers_are_described() -> None:
 
 
 def test_a_word_that_may_get_company_is_a_text_with_its_known_values() -> None:
-    for schema, field, word in (
-        ("Problem", "code", "invalid_request"),
-        ("Failure", "code", "model_error"),
-        ("OtherEvent", "type", "turn.finished"),
-        ("Turn", "status", "cancelled"),
-        ("Conversation", "status", "queued"),
-        ("Step", "type", "summary"),
-        ("Agent", "code_runs_in", "child"),
-    ):
+    for schema, field, word in table("openapi words"):
         described = DOCUMENT["components"]["schemas"][schema]["properties"][field]
         text = next(each for each in [described, *described.get("anyOf", ())] if each.get("type") == "string")
         assert word in text["x-extensible-enum"]

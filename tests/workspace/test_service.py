@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from smolsessions.client import Client
-from tests.support.data import data
+from tests.support.data import data, table
 from tests.support.owners import ADA, BOB, owner_line, request_as
 from tests.support.problems import problem
 from tests.support.service import Service, run, wait_until, write_agents, write_private
@@ -119,31 +119,20 @@ def test_files_that_the_agent_may_read_are_listed_and_served_as_downloads(servic
 
 
 def test_a_file_of_the_message_gets_into_the_workspace_under_its_own_name(service: Service, folder: Path) -> None:
-    table = "city,people\nParis,2\n"
+    text = "city,people\nParis,2\n"
     write = {"call": [["write_file", {"path": "notes/data.csv", "content": "data.csv"}]]}
     names = {"call": [["write_file", {"path": "data.csv", "content": "data.csv"}]]}
     search = {"call": [["grep", {"pattern": "Paris", "glob": "data.csv"}]]}
-    sent_file = sent("data.csv", "text/csv", table)
+    sent_file = sent("data.csv", "text/csv", text)
     turn = service.play(write, names, search, DONE, agent="writer", files=[sent_file])
-    assert files_in(folder_of(folder, turn["conversation_id"])) == {"notes/data.csv": table}
+    assert files_in(folder_of(folder, turn["conversation_id"])) == {"notes/data.csv": text}
     assert results(service, turn)[1:3] == ["[denied] this path is read-only", "notes/data.csv:2: Paris,2"]
 
 
 def test_a_denial_is_a_result_and_never_tells_whether_a_hidden_file_exists(service: Service, folder: Path) -> None:
     first = service.play(WRITE, DONE, agent="writer")
     hidden = folder_of(folder, first["conversation_id"]) / "secrets/key.txt"
-    calls = [
-        ["read_file", {"path": "secrets/key.txt"}],
-        ["write_file", {"path": "secrets/key.txt", "content": "mine"}],
-        ["edit_file", {"path": "secrets/key.txt", "old": "secret", "new": "mine"}],
-        ["read_file", {"path": "../../../../seal.key"}],
-        ["write_file", {"path": "/etc/motd", "content": "mine"}],
-        ["read_file", {"path": "notes\\plan.md"}],
-        ["write_file", {"path": "other.md", "content": "mine"}],
-        ["glob", {"pattern": "/etc/*"}],
-        ["grep", {"pattern": "(?=a)"}],
-    ]
-    script = [{"call": [call]} for call in calls]
+    script = [{"call": [call]} for call in table("workspace denials")]
 
     def answers() -> tuple[list[str], dict[str, Any]]:
         turn = service.play(*script[:5], DONE, agent="writer", conversation_id=first["conversation_id"])
