@@ -179,17 +179,17 @@ def test_random_scripts_have_the_prompts_of_a_bare_agent(
 
 
 @pytest.mark.parametrize("dialect", ["ag-ui", "ai-sdk"])
-def test_a_stream_goes_on_after_a_message_that_joins(service: Service, dialect: str, tmp_path: Path) -> None:
+def test_a_stream_goes_on_after_a_message_that_joins(asking: Service, dialect: str, tmp_path: Path) -> None:
     gate, name = Gate(tmp_path / "gate"), secrets.token_hex(8)
     said = json.dumps([gate.script])
     message = {"id": "u1", "role": "user", "content": said, "parts": [{"type": "text", "text": said}]}
     body = {"id": name, "trigger": "submit-message", "threadId": name, "runId": "r1", "messages": [message]}
     with ThreadPoolExecutor(1) as pool:
-        stream = pool.submit(service.client.post, f"/{dialect}/plain", json=body, timeout=60)
+        stream = pool.submit(asking.client.post, f"/{dialect}/plain", json=body, timeout=60)
         gate.reached()
-        turn: Any = service.get(f"/conversations/{name}/turns/1")
-        joins = submit_next(service, turn, DONE, on_busy="steer")
+        turn: Any = asking.get(f"/conversations/{name}/turns/1")
+        joins = submit_next(asking, turn, DONE, on_busy="steer")
         gate.open()
         ended = stream.result().text
     assert "RUN_FINISHED" in ended if dialect == "ag-ui" else "[DONE]" in ended
-    assert wait_for_end(service, joins)["error"]["code"] == "steered"
+    assert wait_for_end(asking, joins)["error"]["code"] == "steered"
