@@ -23,7 +23,7 @@ from smolsessions.agents.memory.scratchpad import WRITE as NOTE_WRITE
 from smolsessions.agents.memory.scratchpad import scratchpad_of
 from smolsessions.agents.memory.steps import pack
 from smolsessions.agents.memory.summarizer import Summarizer
-from smolsessions.agents.option_checks import asks, tool_names
+from smolsessions.agents.option_checks import UNCONFINED, asks, tool_names
 from smolsessions.agents.run.agent_run import AgentRun
 from smolsessions.agents.run.agent_state import AgentNode, AgentState
 from smolsessions.agents.run.approvals import Approvals
@@ -78,9 +78,6 @@ MAX_REPLY_CHARS = 1_000_000
 START = "start"
 """Name of the choices that hold for all attempts at a turn."""
 ANSWER_TTL_S = 7 * 86400.0
-UNCONFINED_SENTENCE = (
-    "This turn needs approvals, and here the agent's code could reach the service and approve its own calls."
-)
 ARGUMENTS = """
 You have been provided with these additional arguments, that you can access directly using the keys as variables:
 {arguments}."""
@@ -200,7 +197,7 @@ class AgentSession:
         approvals = None
         if names or self._asks or client_tools:
             if self._refuses_approvals:
-                raise AgentUnavailableError(UNCONFINED_SENTENCE)
+                raise AgentUnavailableError(f"This turn needs approvals, and here the agent cannot wait: {UNCONFINED}.")
             approvals = Approvals(
                 turn_run,
                 turn,
