@@ -9,6 +9,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import PIL.Image
 import pytest
 
 from smolsessions.core import errors
@@ -16,7 +17,7 @@ from smolsessions.web.problems import status_of
 from tests.support.data import table
 from tests.support.problems import OF_A_CONVERSATION, connected, nothing_stored, problem, problem_on, send, strict_json
 from tests.support.service import PATIENCE_S, PLAIN, Service, listed, shared_service, wait_until
-from tests.support.turns import pixel, png
+from tests.support.turns import encoded, pixel, png
 
 SECRET = "hunter2"
 LONE = "\ud800"  # half of a surrogate pair: JSON can escape it, UTF-8 cannot hold it
@@ -296,9 +297,12 @@ def test_an_image_whose_header_claims_a_huge_size_is_too_large(service: Service)
 
 def test_an_image_may_have_as_many_pixels_as_are_set(small: Service) -> None:
     assert small.play({"say": "seen"}, images=[png("red", (100, 100))])["reply"] == "seen"
+    too_large = [png("red", (101, 100)), png("red", (100, 100))]  # one by itself, and one with another
+    square = PIL.Image.new("RGB", (80, 80))
+    too_large += [encoded(square, "WEBP"), encoded(square, "JPEG", progressive=True)]  # they take twice the memory
     with nothing_stored(small):
-        for sides in ((101, 100), (100, 100)):  # one that is too large, and two that are it together
-            found = problem(small.post("/turn", message="hi", images=[PIXEL, png("red", sides)]), 413, "too_large")
+        for image in too_large:
+            found = problem(small.post("/turn", message="hi", images=[PIXEL, image]), 413, "too_large")
             assert "/images/1" in found["detail"]
             assert "10000" in found["detail"]
 

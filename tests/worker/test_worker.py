@@ -68,6 +68,8 @@ def test_sessions_that_idle_for_too_long_are_closed_and_no_others() -> None:
     keep("new")
     pool.evict_idle()
     assert (closed, len(pool)) == (["older", "old"], 1)
+    keep("new")
+    assert (closed[2:], len(pool)) == (["new"], 1)
 
 
 def test_a_turn_that_never_started_says_so(narrow: Service, tmp_path: Path) -> None:
