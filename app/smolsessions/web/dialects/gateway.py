@@ -133,12 +133,8 @@ class Gateway:
 
     async def kept_turn(self, owner: Owner, place: Place) -> Turn | None:
         """Return the turn at a place, or None if it was deleted, rolled back, or never accepted."""
-        with suppress(NotFoundError):
-            page = await self.turns.store.turns(Ref(owner, place.conversation_id), place.turn, 1)
-            for turn in page.items:
-                if turn.number == place.turn and not turn.rolled_back:
-                    return turn
-        return None
+        turn = await self.turn_at(owner, place)
+        return None if turn is None or turn.rolled_back else turn
 
     async def play(
         self, scope: Scope, key: str, wanted: Place, body: TurnRequest, reserved: tuple[Place, bool] | None = None

@@ -20,7 +20,6 @@ from smolsessions.core.events import (
 from smolsessions.core.records import Turn
 from smolsessions.core.requests import InputRequest
 from smolsessions.web.dialects.gateway import StreamCutError, sse_data
-from smolsessions.web.dialects.places import Place, place_of
 from smolsessions.web.dialects.words import CODE, FINAL, failure_of
 
 MOST_SHOWN = 2000  # characters of what an inner agent says in a step
@@ -28,11 +27,6 @@ DONE = b"data: [DONE]\n\n"
 _KINDS = {"answer": "text", "thought": "reasoning", "plan": "reasoning"}
 
 Chunk = dict[str, Any]
-
-
-def message_id(place: Place) -> str:
-    """Return the id of the message that a turn becomes. It names the turn."""
-    return f"{place.conversation_id}:{place.turn}"
 
 
 class MessageFold:
@@ -48,7 +42,7 @@ class MessageFold:
         self.media: dict[str, str] = {}
         self._after = after
         self._outputs = outputs or {}
-        self._id = message_id(place_of(turn))
+        self._id = f"{turn.ref.id}:{turn.number}"  # by which `UIMessage.place` knows the turn
         self._has_begun = False
         self._step: str | None = None  # the open step of the turn's own agent
         self._has_new_step = False

@@ -20,7 +20,7 @@ from smolsessions.web.dialects.gateway import Gateway, data_url
 from smolsessions.web.dialects.openai.content import InputItem, messages_of
 from smolsessions.web.dialects.openai.items import Item, Segment, parsed_segment
 from smolsessions.web.dialects.openai.responses_fold import NO_FRAMES, ResponseFold
-from smolsessions.web.dialects.places import new_id, place_of, turn_of_request
+from smolsessions.web.dialects.places import Place, new_id, place_of, turn_of_request
 from smolsessions.web.routes.common import CallerOwner, answer
 
 Metadata = Annotated[dict[str, str], Field(max_length=16)]
@@ -185,10 +185,9 @@ async def input_items(gateway: Gateway, turn: Turn, segment: Segment, log: TurnL
 
 async def _items(gateway: Gateway, ref: Ref, number: int) -> list[Item]:
     """Return all items of a turn. One that was rolled back has none."""
-    page = await gateway.turns.store.turns(ref, number, 1)
-    if not page.items or page.items[0].number != number or page.items[0].rolled_back:
+    turn = await gateway.kept_turn(ref.owner, Place(ref.id, number))
+    if turn is None:
         return []
-    turn = page.items[0]
     log, segment = await read_turn(gateway, turn), Segment(place_of(turn), 0)
     asks = asks_of(gateway, await gateway.conversations.store.conversation(ref))
     fold = ResponseFold(turn, segment, {}, asks=asks, starting_after=NO_FRAMES)
