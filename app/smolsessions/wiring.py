@@ -84,7 +84,7 @@ def make_catalog(settings: Settings, slot: ProcessSlot | None = None) -> tuple[C
         raise StartError(f"SMOLSESSIONS_DEFAULT_AGENT names {default!r}, but the agents here are: {', '.join(names)}")
     try:
         return catalog_of(settings, agents, slot), AgentName(default)
-    except BaseException:
+    except BaseException:  # also an interrupt: the programs of its servers would go on
         agents.tool_servers.close()
         raise
 

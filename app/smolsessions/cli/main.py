@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         status = INTERRUPTED
     except BrokenPipeError:  # the reader of the output has closed it
         pass
-    except BaseException as error:
+    except BaseException as error:  # of any command: a sentence in place of a traceback
         if isinstance(error, OSError) and SERVICES.isdisjoint(words[:1]):
             place = error.filename or "the output"
             _say(f"{place} cannot be read or written ({error.strerror or error}); fix that, then try again")

@@ -96,7 +96,7 @@ class RequestChecks:
             await self._answer(scope, headers, receive, send_noted)
         except ClientDisconnect:
             return  # the client left in the middle of its body, so no one reads an answer
-        except Exception as error:
+        except Exception as error:  # of any route: the caller gets an answer
             if has_begun:
                 raise  # the server logs it and closes the connection
             if not isinstance(error, ServiceError):

@@ -116,7 +116,7 @@ def write_file(name: str, folder: int, data: bytes) -> None:
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
+    except BaseException:  # also an interrupt: half a file would stay
         with suppress(OSError):
             os.unlink(temporary, dir_fd=folder)
         raise

@@ -121,7 +121,7 @@ class Pipeline:
                         self._logged_at = now
                         self._logged.add(why)
                         log.warning("%s is away: %s", self._part, why, extra={"action": "store.lost"})
-                except Exception:
+                except Exception:  # the line must be opened again in any case
                     log.exception("%s: its connection met a defect", self._part, extra={"action": "store.lost"})
                 self._on_loss("lost")
                 self._fail(StoreUnavailableError())

@@ -159,7 +159,7 @@ class Gateway:
             subscription = await self.turns.submit(owner, new)
         except (StoreUnavailableError, asyncio.CancelledError):
             raise  # it may have been accepted
-        except BaseException as error:
+        except Exception as error:  # whatever refused it: a retry with the key may succeed
             await self.turns.store.release(owner, once)
             if not is_new and isinstance(error, ConflictError | NotFoundError):  # it was deleted
                 return await self.play(scope, key, wanted, body)

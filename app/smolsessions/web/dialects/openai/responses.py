@@ -140,7 +140,7 @@ async def fold_of(gateway: Gateway, subscription: TurnSubscription, after: int, 
     turn = subscription.turn
     try:
         conversation = await gateway.conversations.store.conversation(turn.ref)
-    except BaseException:
+    except BaseException:  # also of a request that was cancelled
         subscription.close()
         raise
     asks, metadata = asks_of(gateway, conversation), texts_of(conversation.metadata)
