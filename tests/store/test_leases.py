@@ -295,7 +295,8 @@ async def test_the_many_chunks_of_a_step_become_valid_together_wherever_its_work
         lease = await stores.begin(one, name)
         for key, chunks in (("step:1", before), ("step:2", after)):
             lease.emit(key, result=b"done", step=replace(stores.packed_step(key), variables=chunks))
-        writes = lease._writes  # noqa: SLF001 - a worker may die after each of them
+        batches = lease._writes.take_unsent()  # noqa: SLF001 - a worker may die after each write
+        writes = [write for batch in batches for write in batch]
         total = len(writes)
         for write in writes[:written]:
             assert len(write.arguments) <= MOST_ARGUMENTS

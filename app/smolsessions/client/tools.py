@@ -67,31 +67,24 @@ class Toolbox:
                     value = await self._call(request)
                 else:
                     value = self._call(request) if self._blocks else await anyio.to_thread.run_sync(self._call, request)
-                found[request.request_id] = _result(request, value)
+                data = to_json(value, inf_nan_mode="null")
+                if len(data) > MAX_RESULT_BYTES:
+                    raise ValueError("the result is larger than 1 MiB")  # noqa: TRY301 - an error of the tool, too
+                found[request.request_id] = {"request_id": request.request_id, "result": from_json(data)}
             except Exception as error:  # noqa: BLE001 - any error of a function is one of the tool
-                found[request.request_id] = _failure(request, error)
+                sentence = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
+                found[request.request_id] = {"request_id": request.request_id, "error": sentence}
 
         own = [each for each in requests if each.kind == "result" and each.tool in self._functions]
-        if not self._blocks:
+        if self._blocks:
+            for request in own:
+                await answer(request)
+        else:
             async with anyio.create_task_group() as group:
                 for request in own:
                     group.start_soon(answer, request)
-            return list(found.values())
-        for request in own:
-            await answer(request)
         return list(found.values())
 
     def _call(self, request: InputRequest) -> Any:
         """Call a function with its types: the arguments of the request are JSON."""
         return self._adapters[request.tool].validate_python(ArgsKwargs((), request.arguments))
-
-
-def _result(request: InputRequest, value: Any) -> dict[str, Any]:
-    data = to_json(value, inf_nan_mode="null")
-    if len(data) > MAX_RESULT_BYTES:
-        raise ValueError("the result is larger than 1 MiB")
-    return {"request_id": request.request_id, "result": from_json(data)}
-
-
-def _failure(request: InputRequest, error: Exception) -> dict[str, Any]:
-    return {"request_id": request.request_id, "error": f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]}

@@ -27,7 +27,7 @@ _EVENTS: dict[str, TypeAdapter[Any]] = {kind.type: TypeAdapter(kind) for kind in
 _STEP = struct.Struct(">BIH")  # type, turn, number of attachments; their names follow
 _HASHES = struct.Struct("17p17p17p")  # of a head: each of 16 bytes, or empty
 NAME_BYTES = 16
-MOST_DIGITS = 16
+MOST_DIGITS, MOST_NUMBER = 16, 2**53
 HEAD_MEMBERS = frozenset({4, 7})  # the last three, sets of removed steps, are left out if all are empty
 _TOOL_SETTINGS = ("approve", "client_tools")
 _NO_INPUT = b'{"sizes":[]}\n'
@@ -35,9 +35,9 @@ _NO_INPUT = b'{"sizes":[]}\n'
 _TYPES: tuple[records.EntryType, ...] = ("task", "planning", "action", "note", "summary", "edit")
 
 
-def number(data: bytes | None, most: int = 2**53) -> int:
+def number(data: bytes | None) -> int:
     """Parse a whole number that the store keeps unsealed."""
-    if data is None or not data.isdigit() or len(data) > MOST_DIGITS or (found := int(data)) > most:
+    if data is None or not data.isdigit() or len(data) > MOST_DIGITS or (found := int(data)) > MOST_NUMBER:
         raise SealBrokenError(DAMAGED)
     return found
 

@@ -18,7 +18,7 @@ from smolsessions.store.connection.servers import Servers
 from smolsessions.store.partition import Partition, Scope
 from smolsessions.store.scripts.loader import script
 from smolsessions.store.seal import tag_of
-from smolsessions.store.turns.turn_memory import STAGED
+from smolsessions.store.turns.chunk_writes import STAGED
 
 KEYS_AT_ONCE = 16  # of the server; a part of one is at most some MiB
 SCANNED_AT_ONCE = 500

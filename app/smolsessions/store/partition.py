@@ -54,6 +54,10 @@ class Options:
     reply_timeout_s: float = REPLY_TIMEOUT_S
     ours_alone: bool = False
 
+    @property
+    def lease_us(self) -> int:
+        return int(self.lease_s * 1_000_000)
+
 
 class Reader(Protocol):
     """Reader of one conversation's events in this process."""

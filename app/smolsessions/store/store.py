@@ -67,10 +67,10 @@ async def open_store(
     try:
         server, identity = await bind_store(servers, address, sealer, options)
         openings: defaultdict[Redis, asyncio.Semaphore] = defaultdict(partial(asyncio.Semaphore, MOST_OPENING))
-        pipelines, lease_us = [], int(options.lease_s * 1_000_000)
+        pipelines = []
         for number in range(identity.partitions):
             name = f"{{p{number:03}}}"
-            outage = script("outage").command(name, (), {"lease_us": lease_us})
+            outage = script("outage").command(name, (), {"lease_us": options.lease_us})
             pipeline = Pipeline(
                 servers,
                 name,

@@ -179,8 +179,6 @@ class HistoryStore:
                 )
                 if state != b"ok":
                     await take_back()
-            if state == b"exists":
-                raise errors.ConversationExistsError
             return self._changed(state, rest, {b"moved", b"expired"})
 
         return await self._with_snapshot(ref, copy, turn or 0)
@@ -244,11 +242,9 @@ class HistoryStore:
             )
             if state != b"ok":
                 await take_back()
-        if state == b"expired":  # the staged keys: the import took longer than they are kept
-            raise errors.StoreUnavailableError
-        if state == b"exists":
-            raise errors.ConversationExistsError
-        return self._conversations.decode_row(*rest[0])
+        if made := self._changed(state, rest, {b"expired"}):
+            return made
+        raise errors.StoreUnavailableError  # the import took longer than staged keys are kept
 
     async def _with_snapshot(
         self, ref: Ref, operation: Callable[[_Snapshot], Awaitable[T | None]], turn: int = 0, *, may_run: bool = False
@@ -395,4 +391,5 @@ def _bits(places: Iterable[int]) -> int:
 def _refusal(state: bytes, rest: list[Any]) -> Exception:
     if state == b"busy":
         return errors.BusyError.of_turn(codec.number(rest[0]), "wait for its end, or stop it", waits=bool(rest[1]))
-    return errors.HistoryGoneError() if state == b"gone" else errors.ConversationNotFoundError()
+    kinds = {b"gone": errors.HistoryGoneError, b"exists": errors.ConversationExistsError}
+    return kinds.get(state, errors.ConversationNotFoundError)()

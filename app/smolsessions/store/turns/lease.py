@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
 
@@ -24,23 +23,16 @@ from smolsessions.core.store_ports import StopReason
 from smolsessions.store import codec
 from smolsessions.store.connection.commands import Reply
 from smolsessions.store.conversations.head import COUNT_SENTENCE
-from smolsessions.store.conversations.staging import (
-    PIECE_BYTES,
-    PIECE_VALUES,
-    keep_chunks,
-    pieces,
-    size_of,
-    stage_chunks,
-    staged_keys,
-)
+from smolsessions.store.conversations.staging import keep_chunks, stage_chunks, staged_keys
 from smolsessions.store.partition import Scope, SealedMetadata
-from smolsessions.store.scripts.loader import Argument, as_service_error, flattened
+from smolsessions.store.scripts.loader import Argument, as_service_error
 from smolsessions.store.seal import tag_of
-from smolsessions.store.turns import steering
+from smolsessions.store.turns import chunk_writes, steering
 from smolsessions.store.turns.claim import STRENGTH, Claim, StopRequest
 from smolsessions.store.turns.event_buffer import EventBuffer
 from smolsessions.store.turns.steering import STEER
-from smolsessions.store.turns.turn_memory import STAGED, TurnMemory
+from smolsessions.store.turns.turn_memory import TurnMemory
+from smolsessions.store.turns.write_queue import Write, WriteQueue
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -48,33 +40,17 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.25
 LATE_S = 0.05
 PATIENCE_S = 600.0  # limit for a store outage; the turn's own deadline is shorter while the turn runs
-MOST_PIECES = 4  # of chunks that one script takes at once: two passes cost the store twice as much
 HELD_SHARE = 0.8  # share of a lease's time during which it certainly holds
-
-
-class Write(NamedTuple):
-    """One write. `at` is its time on the monotonic clock."""
-
-    serial: int
-    at: float
-    arguments: list[Argument]
-    events: Sequence[Event]
-    is_effect: bool
 
 
 class HeldLease:
     """Fenced right of this worker to write one turn: emit, then commit.
 
-    Writes are numbered from 1 on. After a lost connection all unanswered ones are sent again, and the store ignores
-    those that it has.
+    After a lost connection all unanswered writes are sent again.
     """
 
-    # Of the class until a message joins: an object of 30 attributes or more takes 1.3 KB more.
-    steers = False
-    steered: tuple[Turn, ...] = ()
-    _joining: Mapping[int, Turn] = MappingProxyType({})
-
     def __init__(self, scope: Scope, claim: Claim) -> None:
+        # It has 29 attributes. An object of 30 or more takes 1.3 KB more.
         reply = claim.reply
         self.turn = claim.turn
         self.attempt = reply.attempt
@@ -106,9 +82,10 @@ class HeldLease:
             "generation": claim.head.generation,
             "own_channel": scope.partition.channel,
         }
-        self._made = self._unsent = 0
-        self._writes: list[Write] = []  # an empty deque takes 0.7 KB
-        self._callbacks: list[tuple[int, Callable[[], object]]] = []
+        self._writes = WriteQueue()
+        self.steers = False
+        self.steered: tuple[Turn, ...] = ()
+        self._joining: dict[int, Turn] = {}
         self._held_until = 0.0
         if reply.stop_flag:
             self.hear(reply.stop_flag)
@@ -127,8 +104,8 @@ class HeldLease:
 
     @property
     def is_late(self) -> bool:
-        oldest = self._writes[:1]
-        return not self.is_sure or (bool(oldest) and time.monotonic() - oldest[0].at > LATE_S)
+        oldest = self._writes.oldest
+        return not self.is_sure or (oldest is not None and time.monotonic() - oldest.at > LATE_S)
 
     @property
     def is_sure(self) -> bool:
@@ -181,7 +158,7 @@ class HeldLease:
 
     async def load_replay_state(self, *, effects: bool = True) -> ReplayState:
         state = await self._retry(partial(self._memory.replay_state, self.fence, effects=effects))
-        self._move_chunks(*self._memory.staged)
+        chunk_writes.move(self._writes, *self._memory.staged)
         return state
 
     async def load_steering(self) -> list[tuple[Turn, TurnInput]]:
@@ -193,7 +170,7 @@ class HeldLease:
             self.lose()
             return []
         new = [(turn, turn_input) for turn, turn_input in joining if turn.number not in self._joining]
-        self._joining = {**self._joining, **{turn.number: turn for turn, _ in new}}
+        self._joining |= {turn.number: turn for turn, _ in new}
         return new
 
     def buffer_events(self, events: Sequence[Event]) -> bool:
@@ -220,8 +197,8 @@ class HeldLease:
             parts += "s" + "i" * len(step.attachments)
             arguments += self._memory.seal_step(step)
             chunks = self._memory.seal_chunks(step.variables)
-            if len([*pieces(chunks)]) > MOST_PIECES:
-                staged, mark = self._stage_chunks(chunks)
+            if chunk_writes.are_many(chunks):
+                staged, mark = chunk_writes.stage(self._writes, self.fence.partition(":")[0], chunks)
                 chunks = ["", mark]
             parts += "v" * (len(chunks) // 2)
             arguments += chunks
@@ -239,44 +216,11 @@ class HeldLease:
             arguments += [key, seal(result, "effect", number, key) if result else b""]
         for event in events:
             arguments += [event.type, seal(self._log.add(event), "event", number, event.type)]
-        self._write(parts + "e" * len(events), arguments, events, is_effect=bool(result))
-        self._move_chunks(staged, mark)
-
-    def _write(
-        self, parts: str, arguments: list[Argument], events: Sequence[Event] = (), *, is_effect: bool = False
-    ) -> None:
-        self._made += 1
-        self._writes.append(Write(self._made, time.monotonic(), [parts, *arguments], events, is_effect))
-        self._unsent += 1
-
-    def _stage_chunks(self, chunks: list[Argument]) -> tuple[list[Argument], str]:
-        """Write a step's many chunks of variables under names with a mark. One script with all would delay others.
-
-        Returns the chunks with these names, and the mark, which makes them valid once it is written with the step.
-        """
-        mark = f"{self.fence.partition(':')[0]}.{self._made}"
-        names = [str(name) + STAGED + mark for name in chunks[::2]]
-        staged = flattened(zip(names, chunks[1::2], strict=True))
-        for _, piece in pieces(staged):
-            self._write("v" * (len(piece) // 2), piece)
-        return staged, mark
-
-    def _move_chunks(self, staged: list[Argument], mark: str) -> None:
-        """Rename staged chunks with this mark to their own names, and remove all others, then the mark."""
-        for _, piece in pieces(staged):
-            moves: list[Argument] = []
-            for field in piece[::2]:
-                name, _, own_mark = str(field).partition(STAGED)
-                moves += [field, name if own_mark == mark else ""]
-            self._write("x" * (len(piece) // 2), moves)
-        if mark:
-            self._write("x", ["", ""])
+        self._writes.add(parts + "e" * len(events), arguments, events, is_effect=bool(result))
+        chunk_writes.move(self._writes, staged, mark)
 
     def when_written(self, call: Callable[[], object]) -> None:
-        if self._writes:
-            self._callbacks.append((self._made, call))
-        else:
-            call()
+        self._writes.when_written(call)
 
     async def flush(self) -> None:
         self.send()
@@ -319,9 +263,9 @@ class HeldLease:
                 raise
             if state == b"rollback":
                 self.cancel(b"rollback:" + rest[0])
-                self._unsent = len(self._writes)
+                self._writes.resend()
                 continue
-            self._forget_writes()
+            self._writes.clear()
             self.version = tag_of(head) or self.version
             if state == b"ok":
                 self._readers.deliver(turn.number, Logged(rest[0], TurnEnded(turn)))
@@ -331,7 +275,7 @@ class HeldLease:
     async def _commit(self, turn: Turn, sealed: Mapping[str, Argument], *, by: int) -> list[Any]:
         assert turn.outcome
         is_broken = self._defect is not None
-        if any(write.events for write in self._writes):  # their readers wait for the reply
+        if self._writes.has_events:  # their readers wait for the reply
             self.send()
         reply, _ = await self._end_claim(
             "commit",
@@ -340,7 +284,7 @@ class HeldLease:
             event="" if self.turn.outcome else FINAL[turn.outcome.status],
             logged="" if is_broken else self._log.stored,
             last_seq=turn.last_seq or 0,
-            written=0 if is_broken else self._made,
+            written=0 if is_broken else self._writes.made,
             rollback=by or "",
             wake=self.scope.partition.wake,
             log_ttl_s=self.scope.partition.options.log_ttl_s,
@@ -356,15 +300,15 @@ class HeldLease:
         expires = min(int(request.expires_at * 1_000_000) for request in requests)
         sent_at = time.monotonic()
         (state, *rest), batch = await self._retry(
-            lambda: self._end_claim("suspend", record=record, expires=expires, written=self._made)
+            lambda: self._end_claim("suspend", record=record, expires=expires, written=self._writes.made)
         )
         if state == b"stopped":
-            self._unsent = len(self._writes)
+            self._writes.resend()
             return False
         if state == b"ok":
             self._on_written(batch, rest[0], sent_at)
         self.is_over = True
-        self._forget_writes()
+        self._writes.clear()
         return True
 
     async def _end_claim(self, script: str, **arguments: Argument) -> tuple[list[Any], list[Write]]:
@@ -372,14 +316,14 @@ class HeldLease:
 
         Raises `LeaseLostError`, also if the store lost acknowledged writes: another claim replays from its state.
         """
-        *earlier, batch = _batches(self._take_unsent()) or [[]]
+        *earlier, batch = self._writes.take_unsent() or [[]]
         for each in earlier:
             self._send(each)
-        serial = batch[0].serial if batch else self._made + 1
+        serial = batch[0].serial if batch else self._writes.made + 1
         entries = [argument for write in batch for argument in write.arguments]
         reply: list[Any] = await self.scope.partition.call(script, *entries, **self._target, serial=serial, **arguments)
         state = reply[0]
-        if state in {b"behind", b"gap"} and self._writes and self._writes[0].serial < serial:
+        if state in {b"behind", b"gap"} and (oldest := self._writes.oldest) and oldest.serial < serial:
             raise StoreUnavailableError  # the store refused the writes before it
         if state in {b"lost", b"behind"}:
             self.lose()
@@ -413,22 +357,17 @@ class HeldLease:
             except StoreUnavailableError:
                 if time.monotonic() > give_up_at:
                     raise
-            self._unsent = len(self._writes)
+            self._writes.resend()
             await asyncio.sleep(RETRY_S)
 
-    def _take_unsent(self) -> list[Write]:
-        batch = self._writes[len(self._writes) - self._unsent :]
-        self._unsent = 0
-        return batch
-
     def send(self) -> None:
-        for batch in _batches(self._take_unsent()):
+        for batch in self._writes.take_unsent():
             self._send(batch)
 
     def _send(self, batch: list[Write]) -> None:
-        lease_us = int(self.scope.partition.options.lease_s * 1_000_000)
         arguments = [argument for write in batch for argument in write.arguments]
-        reply = self.scope.partition.send("emit", *arguments, serial=batch[0].serial, lease_us=lease_us, **self._target)
+        serial, lease_us = batch[0].serial, self.scope.partition.options.lease_us
+        reply = self.scope.partition.send("emit", *arguments, serial=serial, lease_us=lease_us, **self._target)
         reply.add_done_callback(partial(self._on_reply, batch, time.monotonic()))
 
     def _on_reply(self, batch: list[Write], sent_at: float, reply: Reply) -> None:
@@ -436,7 +375,7 @@ class HeldLease:
         if isinstance(error, ResponseError):
             error = as_service_error("emit", error)
         state, *rest = (b"failed",) if error else reply.result()
-        is_oldest = bool(self._writes) and self._writes[0].serial == batch[0].serial
+        is_oldest = self._writes.oldest is batch[0]
         if state == b"lost" or (state == b"behind" and is_oldest):
             self.lose()  # behind: the store lost acknowledged writes, so another claim replays from its state
         elif state == b"gap" or isinstance(error, SealBrokenError):
@@ -445,16 +384,13 @@ class HeldLease:
             if not self._is_delay_logged:  # once for each outage
                 log.warning("a write of turn %s waits: %s", f"{self.scope.name}#{self.turn.number}", error or state)
             self._is_delay_logged = True
-            self._unsent = len(self._writes)
+            self._writes.resend()
             asyncio.get_running_loop().call_later(RETRY_S, self.send)  # always: no other call may be scheduled
         else:
             self._on_written(batch, rest[0], sent_at)
 
     def _on_written(self, batch: list[Write], seqs: list[int], sent_at: float) -> None:
         """Deliver new events to the readers of this process. The number of a repeated event is 0."""
-        while self._writes and self._writes[0].serial <= batch[-1].serial:
-            self._writes.pop(0)
-        self._unsent = min(self._unsent, len(self._writes))
         self._is_delay_logged = False
         self.confirm(sent_at)
         self.has_progressed |= any(write.is_effect for write in batch)
@@ -462,7 +398,7 @@ class HeldLease:
             if seq:
                 self._last_seen = seq
                 self._readers.deliver(self.turn.number, Logged(seq, event))
-        self._run_callbacks()
+        self._writes.acknowledge(batch[-1].serial)
 
     def _mark_broken(self, why: str) -> None:
         self._defect = self._defect or SealBrokenError(why)
@@ -475,26 +411,4 @@ class HeldLease:
     def _discard(self, reason: StopReason) -> None:
         self.is_over = True
         self._stop(reason)
-        self._forget_writes()
-
-    def _forget_writes(self) -> None:
         self._writes.clear()
-        self._unsent = 0
-        self._run_callbacks()
-
-    def _run_callbacks(self) -> None:
-        first = self._writes[0].serial if self._writes else self._made + 1
-        while self._callbacks and self._callbacks[0][0] < first:
-            self._callbacks.pop(0)[1]()
-
-
-def _batches(writes: Sequence[Write]) -> list[list[Write]]:
-    """Return the writes in parts that one script takes without delaying others."""
-    batches, count, size = list[list[Write]](), 0, 0
-    for write in writes:
-        count, size = count + len(write.arguments), size + size_of(write.arguments)
-        if not batches or count > PIECE_VALUES or size > PIECE_BYTES:
-            batches.append([])
-            count, size = len(write.arguments), size_of(write.arguments)
-        batches[-1].append(write)
-    return batches

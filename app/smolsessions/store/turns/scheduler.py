@@ -72,7 +72,6 @@ class Scheduler:
         self._early_stops: dict[tuple[str, int], bytes] = {}  # stop requests that came before their claim's reply
         self._options = options
         self.lease_s = options.lease_s
-        self._lease_us = int(options.lease_s * 1_000_000)
 
     def nudge(self, partition: Partition | None = None, owner: str = "") -> None:
         """Wake the worker: a conversation of `owner` is ready in this partition, or any may be ready."""
@@ -112,7 +111,7 @@ class Scheduler:
         fingerprints = self.intake.reserve(agent, owner)
         if fingerprints is None:
             return None
-        return Reservation(self._worker, self._lease_us, fingerprints[agent], list(fingerprints))
+        return Reservation(self._worker, self._options.lease_us, fingerprints[agent], list(fingerprints))
 
     def use_thread(self, lease: HeldLease | None, owner: Owner) -> None:
         """Begin the turn in the reserved thread. None: the turn was not claimed."""
@@ -156,7 +155,7 @@ class Scheduler:
                     "claim",
                     *(part for agent in agents.items() for part in agent),
                     worker=self._worker,
-                    lease_us=self._lease_us,
+                    lease_us=self._options.lease_us,
                     most=self._room,
                     idle=int(idle and not self._claimed),
                     patience_us=int(self._options.patience_s * 1_000_000),
@@ -266,7 +265,7 @@ class Scheduler:
             for lease in leases:
                 tokens += [lease.scope.name, lease.fence, lease.turn.number]
             at = time.monotonic()
-            lost, stopped = await partition.call("renew", *tokens, lease_us=self._lease_us)
+            lost, stopped = await partition.call("renew", *tokens, lease_us=self._options.lease_us)
             for lease in leases:
                 lease.confirm(at)
             for place in lost:
@@ -283,7 +282,7 @@ class Scheduler:
         async def sweep_in(partition: Partition) -> int:
             ready, removed = await partition.call(
                 "sweep",
-                lease_us=self._lease_us,
+                lease_us=self._options.lease_us,
                 all=int(all_are_over),
                 wake=partition.wake,
                 tombstone_s=partition.options.id_reuse_s,

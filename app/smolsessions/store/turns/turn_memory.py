@@ -14,8 +14,9 @@ from smolsessions.core.records import EntryType
 from smolsessions.store import codec
 from smolsessions.store.conversations.head import VARIABLES_SENTENCE, extended, load_images, load_steps, open_step
 from smolsessions.store.partition import Scope
-from smolsessions.store.scripts.loader import Argument, flattened
+from smolsessions.store.scripts.loader import Argument
 from smolsessions.store.seal import compress, tag_of
+from smolsessions.store.turns.chunk_writes import take_staged
 from smolsessions.store.turns.claim import Claim
 from smolsessions.store.turns.turn_log import open_event
 
@@ -23,7 +24,6 @@ JOURNAL_SENTENCE = "The journal of this turn does not hold the effects that were
 EVENTS_AT_ONCE = 200
 LARGE_BYTES = 1024 * 1024  # to compress 16 MB of text takes 150 ms
 MANY_CHUNKS = 1000  # a script that writes 20,000 takes 60 ms
-STAGED = "\n"  # between the name of a chunk that is not valid yet and its mark
 
 
 class TurnMemory:
@@ -94,7 +94,7 @@ class TurnMemory:
             raise LeaseLostError
         journal, log, tail, count = found
         _, pending = await self._load_chunks()
-        self.staged = _take_staged(pending)
+        self.staged = take_staged(pending)
         steps, added = [], []
         for index, blob in enumerate(tail, head.count):
             steps.append(open_step(self._scope, self._start, index, blob))
@@ -188,14 +188,3 @@ class TurnMemory:
 
 def _by_name(pairs: Sequence[bytes]) -> dict[str, bytes]:
     return {codec.text(name): blob for name, blob in zip(pairs[::2], pairs[1::2], strict=True)}
-
-
-def _take_staged(pending: dict[str, bytes]) -> tuple[list[Argument], str]:
-    """Take staged chunks out. Those with the mark that was written with their step replace others."""
-    mark = codec.text(pending.pop("", b""))
-    staged = {field: pending.pop(field) for field in [*pending] if STAGED in field}
-    for field, blob in staged.items():
-        name, _, own_mark = field.partition(STAGED)
-        if own_mark == mark:
-            pending[name] = blob
-    return flattened(staged.items()), mark
