@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from smolsessions.runtime.shutdown import Shutdown
 
-STOP, HURRY, RETIRE = b"s", b"h", b"r"
+STOP, FORCE, RETIRE = b"s", b"f", b"r"
 ORPHAN_S = 20.0  # longest time that a process outlives its supervisor, even if its agents block the event loop
 
 
@@ -24,7 +24,7 @@ class ParentLink:
         self.is_lost = False
 
     def follow(self, shutdown: Shutdown) -> None:
-        """Pass the supervisor's requests to `shutdown`, and hurry it if the supervisor dies."""
+        """Pass the supervisor's requests to `shutdown`, and force it if the supervisor dies."""
         arguments = (asyncio.get_running_loop(), shutdown)
         threading.Thread(target=self._follow, args=arguments, name="parent link", daemon=True).start()
 
@@ -34,13 +34,13 @@ class ParentLink:
             self._socket.sendall(json.dumps(text).encode() + b"\n")
 
     def _follow(self, loop: asyncio.AbstractEventLoop, shutdown: Shutdown) -> None:
-        act = {STOP: shutdown.request, HURRY: shutdown.hurry, RETIRE: shutdown.retire}
+        act = {STOP: shutdown.request, FORCE: shutdown.force, RETIRE: shutdown.retire}
         with suppress(RuntimeError):  # the loop has ended before
             with suppress(OSError):
                 while word := self._socket.recv(1):
                     loop.call_soon_threadsafe(act[word])
             self.is_lost = True
-            loop.call_soon_threadsafe(shutdown.hurry)
+            loop.call_soon_threadsafe(shutdown.force)
         time.sleep(ORPHAN_S)
         os._exit(1)
 

@@ -22,7 +22,7 @@ from smolsessions.core.errors import StartError
 from smolsessions.roles import ProcessSlot, Role
 from smolsessions.runtime.address import address_of, page_address
 from smolsessions.runtime.parent_link import ParentLink
-from smolsessions.runtime.shutdown import HURRY_S, STREAMS_S, Shutdown
+from smolsessions.runtime.shutdown import FORCED_S, STREAMS_S, Shutdown
 from smolsessions.settings import Settings
 from smolsessions.store.embedded.data_folder import record_address
 
@@ -154,17 +154,18 @@ async def _serve(settings: Settings, service: Any, listening: socket.socket, shu
         if service.worker:
             service.worker.retire()
             await asyncio.wait((requested, *vital), return_when=asyncio.FIRST_COMPLETED)
-    waits = f": {service.threads.busy} turns finish their step, {settings.drain_s:g} s at most; a second signal hurries"
-    log.info("stopping%s", waits if service.threads.busy else "", extra={"action": "stop"})
+    busy = service.threads.busy
+    waits = f": {busy} turns finish their step, {settings.drain_s:g} s at most; a second signal ends them at once"
+    log.info("stopping%s", waits if busy else "", extra={"action": "stop"})
     service.app.state.draining = True
     if service.worker and worker:
         # The running steps finish in time. Then their turns are handed back in the middle of a step.
         service.worker.drain()
-        hurried = asyncio.create_task(shutdown.hurried.wait())
-        await asyncio.wait({worker, hurried}, timeout=settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
-        hurried.cancel()
+        forced = asyncio.create_task(shutdown.forced.wait())
+        await asyncio.wait({worker, forced}, timeout=settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
+        forced.cancel()
         service.worker.hand_back_all()
-        await asyncio.wait({worker}, timeout=HURRY_S)
+        await asyncio.wait({worker}, timeout=FORCED_S)
     service.turns.stop_waiting()
     server.should_exit = True
     await asyncio.wait({web}, timeout=STREAMS_S + 1)

@@ -1,4 +1,4 @@
-"""Shutdown of a process: requested once, then hurried by a second request."""
+"""Shutdown of a process: requested once, then forced by a second request."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import signal
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STREAMS_S = 5
-HURRY_S = 5  # for a thread that ignores a stop, and for returning its lease
-CLOSE_S = HURRY_S + STREAMS_S + 8  # longest time from the end of the drain to the end of the process
+FORCED_S = 5  # for a thread that ignores a stop, and for returning its lease
+CLOSE_S = FORCED_S + STREAMS_S + 8  # longest time from the end of the drain to the end of the process
 
 
 class Shutdown:
@@ -16,7 +16,7 @@ class Shutdown:
 
     def __init__(self) -> None:
         self.requested = asyncio.Event()
-        self.hurried = asyncio.Event()
+        self.forced = asyncio.Event()
         self.retired = asyncio.Event()
         self._was_signalled = False
 
@@ -27,17 +27,17 @@ class Shutdown:
         """End after the running turns, as other processes take over."""
         self.retired.set()
 
-    def hurry(self) -> None:
+    def force(self) -> None:
         self.requested.set()
-        self.hurried.set()
+        self.forced.set()
 
     def on_signals(self) -> None:
-        """Take the first signal as a request, and any later one as the wish to hurry."""
+        """Take the first signal as a request, and any later one as a forced shutdown."""
 
         def on_signal() -> None:
-            # Only signals count. One to a whole process group must not hurry a process that its supervisor asked too.
+            # Only signals count. One to a whole process group must not force a process that its supervisor asked too.
             if self._was_signalled:
-                self.hurry()
+                self.force()
             self._was_signalled = True
             self.request()
 

@@ -23,7 +23,7 @@ from typing import Any
 from smolsessions.core.errors import StartError
 from smolsessions.core.files import SOCKET_PATH_BYTES
 from smolsessions.roles import ProcessSlot
-from smolsessions.runtime.parent_link import HURRY, RETIRE, STOP, ChildLink
+from smolsessions.runtime.parent_link import FORCE, RETIRE, STOP, ChildLink
 from smolsessions.runtime.shutdown import CLOSE_S, Shutdown
 
 log = logging.getLogger("smolsessions.runtime.supervisor")
@@ -227,25 +227,25 @@ class _Processes:
             stack.callback(self._children.pop, number)
             log.info("process %d is pid %d", number, process.pid, extra={"action": "start"})
             if self._is_over():  # during the start
-                link.send(HURRY if self.shutdown.hurried.is_set() else STOP)
+                link.send(FORCE if self.shutdown.forced.is_set() else STOP)
             text = await link.wait_ready()
             if text is not None and not self._ready[number].done():
                 self._ready[number].set_result(text)
             return await process.wait()
 
     async def _end(self, drain_s: float) -> None:
-        """Ask all processes to end, hurry them if requested, and kill those that do not end."""
+        """Ask all processes to end, force them if requested, and kill those that do not end."""
         log.info("stopping %d processes", len(self._children), extra={"action": "stop"})
         if self.shutdown.requested.is_set() or not self.generation:
             self.listening.close()  # otherwise later connections would wait for ever
         self._send_all(STOP)
-        hurried = asyncio.create_task(self.shutdown.hurried.wait())
+        forced = asyncio.create_task(self.shutdown.forced.wait())
         over: asyncio.Future[Any] = asyncio.gather(*self._keepers, return_exceptions=True)
-        await asyncio.wait((over, hurried), timeout=drain_s + CLOSE_S, return_when=asyncio.FIRST_COMPLETED)
-        if hurried.done():
-            self._send_all(HURRY)
+        await asyncio.wait((over, forced), timeout=drain_s + CLOSE_S, return_when=asyncio.FIRST_COMPLETED)
+        if forced.done():
+            self._send_all(FORCE)
             await asyncio.wait({over}, timeout=CLOSE_S)
-        hurried.cancel()
+        forced.cancel()
         for number, (process, _) in self._children.items():
             log.error("process %d does not end; killing it", number, extra={"action": "stop.kill"})
             process.kill()
