@@ -89,7 +89,7 @@ _OF_ANY = (400, 403, 405, 408, 431, 500)
 
 def responses(model: type[BaseModel] | None, *codes: int, status: int = 200) -> dict[int | str, Any]:
     """Describe a route's answer, if it has a model, and its errors."""
-    return open_responses(model, 400, *codes, 401, 500, 503, status=status)
+    return open_responses(model, *codes, 401, 503, status=status)
 
 
 def open_responses(model: type[BaseModel] | None, *codes: int, status: int = 200) -> dict[int | str, Any]:

@@ -27,7 +27,7 @@ from smolsessions.store.conversations.head import (
 )
 from smolsessions.store.conversations.message_search import MessageSearch
 from smolsessions.store.partition import Partition, Partitions, Scope
-from smolsessions.store.scripts.loader import flattened
+from smolsessions.store.scripts.loader import Argument, flattened
 from smolsessions.store.turns.turn_store import TurnStore
 
 log = logging.getLogger(__name__)
@@ -48,8 +48,8 @@ class ConversationStore:
 
     async def create(self, ref: Ref, agent: AgentName, draft: records.ConversationFields) -> Conversation:
         scope = self._partitions.scope(ref)
-        fields = sealed_fields(scope, agent, draft, 0, records.ConversationSettings())
-        state, *rest = await scope.call("create", owner=ref.owner, agent=agent, ttl=ttl_us(draft.ttl_s), **fields)
+        fields = stored_fields(scope, agent, draft, 0, records.NO_SETTINGS)
+        state, *rest = await scope.call("create", owner=ref.owner, **fields)
         if state == b"exists":
             raise errors.ConversationExistsError
         return self.decode_row(*rest[0])
@@ -135,9 +135,9 @@ class ConversationStore:
                 settings = scope.settings(sealed)
                 # The title, which comes with the first turn, is checked as well.
                 agent = conversation.agent if conversation.turn_count else first_agent or conversation.agent
-                fields = sealed_fields(scope, agent, draft, conversation.turn_count, settings)
+                fields = stored_fields(scope, agent, draft, conversation.turn_count, settings)
                 read = {"read": record, "read_settings": sealed or b"", "read_title": title or b""}
-                state, *rest = await scope.call("patch", agent=agent, ttl=ttl_us(draft.ttl_s), **read, **fields)
+                state, *rest = await scope.call("patch", **read, **fields)
                 if state == b"ok":
                     return self.decode_row(*rest[0])
         raise errors.StoreUnavailableError("Others keep changing this conversation; try again.")
@@ -314,19 +314,20 @@ def _with_unanswered(scope: Scope, head: Head, step: StoredStep, following: list
     return replace(step, unanswered=step.index + len(following) + 1 >= head.count)
 
 
-def sealed_fields(
+def stored_fields(
     scope: Scope,
     agent: AgentName,
     draft: records.ConversationFields,
     turns: int,
     settings: records.ConversationSettings,
-) -> dict[str, bytes]:
-    """Seal record and settings, those of the draft first, as arguments of scripts. With turns the title is decided."""
+) -> dict[str, Argument]:
+    """Return the fields as arguments of scripts. `settings` has those of no draft. With turns the title is set."""
     settings = replace(settings, policy=draft.policy, approve=draft.approve, client_tools=draft.client_tools)
     title = "" if turns and draft.title is None else draft.title
     record = codec.encode_conversation(agent, draft.metadata, title, has_settings=settings != records.NO_SETTINGS)
-    return {"record": scope.seal(record, "conversation"), "settings": scope.seal_settings(settings)}
-
-
-def ttl_us(ttl_s: float | None) -> int | str:
-    return "" if ttl_s is None else round(ttl_s * 1_000_000)
+    return {
+        "agent": agent,
+        "record": scope.seal(record, "conversation"),
+        "settings": scope.seal_settings(settings),
+        "ttl": "" if draft.ttl_s is None else round(draft.ttl_s * 1_000_000),
+    }

@@ -14,7 +14,7 @@ from smolsessions.core.memories import ConversationRecord, Head, ImportedConvers
 from smolsessions.core.records import AgentName, Conversation, Ref, Turn
 from smolsessions.core.store_ports import WriteFiles
 from smolsessions.store import codec
-from smolsessions.store.conversations.conversation_store import ConversationStore, sealed_fields, ttl_us
+from smolsessions.store.conversations.conversation_store import ConversationStore, stored_fields
 from smolsessions.store.conversations.head import (
     VARIABLES_SENTENCE,
     counted,
@@ -153,7 +153,7 @@ class HistoryStore:
                 )
             about = origin.metadata if metadata is None else metadata
             draft = records.ConversationFields(
-                about, now.policy, title=origin.title, approve=now.approve, client_tools=now.client_tools
+                about, now.policy, origin.ttl_s, origin.title, now.approve, now.client_tools
             )
             settings = records.ConversationSettings(lineage=lineage, rollbacks=rollbacks)
             last: dict[str, int | str] = {"turns": at, "heads": at, "logs": at, "steps": head.count}
@@ -169,13 +169,11 @@ class HistoryStore:
                     read_head=snapshot.version.head,
                     staged=staged,
                     to=new.name,
-                    agent=origin.agent,
                     head=new.seal(codec.encode_head(head), "head") if head.count or head.variables else b"",
                     count=head.count,
                     turn=at,
                     chunks=len(chunks),
-                    ttl=ttl_us(origin.ttl_s),
-                    **sealed_fields(new, origin.agent, draft, at, settings),
+                    **stored_fields(new, origin.agent, draft, at, settings),
                 )
                 if state != b"ok":
                     await take_back()
@@ -233,12 +231,10 @@ class HistoryStore:
                 "import",
                 owner=ref.owner,
                 staged=staged,
-                agent=agent,
-                ttl=ttl_us(draft.ttl_s),
                 head=head,
                 turns=turns,
                 steps=len(imported.memory.steps),
-                **sealed_fields(scope, agent, draft, turns, settings),
+                **stored_fields(scope, agent, draft, turns, settings),
             )
             if state != b"ok":
                 await take_back()

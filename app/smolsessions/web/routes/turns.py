@@ -86,21 +86,20 @@ class NewTurns:
         key = text.get(b"idempotency-key")
         if key is not None and not common.KEY.fullmatch(key):
             return None
+        model: type[AnswersRequest | TurnRequest] = AnswersRequest if path[2] else TurnRequest
         try:
-            answers = await in_thread_if_large(AnswersRequest.model_validate_json, body.data) if path[2] else None
-            request = None if path[2] else await in_thread_if_large(TurnRequest.model_validate_json, body.data)
+            sent: AnswersRequest | TurnRequest = await in_thread_if_large(model.model_validate_json, body.data)
         except ValidationError:
             return None
         body.free()  # the turn may take long, and FastAPI would hold the body until its end
         internal = query.pop("include_internal_tools", "false") == "true"
         prefer, accept = text.get(b"prefer"), text.get(b"accept")
         delivery = Delivery(prefer, **query, include_internal_tools=internal, accept=accept)  # type: ignore[arg-type]  # checked above
-        if answers:
-            return await self.go_on(scope, Ref(Owner(scope["owner"]), path[1]), int(path[2]), answers, delivery)
-        assert request
+        if isinstance(sent, AnswersRequest):
+            return await self.go_on(scope, Ref(Owner(scope["owner"]), path[1]), int(path[2]), sent, delivery)
         if path[1]:
-            set_conversation(request, path[1])
-        return await self.answer(scope, request, delivery, key)
+            set_conversation(sent, path[1])
+        return await self.answer(scope, sent, delivery, key)
 
     async def answer(self, scope: Scope, body: TurnRequest, delivery: Delivery, key: str | None) -> Response:
         """Submit a turn, and return it at its end or stream its events."""
@@ -288,7 +287,7 @@ def turn_routes(new_turns: NewTurns, turns: Turns, limits: Limits, streams: Even
         turn = await turns.cancel(ref, number, wait_s if applied else 0.0)
         return turn_answer(turn, applied, internal=include_internal_tools)
 
-    @router.post(f"{AT}/{{turn}}/answers", responses={**_RESPONSES, **responses(None, *WRITE, 404, 409)})
+    @router.post(f"{AT}/{{turn}}/answers", responses=_RESPONSES)
     async def answer_turn(
         request: Request, ref: CallerRef, number: TurnNumber, body: AnswersRequest, delivery: common.Answered
     ) -> Response:
