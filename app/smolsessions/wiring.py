@@ -279,7 +279,7 @@ async def share_folders(
         ) from error
     # A store that knows no conversation would have all files swept.
     is_new = not await asyncio.to_thread(folders.is_used)
-    if not await store.has_mark("workspaces", mark, may_set=is_new):
+    if not await store.has_workspaces(mark, may_set=is_new):
         raise StartError(
             f"SMOLSESSIONS_WORKSPACES_DIR {folders.base} is not the directory that this store's conversations have: "
             "use the same one in every process. If theirs is lost, name an empty one and remove the field workspaces "
@@ -287,7 +287,7 @@ async def share_folders(
         )
     if not sweeps:
         return []
-    is_same_store = partial(store.has_mark, "workspaces", mark, may_set=False)
+    is_same_store = partial(store.has_workspaces, mark, may_set=False)
     sweep = asyncio.create_task(sweep_folders(folders, store.conversations, is_same_store))
     sweeps.callback(sweep.cancel)
     return [sweep]

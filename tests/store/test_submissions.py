@@ -136,7 +136,7 @@ async def test_claims_are_least(one: Store, other: Store, asked: tuple[OnBusy, O
 
 async def test_a_renewal_brings_back_why_a_turn_is_to_stop(one: Store, raw: Raw) -> None:
     lease = await stores.second_turn(one, raw)
-    one.scheduler.hear_stop(b"", b"local/c\n2\n1")
+    one.scheduler.hear_stop(b"local/c\n2\n1")
     assert await lease.stop_reason == "cancelled"
     raw.hset(stores.key_of("run", "c", 2), "cancel", "interrupt:3")  # as if the message was lost
     await one.scheduler.renew([lease])
@@ -146,7 +146,7 @@ async def test_a_renewal_brings_back_why_a_turn_is_to_stop(one: Store, raw: Raw)
 async def test_a_stop_that_comes_before_the_reply_to_its_claim_is_heard_once(one: Store) -> None:
     await stores.submit(one, "c")
     for flag in (b"interrupt:2", b"steer"):
-        one.scheduler.hear_stop(b"", b"local/c\n1\n" + flag)
+        one.scheduler.hear_stop(b"local/c\n1\n" + flag)
     lease = await stores.claim_one(one)
     assert lease.stop_reason.result() == "interrupted"
     await one.scheduler.hand_back(lease)

@@ -24,11 +24,12 @@ class ApiError(ClientError):
     The code `foreign_answer` is the client's own: another server answered.
     """
 
-    def __init__(self, status: int, problem: Problem, retry_after_s: float | None) -> None:
-        super().__init__(problem.code, f"{status} {problem.code}: {problem.detail}")
-        self.status = status
+    def __init__(self, response: httpx2.Response, problem: Problem) -> None:
+        super().__init__(problem.code, f"{response.status_code} {problem.code}: {problem.detail}")
+        self.status = response.status_code
         self.problem = problem
-        self.retry_after_s = retry_after_s
+        after = response.headers.get("Retry-After", "")
+        self.retry_after_s = float(after) if after.isascii() and after.isdigit() else None
 
 
 class UnreachableError(ClientError):
@@ -44,7 +45,7 @@ def error_of(response: httpx2.Response, body: bytes) -> ApiError:
         problem = Problem.model_validate_json(body)
     except ValidationError:
         return foreign_answer(response, body.decode(errors="replace"))
-    return ApiError(response.status_code, problem, _retry_after_s(response))
+    return ApiError(response, problem)
 
 
 def foreign_answer(response: httpx2.Response, cause: str) -> ApiError:
@@ -56,9 +57,4 @@ def foreign_answer(response: httpx2.Response, cause: str) -> ApiError:
         code="foreign_answer",
         detail=f"{response.url} does not answer as smolsessions does: {cause[:MAX_SHOWN_CHARS]}; is the address right?",
     )
-    return ApiError(response.status_code, problem, _retry_after_s(response))
-
-
-def _retry_after_s(response: httpx2.Response) -> float | None:
-    after = response.headers.get("Retry-After", "")
-    return float(after) if after.isascii() and after.isdigit() else None
+    return ApiError(response, problem)

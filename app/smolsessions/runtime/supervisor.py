@@ -107,8 +107,6 @@ async def _first(*futures: asyncio.Future[Any]) -> None:
 
 @dataclass
 class _Processes:
-    """The processes, by their numbers."""
-
     count: int
     folder: str
     listening: socket.socket

@@ -183,7 +183,6 @@ async def _chunk_names(scope: Scope, name: bytes, generation: str) -> dict[bytes
 
 
 def _place(kind: str, number: str, field: bytes, event: str) -> tuple[str, ...]:
-    """Return the place that a record is bound to."""
     name = codec.text(field).partition(STAGED)[0]
     place: tuple[str, ...] = ("variable", number, name) if name else ("variables", number)
     match kind:

@@ -146,7 +146,6 @@ class Scope:
     name: str
 
     def call(self, script: str, *rest: Argument, **named: Argument) -> Coroutine[Any, Any, Any]:
-        """Run a script on the conversation."""
         return self.partition.call(script, *rest, ref=self.name, **named)
 
     def seal(self, data: bytes, *place: str | int, packed: bytes | None = None) -> bytes:

@@ -43,12 +43,12 @@ class Store:
     partitions: Partitions
     servers: Servers
 
-    async def has_mark(self, name: str, value: str, *, may_set: bool) -> bool:
-        """Return whether the store's mark of this name has this value, which a store without it gets."""
+    async def has_workspaces(self, mark: str, *, may_set: bool) -> bool:
+        """Return whether the store's workspaces have this mark, which a store without one gets."""
         if may_set:
-            await self.first.send("HSETNX", ABOUT, name, value)
-        (found,) = await self.first.send("HMGET", ABOUT, name)
-        return bool(found == value.encode())
+            await self.first.send("HSETNX", ABOUT, "workspaces", mark)
+        found = await self.first.send("HGET", ABOUT, "workspaces")
+        return bool(found == mark.encode())
 
     async def key_count(self) -> int:
         clients = {await self.servers.client(partition.name) for partition in self.partitions}
@@ -130,7 +130,7 @@ def _listen(pipeline: Pipeline, partition: Partition, scheduler: Scheduler, chec
         check.on_gap(pipeline)
 
     handlers: dict[str, Handler] = {
-        partition.wake: lambda _, owner: scheduler.nudge(partition, owner.decode(errors="replace")),
+        partition.wake: lambda owner: scheduler.nudge(partition, owner.decode(errors="replace")),
         partition.channel: partial(hear_event, partition),
         partition.stop_channel: scheduler.hear_stop,
     }

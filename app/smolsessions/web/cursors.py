@@ -17,7 +17,8 @@ def cursor_at(position: str | None, *of: str) -> str | None:
     """Return the cursor of a position in a list, which `of` names with its order and filters."""
     if position is None:
         return None
-    return urlsafe_b64encode(_check(position, of) + position.encode()).decode().rstrip("=")
+    check = blake2b("\0".join((*of, position)).encode(errors="replace"), digest_size=CHECK_BYTES).digest()
+    return urlsafe_b64encode(check + position.encode()).decode().rstrip("=")
 
 
 def position_of(cursor: str | None, form: re.Pattern[str], *of: str) -> str | None:
@@ -38,7 +39,3 @@ def position_of(cursor: str | None, form: re.Pattern[str], *of: str) -> str | No
 def number_at(cursor: str | None, *of: str) -> int | None:
     position = position_of(cursor, NUMBER, *of)
     return None if position is None else int(position)
-
-
-def _check(position: str, of: tuple[str, ...]) -> bytes:
-    return blake2b("\0".join((*of, position)).encode(errors="replace"), digest_size=CHECK_BYTES).digest()

@@ -44,7 +44,6 @@ class EventStreams:
         self._cache: OrderedDict[tuple[int, bool], tuple[Logged, bytes]] = OrderedDict()
 
     def frame(self, turn: Turn, logged: Logged, *, internal: bool) -> bytes:
-        """Encode an event as an SSE frame."""
         key = (id(logged), internal)
         cached = self._cache.get(key)
         if cached and cached[0] is logged:

@@ -246,7 +246,6 @@ def step_view(conversation_id: str, step: dict[str, Any]) -> dict[str, Any]:
 
 
 def page_view(page: records.Page[Any], view: Callable[[Any], Any], *of: str) -> dict[str, Any]:
-    """Return a page of the list that `of` names."""
     return {"items": [view(item) for item in page.items], "next_cursor": cursor_at(page.next_cursor, *of)}
 
 

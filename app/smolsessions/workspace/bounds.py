@@ -10,8 +10,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds of one workspace."""
-
     file_bytes: int = 256 * 1024
     """Largest file that is read or written."""
     total_bytes: int = 8 * 1024 * 1024

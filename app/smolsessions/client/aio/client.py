@@ -391,5 +391,4 @@ class AsyncClient:
 
 
 def _turn(conversation_id: str, turn: int) -> tuple[object, ...]:
-    """Return the parts of a turn's path."""
     return "conversations", conversation_id, "turns", turn

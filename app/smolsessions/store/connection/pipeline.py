@@ -21,7 +21,7 @@ from smolsessions.store.connection.reply_protocol import ReplyProtocol
 from smolsessions.store.connection.server_errors import error_text
 from smolsessions.store.connection.servers import Servers
 
-Handler = Callable[[bytes, bytes], None]
+Handler = Callable[[bytes], None]
 
 log = logging.getLogger(__name__)
 
@@ -203,10 +203,10 @@ class Pipeline:
         if kind == b"smessage":
             handler = self._handlers[channel]
             if not self._ack:
-                handler(channel, payload)
+                handler(payload)
                 return
             # A message without an ack is lost, as messages may be: its readers read the log again.
-            self._acknowledged().add_done_callback(lambda ack: None if ack.exception() else handler(channel, payload))
+            self._acknowledged().add_done_callback(lambda ack: None if ack.exception() else handler(payload))
         elif kind == b"ssubscribe":
             if payload == len(self._handlers):
                 self._is_subscribed.set()

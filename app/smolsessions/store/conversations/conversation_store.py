@@ -39,8 +39,6 @@ MOST_SCANNED = 2000  # for one page, which may then hold fewer than its limit
 
 
 class ConversationStore:
-    """Conversations in the store."""
-
     def __init__(self, partitions: Partitions, turns: TurnStore) -> None:
         self._partitions = partitions
         self._turns = turns

@@ -98,8 +98,6 @@ def find_binary() -> Path:
 
 
 class _Supervisor:
-    """Starts, restarts and stops the server."""
-
     def __init__(self, binary: Path, folder: Path, socket_path: Path, lock: BinaryIO, silence_s: float) -> None:
         self._binary, self._folder, self._socket_path, self._lock = binary, folder, socket_path, lock
         self._silence_s = silence_s
@@ -166,7 +164,9 @@ class _Supervisor:
             _log.warning("the embedded store did not end within %g s", grace_s, extra={"action": "store_stop"})
 
     def _fork(self) -> subprocess.Popen[bytes]:
-        command = [str(self._binary), *_options(self._folder, self._socket_path)]
+        durable = ("--appendonly", "yes", "--save", "", "--maxmemory-policy", "noeviction", "--daemonize", "no")
+        private = ("--port", "0", "--unixsocket", str(self._socket_path), "--unixsocketperm", "700")
+        command = [str(self._binary), *durable, *private, "--dir", str(self._folder)]
         if sys.platform == "linux":
             command = [sys.executable, "-I", "-S", "-c", _BOUND_TO_PARENT, str(os.getpid()), *command]
         with self._start_lock, self._log_path.open("ab") as log:
@@ -208,9 +208,3 @@ class _Supervisor:
             f"the embedded store {cause}; the last lines of {self._log_path}:\n{last_lines}\n"
             f"{remedy}, or {OTHER_FOLDER}"
         )
-
-
-def _options(folder: Path, socket_path: Path) -> list[str]:
-    durable = ("--appendonly", "yes", "--save", "", "--maxmemory-policy", "noeviction", "--daemonize", "no")
-    private = ("--port", "0", "--unixsocket", str(socket_path), "--unixsocketperm", "700", "--dir", str(folder))
-    return [*durable, *private]

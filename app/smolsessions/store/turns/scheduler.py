@@ -47,8 +47,6 @@ class Reservation(NamedTuple):
 
 
 class Scheduler:
-    """Claims conversations and keeps their leases."""
-
     def __init__(self, partitions: Partitions, worker: str, options: Options) -> None:
         self._partitions = partitions
         self._worker = worker
@@ -238,7 +236,7 @@ class Scheduler:
         while waiting := {*self._late.values(), *self._releases}:
             await asyncio.wait(waiting)
 
-    def hear_stop(self, _channel: bytes, payload: bytes) -> None:
+    def hear_stop(self, payload: bytes) -> None:
         """Pass a stop request, or the news of a reader, to its lease."""
         match = _STOP.fullmatch(payload)
         if match is None:

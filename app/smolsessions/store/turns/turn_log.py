@@ -39,7 +39,7 @@ class LogPart(NamedTuple):
     last: int = 0
 
 
-def hear_event(partition: Partition, _channel: bytes, payload: bytes) -> None:
+def hear_event(partition: Partition, payload: bytes) -> None:
     """Deliver an event of another process. One that cannot be decoded makes all readers read the log."""
     try:
         name, number, seq, kind, blob = payload.split(b"\n", 4)

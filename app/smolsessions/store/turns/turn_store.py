@@ -71,8 +71,6 @@ class IdempotencyKeys:
 
 
 class TurnStore:
-    """Turns in the store."""
-
     def __init__(self, partitions: Partitions, scheduler: Scheduler, keys: IdempotencyKeys, options: Options) -> None:
         """`scheduler` wakes this process's own worker. Each partition has its share of `max_queued`."""
         self._partitions = partitions
