@@ -22,13 +22,13 @@ PAINT = {"name": "paint", "description": "Paint.", "parameters": {"type": "objec
 
 @pytest.mark.deep
 @pytest.mark.timeout(600)
-def test_a_page_behind_the_runtime_runs_its_tool(asking: Service, tmp_path: Path) -> None:
+def test_a_page_behind_the_runtime_runs_its_tool(service: Service, tmp_path: Path) -> None:
     if not (npm := shutil.which("npm")):
         skip("this machine has no npm")
     packages = ["@copilotkit/runtime@1.75.0", "@ag-ui/client@0.0.59", "@hono/node-server@1"]
     install = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--silent", *packages]
     subprocess.run(install, cwd=tmp_path, check=True)
-    program, url = shutil.copy(FOLDER / "copilotkit_runtime.mjs", tmp_path), asking.client.base_url.join("ag-ui/plain")
+    program, url = shutil.copy(FOLDER / "copilotkit_runtime.mjs", tmp_path), service.client.base_url.join("ag-ui/plain")
     command = [str(compute_driver_executable()[0]), str(program), str(url)]
     quiet = os.environ | {"COPILOTKIT_TELEMETRY_DISABLED": "true"}
     with subprocess.Popen(command, cwd=tmp_path, env=quiet, stdout=subprocess.PIPE, text=True) as process:

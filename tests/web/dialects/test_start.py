@@ -23,9 +23,9 @@ def test_a_start_imports_no_dialect() -> None:
     assert ran.stdout.strip() == "[]"
 
 
-def test_paths_beside_those_of_a_dialect_are_not_found(asking: Service) -> None:
-    asked = {path: asking.client.get(path) for path in ("/openai", "/openai/v1/no", "/ai-sdks/plain", "/mcp/x")}
+def test_paths_beside_those_of_a_dialect_are_not_found(service: Service) -> None:
+    asked = {path: service.client.get(path) for path in ("/openai", "/openai/v1/no", "/ai-sdks/plain", "/mcp/x")}
     assert {answer.status_code for answer in asked.values()} == {404}
     assert asked["/openai/v1/no"].json()["error"]["code"] == "not_found"
     for path in ("/mcp", "/ai-sdk/plain", "/openai/v1/responses"):
-        assert asking.client.get(path).status_code == 405
+        assert service.client.get(path).status_code == 405
