@@ -41,7 +41,7 @@ def test_a_new_folder_can_be_served_and_tested(llm: LLM, tmp_path: Path) -> None
         assert [agent["name"] for agent in service.get("/agents")["items"]] == ["helper", "clerk"]
         turn = service.post("/turn", message="What is 12 * 7?").json()
     assert (turn["agent"]["name"], turn["tool_call_names"]) == ("helper", ["calculator"])
-    assert "Observation:\\n84.0" in llm.requests[1].text
+    assert 'Observation:\\n84"' in llm.requests[1].text
     assert [request.key for request in llm.requests] == ["none", "none"], "the key of OpenAI leaves for another server"
 
 
