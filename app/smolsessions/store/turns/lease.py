@@ -217,7 +217,8 @@ class HeldLease:
         for event in events:
             arguments += [event.type, seal(self._log.add(event), "event", number, event.type)]
         self._writes.add(parts + "e" * len(events), arguments, events, is_effect=bool(result))
-        chunk_writes.move(self._writes, staged, mark)
+        if mark:
+            chunk_writes.move(self._writes, staged, mark)
 
     def when_written(self, call: Callable[[], object]) -> None:
         self._writes.when_written(call)

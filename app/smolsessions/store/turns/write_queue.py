@@ -55,10 +55,11 @@ class WriteQueue:
         """Return the unsent writes in batches that one script takes without delaying others."""
         batches, count, size = list[list[Write]](), 0, 0
         for write in self._writes[len(self._writes) - self._unsent :]:
-            count, size = count + len(write.arguments), size + size_of(write.arguments)
+            own_count, own_size = len(write.arguments), size_of(write.arguments)
+            count, size = count + own_count, size + own_size
             if not batches or count > PIECE_VALUES or size > PIECE_BYTES:
                 batches.append([])
-                count, size = len(write.arguments), size_of(write.arguments)
+                count, size = own_count, own_size
             batches[-1].append(write)
         self._unsent = 0
         return batches
