@@ -30,7 +30,7 @@ from tests.topology.node import DURABLE, HOST, Node
 
 OF_LIBRARIES = "import re, datetime\nfrom math import floor\nflag, day = re.IGNORECASE, datetime.date(2026, 4, 1)\n"
 AS_BARE_SMOLAGENTS = (
-    "tests/memory/test_steps.py::test_every_step_of_a_run_is_finished_and_comes_back",
+    "tests/memory/test_step_bytes.py::test_every_step_of_a_run_is_finished_and_comes_back",
     "tests/agents/test_constructors.py",
     "tests/agents/test_partial_texts.py",
 )

@@ -117,18 +117,18 @@ async def test_of_an_owner_no_more_is_claimed_than_there_is_room_for(one: Store)
 
 class Seats:
     def __init__(self, store: Store, free: int = 1) -> None:
-        self.free, self.reserved = free, 0
+        self.free, self.reserved_threads = free, 0
         self.leases: list[HeldLease] = []
         store.scheduler.intake = self
 
-    def reserve(self, agent: AgentName, _owner: Owner) -> Mapping[AgentName, str] | None:
+    def reserve_thread(self, agent: AgentName, _owner: Owner) -> Mapping[AgentName, str] | None:
         if self.free == 0:
             return None
-        self.free, self.reserved = self.free - 1, self.reserved + 1
+        self.free, self.reserved_threads = self.free - 1, self.reserved_threads + 1
         return {agent: stores.KIND}
 
-    def start(self, lease: HeldLease | None, _owner: Owner) -> None:
-        self.reserved -= 1
+    def use_thread(self, lease: HeldLease | None, _owner: Owner) -> None:
+        self.reserved_threads -= 1
         if lease:
             self.leases.append(lease)
         else:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from smolagents.memory import MemoryStep
 
+from smolsessions.agents.memory.step_bytes import pack, strip, unpack, unpack_data
 from smolsessions.agents.memory.step_data import StepDecoder
 from smolsessions.agents.memory.step_types import Step
-from smolsessions.agents.memory.steps import pack, strip, unpack, unpack_data
 from smolsessions.agents.memory.views import describe_step
 from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.sandbox.json_export import VariableReader

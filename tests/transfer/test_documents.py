@@ -18,8 +18,8 @@ from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolC
 from smolagents.monitoring import Timing, TokenUsage
 
 from smolsessions.agents.catalog import Catalog
+from smolsessions.agents.memory.step_bytes import MAX_STEP_BYTES, unpack
 from smolsessions.agents.memory.step_types import ERRORS, NoteStep, Step, SummaryStep, agent_error
-from smolsessions.agents.memory.steps import MAX_STEP_BYTES, unpack
 from smolsessions.agents.transfer.document_media import MAX_IMAGES_FACTOR
 from smolsessions.agents.transfer.documents import MAX_STEPS
 from smolsessions.core.callers import DUMMY

@@ -17,8 +17,8 @@ from smolsessions.agent_options import options_of
 from smolsessions.agents.config.mistakes import placed
 from smolsessions.agents.factories import CheckedAgent, Factory, check_factory, make_agent
 from smolsessions.agents.memory.memory_edits import Overlay
+from smolsessions.agents.memory.step_bytes import unpack, unpack_data
 from smolsessions.agents.memory.step_data import StepDecoder
-from smolsessions.agents.memory.steps import unpack, unpack_data
 from smolsessions.agents.memory.views import PromptPreview, describe_step
 from smolsessions.agents.models.token_usage import total_usage
 from smolsessions.agents.option_checks import UNCONFINED, check_own_rules, refused_tools, tool_names

@@ -89,7 +89,7 @@ class Conversations:
         """Make a conversation. A request with a known key gets the one that the first made, as it is now."""
         if once is None:
             return await make(ref)
-        ref, is_new = await self._turns.reserve(ref, once)
+        ref, is_new = await self._turns.reserve_name(ref, once)
         if not is_new:
             with suppress(errors.ConversationNotFoundError):  # its first process ended before it was made
                 return await self.store.conversation(ref)
@@ -98,12 +98,12 @@ class Conversations:
         except errors.ConversationExistsError:
             if not is_new:  # another request with the key was faster
                 return await self.store.conversation(ref)
-            await self._turns.release(ref.owner, once)
+            await self._turns.release_name(ref.owner, once)
             raise
         except (errors.StoreUnavailableError, asyncio.CancelledError):
             raise  # it may have been made
         except Exception:  # whatever refused it: a retry with the key may succeed
-            await self._turns.release(ref.owner, once)
+            await self._turns.release_name(ref.owner, once)
             raise
 
     async def patch(

@@ -78,16 +78,16 @@ class TurnStore(Protocol):
         `TooManyTurnsError`, `OverloadedError` and the errors of `recall`. Then nothing was written.
         """
 
-    async def reserve(self, ref: Ref, once: records.IdempotentRequest) -> tuple[Ref, bool]:
+    async def reserve_name(self, ref: Ref, once: records.IdempotentRequest) -> tuple[Ref, bool]:
         """Reserve a name for a key, of a conversation or a turn. Return the reserved name, and whether it is new.
 
         Raises `IdempotencyKeyReusedError` if another request had the key.
         """
 
-    async def reserved(self, owner: Owner, once: records.IdempotentRequest) -> Ref | None:
+    async def reserved_name(self, owner: Owner, once: records.IdempotentRequest) -> Ref | None:
         """Return the name that is reserved for a key."""
 
-    async def release(self, owner: Owner, once: records.IdempotentRequest) -> None:
+    async def release_name(self, owner: Owner, once: records.IdempotentRequest) -> None:
         """Forget a key whose request was refused."""
 
     async def recall(self, owner: Owner, once: records.IdempotentRequest) -> Turn | None:
@@ -263,8 +263,8 @@ class Lease(Protocol):
     caller: Caller
     """Caller of the turn. The metadata are those at the claim."""
     attempt: int
-    version: bytes
-    """Version of the conversation's steps. A warm session of this version needs no loading."""
+    head_tag: bytes
+    """Tag of the head's seal, which names a version of the steps. A warm session of it needs no loading."""
     fingerprint: str
     """Fingerprint of the agent that began the turn."""
     settings: records.ConversationSettings
@@ -367,13 +367,13 @@ M_contra = TypeVar("M_contra", bound=Lease, contravariant=True)
 class Intake(Protocol[M_contra]):
     """Worker of this process, which begins the turns that this process submits if a thread is free for them."""
 
-    reserved: int
-    """Number of reserved threads whose turns are being submitted."""
+    reserved_threads: int
+    """Number of threads that wait for turns which are being submitted."""
 
-    def reserve(self, agent: AgentName, owner: Owner) -> Mapping[AgentName, str] | None:
+    def reserve_thread(self, agent: AgentName, owner: Owner) -> Mapping[AgentName, str] | None:
         """Reserve a thread for a turn of this agent. Return all agents with their fingerprints, or None."""
 
-    def start(self, lease: M_contra | None, owner: Owner) -> None:
+    def use_thread(self, lease: M_contra | None, owner: Owner) -> None:
         """Begin a turn in the thread that was reserved for the owner. None: free the thread."""
 
 

@@ -95,7 +95,7 @@ class TurnStream(EventSourceResponse):
         async def end_on_disconnect() -> None:
             while (await receive())["type"] != "http.disconnect":
                 pass
-            subscription.reader.stop()
+            subscription.reader.stop()  # and not `subscription.stop`: that is the service's end, which cancels nothing
 
         self._streams.open_count += 1
         listener = asyncio.create_task(end_on_disconnect())

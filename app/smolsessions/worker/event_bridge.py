@@ -61,7 +61,7 @@ class LoopEventBridge:
         self.ends_at = math.inf
         """Deadline of the turn, by the monotonic clock."""
         self.stopping: asyncio.Future[None] = self._loop.create_future()
-        lease.on_reader = self._write
+        lease.on_reader = self._take_and_send
 
     @property
     def stop_requested(self) -> bool:
@@ -88,7 +88,7 @@ class LoopEventBridge:
         if can_wait and not self._lease.watched:
             self._set_timer()
         else:
-            self._write()
+            self._take_and_send()
 
     def emit(
         self, event: StepEvent | None, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None
@@ -103,7 +103,7 @@ class LoopEventBridge:
         is_delta = type(event) is MessageDelta
         most = MAX_QUEUED_DELTAS if is_delta else MAX_QUEUED
         if not self._waking:
-            if step or effect or len(self._queue) > most or not (is_delta or not self._lease.watched):
+            if step or effect or len(self._queue) > most or (self._lease.watched and not is_delta):
                 self._waking = True
                 self._loop.call_soon_threadsafe(self._on_wake, context=self._context)
             elif not self._waiting:
@@ -125,7 +125,7 @@ class LoopEventBridge:
         written = threading.Lock()
         written.acquire()
         while not self.stop_requested:
-            self._loop.call_soon_threadsafe(self._flush, written, context=self._context)
+            self._loop.call_soon_threadsafe(self._flush_on_loop, written, context=self._context)
             while not written.acquire(timeout=POLL_S):
                 if self.stop_requested or not self._open:
                     return
@@ -155,16 +155,16 @@ class LoopEventBridge:
         self._take(len(self._queue), keeps_effects=goes_on)  # a commit deletes the journal
         # Without a commit, held events would be lost: a replay produces them again, but not the start of the attempt.
         if goes_on or not self._lease.buffer_events(self._events):
-            self._emit()
+            self._to_lease()
         self._make_room()
 
-    def _flush(self, written: threading.Lock) -> None:
+    def _flush_on_loop(self, written: threading.Lock) -> None:
         if self._open:
             self._take(len(self._queue))
             if self._lease.watched:
-                self._emit()
+                self._to_lease()
             elif self._events:  # a crash of the call leaves the events before it
-                self._call_timer = self._loop.call_later(JOIN_S, self._write)
+                self._call_timer = self._loop.call_later(JOIN_S, self._take_and_send)
             if self._lease.is_late:
                 self._lease.emit("")  # an empty write, which succeeds only with a valid lease
             self._lease.send()
@@ -173,7 +173,7 @@ class LoopEventBridge:
     def _set_timer(self) -> None:
         self._waiting = True
         delay_s = max(self._next_at - self._loop.time(), 0 if self._lease.watched else HOLD_S)
-        self._hold_timer = self._loop.call_later(delay_s, self._write)
+        self._hold_timer = self._loop.call_later(delay_s, self._take_and_send)
 
     def _on_wake(self) -> None:
         self._waking = False
@@ -183,24 +183,24 @@ class LoopEventBridge:
             self._call_timer.cancel()
             self._call_timer = None
         if self._lease.watched or len(self._queue) + len(self._events) > MAX_QUEUED:
-            self._write()
+            self._take_and_send()
         elif self._open:
             self._take(MAX_BATCH)
             self._lease.send()
             if self._events and not self._waiting:
                 self._set_timer()
 
-    def _write(self) -> None:
+    def _take_and_send(self) -> None:
         self._waiting = False
         if not self._open:
             self._queue.clear()
             return
         if self._lease.backlog > MAX_QUEUED:
             self._waiting = True
-            self._loop.call_later(JOIN_S, self._write)
+            self._loop.call_later(JOIN_S, self._take_and_send)
             return
         self._take(MAX_BATCH)
-        self._emit()
+        self._to_lease()
         self._lease.send()
         self._make_room()
         if self._queue and not self._waking:
@@ -223,7 +223,7 @@ class LoopEventBridge:
             if not keeps_effects and type(event) not in _STORED:
                 effect = None
             if step or effect:
-                self._emit(step, effect)
+                self._to_lease(step, effect)
 
     def _joined(self, delta: MessageDelta) -> MessageDelta:
         """Take the deltas of the same message that follow, and return them as one."""
@@ -233,7 +233,7 @@ class LoopEventBridge:
             self._queue.pop(0)
         return replace(delta, text="".join(texts)) if len(texts) > 1 else delta
 
-    def _emit(self, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None) -> None:
+    def _to_lease(self, step: PackedStep | None = None, effect: tuple[str, bytes] | None = None) -> None:
         """Write a step or an effect, and the events that were taken, unless they can wait.
 
         The start of an attempt is one write with its key: a crash between two would leave an attempt without its event.

@@ -21,26 +21,26 @@ class SessionPool:
         self._held_bytes = 0
         self._idle_s = idle_s
         self._warm: OrderedDict[Ref, tuple[Session, bytes, float]] = OrderedDict()
-        """Session, version and time of its release, the oldest first."""
+        """Session, tag of the head and time of its release, the oldest first."""
 
     def __len__(self) -> int:
         return len(self._warm)
 
-    def acquire(self, ref: Ref, version: bytes, caller: Caller) -> Session | None:
-        """Return the session of this version and caller, or None. One of another version or caller is closed."""
+    def acquire(self, ref: Ref, head_tag: bytes, caller: Caller) -> Session | None:
+        """Return the session for this head and caller, or None. One for another head or caller is closed."""
         if ref not in self._warm:
             return None
         session, known = self._take(ref)
-        if known == version and session.serves(caller):
+        if known == head_tag and session.serves(caller):
             return session
         session.close()
         return None
 
-    def release(self, ref: Ref, version: bytes, session: Session) -> None:
-        """Keep a session after its turn was committed as finished. `version` is that of the commit."""
+    def release(self, ref: Ref, head_tag: bytes, session: Session) -> None:
+        """Keep a session after its turn was committed as finished. `head_tag` is that of the commit."""
         if ref in self._warm:
             self._evict(ref)
-        self._warm[ref] = (session, version, time.monotonic())
+        self._warm[ref] = (session, head_tag, time.monotonic())
         self._held_bytes += session.held_bytes
         while len(self._warm) > self._most or self._held_bytes > self._most_bytes:
             self._evict(next(iter(self._warm)))
@@ -58,6 +58,6 @@ class SessionPool:
         self._take(ref)[0].close()
 
     def _take(self, ref: Ref) -> tuple[Session, bytes]:
-        session, version, _ = self._warm.pop(ref)
+        session, head_tag, _ = self._warm.pop(ref)
         self._held_bytes -= session.held_bytes
-        return session, version
+        return session, head_tag

@@ -66,8 +66,8 @@ class Worker:
         self._on_end = on_end
         self._fingerprints = {name: info.version.fingerprint for name, info in agents.infos.items()}
         self._running: set[_Run] = set()
-        self.reserved = 0
-        self._turns: asyncio.TaskGroup | None = None
+        self.reserved_threads = 0
+        self._turn_tasks: asyncio.TaskGroup | None = None
         self._slot_free = asyncio.Event()
         self._draining = asyncio.Event()
 
@@ -76,18 +76,18 @@ class Worker:
         async with asyncio.TaskGroup() as tasks:
             keeper = tasks.create_task(self._keep_leases())
             sweeper = tasks.create_task(self._sweep())
-            async with asyncio.TaskGroup() as turns:
-                self._turns, self._scheduler.intake = turns, self
+            async with asyncio.TaskGroup() as turn_tasks:
+                self._turn_tasks, self._scheduler.intake = turn_tasks, self
                 try:
-                    await self._claim_until_drained(turns)
+                    await self._claim_until_drained(turn_tasks)
                     self._scheduler.stop_claiming()
                     with suppress(TimeoutError):  # without the store, the leases expire
                         async with asyncio.timeout(LATE_CLAIMS_S):
-                            while self.reserved:  # turns that are being submitted are handed back
+                            while self.reserved_threads:  # turns that are being submitted are handed back
                                 self._slot_free.clear()
                                 await self._slot_free.wait()
                 finally:
-                    self._turns = self._scheduler.intake = None
+                    self._turn_tasks = self._scheduler.intake = None
             with suppress(TimeoutError):  # the leases expire instead
                 async with asyncio.timeout(LATE_CLAIMS_S):
                     await self._scheduler.all_given_back()
@@ -112,35 +112,35 @@ class Worker:
         for run in self._running:
             run.bridge.request_stop("drained")
 
-    def reserve(self, agent: AgentName, owner: Owner) -> Mapping[AgentName, str] | None:
+    def reserve_thread(self, agent: AgentName, owner: Owner) -> Mapping[AgentName, str] | None:
         if self._threads.room(owner) <= 0:
             return None
         if self._draining.is_set() or self._threads.free <= 0 or self._runs_suspect or agent not in self._fingerprints:
             return None
-        if 2 * self.reserved >= self._threads.count:  # the store may be silent: others go on with the other half
+        if 2 * self.reserved_threads >= self._threads.count:  # a silent store leaves others the other half
             return None
         self._threads.take(owner)
-        self.reserved += 1
+        self.reserved_threads += 1
         return self._fingerprints
 
-    def start(self, lease: Lease | None, owner: Owner) -> None:
-        self.reserved -= 1
+    def use_thread(self, lease: Lease | None, owner: Owner) -> None:
+        self.reserved_threads -= 1
         self._threads.give_back(owner)
         self._slot_free.set()
-        if not (lease and self._turns):
+        if not (lease and self._turn_tasks):
             return  # a lease that comes after the end of `run` expires
         if self._draining.is_set():
-            self._turns.create_task(self._hand_back(lease))
+            self._turn_tasks.create_task(self._hand_back(lease))
         else:
-            self._begin(self._turns, lease)
+            self._begin(self._turn_tasks, lease)
 
-    def _begin(self, turns: asyncio.TaskGroup, lease: Lease) -> None:
+    def _begin(self, turn_tasks: asyncio.TaskGroup, lease: Lease) -> None:
         self._threads.take(lease.turn.ref.owner)
         run = _Run(lease, LoopEventBridge(lease))
         self._running.add(run)
-        turns.create_task(self._run_turn(run))
+        turn_tasks.create_task(self._run_turn(run))
 
-    async def _claim_until_drained(self, turns: asyncio.TaskGroup) -> None:
+    async def _claim_until_drained(self, turn_tasks: asyncio.TaskGroup) -> None:
         while not self._draining.is_set():
             free = self._threads.free
             if free <= 0 or self._runs_suspect:
@@ -151,14 +151,14 @@ class Worker:
                 continue
             most = min(free, MOST_AT_ONCE)
             # A crash counts against turns without a new effect. A suspect may only run beside turns that have one.
-            idle = not self.reserved and all(run.lease.has_progressed for run in self._running)
+            idle = not self.reserved_threads and all(run.lease.has_progressed for run in self._running)
             most_each, rooms = self._threads.most_each, self._threads.rooms()
             leases = await self._scheduler.claim(self._fingerprints, most, idle=idle, most_each=most_each, rooms=rooms)
             if self._draining.is_set():
                 await asyncio.gather(*map(self._hand_back, leases))
                 return
             for lease in leases:
-                self._begin(turns, lease)
+                self._begin(turn_tasks, lease)
             if len(leases) < most:
                 await self._scheduler.wait_for_work(POLL_S)
 
@@ -192,7 +192,7 @@ class Worker:
                 return
             ended = await self._commit(lease, outcome)
             if run.session and ended.status == "finished":
-                self._sessions.release(turn.ref, lease.version, run.session)
+                self._sessions.release(turn.ref, lease.head_tag, run.session)
                 run.session = None
             self._on_end(ended)
             how = ended.outcome.error.code if ended.outcome and ended.outcome.error else ended.status
@@ -251,7 +251,7 @@ class Worker:
         """Take a warm session, or build one from the stored steps, and run the turn in a thread."""
         lease, turn, bridge = run.lease, run.lease.turn, run.bridge
         lease.check_readable()
-        run.session = self._sessions.acquire(turn.ref, b"" if turn.options.reset else lease.version, lease.caller)
+        run.session = self._sessions.acquire(turn.ref, b"" if turn.options.reset else lease.head_tag, lease.caller)
         # A crash ends the warm sessions of its process too, so the next attempt counts from its first moment.
         bridge.begin(lease.attempt, can_wait=lease.attempt == 1 and run.session is not None)
         if lease.attempt > 1:  # without its effects, if to load them may be what ended the last attempt

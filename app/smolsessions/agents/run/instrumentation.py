@@ -12,7 +12,7 @@ from smolagents.local_python_executor import MAX_EXECUTION_TIME_SECONDS, LocalPy
 from smolagents.memory import ActionStep, MemoryStep, PlanningStep
 
 from smolsessions.agent_options import options_of
-from smolsessions.agents.memory.steps import is_finished, repair
+from smolsessions.agents.memory.step_bytes import is_finished, repair
 from smolsessions.agents.models.prompt_cache import cache_prompts
 from smolsessions.agents.models.providers import with_fallbacks
 from smolsessions.agents.run.agent_state import AgentNode, CodePlace

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from smolagents import MultiStepAgent
 from smolagents.memory import MemoryStep, TaskStep
 
-from smolsessions.agents.memory.steps import StepTooLargeError, is_finished, pack, unpack
+from smolsessions.agents.memory.step_bytes import StepTooLargeError, is_finished, pack, unpack
 from smolsessions.agents.run.turn_run import place_of
 from smolsessions.agents.values import CodecError, dumps, loads
 from smolsessions.core.memories import PackedStep

@@ -21,7 +21,7 @@ from smolsessions.agents.memory.prompt_builder import PromptBuilder
 from smolsessions.agents.memory.prompt_steps import PromptMemory, may_change_steps
 from smolsessions.agents.memory.scratchpad import WRITE as NOTE_WRITE
 from smolsessions.agents.memory.scratchpad import scratchpad_of
-from smolsessions.agents.memory.steps import pack
+from smolsessions.agents.memory.step_bytes import pack
 from smolsessions.agents.memory.summarizer import Summarizer
 from smolsessions.agents.option_checks import UNCONFINED, asks, tool_names
 from smolsessions.agents.run.agent_run import AgentRun

@@ -13,8 +13,8 @@ from smolagents.memory import ActionStep, AgentMemory, MemoryStep, PlanningStep,
 from smolagents.utils import AgentMaxStepsError
 
 from smolsessions.agents.memory.memory_edits import EditTracker
+from smolsessions.agents.memory.step_bytes import StepTooLargeError, is_finished, pack, strip, unpack, unpack_data
 from smolsessions.agents.memory.step_types import STEERED, EditStep, NoteStep, Step, SummaryStep, step_type
-from smolsessions.agents.memory.steps import StepTooLargeError, is_finished, pack, strip, unpack
 from smolsessions.agents.run.agent_run import AgentRun
 from smolsessions.agents.run.agent_state import AgentNode
 from smolsessions.agents.run.failures import ReplayDivergedError, TurnStopped
@@ -116,8 +116,9 @@ class StepWriter:
         if whole and self._edits:
             self.write_edits()
         for step in whole:
-            if self._replayed and (recorded := self._recorded_step()):
-                self._restore(step, recorded, is_last=step is whole[-1])
+            self._redo_edits()
+            if self._replayed:
+                self._restore(step, self._recorded_step(), is_last=step is whole[-1])
                 continue
             self._agent_run.complete(step)
             kept = step
@@ -167,7 +168,8 @@ class StepWriter:
 
     def write_edits(self) -> None:
         """Write the changes that callbacks made to older steps."""
-        if not self._edits or self._recorded_step():
+        self._redo_edits()
+        if not self._edits or self._replayed:
             return
         for edit in self._edits.find(self._agent.memory.steps[: self._edits.old(self._agent.memory.steps)]):
             packed = self._packed(edit)
@@ -194,16 +196,16 @@ class StepWriter:
             self.defect = error
             raise
 
-    def _recorded_step(self) -> Step | None:
-        """Apply the edits that an earlier attempt recorded here, and return the step that it recorded next."""
-        while self._replayed:
-            entry = unpack(self._replayed[0], self._attachments, self._stored_classes)
-            if not isinstance(entry, EditStep):
-                return entry
+    def _redo_edits(self) -> None:
+        """Apply the edits that an earlier attempt recorded before its next step."""
+        while self._replayed and unpack_data(self._replayed[0])["type"] == "edit":
+            edit = self._recorded_step()
             del self._replayed[0]
-            if self._edits:
-                self._edits.redo(entry, self._agent.memory.steps)
-        return None
+            if self._edits and isinstance(edit, EditStep):
+                self._edits.redo(edit, self._agent.memory.steps)
+
+    def _recorded_step(self) -> Step:
+        return unpack(self._replayed[0], self._attachments, self._stored_classes)
 
     def _restore(self, step: MemoryStep, kept: Step, *, is_last: bool) -> None:
         """Replace a replayed step by the recorded one, which has the original times and ids.

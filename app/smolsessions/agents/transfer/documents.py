@@ -10,8 +10,8 @@ from typing import Any
 from pydantic_core import to_json
 
 from smolsessions.agents.memory.memory_edits import without_gaps
+from smolsessions.agents.memory.step_bytes import StepTooLargeError, pack_data, unpack_data
 from smolsessions.agents.memory.step_data import Data, StepDecoder
-from smolsessions.agents.memory.steps import StepTooLargeError, pack_data, unpack_data
 from smolsessions.agents.run.managed_memory import MEMORY, steps_in
 from smolsessions.agents.transfer.document_media import DocumentMedia, export_files, export_images
 from smolsessions.agents.transfer.step_models import IMAGE_FIELDS, OUTPUT_MEDIA, read_step, step_data

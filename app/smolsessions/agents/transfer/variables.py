@@ -11,7 +11,7 @@ from pydantic import Field
 from smolagents import MultiStepAgent
 
 from smolsessions.agent_options import options_of
-from smolsessions.agents.memory.steps import StepTooLargeError, pack_data
+from smolsessions.agents.memory.step_bytes import StepTooLargeError, pack_data
 from smolsessions.agents.run import agent_state
 from smolsessions.agents.run.instrumentation import code_runs_in
 from smolsessions.agents.run.managed_memory import MEMORY, pieces_of

@@ -17,15 +17,9 @@ from smolsessions.core.events import Logged, TurnEnded
 from smolsessions.core.memories import Head, StoredStep
 from smolsessions.core.records import AgentName, Conversation, Owner, Page, Ref, Turn
 from smolsessions.store import codec
-from smolsessions.store.conversations.head import (
-    PAGE_BYTES,
-    check_count,
-    image_blobs,
-    load_images,
-    open_head,
-    open_step,
-)
+from smolsessions.store.conversations.head import check_count, open_head
 from smolsessions.store.conversations.message_search import MessageSearch
+from smolsessions.store.conversations.stored_steps import PAGE_BYTES, image_blobs, load_images, open_step
 from smolsessions.store.partition import Partition, Partitions, Scope
 from smolsessions.store.scripts.loader import Argument, flattened
 from smolsessions.store.turns.turn_store import TurnStore

@@ -15,16 +15,10 @@ from smolsessions.core.records import AgentName, Conversation, Ref, Turn
 from smolsessions.core.store_ports import WriteFiles
 from smolsessions.store import codec
 from smolsessions.store.conversations.conversation_store import ConversationStore, stored_fields
-from smolsessions.store.conversations.head import (
-    VARIABLES_SENTENCE,
-    counted,
-    load_images,
-    load_steps,
-    open_chunk_list,
-    open_head,
-)
+from smolsessions.store.conversations.head import VARIABLES_SENTENCE, counted, open_chunk_list, open_head
 from smolsessions.store.conversations.imports import seal_import
 from smolsessions.store.conversations.staging import keep_chunks, pieces, stage_chunks, stage_copy, staged_keys
+from smolsessions.store.conversations.stored_steps import load_images, load_steps
 from smolsessions.store.partition import Partitions, Scope
 from smolsessions.store.scripts.loader import Argument
 from smolsessions.store.turns.turn_store import TurnStore

@@ -57,7 +57,7 @@ class HeldLease:
         self.turn_input = claim.turn_input
         metadata = SealedMetadata(reply.conversation, scope)
         self.caller = Caller(claim.turn.ref.owner, claim.turn.ref.id, claim.turn_input.claims, metadata)
-        self.version = tag_of(reply.head)
+        self.head_tag = tag_of(reply.head)
         self.crashes = reply.crashes
         self.fingerprint = reply.fingerprint.decode(errors="replace")
         self.settings = claim.settings
@@ -191,6 +191,7 @@ class HeldLease:
         if self.is_over:
             return
         number, seal = self.turn.number, self._memory.seal
+        # A letter for each part, of which prelude.lua has the list.
         parts, staged, mark = "l" if events else "", list[Argument](), ""
         arguments: list[Argument] = [self._log.stored, ""] if events else []
         if step:
@@ -267,7 +268,7 @@ class HeldLease:
                 self._writes.resend()
                 continue
             self._writes.clear()
-            self.version = tag_of(head) or self.version
+            self.head_tag = tag_of(head) or self.head_tag
             if state == b"ok":
                 self._readers.deliver(turn.number, Logged(rest[0], TurnEnded(turn)))
             return turn

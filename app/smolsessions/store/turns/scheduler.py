@@ -106,7 +106,7 @@ class Scheduler:
         may_wait = self._stopped or self._is_claiming or self._late or not self._order.is_empty
         if may_wait or not (self.intake and partition.is_up):
             return None
-        fingerprints = self.intake.reserve(agent, owner)
+        fingerprints = self.intake.reserve_thread(agent, owner)
         if fingerprints is None:
             return None
         return Reservation(self._worker, self._options.lease_us, fingerprints[agent], list(fingerprints))
@@ -116,7 +116,7 @@ class Scheduler:
         if lease:
             self._order.served(owner)
         if self.intake:  # otherwise the worker has ended, and the lease expires
-            self.intake.start(lease, owner)
+            self.intake.use_thread(lease, owner)
 
     def register(self, lease: HeldLease, at: float) -> HeldLease:
         """Note a lease that was requested `at` (monotonic clock), so that stop requests reach it."""
@@ -176,7 +176,7 @@ class Scheduler:
                     self._pause_s = min(self._pause_s, LATE_S)
         finally:
             self._is_claiming = False
-        if not (self.intake and self.intake.reserved):  # no claim is under way: the stops are for other processes
+        if not (self.intake and self.intake.reserved_threads):  # no claim is under way: these stops are for others
             self._early_stops.clear()
         leases, self._claimed = self._claimed, []
         return leases

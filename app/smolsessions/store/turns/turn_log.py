@@ -12,7 +12,7 @@ from smolsessions.core.errors import DAMAGED, SealBrokenError, ServiceError, Sto
 from smolsessions.core.events import FINAL, Event, Logged, TurnEnded, TurnWaiting
 from smolsessions.core.records import Turn
 from smolsessions.store import codec
-from smolsessions.store.conversations.head import with_stored_images
+from smolsessions.store.conversations.stored_steps import with_stored_images
 from smolsessions.store.partition import Partition, Scope
 
 log = logging.getLogger(__name__)

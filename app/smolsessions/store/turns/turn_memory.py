@@ -12,7 +12,8 @@ from smolsessions.core.events import Event, ReplayState
 from smolsessions.core.memories import PackedStep
 from smolsessions.core.records import EntryType
 from smolsessions.store import codec
-from smolsessions.store.conversations.head import VARIABLES_SENTENCE, extended, load_images, load_steps, open_step
+from smolsessions.store.conversations.head import VARIABLES_SENTENCE, extended
+from smolsessions.store.conversations.stored_steps import load_images, load_steps, open_step
 from smolsessions.store.partition import Scope
 from smolsessions.store.scripts.loader import Argument
 from smolsessions.store.seal import compress, tag_of

@@ -19,7 +19,7 @@ from smolsessions.core.effects import JournaledResult, JournalSizes
 from smolsessions.core.events import Logged, TurnEnded, TurnQueued
 from smolsessions.core.records import AgentName, Owner, Page, Ref, Turn
 from smolsessions.store import codec
-from smolsessions.store.conversations.head import with_stored_images
+from smolsessions.store.conversations.stored_steps import with_stored_images
 from smolsessions.store.partition import Options, Partition, Partitions
 from smolsessions.store.turns.answers import Accept, record_answers
 from smolsessions.store.turns.claim import ClaimReply, open_claim
@@ -108,16 +108,16 @@ class TurnStore:
             raise _refusal(state, rest)
         return None
 
-    async def reserve(self, ref: Ref, once: records.IdempotentRequest) -> tuple[Ref, bool]:
-        found = await self._reserved(ref.owner, once, str(ref))
+    async def reserve_name(self, ref: Ref, once: records.IdempotentRequest) -> tuple[Ref, bool]:
+        found = await self._name_of_key(ref.owner, once, str(ref))
         assert found, "a name is wanted"
         return found
 
-    async def reserved(self, owner: Owner, once: records.IdempotentRequest) -> Ref | None:
-        found = await self._reserved(owner, once, "")
+    async def reserved_name(self, owner: Owner, once: records.IdempotentRequest) -> Ref | None:
+        found = await self._name_of_key(owner, once, "")
         return found and found[0]
 
-    async def _reserved(self, owner: Owner, once: records.IdempotentRequest, wanted: str) -> tuple[Ref, bool] | None:
+    async def _name_of_key(self, owner: Owner, once: records.IdempotentRequest, wanted: str) -> tuple[Ref, bool] | None:
         names = self._keys.names(owner, once)
         state, *rest = await self._home(owner, once).call("reserve", wanted=wanted, keep_s=once.keep_s, **names)
         if state == b"reused":
@@ -129,7 +129,7 @@ class TurnStore:
             raise errors.SealBrokenError
         return found, state == b"new"
 
-    async def release(self, owner: Owner, once: records.IdempotentRequest) -> None:
+    async def release_name(self, owner: Owner, once: records.IdempotentRequest) -> None:
         home = self._home(owner, once)
         await home.ask("DEL", f"{home.name}:idem:{self._keys.idem(owner, once)}")
 

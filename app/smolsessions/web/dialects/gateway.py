@@ -78,7 +78,7 @@ class Gateway:
 
     async def find(self, owner: Owner, key: str) -> Place | None:
         """Return the place that a key has."""
-        name = await self.turns.store.reserved(owner, IdempotentRequest(key, b"", KEEP_S))
+        name = await self.turns.store.reserved_name(owner, IdempotentRequest(key, b"", KEEP_S))
         return name and _reserved_place(name)
 
     async def repeated(self, owner: Owner, key: str, headers: Mapping[str, str]) -> tuple[Place, int] | None:
@@ -95,19 +95,19 @@ class Gateway:
         if is_repeat(turn, headers):
             in_words = turn.answered and await self.find(owner, f"{key}:words") == place
             return place, turn.answered[-1].seq - 1 if in_words else 0
-        await self.turns.store.release(owner, IdempotentRequest(key, b"", KEEP_S))
+        await self.turns.store.release_name(owner, IdempotentRequest(key, b"", KEEP_S))
         return None
 
     async def keep_words(self, owner: Owner, key: str, place: Place) -> None:
         """Keep for a repeat that the request with this key answered the requests of a turn in words."""
         for name in (key, f"{key}:words"):
-            await self.turns.store.release(owner, IdempotentRequest(name, b"", KEEP_S))
+            await self.turns.store.release_name(owner, IdempotentRequest(name, b"", KEEP_S))
             await self.reserve(owner, name, place)
 
     async def reserve(self, owner: Owner, key: str, wanted: Place) -> tuple[Place, bool]:
         """Reserve a place for a key. Returns the one that it has, and whether it is new."""
         name = Ref(owner, f"{wanted.conversation_id}.{wanted.turn}")
-        reserved, is_new = await self.turns.store.reserve(name, IdempotentRequest(key, b"", KEEP_S))
+        reserved, is_new = await self.turns.store.reserve_name(name, IdempotentRequest(key, b"", KEEP_S))
         return _reserved_place(reserved), is_new
 
     async def turn_at(self, owner: Owner, place: Place) -> Turn | None:
@@ -146,7 +146,7 @@ class Gateway:
         owner = Owner(scope["owner"])
         place, is_new = reserved or await self.reserve(owner, key, wanted)
         if not is_new and (RETRIES, b"0") in scope["headers"]:  # an equal one came before, or at the same time
-            await self.turns.store.release(owner, IdempotentRequest(key, b"", KEEP_S))
+            await self.turns.store.release_name(owner, IdempotentRequest(key, b"", KEEP_S))
             await self.reserve(owner, key, wanted)
             place, is_new = wanted, True
         if not is_new and await self.turn_at(owner, place):
@@ -160,13 +160,13 @@ class Gateway:
         except (StoreUnavailableError, asyncio.CancelledError):
             raise  # it may have been accepted
         except Exception as error:  # whatever refused it: a retry with the key may succeed
-            await self.turns.store.release(owner, once)
+            await self.turns.store.release_name(owner, once)
             if not is_new and isinstance(error, ConflictError | NotFoundError):  # it was deleted
                 return await self.play(scope, key, wanted, body)
             raise
         number = subscription.turn.number
         if number != place.turn:  # another client of the conversation was faster
-            await self.turns.store.release(owner, once)
+            await self.turns.store.release_name(owner, once)
             await self.reserve(owner, key, Place(place.conversation_id, number))
         return subscription
 

@@ -17,8 +17,16 @@ from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolC
 from smolagents.monitoring import AgentLogger, LogLevel, Timing, TokenUsage
 from smolagents.utils import AgentError, AgentExecutionError
 
+from smolsessions.agents.memory.step_bytes import (
+    MAX_STEP_BYTES,
+    StepTooLargeError,
+    is_finished,
+    pack,
+    repair,
+    strip,
+    unpack,
+)
 from smolsessions.agents.memory.step_types import EditStep
-from smolsessions.agents.memory.steps import MAX_STEP_BYTES, StepTooLargeError, is_finished, pack, repair, strip, unpack
 from smolsessions.agents.values.images import image_from_bytes
 from smolsessions.core.errors import SealBrokenError
 from tests.support import agents, odd
@@ -257,7 +265,7 @@ def test_every_step_of_a_run_is_finished_and_comes_back(factory: Any, script: li
 
 FORBIDDEN = """
     os:system builtins:eval builtins:getattr builtins:open functools:partial copyreg:_reconstructor __main__:f
-    smolsessions.agents.memory.steps:pickle.loads smolagents.memory:ActionStep.to_messages datetime:sys.modules
+    smolsessions.agents.memory.step_bytes:pickle.loads smolagents.memory:ActionStep.to_messages datetime:sys.modules
 """.split()
 
 
