@@ -120,7 +120,7 @@ def _bootstrap(folder: Path) -> None:
     """Make an image of the Dockerfile's base name with Debian's own Python."""
     root = folder / "root"
     packages = "--include=python3,python3-venv,python3-pip,ca-certificates"
-    _run("debootstrap", "--variant=minbase", packages, RELEASE, root, *_mirror())
+    _run("debootstrap", "--variant=minbase", packages, RELEASE, root, *debian_mirror())
     for name in ("python", "python3"):
         (root / "usr/local/bin" / name).symlink_to("/usr/bin/python3")
     archive = folder / "root.tar"
@@ -128,7 +128,7 @@ def _bootstrap(folder: Path) -> None:
     _run("podman", "import", archive, _base_name())
 
 
-def _mirror() -> list[str]:
+def debian_mirror() -> list[str]:
     """Return the address from which this machine has Debian's main archive. Its signed Release file identifies it."""
     only = ("Created-By: Packages", "Origin: Debian", "Label: Debian", f"Codename: {RELEASE}", "Component: main")
     return _run("apt-get", "indextargets", "--format", "$(REPO_URI)", *only).split()[:1]

@@ -19,6 +19,7 @@ from smolsessions.settings import PREFIX, Settings
 from smolsessions.store.connection.server_errors import RIGHTS
 from tests.support.manifests import ROLES, Manifest, Overlay, Pod, Rendered, declared_store, metrics_of
 from tests.support.service import ROOT, Service, run_program, write_private
+from tools import image_check
 from tools.deploy_check import OVERLAYS, kustomize, make_secrets
 
 DEPLOY = ROOT / "deploy"
@@ -241,6 +242,22 @@ def test_the_stores_user_has_the_rights_that_the_service_asks_for(tmp_path: Path
     password = hashlib.sha256((tmp_path / "store-password").read_bytes()).hexdigest()
     assert ours == f"user smolsessions on #{password} {RIGHTS} +acl|dryrun"
     assert RIGHTS in (PAGES / "store.md").read_text()
+
+
+def test_the_image_check_takes_debians_archive_among_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = {"Other": "first.example/debian", "Debian": "second.example/mirror/debian"}
+    (tmp_path / "sources.list").write_text("".join(f"deb http://{at} bookworm main\n" for at in places.values()))
+    for origin, at in places.items():
+        start = tmp_path / f"{at.replace('/', '_')}_dists_bookworm_"
+        about = f"Origin: {origin}\nLabel: {origin}\nCodename: bookworm\nComponents: main\nArchitectures: amd64\n"
+        Path(f"{start}Release").write_text(f"{about}SHA256:\n {'0' * 64} 0 main/binary-amd64/Packages\n")
+        Path(f"{start}main_binary-amd64_Packages").touch()
+    (tmp_path / "apt.conf").write_text(
+        f'APT::Architecture "amd64"; Dir::Etc::sourcelist "{tmp_path}/sources.list"; Dir::Etc::sourceparts "/dev/null";'
+        f'Dir::State::lists "{tmp_path}";'
+    )
+    monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
+    assert image_check.debian_mirror() == [f"http://{places['Debian']}/"]
 
 
 def test_secrets_are_made_once(tmp_path: Path) -> None:
