@@ -23,6 +23,7 @@ ALLOW, FAIL, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 OPENS_TO_WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 STREAM, SEQUENCE, KIND_OF_SOCKET = 1, 5, 0xF
+SHARED_AND_ANONYMOUS = 0x21
 NEW_NAMESPACES = 0x7E020000
 SET_OWNER, SET_OWNERS_SIGNAL, SET_OWNER_EXTENDED = 8, 10, 15  # fcntl
 # the allowed ioctls; others, mostly of file systems, may modify a file through a descriptor for reading
@@ -68,14 +69,15 @@ KERNEL = """
     kexec_file_load:320:294 reboot:169:142 syslog:103:116 quotactl:179:60 quotactl_fd:443 acct:163:89
     fanotify_init:300:262 lookup_dcookie:212:18 swapon:167:224 swapoff:168:225 modify_ldt:154:- iopl:172:-
     ioperm:173:- vmsplice:278:75 io_setup:206:0 inotify_add_watch:254:27 sync:162:81 syncfs:306:267
+    landlock_create_ruleset:444 landlock_add_rule:445 landlock_restrict_self:446
 """
-"""`vmsplice` keeps memory in pipes that no limit counts. `io_setup` takes from a limit that all processes share.
-`inotify` reads the names in a folder that Landlock closes."""
+"""No limit counts what `vmsplice` keeps in pipes, and Landlock in rules. `io_setup` takes from a limit that all
+processes share. `inotify` reads the names in a folder that Landlock closes."""
 
 CHECKED = """
     clone3:435 openat2:437 fork:57:- vfork:58:- execve:59:221 execveat:322:281 clone:56:220 kill:62:129
     tkill:200:130 tgkill:234:131 rt_sigqueueinfo:129:138 rt_tgsigqueueinfo:297:240 prlimit64:302:261 fcntl:72:25
-    ioctl:16:29 prctl:157:167 socketpair:53:199 open:2:- openat:257:56
+    ioctl:16:29 prctl:157:167 socketpair:53:199 open:2:- openat:257:56 mmap:9:222
 """
 """Calls that are refused for their arguments, or by the limits of the agent."""
 
@@ -179,6 +181,7 @@ def _checks(*, processes: bool, writes: bool) -> dict[str, _Check]:
         "fcntl": _Check(1, owners, only=False),  # it could send any process a signal when a socket is ready
         "ioctl": _Check(1, asked, error=errno.ENOTTY),
         "prctl": _Check(0, (SET_DEATH_SIGNAL, SET_DUMPABLE), only=False),  # the service has set them
+        "mmap": _Check(3, (SHARED_AND_ANONYMOUS,), only=False, mask=0x2F),  # one mapped page keeps it all
         "socketpair": _Check(1, (STREAM, SEQUENCE), mask=KIND_OF_SOCKET),  # a datagram could go to any address
     }
     if not writes:
