@@ -46,6 +46,12 @@ def task(*script: Event) -> tuple[str, str]:
     return ("user", f"New task:\n{json.dumps(script)}")
 
 
+def test_an_answer_without_an_end_fails_its_turn(service: Service) -> None:
+    turn = service.play({"endless": "x" * 99_000}, agent="streamed")
+    error = turn["error"]
+    assert (turn["status"], error["code"], "AnswerTooLongError" in error["message"]) == ("failed", "model_error", True)
+
+
 @pytest.mark.parametrize(("agent", "entry"), AGENTS)
 def test_a_turn_that_ran_out_of_steps_is_shown_as_smolagents_does(service: Service, agent: str, entry: Event) -> None:
     script = [entry, entry | {"forced": ANSWER}]

@@ -152,18 +152,19 @@ class Authenticator:
     def _reread(self, path: Path) -> None:
         while True:
             time.sleep(READ_INTERVAL_S)
-            failure = ""
+            failure, defect = "", None
             try:
                 self._refresh(path)
             except OSError as error:
                 failure = f"{path}: {error}"
-            except Exception:  # the thread must go on: it keeps revoked keys out
-                log.exception("the API keys are not reloaded", extra={"action": "keys.unreadable"})
+            except Exception as error:  # noqa: BLE001 - the thread must go on: it keeps revoked keys out
+                failure, defect = type(error).__name__, error
             if failure and (failure != self._failure or time.monotonic() - self._failed_at > REPEAT_S):
                 self._failed_at = time.monotonic()
                 log.error(
                     "the API keys are not reloaded, so revoked keys are let in: %s",
                     failure,
+                    exc_info=defect,
                     extra={"action": "keys.unreadable"},
                 )
             self._failure = failure

@@ -209,9 +209,7 @@ def message_view(conversation_id: str, message: dict[str, Any]) -> dict[str, Any
     content = message["content"]
     if isinstance(content, list):
         content = [
-            {"type": "image", **media_view(conversation_id, StepImage(part["name"], part["width"], part["height"]))}
-            if part["type"] == "image"
-            else part
+            {"type": "image", **media_view(conversation_id, part["image"])} if part["type"] == "image" else part
             for part in content
         ]
     return {"role": message["role"], "content": content, "tokens": message["tokens"]}
@@ -240,8 +238,8 @@ def step_view(conversation_id: str, step: dict[str, Any]) -> dict[str, Any]:
     """Return a step with its images and files as links."""
     if "images" not in step:
         return step
-    images = media_views(conversation_id, [StepImage(**image) for image in step["images"]])
-    files = media_views(conversation_id, [StepFile(**file) for file in step["files"]])
+    images = media_views(conversation_id, step["images"])
+    files = media_views(conversation_id, step["files"])
     return {**step, "images": images, "files": files}
 
 

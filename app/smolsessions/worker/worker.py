@@ -1,4 +1,4 @@
-"""Worker: claims turns, runs them in threads, renews their leases and commits them. It reads top-down."""
+"""Worker: claims turns, runs them in threads, renews their leases and commits them."""
 
 from __future__ import annotations
 
@@ -169,10 +169,14 @@ class Worker:
 
     async def _hand_back(self, lease: Lease) -> None:
         """Release the lease, so that another worker continues. Without the store, the lease expires."""
-        with suppress(ServiceError, TimeoutError):
+        try:
             async with asyncio.timeout(HAND_BACK_S):
                 await lease.flush()
                 await self._scheduler.hand_back(lease)
+        except (StoreUnavailableError, LeaseLostError, TimeoutError):
+            pass
+        except SealBrokenError as error:
+            _log_turn(logging.ERROR, lease.turn, "left", f"is left: {error}")
 
     async def _run_turn(self, run: _Run) -> None:
         """Run one turn from claim to commit, or until it is handed back or lost."""

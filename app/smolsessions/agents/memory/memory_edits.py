@@ -107,7 +107,7 @@ class EditTracker:
         """
         order, was = list(self._overlay.steps), self._overlay.memory()
         left, known = set(map(id, steps)), self._places
-        at = same = 0
+        at = 0
         kept: list[int] = []
         for step in steps:
             while at < len(was) and id(was[at]) not in left and id(step) in known:
@@ -118,14 +118,14 @@ class EditTracker:
             if not is_there or not _is_same(self._values[order[at]], _values(step)):
                 yield EditStep(step=step, of=self._overlay.count - order[at])
             kept.append(order[at])
-            at, same = at + 1, same + 1
+            at += 1
         still_there = set(kept)
         if removed := [place for place in order if place not in still_there]:
             yield EditStep(removed=[self._overlay.count - place for place in removed])
-        for step in steps[same:]:
+        for step in steps[len(kept) :]:
             place = known.get(id(step))
-            is_moved = place is not None and place not in self._overlay.steps
-            yield EditStep(step=step, of=self._overlay.count - place if place is not None and is_moved else None)
+            of = None if place is None or place in self._overlay.steps else self._overlay.count - place
+            yield EditStep(step=step, of=of)
 
 
 def without_gaps(entries: Sequence[Data | None]) -> list[Data]:

@@ -7,6 +7,7 @@ names of attachments. `attributes` holds additions of an author's callback to th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from smolsessions.core.errors import SealBrokenError
 from smolsessions.core.media import image_name
 
 Data = dict[str, Any]
+log = logging.getLogger(__name__)
 
 ROLES = frozenset(role.value for role in models.MessageRole)
 _OWN_PREFIX = "smolsessions_"  # of the attributes that the service adds
@@ -283,7 +285,12 @@ class StepEncoder:
             raw: Any = raw_image(image)
             name = self._attach(image_to_bytes(raw))
             name_image(raw, name)
-        except Exception:  # noqa: BLE001 - Pillow fails in many ways, and `raw` may be None
+        except Exception as error:  # noqa: BLE001 - Pillow fails in many ways, and `raw` may be None
+            log.warning(
+                "an image of a step cannot be read (%s); it is left out",
+                type(error).__name__,
+                extra={"action": "image.unreadable"},
+            )
             return None
         return name
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import PIL.Image
 from smolagents import MultiStepAgent
 from smolagents.memory import SystemPromptStep
 
@@ -31,7 +30,7 @@ def describe_step(data: Data, decoder: StepDecoder) -> dict[str, Any]:
     match data["type"]:
         case "task":
             shown, files = (map(decoder.medium, data[name] or ()) for name in ("task_images", "task_files"))
-            return {"task": json_form(data["task"]), "images": _images(shown), "files": _files(files)}
+            return {"task": json_form(data["task"]), "images": stored_images(shown), "files": stored_files(files)}
         case "note":
             return {"number": data["number"], "text": json_form(data["text"]), "replaces": data["replaces"]}
         case "summary":
@@ -43,6 +42,7 @@ def describe_step(data: Data, decoder: StepDecoder) -> dict[str, Any]:
         return {"plan": json_form(data["plan"]), **cost}
     output = decoder.output(data)
     observed, media = map(decoder.medium, data["observations_images"] or ()), media_in(output)
+    # Without duplicates: an output may repeat an observed image.
     images = (*observed, *(each for each in media if not isinstance(each, File)))
     return {
         "step": data["step_number"],
@@ -53,8 +53,8 @@ def describe_step(data: Data, decoder: StepDecoder) -> dict[str, Any]:
             for call in data["tool_calls"] or ()
         ],
         "observations": json_form(data["observations"]),
-        "images": _images(images),
-        "files": _files(each for each in media if isinstance(each, File)),
+        "images": tuple(dict.fromkeys(stored_images(images))),
+        "files": stored_files(each for each in media if isinstance(each, File)),
         "output": json_form(output),
         "error": data["error"] and asdict(StepError(**json_form(data["error"])).failure),
         "is_final_answer": data["is_final_answer"],
@@ -86,7 +86,7 @@ class PromptPreview:
             content: Any = message.content
             if isinstance(content, list):
                 content = [
-                    {"type": "image", **_images([part["image"]])[0]}
+                    {"type": "image", "image": stored_images([part["image"]])[0]}
                     if part.get("type") == "image"
                     else {"type": "text", "text": json_form(part.get("text", ""))}
                     for part in content
@@ -99,12 +99,3 @@ class PromptPreview:
         if self._builder is None:
             raise InvalidRequestError.at("/policy", "this agent's class builds its messages itself, past any policy")
         return self._builder.weigh(self._policy)
-
-
-def _images(images: Iterable[PIL.Image.Image]) -> list[dict[str, Any]]:
-    found = dict.fromkeys(stored_images(images))  # without duplicates: an output may repeat an observed image
-    return [{"name": image.name, "width": image.width, "height": image.height} for image in found]
-
-
-def _files(files: Iterable[File]) -> list[dict[str, Any]]:
-    return [asdict(file) for file in stored_files(files)]

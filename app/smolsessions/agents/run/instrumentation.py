@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from smolagents import CodeAgent, MultiStepAgent
@@ -18,7 +17,7 @@ from smolsessions.agents.models.providers import with_fallbacks
 from smolsessions.agents.run.agent_state import AgentNode, CodePlace
 from smolsessions.agents.run.model_proxy import ModelProxy
 from smolsessions.agents.run.proxy import unproxied
-from smolsessions.agents.run.remote_interpreter import RemoteInterpreter, in_background
+from smolsessions.agents.run.remote_interpreter import RemoteInterpreter, clean_up_in_background
 from smolsessions.agents.run.tool_proxy import AgentProxy, CallbacksProxy, InterpreterProxy, proxy_check, proxy_tools
 from smolsessions.agents.sandbox import guard
 from smolsessions.agents.sandbox.fork_client import ForkClient
@@ -110,15 +109,8 @@ def with_managed(agent: MultiStepAgent) -> Iterator[MultiStepAgent]:
 
 
 def clean_up(agent: MultiStepAgent) -> None:
-    """Call `cleanup` of an agent and of the agents that it manages, in threads: that of a remote executor is slow."""
-
-    def run(agent: MultiStepAgent) -> None:
-        try:
-            agent.cleanup()  # type: ignore[attr-defined]  # checked below
-        except BaseException:  # of an author or a vendor: the thread ends here
-            log.exception("an agent could not be cleaned up", extra={"action": "agent.cleanup"})
-
+    """Call `cleanup` of an agent and of the agents that it manages, in threads."""
     for each in with_managed(agent):
         executor = getattr(each, "python_executor", None)
         if hasattr(each, "cleanup") and (type(each) is not CodeAgent or hasattr(executor, "cleanup")):
-            in_background(partial(run, each))
+            clean_up_in_background(each)

@@ -9,7 +9,7 @@ from smolagents import MultiStepAgent
 from smolagents.memory import MemoryStep, TaskStep
 
 from smolsessions.agents.memory.step_bytes import StepTooLargeError, is_finished, pack, unpack
-from smolsessions.agents.run.turn_run import place_of
+from smolsessions.agents.run.turn_run import call_order
 from smolsessions.agents.values import CodecError, dumps, loads
 from smolsessions.core.memories import PackedStep
 
@@ -38,7 +38,7 @@ class ManagedMemory:
     @contextmanager
     def call(self, call_id: str, may_follow: Callable[[str, str], bool]) -> Iterator[None]:
         """Show the agent its memory during a call, and keep what it makes of it: a callback may change older steps."""
-        before = [each for each in sorted(self._calls, key=place_of) if not may_follow(call_id, each)]
+        before = [each for each in sorted(self._calls, key=call_order) if not may_follow(call_id, each)]
         shown = [*self._before, *(step for each in before for step in self._calls[each])]
         self._agent.memory.steps = list(shown)  # type: ignore[arg-type]  # finished steps of any class
         self._pieces = None
@@ -57,7 +57,8 @@ class ManagedMemory:
     def pieces(self) -> dict[str, bytes]:
         """Return the memory as pieces of the agent's state. Raises `StepTooLargeError`."""
         if self._pieces is None:
-            steps = [*self._before, *(step for each in sorted(self._calls, key=place_of) for step in self._calls[each])]
+            calls = sorted(self._calls, key=call_order)
+            steps = [*self._before, *(step for call_id in calls for step in self._calls[call_id])]
             self._kept = [step for step in steps if is_finished(step)]
             self._pieces = pieces_of(pack(step, 0, self._stored_classes) for step in self._kept)
         return self._pieces

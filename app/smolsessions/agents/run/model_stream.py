@@ -24,6 +24,13 @@ from smolsessions.agents.run.turn_run import TurnRun
 from smolsessions.agents.values.json_forms import json_form, json_text, utf8_text
 from smolsessions.core.events import MessageChannel, MessageDelta, StepPlace
 
+MAX_ANSWER_CHARS = 4_000_000
+"""Characters of one answer, and its deltas count as one more each. A provider may stream without an end."""
+
+
+class AnswerTooLongError(Exception):
+    """The model streamed more than one answer may hold."""
+
 
 class DeltaEmitter:
     """Emits the text of one model call, sorted into channels."""
@@ -128,10 +135,15 @@ def request_message(
         return whole
     stream: Any = model.generate_stream(messages, **options)  # type: ignore[attr-defined]  # `_has_stream`
     deltas: list[ChatMessageStreamDelta] = []
+    left = MAX_ANSWER_CHARS
     try:
         for delta in stream:
             deltas.append(delta)
             emitter.add_delta(delta)
+            left -= 1 + len(delta.content or "")
+            left -= sum(len(call.function.arguments or "") for call in delta.tool_calls or () if call.function)
+            if left < 0:
+                raise AnswerTooLongError  # noqa: TRY301 - the provider counts what it sent
     except BaseException:  # also a stop: the provider counts what it sent
         used = next((delta.token_usage for delta in reversed(deltas) if delta.token_usage), None)
         if deltas and not used:  # a provider reports at the end

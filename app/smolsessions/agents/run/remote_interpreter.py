@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, wait
 from copy import copy
-from functools import partial
 from typing import Any, TypeVar
 
 from smolagents.local_python_executor import CodeOutput, PythonExecutor
@@ -266,7 +265,7 @@ class RemoteInterpreter(PythonExecutor):
         real, self._real = self._real, None
         self._forget(self.names)
         if real:
-            in_background(partial(_clean_up, real))
+            clean_up_in_background(real)
 
     def _forget(self, names: frozenset[str]) -> None:
         self._unseen |= names
@@ -283,24 +282,25 @@ class _TooLongError(Exception):
     """A block has used up its time."""
 
 
-def _clean_up(real: Any) -> None:
+def _clean_up(thing: Any) -> None:
     try:
-        if hasattr(real, "cleanup"):
-            real.cleanup()
-    except BaseException as error:  # noqa: BLE001 - a vendor's, whose text may hold a key
-        log.warning("an executor could not be cleaned up (%s)", type(error).__name__, extra={"action": "agent.cleanup"})
+        if hasattr(thing, "cleanup"):
+            thing.cleanup()
+    except BaseException as error:  # noqa: BLE001 - an author's or a vendor's, whose text may hold a key
+        name, kind = type(thing).__name__, type(error).__name__
+        log.warning("a %s could not be cleaned up (%s)", name, kind, extra={"action": "agent.cleanup"})
 
 
 def _plain(text: str) -> str:
     return truncate_content(utf8_text(_ANSI.sub("", text)), max_length=MAX_TEXT_CHARS)
 
 
-def in_background(clean_up: Callable[[], object]) -> None:
+def clean_up_in_background(thing: Any) -> None:
+    """Clean up an agent or an executor in a thread: that of a remote executor is slow."""
+
     def run() -> None:
-        try:
-            clean_up()
-        finally:
-            _clean_ups.discard(threading.current_thread())
+        _clean_up(thing)
+        _clean_ups.discard(threading.current_thread())
 
     thread = threading.Thread(target=run, name="cleanup", daemon=True)
     _clean_ups.add(thread)

@@ -40,7 +40,7 @@ from smolsessions.agents.run.journal import Journal
 from smolsessions.agents.run.step_writer import StepWriter
 from smolsessions.agents.run.tool_proxy import proxy_tools
 from smolsessions.agents.run.turn_files import UNREAD, files_of, state_of_files
-from smolsessions.agents.run.turn_run import TurnRun, place_of
+from smolsessions.agents.run.turn_run import TurnRun, call_order
 from smolsessions.agents.sandbox.fork_client import ForkClient
 from smolsessions.agents.smolagents_patches import patch_agent
 from smolsessions.agents.tools.client_tools import adapted_tools
@@ -238,7 +238,7 @@ class AgentSession:
             self._state.stop_interpreters()
             self.held_bytes = drop_pixels(self._memory.illustrated()) + self._state.size()
         if approvals and approvals.requests and not (bridge.stop_requested or journal.diverged):
-            asked = sorted(approvals.requests.values(), key=lambda request: place_of(request.call_id))
+            asked = sorted(approvals.requests.values(), key=lambda request: call_order(request.call_id))
             return Suspension(tuple(asked), writer.outcome("cancelled"), approvals.media)
         left_out = builder.left_out() if builder else None
         return replace(outcome, left_out=left_out) if left_out else outcome

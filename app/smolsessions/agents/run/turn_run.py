@@ -49,7 +49,6 @@ class TurnRun:
         self.caller = caller
         self.bridge = bridge
         self.journal = Journal(bridge, replay, attempt)
-        self.is_replay = replay is not None
         self.parallel_calls: set[str] = set()
         """Ids of calls that a model requested with others in one message."""
         self.side_calls = itertools.count(1)
@@ -76,7 +75,7 @@ class TurnRun:
     def calls(self) -> tuple[ToolCall, ...]:
         """All tool calls, in the order in which the models requested them."""
         calls = self._calls.copy().values()
-        return tuple(sorted(calls, key=lambda call: place_of(call.call_id)) if self.parallel_calls else calls)
+        return tuple(sorted(calls, key=lambda call: call_order(call.call_id)) if self.parallel_calls else calls)
 
     @property
     def usage(self) -> Usage:
@@ -154,8 +153,8 @@ class TurnRun:
             self._used.append(usage)
 
 
-def place_of(call_id: str) -> list[int]:
-    """Return the numbers of a call's id, by which calls are in the order of their turn."""
+def call_order(call_id: str) -> list[int]:
+    """Return the numbers of a call's id, by which calls are sorted."""
     return [*map(int, _NUMBER.findall(call_id))]
 
 

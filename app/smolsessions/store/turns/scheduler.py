@@ -57,7 +57,6 @@ class Scheduler:
         self._late: dict[Partition, Reply] = {}
         self._pause_s = math.inf  # until a postponed partition can be asked again
         self._room = 0
-        self._most_each = MOST_EACH
         self._rooms: defaultdict[Owner, int] = defaultdict(int)
         self._stopped = self._is_claiming = False
         self.intake: Intake[HeldLease] | None = None
@@ -137,7 +136,7 @@ class Scheduler:
         rooms: Mapping[Owner, int] | None = None,
     ) -> list[HeldLease]:
         """Ask the due partitions until `most` leases are held. A suspect turn is claimed alone."""
-        self._most_each, self._rooms = most_each, defaultdict(lambda: most_each, rooms or {})
+        self._rooms = defaultdict(lambda: most_each, rooms or {})
         self._room = 0 if self._stopped else most - len(self._claimed)
         self._is_claiming = True
         try:
@@ -160,7 +159,7 @@ class Scheduler:
                     longest_us=int(LONGEST_ALONE_S * 1_000_000),
                     most_counted=MAX_CRASHES,
                     affinity_us=int(self._options.affinity_s * 1_000_000),
-                    most_each=self._most_each,
+                    most_each=most_each,
                     rooms="".join(f"{owner}\n{room}\n" for owner, room in self._rooms.items()),
                 )
                 if len(self._partitions) > 1:  # do not delay the other partitions

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from smolsessions.core.errors import ConversationNotFoundError, LeaseLostError, SealBrokenError
@@ -20,6 +20,8 @@ from smolsessions.store.seal import compress, tag_of
 from smolsessions.store.turns.chunk_writes import take_staged
 from smolsessions.store.turns.claim import Claim
 from smolsessions.store.turns.turn_log import open_event
+
+log = logging.getLogger(__name__)
 
 JOURNAL_SENTENCE = "The journal of this turn does not hold the effects that were written to it."
 EVENTS_AT_ONCE = 200
@@ -55,7 +57,7 @@ class TurnMemory:
         return self._start.count + len(self._added)
 
     @property
-    def new_steps(self) -> int:
+    def kept_steps(self) -> int:
         """Number of this turn's steps, without its task."""
         return sum(kind in {"planning", "action"} for kind, _ in self._added)
 
@@ -109,8 +111,10 @@ class TurnMemory:
         events: list[Event] = []
         for entry in log:
             name, _, blob = entry.partition(b"\n")
-            with suppress(ValueError):  # an event of a newer release: this one does not repeat it
+            try:
                 events.append(open_event(self._scope, number, codec.text(name), blob))
+            except ValueError:  # of a newer release: this one does not repeat it
+                log.warning("an event %s cannot be read", name, extra={"action": "event.unreadable"})
             if len(events) % EVENTS_AT_ONCE == 0:
                 await asyncio.sleep(0)
         written = _by_name(journal)
