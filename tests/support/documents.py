@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic_core import to_json
 from smolagents.memory import MemoryStep
 
 from smolsessions.agents.memory.step_bytes import pack, strip, unpack, unpack_data
@@ -96,7 +97,8 @@ def read_document(document: Any, places: dict[str, ImportTarget] | None = None) 
 def described(steps: Sequence[MemoryStep]) -> list[dict[str, Any]]:
     """Return the views of steps as a client sees them once they are stored."""
     packed = [pack(step, 1) for step in steps]
-    return [describe_step(unpack_data(one.data), StepDecoder(one.attachments)) for one in packed]
+    views = [describe_step(unpack_data(one.data), StepDecoder(one.attachments)) for one in packed]
+    return json.loads(to_json(views))  # type: ignore[no-any-return]  # a list, as it was
 
 
 def steps_of(imported: ImportedMemory) -> list[Step]:
