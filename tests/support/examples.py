@@ -10,6 +10,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,11 @@ STABLE = {
     "smolagents": "1.26.0",
     "fingerprint": "8d1f6a0c37be94e2",
 }
+START = datetime(2026, 11, 23, 9, 30, tzinfo=UTC)
+MOMENT = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|\+00:00)")
+AFTER_MS = {"asked_at": 640.0, "updated_at": 848.6}  # of a request, and of the end of a turn without a wait
+QUEUED_MS, RAN_MS, WAITED_MS = 2.4, 846.2, 41_500.0  # of a turn
+MODEL_MS, CALL_MS, STEP_MS = 391.2, 8.4, 405.1
 
 
 class Recorder:
@@ -92,22 +98,59 @@ def _data(kind: str, response: httpx2.Response) -> Any:
 def stable(value: Any, name: str = "") -> Any:
     """Replace ids, times and durations, which differ from run to run."""
     if isinstance(value, dict):
-        return {key: stable(each, key) for key, each in value.items()}
+        same = {key: stable(each, key) for key, each in value.items()}
+        return same | _stable_times(same) | _stable_timing(same)
     if isinstance(value, list):
         return [stable(each, name) for each in value]
     if value is None or isinstance(value, bool):
         return value
-    return STABLE[name] if name in STABLE else _stable_word(value, name)
+    return STABLE[name] if name in STABLE else _stable_word(value)
 
 
-def _stable_word(value: float | str, name: str) -> float | str:
-    if name.endswith("_ms") or name in {"start_time", "end_time", "duration"}:
-        return round(len(name) * 17.3 + sum(map(ord, name)) % 90, 1)  # the same each time
+def _stable_times(shown: dict[str, Any]) -> dict[str, Any]:
+    """Replace times of an object and the duration of a call or step."""
+    same: dict[str, Any] = {
+        name: _moment(shown[name], AFTER_MS.get(name, 0.0)) for name in shown if name.endswith("_at")
+    }
+    if shown.get("turn_count") == 0:
+        same["updated_at"] = same["created_at"]
+    if shown.get("expires_at"):
+        begun, days = ("asked_at", 7) if "asked_at" in shown else ("updated_at", 1)
+        same["expires_at"] = _moment(shown["expires_at"], AFTER_MS[begun] + days * 86_400_000)
+    if shown.get("duration_ms") is not None:
+        same["duration_ms"] = MODEL_MS if shown.get("kind") == "model" else CALL_MS if "call_id" in shown else STEP_MS
+    return same
+
+
+def _stable_timing(shown: dict[str, Any]) -> dict[str, Any]:
+    """Replace the times of a turn so that its durations are their differences."""
+    if "submitted_at" not in shown:
+        return {}
+    waited_ms = WAITED_MS if shown["waited_ms"] else 0.0
+    ended = shown["finished_at"] is not None
+    return {
+        "started_at": _moment(shown["started_at"], QUEUED_MS),
+        "finished_at": _moment(shown["finished_at"], QUEUED_MS + RAN_MS + waited_ms),
+        "queued_ms": QUEUED_MS if shown["started_at"] else None,
+        "duration_ms": RAN_MS if ended else None,
+        "waited_ms": waited_ms,
+    }
+
+
+def _moment(text: str | None, after_ms: float) -> str | None:
+    """Return a moment after the start of the examples in place of one of the service. It has milliseconds, too."""
+    if text is None or not MOMENT.fullmatch(text):
+        return text
+    shown = (START + timedelta(milliseconds=after_ms)).isoformat(timespec="milliseconds")
+    return shown.replace("+00:00", "Z")
+
+
+def _stable_word(value: float | str) -> float | str:
     if isinstance(value, str):
         if value == ENDLESS:
             return "Write a long story about tea."
         value = WORDS.get(value, value)
-        value = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)", "2026-11-23T09:30:00.000000Z", value)
+        value = MOMENT.sub(lambda found: _moment(found[0], 0.0) or "", value)
         value = re.sub(r"\b[0-9a-f]{8}-[0-9a-f-]{27}\b|\b[0-9a-f]{32}\b", "0" * 31 + "1", value)
         value = re.sub(r"^[0-9a-f]{24}$", "0" * 23 + "1", value)
         return re.sub(r"^\d{16}$", "1795410728824845", value)
@@ -127,7 +170,7 @@ def record(folder: Path) -> dict[str, Any]:
     problems = recorder.problems | locked.problems
     for error in (RequestTimeoutError(), HeadTooLargeError()):  # of a connection, which no client here makes
         answer = json.loads(bytes(response_to(error).body))
-        problems[str(answer["status"])] = answer
+        problems[str(answer["status"])] = answer | {"instance": STABLE["instance"]}
     problems = dict(sorted(problems.items()))
     return {"requests": recorder.requests, "answers": recorder.answers, "problems": problems}
 

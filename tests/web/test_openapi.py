@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
@@ -24,6 +26,7 @@ BINARY = ("image/", "application/octet-stream")
 OPERATIONS: dict[str, dict[str, Any]] = {
     operation["operationId"]: operation for path in DOCUMENT["paths"].values() for operation in path.values()
 }
+MS = timedelta(milliseconds=1)
 OPEN = {"getLiveness", "getReadiness", "getMetrics"}
 
 
@@ -118,6 +121,20 @@ def test_each_described_error_has_an_example_of_its_own() -> None:
         example = response["content"]["application/problem+json"]["example"]
         assert HTTPStatus(example["status"]).phrase.title().replace(" ", "") == name
         assert statuses[example["code"]] == example["status"]
+
+
+def test_times_and_durations_of_an_example_agree() -> None:
+    timings: list[dict[str, Any]] = []
+    json.loads(FILE.read_text(), object_hook=lambda shown: timings.append(shown) if "queued_ms" in shown else shown)
+    assert len(timings) > 8
+    for timing in timings:
+        submitted, started, finished = (
+            datetime.fromisoformat(timing[f"{name}_at"] or timing["started_at"])
+            for name in ("submitted", "started", "finished")
+        )
+        assert (started - submitted) / MS == pytest.approx(timing["queued_ms"], abs=1)
+        ran_ms = (timing["duration_ms"] or -timing["waited_ms"]) + timing["waited_ms"]
+        assert (finished - started) / MS == pytest.approx(ran_ms, abs=1)
 
 
 def test_a_stream_has_a_json_twin_only_where_a_turn_goes_on() -> None:
