@@ -176,6 +176,8 @@ def test_an_agent_of_this_machine_is_refused_for_another_service(tmp_path: Path)
         sentence = sentence_of(run(tmp_path, {}, "chat", *words, "--url", "http://127.0.0.1:9"))
         assert "mine:make_shop would be served here, and --url names another service" in sentence
         (tmp_path / "service.log").unlink()
+    chosen = run(tmp_path, {}, "chat", "--agent", "shop", "--url", "http://127.0.0.1:9")
+    assert "to choose an agent, write `chat shop`" in sentence_of(chosen)
 
 
 QUESTION = {"call": [["ask_user", {"question": "Which \x1b[31mtea?", "choices": ["green", "black"]}]]}

@@ -331,6 +331,8 @@ def test_a_list_is_sorted_and_filtered(shelf: Service) -> None:
     unknown: list[dict[str, str]] = [{"metadata": "x"}, {"metadata.team": "blue"}, {"metadata[team": "blue"}]
     for wrong in ({"sort": "title"}, {"order": "up"}, {"status": "new"}, {"q": ""}, many, *unknown):
         problem(shelf.client.get("/conversations", params=wrong), 422, "invalid_request")
+    refused = shelf.client.get("/conversations", params={"team": "blue"})  # of a client without `deepObject`
+    assert ", metadata[KEY]" in problem(refused, 422, "invalid_request")["detail"]
 
 
 def test_a_search_of_messages_reads_a_bounded_part_and_goes_on(service: Service) -> None:

@@ -78,6 +78,8 @@ def chat(
     Without --url it joins the service that uses this folder's data, or starts one. Settings and agents that are named
     here are those of a service that starts.
     """
+    if bare := next((each for each in named or () if ":" not in each), None):
+        raise StartError(f"--agent serves one as NAME=MODULE:FACTORY; to choose an agent, write `chat {bare}`")
     own = [*([agent] if agent and ":" in agent else ()), *(named or ())]
     if url and own:
         raise StartError(f"{own[0]} would be served here, and --url names another service; leave one of them out")

@@ -72,8 +72,8 @@ class StrictRoute(APIRoute):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        described = (self.openapi_extra or {}).get("parameters", ())
-        self._prefixes = tuple(f"{each['name']}[" for each in described)
+        objects = (self.openapi_extra or {}).get("parameters", ())
+        self._prefixes = tuple(f"{each['name']}[" for each in objects)
         dependants = (self.dependant, *self.dependant.dependencies)
         self._known = sorted(field.alias for each in dependants for field in each.query_params)
 
@@ -82,7 +82,7 @@ class StrictRoute(APIRoute):
         if scope["query_string"] and scope["method"] in (self.methods or ()):
             for name in QueryParams(scope["query_string"]):
                 if name not in self._known and not (name.startswith(self._prefixes) and name[-1] == "]"):
-                    known = ", ".join(self._known) or "none"
+                    known = ", ".join([*self._known, *(f"{prefix}KEY]" for prefix in self._prefixes)]) or "none"
                     raise InvalidRequestError.in_parameter(
                         "query", name[:MAX_NAME_CHARS], f"is not known here; the parameters of this path are: {known}"
                     )
