@@ -9,6 +9,7 @@
 # `--stop-timeout` is above SMOLSESSIONS_DRAIN_S, so that running steps may end. Any `--user` will do.
 # Your own agents: FROM smolsessions, COPY my_agents.py . and ENV SMOLSESSIONS_AGENTS=name=my_agents:factory.
 # Packages that they need: USER 0, RUN pip --python /opt/smolsessions install …, USER 10001:10001.
+# BUILDX_GIT_LABELS=full docker build … labels an image that you publish with its source, the address of git's `origin`.
 # docs/how-to/docker.md explains this, and has compose. For Kubernetes: docs/how-to/kubernetes.md.
 
 FROM python:3.11-slim-bookworm AS build
@@ -16,7 +17,7 @@ WORKDIR /build
 ENV PIP_NO_CACHE_DIR=1
 COPY deploy/image/install requirements.lock ./
 RUN ./install packages /opt/smolsessions && ./install init /opt/smolsessions
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY app app
 RUN ./install service /opt/smolsessions /opt/service
 

@@ -5,7 +5,7 @@ DEPLOY := .venv-deploy
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install
 
-.PHONY: run test test-deep quick affected mutants programs coverage browser screenshots chaos check deploy-check image-check bench lock refresh site clean
+.PHONY: run test test-deep quick affected mutants programs coverage browser screenshots chaos check deploy-check image-check bench lock refresh site dist clean
 .DEFAULT_GOAL := run
 # Without cached bytecode every process compiles the package anew, which is a fifth of its start.
 unexport PYTHONDONTWRITEBYTECODE
@@ -133,6 +133,11 @@ refresh: $(VENV)/test-ready
 # The docs as a site in the folder site, which needs no other host. `make check` builds it too, to find broken links.
 site: $(VENV)/test-ready
 	$(BIN)/python tools/site.py site
+
+# The sdist, and the wheel made from it, in the folder dist, as `.github/workflows/release.yml` publishes them.
+dist: $(VENV)/test-ready
+	rm -rf dist
+	$(BIN)/uv build --quiet --no-build-isolation --python $(BIN)/python --out-dir dist
 
 clean:
 	rm -rf $(VENV) $(DEPLOY) .mypy_cache .ruff_cache .pytest_cache .coverage*

@@ -4,12 +4,14 @@ python tools/site.py [FOLDER]   (default: a temporary folder, for the check alon
 
 The built site needs no other host: the script that draws diagrams is fetched once, by version and hash (MERMAID).
 The Markdown files stay readable on a forge, so they link to files outside of `docs`. Such files become pages of
-the site (PAGES), or the link becomes plain text. A link to a file that does not exist is refused either way.
+the site (PAGES). Others are linked in the repository if its address is known (hatch_build.py), else the link becomes
+plain text. A link to a file that does not exist is refused either way.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -57,23 +59,44 @@ def main() -> None:
 
 def build(folder: Path) -> Path:
     """Build the site in a folder and return the folder of its pages. Raises `BrokenDocsError`."""
+    urls = _urls()
     shutil.copytree(DOCS, folder / "docs", ignore=lambda _, names: [name for name in names if name.endswith(".md")])
     for source, name in _sources():
         page = folder / "docs" / name
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(_with_links_of_the_site(source), "utf-8")
+        page.write_text(_with_links_of_the_site(source, urls), "utf-8")
     _check_navigation({name for _, name in _sources()})
-    shutil.copy(CONFIG, folder)
+    text = CONFIG.read_text("utf-8")
+    if urls:
+        home = "" if urls["Homepage"] == urls["Source"] else urls["Homepage"]
+        known = f'site_url = "{home}"\nrepo_url = "{urls["Source"]}"\nedit_uri = "edit/main/docs"'
+        text = text.replace('site_url = ""', known)
+    (folder / CONFIG.name).write_text(text, "utf-8")
     command = [str(Path(sys.executable).parent / "zensical"), "build", "--strict"]
     built = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
     if built.returncode:
         raise BrokenDocsError(re.sub(r"\x1b\[[\d;]*m", "", built.stdout + built.stderr))
+    for file in (folder / "site").rglob("*.html"):
+        # As a component, the link to the repository would ask its forge for stars, from each reader's browser.
+        text = file.read_text("utf-8").replace(' data-md-component="source"', "")
+        for path, name in PAGES.items():
+            text = text.replace(f'/edit/main/docs/{name}"', f'/edit/main/{path}"')
+        file.write_text(text, "utf-8")
     (folder / "site" / "llms.txt").write_text(_llms(), "utf-8")
     for source, _ in _sources():  # llms.txt links to the Markdown
         copy = folder / "site" / source.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, copy)
     return folder / "site"
+
+
+def _urls() -> dict[str, str]:
+    """Return the URLs of the package, which has none if git knows no address of the repository."""
+    ask = [sys.executable, "-m", "hatchling", "metadata", "urls"]
+    found: dict[str, str] = json.loads(
+        subprocess.run(ask, cwd=ROOT, capture_output=True, check=True, timeout=60).stdout
+    )
+    return found
 
 
 def _llms() -> str:
@@ -127,21 +150,21 @@ def _sources() -> Iterator[tuple[Path, str]]:
         yield page, str(page.relative_to(DOCS))
 
 
-def _with_links_of_the_site(source: Path) -> str:
+def _with_links_of_the_site(source: Path, urls: dict[str, str]) -> str:
     parts = FENCE.split(source.read_text("utf-8"))
-    parts[::2] = [LINK.sub(lambda found: _link(found, source), part) for part in parts[::2]]
+    parts[::2] = [LINK.sub(lambda found: _link(found, source, urls), part) for part in parts[::2]]
     return "".join(parts)
 
 
-def _link(found: re.Match[str], source: Path) -> str:
+def _link(found: re.Match[str], source: Path, urls: dict[str, str]) -> str:
     sign, text, path, anchor = found.groups()
     target = Path(os.path.normpath(source.parent / path))
     if not target.exists():
         raise BrokenDocsError(f"{source.relative_to(ROOT)}: {found[0]} leads to no file")
-    if target.is_dir():
-        target /= "README.md"
-    if not (page := _page(target)):
-        return str(text)
+    file = target / "README.md" if target.is_dir() else target
+    if not (page := _page(file)):
+        files = urls.get("Changelog", "").removesuffix("/CHANGELOG.md")
+        return f"[{text}]({files}/{target.relative_to(ROOT)}{anchor or ''})" if files else str(text)
     here = Path(_page(source) or "").parent
     return f"{sign}[{text}]({os.path.relpath(page, here)}{anchor or ''})"
 
