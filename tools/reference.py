@@ -79,7 +79,7 @@ def _command(name: str, command: Any) -> Iterator[str]:
         options = [row for row in options if row[0].removeprefix("--").replace("-", "_") not in Settings.model_fields]
     lines = "\n".join(f"- `{flag}`: {text}" for flag, text in options)
     summary = inspect.cleandoc(command.help or "").partition("\n\n")[0].replace("\n", " ")
-    yield "\n\n".join([f"### {' '.join([name, *arguments])}", summary, *([lines] if options else [])])
+    yield "\n\n".join([f"### {' '.join([*name.split()[1:], *arguments])}", summary, *([lines] if options else [])])
 
 
 def _options(command: Any) -> Iterator[tuple[str, str]]:
@@ -89,13 +89,16 @@ def _options(command: Any) -> Iterator[tuple[str, str]]:
 
 
 def _events() -> Iterator[str]:
-    models = dict.fromkeys(MODELS_OF_TYPES.values())
-    for model in models:
+    seen: set[str] = set()  # a member that an earlier event has described is named alone
+    for model in dict.fromkeys(MODELS_OF_TYPES.values()):
         types = ", ".join(f"`{word}`" for word, each in MODELS_OF_TYPES.items() if each is model)
         inside = " Inside a step." if issubclass(model, StepEvent) else ""
         yield f"### {types}\n\n{inspect.getdoc(model)}{inside}"
-        if members := _members(model):
-            yield members
+        if members := _members(model).splitlines():
+            known = ", ".join(line[2:].partition(":")[0] for line in members if line in seen)
+            new = [line for line in members if line not in seen]
+            seen.update(new)
+            yield "\n".join([*new, *([f"- {known}: as above."] if known else [])])
 
 
 def _members(model: type[TurnEvent]) -> str:
