@@ -26,7 +26,6 @@ from smolsessions.core.callers import DUMMY
 from smolsessions.core.records import AgentName
 from tests.support import agents
 from tests.support.documents import (
-    MAX_PIXELS,
     REFUSED,
     again,
     described,
@@ -193,7 +192,7 @@ def test_an_answer_that_may_hold_a_swallowed_exception_is_not_imported() -> None
 def test_many_edits_of_many_steps_are_applied_in_a_moment() -> None:
     steps = [TASK] * 40_000 + [EDIT | {"removed": [40_000]}] * 40_000
     catalog = Catalog([("scripted", agents.make_scripted)])
-    imported = catalog.import_document(AgentName("scripted"), document([]) | {"steps": steps}, MAX_PIXELS)
+    imported = read_document(document([]) | {"steps": steps})
     began = time.process_time()
     session = catalog.build(AgentName("scripted"), DUMMY, [step.data for step in imported.steps], {}, {})
     assert time.process_time() - began < 20
@@ -219,7 +218,7 @@ def test_an_image_that_many_steps_show_is_read_and_held_once() -> None:
     data = with_images(png(1000, 1000), shows=500)
     data["steps"] *= 2000  # without sharing, their pixels would take 125 GB as shown, 250 MB as read
     catalog = Catalog([("scripted", agents.make_scripted)])
-    imported = catalog.import_document(AgentName("scripted"), data, MAX_PIXELS)
+    imported = read_document(data)
     steps, attachments = [step.data for step in imported.steps], imported.steps[0].attachments
     assert catalog.export(AgentName("scripted"), steps, attachments, {}).images == data["images"]
     session = catalog.build(AgentName("scripted"), DUMMY, steps, attachments, {})

@@ -16,8 +16,10 @@ import smolsessions
 from smolsessions.agents.sandbox.variable_chunks import chunk_id
 from smolsessions.agents.sandbox.variables import Variables, use_state
 from smolsessions.agents.transfer import documents
+from smolsessions.agents.transfer.document_media import export_files
 from smolsessions.agents.transfer.variables import ImportTarget, export_variables, import_targets
 from smolsessions.agents.values import dumps, loads
+from smolsessions.core.attachments import File, encode_file
 from tests.support import agents, rememberers
 from tests.support.data import table
 from tests.support.documents import CODE, MAX_PIXELS, PROGRAMS, REFUSED, again, document_of, exported, reader, taken_in
@@ -260,6 +262,16 @@ def test_invalid_variables_are_refused_with_a_pointer(variables: Any, where: str
     data = document_of(exported()) | {"variables": variables}
     places = {**CODE, "helper": ImportTarget(None, frozenset())}
     assert pointer_of(lambda: documents.import_document(data, places, MAX_PIXELS)).startswith(where)
+
+
+def test_a_file_of_many_steps_and_names_is_held_once() -> None:
+    files = export_files([encode_file(File(b"x" * 100_000, "text/plain", "a"))])
+    (name,) = files
+    data = {"files": files, "steps": [{"type": "task", "turn": 1, "task": "", "task_files": [name]}] * 1000}
+    imported = documents.import_document(data, CODE, MAX_PIXELS)
+    assert len({id(step.attachments[name]) for step in imported.steps}) == 1
+    data["variables"] = {"": {"files": {f"n{number}": name for number in range(1000)}}}
+    assert pointer_of(lambda: documents.import_document(data, CODE, MAX_PIXELS)) == "/variables//state"
 
 
 def test_import_targets_cover_an_agent_and_its_managed_agents() -> None:

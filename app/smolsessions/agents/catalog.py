@@ -36,13 +36,17 @@ from smolsessions.agents.tools.json_schemas import schema_problems
 from smolsessions.agents.tools.output_schema import check_output_schema, tools_of_turn
 from smolsessions.agents.tools.tool_servers import ToolServers
 from smolsessions.agents.transfer import documents
+from smolsessions.agents.transfer.document_reader import DocumentReader
+from smolsessions.agents.transfer.documents import DocumentRequest
 from smolsessions.agents.values.images import image_from_bytes, image_header
 from smolsessions.caller import CALLER
 from smolsessions.core.agent_ports import AgentInfo, Session, ToolServer
 from smolsessions.core.callers import DUMMY, Caller
+from smolsessions.core.documents import SMALL_BYTES
 from smolsessions.core.errors import AgentFailedError, AgentUnavailableError, InvalidRequestError, StartError
 from smolsessions.core.events import ReplayState
-from smolsessions.core.memories import ExportedMemory, ImportedMemory, Memory, PrunePreview, with_gaps
+from smolsessions.core.json_data import read_json
+from smolsessions.core.memories import DocumentContent, ExportedMemory, Memory, PrunePreview, with_gaps
 from smolsessions.core.policies import Policy
 from smolsessions.core.records import AgentName, ClientTool, LeftOut, Usage
 from smolsessions.workspace.folders import ConversationFolders
@@ -116,6 +120,7 @@ class Catalog:
             sorted(preload), [*secrets, *roots], code_folders, must_confine=must_confine, memory=code_memory
         )
         self._reader = VariableReader(self._fork_client)
+        self._document_reader = DocumentReader(secrets)
         self._started = False
 
     def tool_servers(self) -> list[ToolServer]:
@@ -128,12 +133,13 @@ class Catalog:
             self._started = True
 
     def close(self) -> None:
-        """End the clients of MCP servers and the processes for code, and wait for the clean-ups of closed sessions.
+        """End the clients of MCP servers and all own processes, and wait for the clean-ups of closed sessions.
 
         Otherwise their remote executors would go on.
         """
         self._tool_servers.close()
         self._fork_client.close()
+        self._document_reader.close()
         wait_for_clean_ups(CLEAN_UP_S)
 
     def check_executors(self) -> None:
@@ -294,8 +300,14 @@ class Catalog:
     ) -> ExportedMemory:
         return documents.export(steps, attachments, variables, self._agent(name).stored_classes, self._reader.read)
 
-    def import_document(self, name: AgentName, data: Any, max_pixels: int) -> ImportedMemory:
-        return documents.import_document(data, self._agent(name).import_targets, max_pixels)
+    def read_document(
+        self, document: bytes | dict[str, Any], agent: AgentName | None, default: AgentName, max_pixels: int
+    ) -> DocumentContent:
+        targets = {name: each.import_targets for name, each in self._agents.items()}
+        request = DocumentRequest(agent, default, targets, max_pixels)
+        if isinstance(document, bytes) and len(document) > SMALL_BYTES:
+            return self._document_reader.read(document, request)
+        return documents.read_document(read_json(document) if isinstance(document, bytes) else document, request)
 
     def image_file(self, data: bytes) -> tuple[str, bytes]:
         return image_header(data)[0], data

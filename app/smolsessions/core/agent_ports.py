@@ -11,7 +11,7 @@ from smolsessions.core.callers import Caller
 from smolsessions.core.effects import EffectOutcome
 from smolsessions.core.events import ReplayState, StepEvent
 from smolsessions.core.frozen import record
-from smolsessions.core.memories import ExportedMemory, ImportedMemory, Memory, PackedStep, PrunePreview
+from smolsessions.core.memories import DocumentContent, ExportedMemory, Memory, PackedStep, PrunePreview
 from smolsessions.core.policies import Policy
 from smolsessions.core.records import AgentName, Turn, TurnInput
 
@@ -219,8 +219,14 @@ class AgentCatalog(Protocol):
     ) -> ExportedMemory:
         """Return steps, images and variables as JSON data (docs/export.md), steps without their turn and marks."""
 
-    def import_document(self, name: AgentName, data: Any, max_pixels: int) -> ImportedMemory:
-        """Return the memory of a document. `max_pixels` bounds a step's images. Raises `InvalidRequestError`."""
+    def read_document(
+        self, document: bytes | dict[str, Any], agent: AgentName | None, default: AgentName, max_pixels: int
+    ) -> DocumentContent:
+        """Read a document. A large one is read in a process of its own.
+
+        `agent` replaces the document's, and `default` is for one without. `max_pixels` bounds a step's images. Raises
+        `InvalidRequestError`, `TooLargeError`, and `OverloadedError` if the process was ended.
+        """
 
     def image_file(self, data: bytes) -> tuple[str, bytes]:
         """Return an attachment as an image file: media type and bytes."""

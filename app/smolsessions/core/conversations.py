@@ -8,15 +8,16 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from smolsessions.core import errors, records
 from smolsessions.core.agent_ports import AgentCatalog, AgentInfo
 from smolsessions.core.attachments import File, decode_file
 from smolsessions.core.callers import Caller
-from smolsessions.core.documents import encode_document, parse_document
+from smolsessions.core.documents import encode_document
 from smolsessions.core.json_data import bounded, json_pointer, merge
-from smolsessions.core.memories import ExportedMemory, ImportedConversation, Memory, PrunePreview, StoredStep, with_gaps
+from smolsessions.core.memories import ExportedMemory, Memory, PrunePreview, StoredStep, with_gaps
 from smolsessions.core.policies import Policy
 from smolsessions.core.records import AgentName, Conversation, Owner, Page, Ref, Turn
 from smolsessions.core.store_ports import ConversationStore, HistoryStore, TurnStore, WorkspaceFolders, WriteFiles
@@ -266,22 +267,22 @@ class Conversations:
     async def import_document(
         self,
         owner: Owner,
-        data: Any,
+        document: bytes | dict[str, Any],
         conversation_id: str | None,
         agent: AgentName | None,
         once: records.IdempotentRequest | None = None,
     ) -> Conversation:
         """Create a conversation from a document. `agent` replaces the document's. Raises `InvalidRequestError`."""
-        document, members = await asyncio.to_thread(parse_document, data)
-        name = self._known(document.agent if agent is None else agent)
-        memory = await asyncio.to_thread(self._agents.import_document, name, members, self._max_pixels)
-        draft = records.ConversationFields(
-            document.metadata, document.policy, approve=document.approve, client_tools=document.client_tools
-        )
-        self._check(name, draft)
+        ref = Ref(owner, conversation_id or secrets.token_hex(12))
+        read = partial(self._agents.read_document, document, agent, self._default_agent, self._max_pixels)
+        try:
+            content = await asyncio.to_thread(read)
+        except asyncio.CancelledError:  # the server ends
+            raise errors.ShuttingDownError from None
+        name, fields, files = self._known(content.agent), content.fields, content.files
 
-        def checked_files() -> dict[str, bytes]:
-            files = document.files
+        def check() -> None:
+            self._check(name, fields)
             refusal = self._folders.refusal(files) if self._folders and files else None
             for path in () if refusal else files:
                 if not self._agents.shows_file(name, path):
@@ -290,18 +291,10 @@ class Conversations:
             if refusal:
                 path, sentence = refusal
                 raise errors.InvalidRequestError.at(json_pointer(*filter(None, ["workspace", path])), sentence)
-            return files
 
-        files = await asyncio.to_thread(checked_files)
-        ref = Ref(owner, conversation_id or secrets.token_hex(12))
-        last = max((step.turn for step in memory.steps), default=0)
-        turns = await asyncio.to_thread(document.turns_of, ref, last)
-        takes_title = turns and "title" not in document.model_fields_set
-        draft = replace(draft, title=records.title_of(turns[0].message) if takes_title else document.title)
-        rollbacks = tuple(records.Rollback(after, to) for after, to in document.rollbacks)
-        imported = ImportedConversation(tuple(turns), rollbacks, memory)
-        write = self._writer_of(files)
-        return await self._make_once(ref, once, lambda to: self.history.store_import(to, name, draft, imported, write))
+        await asyncio.to_thread(check)
+        imported, write = content.imported, self._writer_of(files)
+        return await self._make_once(ref, once, lambda to: self.history.store_import(to, name, fields, imported, write))
 
     def _writer_of(self, files: dict[str, bytes]) -> WriteFiles:
         async def write(ref: Ref) -> Callable[[], Awaitable[None]]:

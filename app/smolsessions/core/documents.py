@@ -13,6 +13,7 @@ from smolsessions.core import records
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.json_data import (
     MAX_PROBLEMS,
+    bounded,
     decode_base64,
     derived_from,
     invalid_request,
@@ -20,20 +21,30 @@ from smolsessions.core.json_data import (
     storable,
 )
 from smolsessions.core.media import StepFile, StepImage
-from smolsessions.core.memories import ConversationRecord, ExportedMemory
+from smolsessions.core.memories import (
+    ConversationRecord,
+    DocumentContent,
+    ExportedMemory,
+    ImportedConversation,
+    ImportedMemory,
+)
 from smolsessions.core.policies import Policy, policy_data
-from smolsessions.core.records import Items, Outcome, Turn
+from smolsessions.core.records import AgentName, Items, Outcome, Turn
 from smolsessions.core.times import seconds_of, time_text
 
 Part = TypeVar("Part", bound=BaseModel)
 
 FORMAT, VERSION = "smolsessions/conversation", 1
+SMALL_BYTES = 1024 * 1024
+"""A larger document is read in a process of its own."""
 MAX_TURNS = 10_000
 MAX_MEMBERS = 50  # of an object that a model describes
+MAX_VALUES = 1_000_000  # in one member: to read or write them holds the interpreter lock for some 50 ms
 MAX_ROLLBACKS = 1000
 """A list of turns looks at all rollbacks for each turn."""
 _READ_BY_AGENTS = frozenset({"steps", "images", "files", "variables"})
 _TURN, _OUTCOME = TypeAdapter(Turn), TypeAdapter(Outcome)
+_NO_REF = records.Ref(records.LOCAL, "")
 _OF_TURN = {"message", "agent", "timing", "options", "attempts", "images", "files", "additional_args"}
 _TIMES = ("submitted_at", "started_at", "finished_at", "waits_since", "at")
 _STRICT = ConfigDict(extra="forbid", strict=True)
@@ -77,23 +88,38 @@ class ConversationDocument(BaseModel):
     workspace: dict[str, Any] = {}
     not_exported: Annotated[list[dict[str, str]], Field(fail_fast=True)] = []
 
-    @property
-    def files(self) -> dict[str, bytes]:
-        """The files of its workspace. Raises `InvalidRequestError`."""
-        return {path: decode_base64(data, json_pointer("workspace", path)) for path, data in self.workspace.items()}
-
-    def turns_of(self, ref: records.Ref, last: int) -> list[Turn]:
-        """Return the records of its turns. `last` is the number of the last turn with a step."""
+    def content(self, agent: AgentName | None, memory: ImportedMemory) -> DocumentContent:
+        """Return all of it, for a conversation with this agent and memory. Raises `InvalidRequestError`."""
+        last = max((step.turn for step in memory.steps), default=0)
         if last > len(self.turns):
             raise InvalidRequestError.at("/turns", f"there are steps of turn {last}, and it is not among these")
+        takes_title = self.turns and "title" not in self.model_fields_set
+        fields = records.ConversationFields(
+            self.metadata,
+            self.policy,
+            title=records.title_of(self.turns[0].message) if takes_title else self.title,
+            approve=self.approve,
+            client_tools=self.client_tools,
+        )
+        rollbacks = tuple(records.Rollback(after, to) for after, to in self.rollbacks)
+        files = {path: decode_base64(data, json_pointer("workspace", path)) for path, data in self.workspace.items()}
+        return DocumentContent(agent, fields, ImportedConversation(self._encoded_turns(), rollbacks, memory), files)
+
+    def _encoded_turns(self) -> tuple[bytes, ...]:
         turns = []
         for document in self.turns:
             members = vars(document).copy()
             of_turn = {name: members.pop(name) for name in _OF_TURN}
             number, images, files = (members.pop(name) for name in ("turn", "output_images", "output_files"))
             members |= {"state": members.pop("outcome"), "steps": members.pop("step_count")}
-            turns.append(Turn(ref, number, outcome=Outcome(**members, images=images, files=files), **of_turn))
-        return turns
+            outcome = Outcome(**members, images=images, files=files)
+            turns.append(encode_turn(Turn(_NO_REF, number, outcome=outcome, **of_turn)))
+        return tuple(turns)
+
+
+def encode_turn(turn: Turn) -> bytes:
+    """Encode a turn as the store keeps it: JSON without the fields that are known from its place."""
+    return _TURN.serializer.to_json(turn, exclude={"ref", "number", "rolled_back"}, exclude_defaults=True)
 
 
 def encode_document(record: ConversationRecord, portable: ExportedMemory, files: dict[str, bytes]) -> bytes:
@@ -171,6 +197,7 @@ def parse_document(document: Any) -> tuple[ConversationDocument, dict[str, Any]]
         if not 0 <= to <= after:
             raise InvalidRequestError.at(f"/rollbacks/{place}/1", f"is not from 0 to {after}")
         last = after
+    bounded(parsed.metadata)
     members = {name: value for name, value in document.items() if name in _READ_BY_AGENTS}
     return parsed, {"steps": [], **members}
 
@@ -185,6 +212,7 @@ def _read_part(model: type[Part], data: Any, path: list[str | int], problems: li
     for name, value in data.items():
         try:
             storable(name)
+            _check_value_count(value)
             storable(value)
         except ValueError as error:
             raise InvalidRequestError.at(json_pointer(*path, name), str(error)) from None
@@ -195,6 +223,17 @@ def _read_part(model: type[Part], data: Any, path: list[str | int], problems: li
         found = error.errors(include_url=False, include_input=False)
         problems += [{**problem, "loc": ("body", *path, *problem["loc"])} for problem in found]
     return None
+
+
+def _check_value_count(value: Any) -> None:
+    found, left = [value], MAX_VALUES
+    while found:
+        each = found.pop()
+        if isinstance(each, list | dict):
+            left -= len(each)
+            if left < 0:
+                raise ValueError(f"holds more than {MAX_VALUES} values")
+            found += each.values() if isinstance(each, dict) else each
 
 
 def _check_member_count(pointer: str, data: Any) -> None:

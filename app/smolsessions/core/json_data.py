@@ -53,13 +53,9 @@ def read_json(body: bytes) -> Any:
         raise InvalidRequestError.at("", "has too many levels") from None
 
 
-def too_many_members() -> TooLargeError:
-    return TooLargeError(f"An object of the body has more than {MAX_MEMBERS} members; send fewer.")
-
-
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(pairs) > MAX_MEMBERS:
-        raise too_many_members()
+        raise TooLargeError(f"An object of the body has more than {MAX_MEMBERS} members; send fewer.")
     members = dict(pairs)
     if len(members) < len(pairs):
         twice = max(Counter(name for name, _ in pairs).items(), key=lambda found: found[1])[0]

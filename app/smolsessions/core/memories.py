@@ -118,11 +118,22 @@ class ConversationRecord:
 
 @record
 class ImportedConversation:
-    """Conversation for an import."""
+    """Conversation for an import. Its turns are encoded, so that a process that reads a document does the work."""
 
-    turns: tuple[Turn, ...]
+    turns: tuple[bytes, ...]
     rollbacks: tuple[records.Rollback, ...]
     memory: ImportedMemory
+
+
+@record
+class DocumentContent:
+    """Checked content of a document. Its agent may be unknown here, and then its memory is empty. None: no agent."""
+
+    agent: AgentName | None
+    fields: records.ConversationFields
+    imported: ImportedConversation
+    files: dict[str, bytes]
+    """The files of its workspace by path."""
 
 
 @record

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_args
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
-from smolsessions.core import records
+from smolsessions.core import documents, records
 from smolsessions.core.errors import DAMAGED, NEWER, SealBrokenError
 from smolsessions.core.events import Event, PersonEvent, StepEvent, TurnQueued, TurnStarted
 from smolsessions.core.memories import Head, PackedStep, StoredStep
@@ -20,6 +20,7 @@ from smolsessions.core.records import AgentName, Ref, Turn, TurnInput
 from smolsessions.core.requests import Answer
 from smolsessions.store.seal import TAG_BYTES
 
+encode_turn = documents.encode_turn
 _TURN = TypeAdapter(Turn)
 _ANSWER = TypeAdapter(Answer)
 _EVENT_TYPES: tuple[Any, ...] = (TurnQueued, TurnStarted, *get_args(StepEvent), *get_args(PersonEvent))
@@ -53,10 +54,6 @@ def text(data: bytes) -> str:
 def moment(data: bytes | None) -> float:
     """Parse a time of the store's clock as Unix seconds."""
     return number(data) / 1_000_000
-
-
-def encode_turn(turn: Turn) -> bytes:
-    return _TURN.serializer.to_json(turn, exclude={"ref", "number", "rolled_back"}, exclude_defaults=True)
 
 
 def decode_turn(data: bytes, ref: Ref, number: int) -> Turn:

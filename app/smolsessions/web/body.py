@@ -7,13 +7,12 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
 from smolsessions.core.errors import OverloadedError, TooLargeError
-from smolsessions.core.json_data import MAX_MEMBERS, read_json, too_many_members
 from smolsessions.core.records import Owner
 
 T = TypeVar("T")
@@ -23,9 +22,6 @@ LARGE_BYTES = 64 * 1024
 MAX_VALUES = 10_000
 MAX_QUOTES = 200_000
 MAX_BARE_BYTES = 256 * 1024
-MAX_DOCUMENT_VALUES = 2_000_000
-SMALL_DOCUMENT_BYTES = 1024 * 1024
-MAX_DOCUMENT_QUOTES = 2 * MAX_DOCUMENT_VALUES
 _CUT_BYTES = 1024 * 1024  # of one call, which holds the interpreter lock
 _MIN_BASE64_BYTES = 4 * 1024  # a shorter string counts as text
 _DATA_URL = re.compile(rb"data:[a-z0-9.+-]{1,40}\\?/[a-z0-9.+-]{1,80}(;charset=utf-8)?;base64,", re.IGNORECASE)
@@ -128,19 +124,6 @@ def check_structure(body: bytes, max_text_bytes: int) -> None:
         raise TooLargeError(f"The body has more than {MAX_VALUES} values; send fewer.")
     if len(bare) > MAX_BARE_BYTES:
         raise TooLargeError(f"The body has more than {MAX_BARE_BYTES} bytes outside strings; send shorter numbers.")
-
-
-def read_document(body: bytes) -> Any:
-    """Decode a document for import. Raises as `read_json` does, and `TooLargeError` for too many values or members."""
-    if body.count(b":") > MAX_MEMBERS or _separators(body) > MAX_DOCUMENT_VALUES:
-        is_sound = body.count(b'"') - body.count(b'\\"') <= MAX_DOCUMENT_QUOTES
-        bare = _outside_strings(body) if is_sound else b""
-        if not is_sound or _separators(bare) > MAX_DOCUMENT_VALUES:
-            raise TooLargeError(f"The document has more than {MAX_DOCUMENT_VALUES} values; send fewer.")
-        # The parser lets the event loop run at the end of each object.
-        if any(part.count(b":") > MAX_MEMBERS for part in bare.replace(b"{", b"}").split(b"}")):
-            raise too_many_members()
-    return read_json(body)
 
 
 def _separators(text: bytes) -> int:

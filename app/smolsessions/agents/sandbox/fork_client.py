@@ -41,6 +41,13 @@ _MEANS: dict[Level, str] = {
 }
 
 
+def bare_environment() -> dict[str, str]:
+    """Return the environment of an own program that must not know a secret of the service."""
+    environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    environment |= dict.fromkeys(_ONE_THREAD, "1")  # other threads would not survive a fork
+    return environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
 class RefusedError(OSError):
     """The server is running but could not fork."""
 
@@ -180,11 +187,7 @@ class ForkClient:
         self._stop()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(FORK_TIMEOUT_S)
-        # The server gets no secret of the service: neither its environment nor its memory.
-        environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-        environment |= dict.fromkeys(_ONE_THREAD, "1")  # other threads would not survive a fork
-        environment["PYTHONHASHSEED"] = "0"  # a set keeps its order when a block runs again
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        environment = bare_environment() | {"PYTHONHASHSEED": "0"}  # a set keeps its order when a block runs again
         module = "smolsessions.agents.sandbox.fork_server"
         with theirs:
             self._server = subprocess.Popen(  # noqa: S603 - our own module

@@ -101,7 +101,7 @@ def json_answers(pickled: Mapping[str, bytes]) -> dict[str, bytes | str]:
     for key, data in pickled.items():
         answer: bytes | str = "cannot be read"
         try:
-            values = _DataUnpickler(io.BytesIO(data)).load()
+            values = DataUnpickler(io.BytesIO(data)).load()
             if type(values) is dict and list(values) == [name := key.rpartition(":")[2]]:
                 flaw = json_flaw(values[name], max_chars=MAX_JSON_BYTES, is_tree=True)
                 answer = flaw or json.dumps(values[name], ensure_ascii=False).encode()
@@ -118,7 +118,7 @@ class _ObjectError(pickle.UnpicklingError):
     """A pickle names a class or a function."""
 
 
-class _DataUnpickler(pickle.Unpickler):
+class DataUnpickler(pickle.Unpickler):
     """Unpickler of built-in data: it imports nothing and calls nothing that a pickle names."""
 
     def find_class(self, module: str, name: str) -> Any:

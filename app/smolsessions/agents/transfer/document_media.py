@@ -89,6 +89,7 @@ class DocumentMedia:
             if not is_whole:
                 raise _image_error(name, _BROKEN_IMAGE)
         self._files: dict[str, File] = {}
+        self._encoded: dict[str, bytes] = {}  # once, though a thousand steps may name it
         for name, member in files.items():
             pointer = json_pointer("files", name)
             found = checked(_FileIn, member, pointer)
@@ -97,7 +98,8 @@ class DocumentMedia:
                 file = Audio(*parts, found.rate) if found.kind == "audio" else File(*parts)
             except ValueError as error:
                 raise InvalidRequestError.at(pointer, str(error)) from None
-            if image_name(encode_file(file)) != name:
+            self._encoded[name] = encode_file(file)
+            if image_name(self._encoded[name]) != name:
                 raise InvalidRequestError.at(pointer, "is not of this name, a hash of its kind, name, type and data")
             self._files[name] = file
         self._unused_images, self._unused_files = dict.fromkeys(images), dict.fromkeys(files)
@@ -114,7 +116,9 @@ class DocumentMedia:
 
     def files(self, pointer: str, names: Mapping[str, str]) -> dict[str, bytes]:
         """Return the files of the step at `pointer`, as `images` does."""
-        return {name: encode_file(self.file(name, pointer + place)) for place, name in names.items()}
+        for place, name in names.items():
+            self.file(name, pointer + place)
+        return {name: self._encoded[name] for name in names.values()}
 
     def file(self, name: str, pointer: str) -> File:
         if name not in self._files:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
 
@@ -17,9 +17,11 @@ from smolsessions.agents.transfer.document_media import DocumentMedia, export_fi
 from smolsessions.agents.transfer.step_models import IMAGE_FIELDS, OUTPUT_MEDIA, read_step, step_data
 from smolsessions.agents.transfer.variables import ImportTarget, ReadCode, export_variables, import_variables
 from smolsessions.agents.values.json_forms import json_flaw, json_form, utf8_text
+from smolsessions.core.documents import parse_document
 from smolsessions.core.errors import InvalidRequestError
 from smolsessions.core.events import StepError
-from smolsessions.core.memories import ExportedMemory, ImportedMemory, PackedStep
+from smolsessions.core.memories import DocumentContent, ExportedMemory, ImportedMemory, PackedStep
+from smolsessions.core.records import AgentName
 from smolsessions.core.times import time_text
 
 MAX_STEPS = 100_000
@@ -96,6 +98,28 @@ def _document_of(data: Data, decoder: StepDecoder) -> dict[str, Any]:
         document["step"] = data["step"] and _document_of(data["step"], decoder)
     document["labels"] = sorted(labels)
     return document
+
+
+@dataclass(frozen=True)
+class DocumentRequest:
+    """How a document is read. `targets` are those of each agent.
+
+    `agent` replaces the document's, and `default` is for one without. `max_pixels` bounds the images of a step.
+    """
+
+    agent: AgentName | None
+    default: AgentName
+    targets: Mapping[AgentName, Mapping[str, ImportTarget]]
+    max_pixels: int
+
+
+def read_document(document: Any, request: DocumentRequest) -> DocumentContent:
+    """Read a decoded document. Raises `InvalidRequestError` and `TooLargeError`."""
+    parsed, members = parse_document(document)
+    agent = parsed.agent if request.agent is None else request.agent
+    places = request.targets.get(request.default if agent is None else agent)
+    memory = ImportedMemory(()) if places is None else import_document(members, places, request.max_pixels)
+    return parsed.content(agent, memory)
 
 
 def import_document(data: dict[str, Any], places: Mapping[str, ImportTarget], max_pixels: int) -> ImportedMemory:

@@ -205,10 +205,12 @@ def _chunks_of(
     if found.lost:
         yield agent_state.LOST, json.dumps(sorted(set(found.lost))).encode()
     state = {name: _crossed(value, f"{pointer}/state", name) for name, value in found.state.items()}
+    encoded: dict[str, bytes] = {}  # once, though a thousand names may have the file
     for name, of_file in found.files.items():
-        state[name] = dumps(media.file(of_file, json_pointer("files", name, under=pointer)))
+        file = media.file(of_file, json_pointer("files", name, under=pointer))
+        state[name] = encoded[of_file] = encoded.get(of_file) or dumps(file)
     if state:
-        yield agent_state.STATE, dumps(state)
+        yield agent_state.STATE, _crossed(state, pointer, "state")
     for name, value in found.tools.items():
         if name not in target.tools:
             place = json_pointer("tools", name, under=pointer)

@@ -41,7 +41,7 @@ def seal_import(scope: Scope, imported: ImportedConversation) -> tuple[dict[str,
     images = {name: data for step in memory.steps for name, data in step.attachments.items()}
     earlier = [*heads.items()][:-1]  # the last one is the conversation's own
     staged: dict[str, list[Argument]] = {
-        "turns": [scope.seal(codec.encode_turn(turn), "turn", turn.number) for turn in imported.turns],
+        "turns": [scope.seal(turn, "turn", number) for number, turn in enumerate(imported.turns, 1)],
         "steps": [*steps],
         "images": flattened((name, scope.seal(data, "image", name)) for name, data in images.items()),
         "variables": flattened(chunks.items()),

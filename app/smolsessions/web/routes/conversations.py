@@ -14,10 +14,10 @@ from pydantic_core import to_json
 
 from smolsessions.core import records
 from smolsessions.core.conversations import Conversations
+from smolsessions.core.documents import SMALL_BYTES
 from smolsessions.core.errors import InvalidRequestError, PreconditionFailedError
 from smolsessions.core.records import AgentName, Owner
 from smolsessions.web import views
-from smolsessions.web.body import SMALL_DOCUMENT_BYTES, read_document
 from smolsessions.web.cursors import PLACE, number_at, position_of
 from smolsessions.web.files import download_headers, served
 from smolsessions.web.links import link
@@ -236,7 +236,7 @@ def file_routes(conversations: Conversations) -> APIRouter:
 
 def memory_routes(conversations: Conversations) -> APIRouter:
     router = APIRouter(tags=["memory"], route_class=StrictRoute)
-    # One large document is imported at a time: 5 MB take 300 MB of memory meanwhile. Small ones do not wait for it.
+    # One large document is imported at a time: its process may take 1 GB. Small ones do not wait for it.
     large, small = asyncio.Lock(), asyncio.Lock()
     of_owner: WeakValueDictionary[Owner, asyncio.Lock] = WeakValueDictionary()  # of each owner, one waits for the turn
 
@@ -255,10 +255,9 @@ def memory_routes(conversations: Conversations) -> APIRouter:
     ) -> Response:
         """Create a conversation from an exported one."""
         body = await request.body()  # the middleware has read it, and holds it
-        async with of_owner.setdefault(owner, asyncio.Lock()), large if len(body) > SMALL_DOCUMENT_BYTES else small:
-            document = await asyncio.to_thread(read_document, body)
+        async with of_owner.setdefault(owner, asyncio.Lock()), large if len(body) > SMALL_BYTES else small:
             once = await _once(request, idempotency_key)
-            return _created(await conversations.import_document(owner, document, new_id, agent, once))
+            return _created(await conversations.import_document(owner, body, new_id, agent, once))
 
     @router.get(f"{AT}/prompt", responses=responses(wire.Prompt, 404, 409, 422))
     async def get_prompt(
