@@ -13,13 +13,15 @@ USER = {"role": "user", "content": "hi"}
 BADLY_NAMED = {"type": "image", "source": {"type": "data", "mimeType": "image/png", "value": ""}, "metadata": "a"}
 MCP_TOOL = {"type": "mcp", "server_label": "smolsessions", "require_approval": {"always": {"tool_names": 5}}}
 FUNCTION = {"type": "function", "function": "where"}
+OLD, EMPTY = {"role": "assistant", "content": "hi"}, {"role": "user", "content": [{"type": "input_file"}]}
+LINK = {"role": "user", "content": [{"type": "input_image", "image_url": "http://a.png"}]}
+ODD_TOOL = {"name": "a", "description": "a", "parameters": {}, "a/b": 1}
 KINDLESS = {"messageId": "1", "role": "ROLE_USER", "parts": [{"raw": "a"}]}
 RUN = {"threadId": "bad", "runId": "1"}
 RESULT = {"role": "tool", "content": "", "tool_call_id": "c:1:x"}
-NAMELESS = {
-    "role": "user",
-    "parts": [{"type": "file", "mediaType": "text/plain", "url": "data:,", "filename": "a" * 999}],
-}
+FILE = {"type": "file", "mediaType": "text/plain", "url": "data:,", "filename": "a.txt"}
+NAMED = {"role": "user", "parts": [FILE, {"type": "text", "text": "hi"}]}
+NAMELESS = {"role": "user", "parts": [{**FILE, "filename": "a" * 999}]}
 
 
 def rpc(method: str, **params: Any) -> dict[str, Any]:
@@ -39,7 +41,12 @@ def chat(*messages: Any, **members: Any) -> dict[str, Any]:
         ("/ag-ui/plain", {**RUN, "messages": []}, "/messages"),
         ("/ai-sdk/plain", {"id": "bad", "messages": [NAMELESS]}, "/messages/0/parts/0/name"),
         ("/ai-sdk/plain", {"id": "bad", "messages": [{**NAMELESS, "role": "system"}]}, "/messages"),
+        ("/ai-sdk/plain", {"id": "bad", "messages": [NAMED], "max_steps": "a"}, '"/max_steps"'),
+        ("/ai-sdk/plain", {"id": "bad", "messages": [NAMED], "client_tools": [ODD_TOOL]}, '"/client_tools/0/a~1b"'),
+        ("/openai/v1/conversations", {"items": [USER, EMPTY]}, '"items/1/content/0"'),
         ("/openai/v1/responses", {"model": "plain", "input": [{"type": "reasoning"}]}, "input"),
+        ("/openai/v1/responses", {"model": "plain", "input": [OLD, EMPTY]}, '"input/1/content/0"'),
+        ("/openai/v1/responses", {"model": "plain", "input": [OLD, USER, LINK]}, '"input/2/content/0/image_url"'),
         ("/openai/v1/responses", {"model": "plain", "input": "hi", "text": {"format": "json"}}, "text/format"),
         ("/openai/v1/responses", {"model": "plain", "input": "hi", "tools": [FUNCTION]}, "tools/0/function"),
         ("/openai/v1/responses", {"model": "plain", "input": "hi", "tools": [MCP_TOOL]}, "always/tool_names"),

@@ -10,7 +10,7 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
 from smolsessions.core.errors import InvalidRequestError
-from smolsessions.core.json_data import invalid_request
+from smolsessions.core.json_data import invalid_request, json_pointer
 from smolsessions.core.records import AgentName
 from smolsessions.core.times import time_text
 from smolsessions.web.body import in_thread_if_large
@@ -38,8 +38,7 @@ def checked(model: type[M], pointer: str, fields: dict[str, Any]) -> M:
         return model.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
-        place = "/".join(map(str, first["loc"]))
-        raise InvalidRequestError.at(f"{pointer}/{place}", first["msg"]) from None
+        raise InvalidRequestError.at(json_pointer(*first["loc"], under=pointer), first["msg"]) from None
 
 
 def object_at(value: Any, pointer: str) -> dict[str, Any]:
@@ -88,8 +87,8 @@ def turn_request(
             images.append(url)
         else:
             name = name or f"file{len(files)}.{kind.rpartition('/')[2]}"  # noqa: PLW2901
-            at = pointer.rpartition("/")[0]  # that of the part
-            files.append(checked(FileIn, at, {"name": name, "media_type": kind, "data": url}))
+            about = {"name": name, "media_type": kind, "data": url}
+            files.append(checked(FileIn, pointer.rpartition("/")[0], about))  # that of the part
     own = {name: value for name, value in fields.items() if name in TurnRequest.model_fields.keys() - _OWN_FIELDS}
     sent = checked(TurnRequest, at, {**own, "message": text, "images": images, "agent": agent})
     sent.files = files

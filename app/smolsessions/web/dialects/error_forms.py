@@ -19,8 +19,7 @@ def openai_error(problem: dict[str, Any], headers: dict[str, str]) -> JSONRespon
     first = (problem.get("errors") or [{}])[0]
     place = str(first.get("pointer") or first.get("parameter") or "")
     kind = _TYPES.get(status, "server_error" if status >= _DEFECT else _TYPES[_BAD_REQUEST])
-    detail = f"{problem['detail']} {place}: {first['message']}" if first.get("message") else problem["detail"]
-    error = {"message": detail, "type": kind, "param": place.lstrip("/") or None, "code": problem["code"]}
+    error = {"message": problem["detail"], "type": kind, "param": place.lstrip("/") or None, "code": problem["code"]}
     if status == _BUSY:  # a second try would be refused as well
         headers["x-should-retry"] = "false"
     return JSONResponse({"error": error}, status, headers)

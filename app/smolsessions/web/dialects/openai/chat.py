@@ -146,7 +146,7 @@ async def play(  # noqa: PLR0917 - all say where
         after = await gateway.answer_in_words(request.scope, before, asked.requests, message.text)
         await gateway.keep_words(owner, key, before)
         return await gateway.follow(asked.ref, asked.number), after
-    sent = turn_request_of(body.model, f"/messages/{len(body.messages) - 1}", message, body.tools or ())
+    sent = turn_request_of(body.model, {f"/messages/{len(body.messages) - 1}": message}, body.tools or ())
     sent.output_schema = schema_of((body.response_format or {}).get("json_schema"), "/response_format/json_schema")
     wanted = None
     with suppress(BusyError):  # of another chat with the same history: this one gets a copy of it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -55,18 +55,18 @@ class InputItem(BaseModel):
     reason: str | None = None
 
 
-def messages_of(items: Iterable[InputItem], at: str = "/input") -> list[Message]:
-    """Return the messages among the items of an input, with their contents as Chat Completions has them."""
-    found = []
-    for place, item in enumerate(items):
-        if item.type != "message" or item.role is None:
-            continue
-        content: str | list[Part] | None = None
-        if isinstance(item.content, list):
-            content = [_part(part, f"{at}/{place}/content/{nth}") for nth, part in enumerate(item.content)]
-        else:
-            content = item.content
-        found.append(Message(role=item.role, content=content))
+def messages_of(items: Iterable[InputItem], at: str, start: int = 0) -> dict[str, Message]:
+    """Return the messages among items by their pointers, with their contents as Chat Completions has them.
+
+    `at` is the pointer of the list, and `start` the number of the first item in it.
+    """
+    found = {}
+    for place, item in enumerate(items, start):
+        if item.type == "message" and item.role is not None:
+            content: Any = item.content
+            if isinstance(content, list):
+                content = [_part(part, f"{at}/{place}/content/{nth}") for nth, part in enumerate(content)]
+            found[f"{at}/{place}"] = Message(role=item.role, content=content)
     return found
 
 
@@ -83,10 +83,15 @@ def _part(part: dict[str, Any], pointer: str) -> Part:
     return Part(type=str(kind))
 
 
-def turn_request_of(agent: AgentName, at: str, message: Message, tools: Iterable[dict[str, Any]]) -> TurnRequest:
-    """Return the user's message at pointer `at`, and the client's tools, as a request of this service."""
+def text_of(messages: Mapping[str, Message]) -> str:
+    return "\n".join(message.text for message in messages.values())
+
+
+def turn_request_of(agent: AgentName, messages: Mapping[str, Message], tools: Iterable[dict[str, Any]]) -> TurnRequest:
+    """Return the user's messages by their pointers, and the client's tools, as a request of this service."""
     media: list[tuple[str, str, str | None, str]] = []
-    for nth, part in enumerate(message.parts):
+    parts = [(at, nth, part) for at, message in messages.items() for nth, part in enumerate(message.parts)]
+    for at, nth, part in parts:
         pointer = f"{at}/content/{nth}"
         if part.type == "image_url":
             url = str((part.image_url or {}).get("url"))
@@ -101,7 +106,7 @@ def turn_request_of(agent: AgentName, at: str, message: Message, tools: Iterable
             media.append((url, split_data_url(url)[0], part.file.get("filename"), f"{pointer}/file"))
         elif part.type != "text":
             raise InvalidRequestError.at(pointer, f"is of the type {part.type!r:.50}, which no agent here takes")
-    sent = turn_request(agent, message.text, media, {})
+    sent = turn_request(agent, text_of(messages), media, {})
     for nth, tool in enumerate(tools):
         pointer = f"/tools/{nth}"
         if tool.get("type") != "function":

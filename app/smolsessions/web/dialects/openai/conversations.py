@@ -81,7 +81,8 @@ def conversation_routes(gateway: Gateway) -> APIRouter:
             fields = ConversationFields(dict(metadata))
             return JSONResponse(_view(await conversations.create(owner, conversation_id, agent, fields)))
         agent = agent or conversations.agents()[0].version.name
-        document = imported_history(((each.role, each.text) for each in messages_of(body.items)), agent)
+        earlier = messages_of(body.items, "/items").values()
+        document = imported_history(((each.role, each.text) for each in earlier), agent)
         if not document["turns"]:
             raise InvalidRequestError.at("/items", "have no message of the user")
         document["metadata"] = metadata

@@ -18,11 +18,10 @@ from smolsessions.web.dialects.gateway import STOP_S, Gateway
 from smolsessions.web.dialects.late_answer import LateAnswer
 from smolsessions.web.dialects.openai.content import (
     InputItem,
-    Message,
-    Part,
     approvals_in,
     messages_of,
     schema_of,
+    text_of,
     turn_request_of,
 )
 from smolsessions.web.dialects.openai.conversations import Metadata, asks_of, input_items, page_of, read_turn, texts_of
@@ -199,19 +198,16 @@ async def play(
     first = len(sent)
     while first and sent[first - 1].role in {"user", "system", "developer"}:
         first -= 1
-    said = [message for message in messages_of(sent[first:]) if message.role == "user"]
+    said = {at: each for at, each in messages_of(sent[first:], "/input", first).items() if each.role == "user"}
     if not said:
         raise InvalidRequestError.at("/input", "does not end with a message of the user, or an answer to a request")
-    message = (
-        said[0] if len(said) == 1 else Message(role="user", content=[part for each in said for part in _parts(each)])
-    )
     conversation, before = await last_of(gateway, owner, body, sent[:first])
     if before and (asked := await gateway.asked_turn(conversation, before)):
-        after = await gateway.answer_in_words(request.scope, before, asked.requests, message.text)
+        after = await gateway.answer_in_words(request.scope, before, asked.requests, text_of(said))
         await gateway.keep_words(owner, key, before)
         return await gateway.follow(asked.ref, asked.number), after
     functions = [tool for tool in body.tools or () if tool.get("type") == "function"]
-    new = turn_request_of(body.model, f"/input/{first}", message, functions)
+    new = turn_request_of(body.model, said, functions)
     new.metadata, new.approve = dict(body.metadata or {}), approvals_in(body.tools or ())
     form = object_at((body.text or {}).get("format"), "/text/format")
     if form.get("type") == "json_schema":
@@ -220,7 +216,7 @@ async def play(
         new.output_schema = {"type": "object"}
     wanted = await gateway.place_after(conversation, before.turn) if conversation and before else None
     if wanted is None:
-        earlier = [(each.role, each.text) for each in messages_of(sent[:first])]
+        earlier = [(each.role, each.text) for each in messages_of(sent[:first], "/input").values()]
         wanted = await gateway.import_history(owner, f"conv_{new_id()}", earlier, body.model, new.metadata)
     return await gateway.play(request.scope, key, wanted, new), 0
 
@@ -255,7 +251,3 @@ async def last_of(
     if body.previous_response_id:
         raise NotFoundError(f"No response has the id {body.previous_response_id[:80]!r}.")
     return None, None
-
-
-def _parts(message: Message) -> list[Part]:
-    return message.parts or [Part(type="text", text=message.text)]
