@@ -34,8 +34,12 @@ def look_ups(store: StoreServer, service: Service, path: str, **body: Any) -> tu
     with monitored(store) as lines:
         answer = service.client.post(path, json=body, headers=OPENAI)
     assert answer.status_code == 200, answer.text
-    ran = [NAMES[word] for line in lines for word in line.split()[:2] if word in NAMES]
+    ran = scripts_in(lines)
     return sorted(ran[: ran.index("submit")]), answer.text
+
+
+def scripts_in(lines: list[str]) -> list[str]:
+    return [NAMES[word] for line in lines for word in line.split()[:2] if word in NAMES]
 
 
 def test_a_message_of_a_chat_needs_few_look_ups(store: StoreServer, service: Service) -> None:
@@ -67,3 +71,16 @@ def test_a_request_of_openais_library_needs_few_look_ups(store: StoreServer, ser
     assert look_ups(store, service, chat, model="scripted", messages=messages)[0] == ["reserve"]
     messages += [{"role": "assistant", "content": "done"}, *messages]
     assert look_ups(store, service, chat, model="scripted", messages=messages)[0] == ["read", "reserve", "reserve"]
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_items_are_read_past_many_turns_that_were_rolled_back(store: StoreServer, service: Service, order: str) -> None:
+    turn = service.play(DONE)
+    for _ in range(30):
+        service.follow_up(turn, DONE)
+    conversation = f"/conversations/{turn['conversation_id']}"
+    service.post(f"{conversation}/rollback", turn=1)
+    with monitored(store) as lines:
+        page = service.client.get(f"/openai/v1{conversation}/items", params={"order": order}).json()
+    assert (len(page["data"]), page["has_more"]) == (3, False)
+    assert len(scripts_in(lines)) < 10

@@ -22,7 +22,7 @@ from smolsessions.core.errors import (
     StoreUnavailableError,
 )
 from smolsessions.core.events import InputAnswered, Logged, MessageDelta, MessageRestarted, TurnEnded, TurnWaiting
-from smolsessions.core.records import AgentName, Conversation, IdempotentRequest, Owner, Ref, Turn
+from smolsessions.core.records import AgentName, Conversation, IdempotentRequest, Order, Owner, Ref, Turn
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import Turns, TurnSubscription
 from smolsessions.web.dialects.bodies import checked, imported_history
@@ -38,6 +38,7 @@ KEEP_S = 30 * 86_400
 JUST_FAILED_S = 60.0
 AT_ONCE_S = 10.0  # in which libraries that do not mark a repeat send it
 RETRIES = b"x-stainless-retry-count"  # header of OpenAI's libraries: the repeats before this request
+TURNS_AT_ONCE = 50  # turns in a read
 STOP_S = 10.0  # that a turn may take to stop
 YES = frozenset({"approve", "approved", "ok", "okay", "y", "yes"})
 _UNTIL_WAITING = Delivery(until="waiting")
@@ -135,6 +136,14 @@ class Gateway:
         """Return the turn at a place, or None if it was deleted, rolled back, or never accepted."""
         turn = await self.turn_at(owner, place)
         return None if turn is None or turn.rolled_back else turn
+
+    async def turns_from(self, ref: Ref, first: int | None, order: Order) -> AsyncGenerator[Turn, None]:
+        """Yield turns from number `first` on. None: from the first of this order. Raises `NotFoundError`."""
+        while first != 0:
+            page = await self.turns.store.turns(ref, first, TURNS_AT_ONCE, order)
+            for turn in page.items:
+                yield turn
+            first = int(page.next_cursor or 0)
 
     async def play(
         self, scope: Scope, key: str, wanted: Place, body: TurnRequest, reserved: tuple[Place, bool] | None = None

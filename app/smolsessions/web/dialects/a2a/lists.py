@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 
 from pydantic import AwareDatetime, Field
 
@@ -73,14 +73,11 @@ async def _turns(gateway: Gateway, owner: Owner, agent: AgentName, sent: ListPar
             page = await gateway.conversations.store.conversations(owner, query, after, AT_ONCE)
             contexts, after = [each.ref.id for each in page.items], page.next_cursor
         for context in contexts:
-            first: int | None = None
             with suppress(NotFoundError, SealBrokenError):  # of a damaged one, a read alone raises the error
-                while first != 0:
-                    turns = await gateway.turns.store.turns(Ref(owner, context), first, AT_ONCE, "desc")
-                    for turn in turns.items:
+                async with aclosing(gateway.turns_from(Ref(owner, context), None, "desc")) as turns:
+                    async for turn in turns:
                         yield turn
                         if (count := count + 1) == MOST_LISTED:
                             return
-                    first = int(turns.next_cursor or 0)
         if not after:
             return

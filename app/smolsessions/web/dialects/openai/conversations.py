@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -113,31 +113,32 @@ def conversation_routes(gateway: Gateway) -> APIRouter:
         after: After = None,
     ) -> Response:
         """List items, turn by turn. A page ends early behind a turn with large images or files."""
-        ref = Ref(owner, conversation_id)
-        count = (await conversations.store.conversation(ref)).turn_count
-        first = _turn_of(after, conversation_id) if after else 1 if order == "asc" else count
-        numbers = range(first, count + 1) if order == "asc" else range(first, 0, -1)
+        conversation = await conversations.store.conversation(Ref(owner, conversation_id))
+        first = _turn_of(after, conversation) if after else None
+        last = conversation.turn_count if order == "asc" else 1
         found: list[Item] = []
-        size, number = 0, first
-        for number in numbers:
-            page = await _items(gateway, ref, number)
-            page = page if order == "asc" else page[::-1]
-            if after and number == first:
-                places = [place for place, item in enumerate(page) if item["id"] == after]
-                if not places:
-                    raise NotFoundError(f"No item has the id {after[:80]!r}.")
-                page = page[places[0] + 1 :]
-            found += page
-            size += sum(len(to_json(item)) for item in page)
-            if len(found) > limit or size > MOST_BYTES:
-                break
-        has_more = len(found) > limit or (bool(numbers) and number != numbers[-1])
+        size, has_more = 0, False
+        async with aclosing(gateway.turns_from(conversation.ref, first, order)) as turns:
+            async for turn in turns:
+                page = await _items(gateway, conversation, turn)
+                page = page if order == "asc" else page[::-1]
+                if after and turn.number == first:
+                    places = [place for place, item in enumerate(page) if item["id"] == after]
+                    if not places:
+                        raise NotFoundError(f"No item has the id {after[:80]!r}.")
+                    page = page[places[0] + 1 :]
+                found += page
+                size += sum(len(to_json(item)) for item in page)
+                if len(found) > limit or size > MOST_BYTES:
+                    has_more = len(found) > limit or turn.number != last
+                    break
         return answer(page_of(found[:limit], has_more=has_more))
 
     @router.get("/{conversation_id}/items/{item_id}")
     async def get_item(owner: CallerOwner, conversation_id: str, item_id: str) -> Response:
-        page = await _items(gateway, Ref(owner, conversation_id), _turn_of(item_id, conversation_id))
-        for item in page:
+        conversation = await conversations.store.conversation(Ref(owner, conversation_id))
+        turn = await gateway.turn_at(owner, Place(conversation_id, _turn_of(item_id, conversation)))
+        for item in await _items(gateway, conversation, turn) if turn else ():
             if item["id"] == item_id:
                 return JSONResponse(item)
         raise NotFoundError(f"No item has the id {item_id[:80]!r}.")
@@ -184,14 +185,12 @@ async def input_items(gateway: Gateway, turn: Turn, segment: Segment, log: TurnL
     return found
 
 
-async def _items(gateway: Gateway, ref: Ref, number: int) -> list[Item]:
+async def _items(gateway: Gateway, conversation: Conversation, turn: Turn) -> list[Item]:
     """Return all items of a turn. One that was rolled back has none."""
-    turn = await gateway.kept_turn(ref.owner, Place(ref.id, number))
-    if turn is None:
+    if turn.rolled_back:
         return []
     log, segment = await read_turn(gateway, turn), Segment(place_of(turn), 0)
-    asks = asks_of(gateway, await gateway.conversations.store.conversation(ref))
-    fold = ResponseFold(turn, segment, {}, asks=asks, starting_after=NO_FRAMES)
+    fold = ResponseFold(turn, segment, {}, asks=asks_of(gateway, conversation), starting_after=NO_FRAMES)
     fold.media = log.media
     found = await input_items(gateway, turn, segment, log)
     known: set[str] = set()
@@ -221,11 +220,11 @@ async def _message(gateway: Gateway, turn: Turn, segment: Segment) -> Item:
     return {**about, "content": content}
 
 
-def _turn_of(item_id: str, conversation_id: str) -> int:
+def _turn_of(item_id: str, conversation: Conversation) -> int:
     """Return the turn of an item. Raises `NotFoundError`."""
     segment = parsed_segment(item_id)
     place = segment.place if segment else turn_of_request(item_id)
-    if place.conversation_id != conversation_id:
+    if place.conversation_id != conversation.ref.id or place.turn > conversation.turn_count:
         raise NotFoundError(f"No item has the id {item_id[:80]!r}.")
     return place.turn
 
