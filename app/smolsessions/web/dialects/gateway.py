@@ -10,7 +10,6 @@ from contextlib import aclosing, closing, suppress
 from typing import Any, Protocol
 
 from pydantic_core import to_json
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from smolsessions.core.conversations import Conversations
@@ -23,10 +22,9 @@ from smolsessions.core.errors import (
 )
 from smolsessions.core.events import InputAnswered, Logged, MessageDelta, MessageRestarted, TurnEnded, TurnWaiting
 from smolsessions.core.records import AgentName, Conversation, IdempotentRequest, Order, Owner, Ref, Turn
-from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import Turns, TurnSubscription
 from smolsessions.web.dialects.bodies import checked, imported_history
-from smolsessions.web.dialects.places import Place
+from smolsessions.web.dialects.places import Place, place_of
 from smolsessions.web.http_connection import BREAK_OFF
 from smolsessions.web.routes.common import Delivery
 from smolsessions.web.routes.turns import NewTurns
@@ -41,7 +39,6 @@ RETRIES = b"x-stainless-retry-count"  # header of OpenAI's libraries: the repeat
 TURNS_AT_ONCE = 50  # turns in a read
 STOP_S = 10.0  # that a turn may take to stop
 YES = frozenset({"approve", "approved", "ok", "okay", "y", "yes"})
-_UNTIL_WAITING = Delivery(until="waiting")
 
 
 class Fold(Protocol):
@@ -50,9 +47,9 @@ class Fold(Protocol):
     is_complete: bool
     """True if nothing follows the frames so far."""
     drops_void_text: bool
-    """True if the protocol cannot take text back. Text that a repeated model call made void is then left out.
+    """True to leave out text that was made void before the stream began.
 
-    The fold raises `StreamCutError` if it has sent such a text already.
+    A fold that cannot take back a later one raises `StreamCutError`.
     """
     media: dict[str, str]
     """Images and files of the answer as data: URLs, by their names. They are there before the final event."""
@@ -96,20 +93,17 @@ class Gateway:
         if is_repeat(turn, headers):
             in_words = turn.answered and await self.find(owner, f"{key}:words") == place
             return place, turn.answered[-1].seq - 1 if in_words else 0
-        await self.turns.store.release_name(owner, IdempotentRequest(key, b"", KEEP_S))
+        await self._release(owner, key)
         return None
-
-    async def keep_words(self, owner: Owner, key: str, place: Place) -> None:
-        """Keep for a repeat that the request with this key answered the requests of a turn in words."""
-        for name in (key, f"{key}:words"):
-            await self.turns.store.release_name(owner, IdempotentRequest(name, b"", KEEP_S))
-            await self.reserve(owner, name, place)
 
     async def reserve(self, owner: Owner, key: str, wanted: Place) -> tuple[Place, bool]:
         """Reserve a place for a key. Returns the one that it has, and whether it is new."""
         name = Ref(owner, f"{wanted.conversation_id}.{wanted.turn}")
         reserved, is_new = await self.turns.store.reserve_name(name, IdempotentRequest(key, b"", KEEP_S))
         return _reserved_place(reserved), is_new
+
+    async def _release(self, owner: Owner, key: str) -> None:
+        await self.turns.store.release_name(owner, IdempotentRequest(key, b"", KEEP_S))
 
     async def turn_at(self, owner: Owner, place: Place) -> Turn | None:
         """Return the turn at a place, or None if it was deleted, or never accepted."""
@@ -155,13 +149,12 @@ class Gateway:
         owner = Owner(scope["owner"])
         place, is_new = reserved or await self.reserve(owner, key, wanted)
         if not is_new and (RETRIES, b"0") in scope["headers"]:  # an equal one came before, or at the same time
-            await self.turns.store.release_name(owner, IdempotentRequest(key, b"", KEEP_S))
+            await self._release(owner, key)
             await self.reserve(owner, key, wanted)
             place, is_new = wanted, True
         if not is_new and await self.turn_at(owner, place):
             return await self.follow(Ref(owner, place.conversation_id), place.turn)
         body.conversation_id, body.create = place.conversation_id, place.turn == 1
-        once = IdempotentRequest(key, b"", KEEP_S)
         own = f"{key}:{place.conversation_id}:{place.turn}"  # a key that became free may come again
         try:
             new = await self._new_turns.prepare(scope, body, own, place.turn)
@@ -169,13 +162,13 @@ class Gateway:
         except (StoreUnavailableError, asyncio.CancelledError):
             raise  # it may have been accepted
         except Exception as error:  # whatever refused it: a retry with the key may succeed
-            await self.turns.store.release_name(owner, once)
+            await self._release(owner, key)
             if not is_new and isinstance(error, ConflictError | NotFoundError):  # it was deleted
                 return await self.play(scope, key, wanted, body)
             raise
         number = subscription.turn.number
         if number != place.turn:  # another client of the conversation was faster
-            await self.turns.store.release_name(owner, once)
+            await self._release(owner, key)
             await self.reserve(owner, key, Place(place.conversation_id, number))
         return subscription
 
@@ -215,13 +208,16 @@ class Gateway:
         body = checked(AnswersRequest, "", {"answers": answers})
         return await self._new_turns.record_answers(scope, place.conversation_id, place.turn, body)
 
-    async def answer_in_words(self, scope: Scope, place: Place, requests: Iterable[InputRequest], text: str) -> int:
-        """Answer each open request with a user's words, and return the number of the event before the answers.
+    async def answer_in_words(
+        self, scope: Scope, turn: Turn, text: str, key: str | None = None
+    ) -> tuple[TurnSubscription, int]:
+        """Answer each open request of a turn with a user's words. An approval needs a plain yes.
 
-        An approval needs a plain yes.
+        Returns the turn's events, and the number of the one before the answers. A repeat finds the turn by the `key`.
         """
+        owner, place = turn.ref.owner, place_of(turn)
         answers: list[dict[str, Any]] = []
-        for each in requests:
+        for each in turn.requests:
             if each.kind == "question":
                 fields = {"text": text}
             elif each.kind == "result":
@@ -231,27 +227,17 @@ class Gateway:
             else:
                 fields = {"decision": "reject", "reason": text[:10_000]}
             answers.append({"request_id": each.request_id, **fields})
-        return (await self.answer(scope, place, answers))[1]
+        _, after = await self.answer(scope, place, answers)
+        for name in (key, f"{key}:words") if key else ():
+            await self._release(owner, name)
+            await self.reserve(owner, name, place)
+        return await self.follow(turn.ref, turn.number), after
 
     async def follow(self, ref: Ref, number: int) -> TurnSubscription:
-        """Subscribe to a turn from its first event. The caller, or a `stream`, must close the subscription."""
+        """Subscribe to a turn from its first event. The caller, or a `DialectStream`, must close the subscription."""
         subscription = await self.turns.subscribe(ref, number, 0)
         assert subscription, "a turn has events"
         return subscription
-
-    def stream(
-        self,
-        subscription: TurnSubscription,
-        fold: Fold,
-        after: int = 0,
-        headers: Mapping[str, str] | None = None,
-        on_end: Callable[[], Awaitable[bytes | None]] | None = None,
-    ) -> Response:
-        """Return a response with the frames of the events after number `after`.
-
-        `on_end` is called before the last frames, and may return others to come in front of them.
-        """
-        return DialectStream(self, subscription, fold, after, headers or {}, on_end)
 
     async def fold(self, subscription: TurnSubscription, fold: Fold) -> AsyncGenerator[tuple[int, bytes], None]:
         """Yield number and frames of each event, up to the end of the fold or of the events. A ping has number -1."""
@@ -349,25 +335,27 @@ def is_repeat(turn: Turn, headers: Mapping[str, str]) -> bool:
 
 
 class DialectStream(TurnStream):
-    """Response with the frames of a fold. If the events end too early it breaks the connection.
+    """Response with the frames of the events after number `after`.
 
-    A clean end would count as the end of the turn (docs/dialects.md).
+    If the events end too early it breaks the connection: a clean end would count as the end of the turn
+    (docs/dialects.md). `on_end` is called before the last frames, and may return others to come in front of them.
     """
 
-    def __init__(  # noqa: PLR0917 - those of `Gateway.stream`
+    def __init__(
         self,
         gateway: Gateway,
         subscription: TurnSubscription,
         fold: Fold,
-        after: int,
-        headers: Mapping[str, str],
-        on_end: Callable[[], Awaitable[bytes | None]] | None,
+        after: int = 0,
+        headers: Mapping[str, str] | None = None,
+        *,
+        on_end: Callable[[], Awaitable[bytes | None]] | None = None,
     ) -> None:
         self._gateway = gateway
         self._on_end = on_end
         self._fold = fold
-        super().__init__(gateway.streams, subscription, _UNTIL_WAITING, after, internal=True)
-        self.headers.update(headers)
+        super().__init__(gateway.streams, subscription, Delivery(), after, internal=True)
+        self.headers.update(headers or {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

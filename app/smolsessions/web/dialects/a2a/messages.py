@@ -52,17 +52,14 @@ async def begin(gateway: Gateway, scope: Scope, agent: AgentName, message: Messa
     body = turn_request_of(agent, message)
     if message.task_id:
         turn = await turn_of(gateway, owner, agent, message.task_id)
-        place = place_of(turn)
         if context not in {"", turn.ref.id}:
             raise InvalidRequestError.at("/message/contextId", "is not that of the task")
-        if await gateway.find(owner, key) == place and turn.answered:
-            after = turn.answered[-1].seq - 1
-        elif turn.requests:
-            after = await gateway.answer_in_words(scope, place, turn.requests, body.message)
-            await gateway.keep_words(owner, key, place)
-        else:
-            raise ConflictError("The task asks for no input; send the message without its taskId.")
-        return await gateway.follow(turn.ref, turn.number), after + 1
+        if await gateway.find(owner, key) == place_of(turn) and turn.answered:
+            return await gateway.follow(turn.ref, turn.number), turn.answered[-1].seq
+        if turn.requests:
+            subscription, after = await gateway.answer_in_words(scope, turn, body.message, key)
+            return subscription, after + 1
+        raise ConflictError("The task asks for no input; send the message without its taskId.")
     if context and not CONVERSATION_ID.fullmatch(context):
         raise InvalidRequestError.at("/message/contextId", "is no id: 1 to 64 letters, digits, `-` and `_`")
     wanted = Place(context or new_id(), 1)

@@ -23,7 +23,7 @@ from smolsessions.web.dialects.a2a.lists import ListParams, list_tasks
 from smolsessions.web.dialects.a2a.messages import Message, Params, begin, turn_of
 from smolsessions.web.dialects.a2a.tasks import Json, stored_task
 from smolsessions.web.dialects.bodies import checked
-from smolsessions.web.dialects.gateway import KEEP_S, STOP_S, Gateway
+from smolsessions.web.dialects.gateway import KEEP_S, STOP_S, DialectStream, Gateway
 from smolsessions.web.dialects.late_answer import LateAnswer
 from smolsessions.web.routes.common import answer
 
@@ -109,7 +109,7 @@ async def _answer(gateway: Gateway, request: Request, agent: AgentName, call: Ca
         raise RefusedError(UNSUPPORTED, "The task is over; GetTask returns it.")
     if method == "SubscribeToTask":
         subscription = await gateway.follow(turn.ref, turn.number)
-        return gateway.stream(subscription, TaskFold(turn, call.id, max(1, subscription.reader.length)))
+        return DialectStream(gateway, subscription, TaskFold(turn, call.id, max(1, subscription.reader.length)))
     if method == "CancelTask":
         turn = await gateway.turns.cancel(turn.ref, turn.number, STOP_S)
     return _done(call, stored_task(turn, await gateway.media_of(turn), sent.history_length))
@@ -121,7 +121,7 @@ async def _send(gateway: Gateway, request: Request, agent: AgentName, call: Call
         raise RefusedError(NO_PUSH, _NO_PUSH)
     subscription, at = await begin(gateway, request.scope, agent, sent.message)
     if call.method == "SendStreamingMessage":
-        return gateway.stream(subscription, TaskFold(subscription.turn, call.id, at))
+        return DialectStream(gateway, subscription, TaskFold(subscription.turn, call.id, at))
     subscription.close()
 
     async def result(turn: Turn) -> Response:

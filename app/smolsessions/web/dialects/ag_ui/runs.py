@@ -17,7 +17,7 @@ from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.ag_ui.fold import RunFold, error_frames, prefix_of, state_frame
 from smolsessions.web.dialects.bodies import checked, client_tool, object_at, read_body, turn_request
 from smolsessions.web.dialects.chats import SPOKEN, add_stop_route, newest, open_chat
-from smolsessions.web.dialects.gateway import Gateway
+from smolsessions.web.dialects.gateway import DialectStream, Gateway
 from smolsessions.web.dialects.places import IN_TURN, Place, digest_of, place_in, place_of, turn_of_request
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.web.views import variable_views
@@ -137,7 +137,7 @@ def routes(gateway: Gateway) -> APIRouter:
             own = body.state if isinstance(body.state, dict) else {}
             return state_frame({**own, "variables": known})
 
-        return gateway.stream(subscription, fold, on_end=state)
+        return DialectStream(gateway, subscription, fold, on_end=state)
 
     add_stop_route(router, gateway, DIALECT)
     return router

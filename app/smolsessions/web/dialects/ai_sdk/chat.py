@@ -15,7 +15,7 @@ from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.ai_sdk.fold import MessageFold
 from smolsessions.web.dialects.bodies import checked, read_body, turn_request
 from smolsessions.web.dialects.chats import add_stop_route, newest, open_chat
-from smolsessions.web.dialects.gateway import Gateway
+from smolsessions.web.dialects.gateway import DialectStream, Gateway
 from smolsessions.web.dialects.places import Place, digest_of, place_in
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.wire.requests import AnswerIn
@@ -70,7 +70,7 @@ def routes(gateway: Gateway) -> APIRouter:
         if answered.role == "assistant":
             return await answer(gateway, request, owner, answered)
         subscription = await play(gateway, request, owner, agent, body)
-        return gateway.stream(subscription, MessageFold(subscription.turn), headers=HEADERS)
+        return DialectStream(gateway, subscription, MessageFold(subscription.turn), headers=HEADERS)
 
     @router.get("/{agent}/{chat:path}/stream")
     async def resume_stream(owner: CallerOwner, agent: AgentName, chat: str, finished: bool = False) -> Response:
@@ -81,7 +81,7 @@ def routes(gateway: Gateway) -> APIRouter:
         if turn is None or (turn.outcome and not finished):
             return Response(status_code=204)
         subscription = await gateway.follow(turn.ref, turn.number)
-        return gateway.stream(subscription, MessageFold(subscription.turn), headers=HEADERS)
+        return DialectStream(gateway, subscription, MessageFold(subscription.turn), headers=HEADERS)
 
     add_stop_route(router, gateway, DIALECT)
     return router
@@ -142,7 +142,7 @@ async def answer(gateway: Gateway, request: Request, owner: Owner, message: UIMe
     elif not after:  # a stream without an outcome would make the client send the message for ever
         raise InvalidRequestError.at("/messages", "ends without an answer to an open request")
     subscription = await gateway.follow(turn.ref, turn.number)
-    return gateway.stream(subscription, MessageFold(turn, after, outputs), after, HEADERS)
+    return DialectStream(gateway, subscription, MessageFold(turn, after, outputs), after, HEADERS)
 
 
 def answers_in(turn: Turn, message: UIMessage) -> tuple[list[AnswerIn], dict[str, Any], int]:

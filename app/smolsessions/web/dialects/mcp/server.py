@@ -163,8 +163,7 @@ class McpServer:
             if found.running_turn:
                 turn = await gateway.turns.store.turn(found.ref, found.running_turn)
                 if turn.requests:
-                    after = await gateway.answer_in_words(scope, place_of(turn), turn.requests, body.message)
-                    return await gateway.follow(found.ref, turn.number), after
+                    return await gateway.answer_in_words(scope, turn, body.message)
                 if turn.message == body.message:  # the client asks again, as its stream broke
                     return await gateway.follow(found.ref, turn.number), 0
             wanted = Place(found.ref.id, found.turn_count + 1)

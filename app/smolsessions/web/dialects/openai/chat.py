@@ -17,7 +17,7 @@ from smolsessions.core.errors import (
 from smolsessions.core.records import AgentName, Owner, Ref
 from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.bodies import checked, read_body
-from smolsessions.web.dialects.gateway import Gateway
+from smolsessions.web.dialects.gateway import DialectStream, Gateway
 from smolsessions.web.dialects.late_answer import LateAnswer
 from smolsessions.web.dialects.openai.chat_fold import ChatFold, completion
 from smolsessions.web.dialects.openai.content import Message, schema_of, turn_request_of
@@ -86,7 +86,7 @@ def chat_routes(gateway: Gateway) -> APIRouter:
 
         if body.stream:
             headers = {"X-Conversation-Id": place.conversation_id}
-            return gateway.stream(subscription, fold, after, headers, on_end=remember)
+            return DialectStream(gateway, subscription, fold, after, headers, on_end=remember)
 
         async def whole() -> Response:
             await gateway.run(subscription, fold)
@@ -143,9 +143,7 @@ async def play(  # noqa: PLR0917 - all say where
     owner, message = Owner(request.scope["owner"]), body.messages[-1]
     conversation = await gateway.conversation(Ref(owner, before.conversation_id)) if before else None
     if before and (asked := await gateway.asked_turn(conversation, before)):
-        after = await gateway.answer_in_words(request.scope, before, asked.requests, message.text)
-        await gateway.keep_words(owner, key, before)
-        return await gateway.follow(asked.ref, asked.number), after
+        return await gateway.answer_in_words(request.scope, asked, message.text, key)
     sent = turn_request_of(body.model, {f"/messages/{len(body.messages) - 1}": message}, body.tools or ())
     sent.output_schema = schema_of((body.response_format or {}).get("json_schema"), "/response_format/json_schema")
     wanted = None

@@ -14,7 +14,7 @@ from smolsessions.core.errors import ConflictError, InvalidRequestError, NotFoun
 from smolsessions.core.records import AgentName, Conversation, Owner, Ref, Turn
 from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.bodies import checked, object_at, read_body
-from smolsessions.web.dialects.gateway import STOP_S, Gateway
+from smolsessions.web.dialects.gateway import STOP_S, DialectStream, Gateway
 from smolsessions.web.dialects.late_answer import LateAnswer
 from smolsessions.web.dialects.openai.content import (
     InputItem,
@@ -67,7 +67,7 @@ def response_routes(gateway: Gateway) -> APIRouter:
             return JSONResponse({**await snapshot(gateway, subscription.turn, after), "background": True})
         fold = await fold_of(gateway, subscription, after, -1 if body.stream else NO_FRAMES)
         if body.stream:
-            return gateway.stream(subscription, fold)
+            return DialectStream(gateway, subscription, fold)
 
         async def whole() -> Response:
             """Return the response at its end. A failure has an error's status, so that clients raise."""
@@ -91,7 +91,7 @@ def response_routes(gateway: Gateway) -> APIRouter:
         if not stream:
             return JSONResponse(await snapshot(gateway, turn, after))
         subscription = await gateway.follow(turn.ref, turn.number)
-        return gateway.stream(subscription, await fold_of(gateway, subscription, after, starting_after))
+        return DialectStream(gateway, subscription, await fold_of(gateway, subscription, after, starting_after))
 
     @router.post("/{response_id}/cancel")
     async def cancel_response(owner: CallerOwner, response_id: str) -> Response:
@@ -203,9 +203,7 @@ async def play(
         raise InvalidRequestError.at("/input", "does not end with a message of the user, or an answer to a request")
     conversation, before = await last_of(gateway, owner, body, sent[:first])
     if before and (asked := await gateway.asked_turn(conversation, before)):
-        after = await gateway.answer_in_words(request.scope, before, asked.requests, text_of(said))
-        await gateway.keep_words(owner, key, before)
-        return await gateway.follow(asked.ref, asked.number), after
+        return await gateway.answer_in_words(request.scope, asked, text_of(said), key)
     functions = [tool for tool in body.tools or () if tool.get("type") == "function"]
     new = turn_request_of(body.model, said, functions)
     new.metadata, new.approve = dict(body.metadata or {}), approvals_in(body.tools or ())
