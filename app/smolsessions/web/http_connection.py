@@ -12,7 +12,7 @@ from typing import Any
 
 import httptools
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -36,6 +36,13 @@ SPARE_S = 2.0
 BREAK_OFF = "smolsessions.break_off"
 """Name in a request's scope of the function that closes its connection in the middle of the answer."""
 PROBES = frozenset({"/livez", "/readyz"})
+
+
+async def call_on_disconnect(receive: Receive, call: Callable[[], object]) -> None:
+    """Call a function once the client has left, whose request was read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    call()
 
 
 def limited_connections(receive_timeout_s: float, max_connections: int) -> Callable[..., asyncio.Protocol]:

@@ -19,6 +19,7 @@ from smolsessions.core.events import Logged, TurnEnded, TurnWaiting
 from smolsessions.core.records import Turn
 from smolsessions.core.turns import Turns, TurnSubscription
 from smolsessions.web.auth import Authenticator
+from smolsessions.web.http_connection import call_on_disconnect
 from smolsessions.web.routes.common import Delivery, location_of
 from smolsessions.web.views import event_view
 
@@ -92,13 +93,9 @@ class TurnStream(EventSourceResponse):
             self._last_frame = REVOKED
             subscription.stop()
 
-        async def end_on_disconnect() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            subscription.reader.stop()  # and not `subscription.stop`: that is the service's end, which cancels nothing
-
         self._streams.open_count += 1
-        listener = asyncio.create_task(end_on_disconnect())
+        end = subscription.reader.stop  # and not `subscription.stop`: that is the service's end, which cancels nothing
+        listener = asyncio.create_task(call_on_disconnect(receive, end))
         try:
             with authenticator.watch_key(authorization, subscription.turn.ref.owner, revoke):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -66,7 +66,7 @@ def _shared(model: type[BaseModel], record: Any) -> tuple[list[str], Callable[[A
     return names, attrgetter(*names, "__class__", "__class__"), times  # two more, so that it always returns a tuple
 
 
-def turn_view(turn: records.Turn, *, internal: bool = False) -> dict[str, Any]:
+def turn_view(turn: records.Turn, *, internal: bool) -> dict[str, Any]:
     """Return a turn as an answer. `internal` includes internal tools."""
     outcome, timing, place = turn.outcome or NO_OUTCOME, turn.timing, turn.ref.id
     calls = [call for call in outcome.tool_calls if internal or not call.internal]

@@ -111,7 +111,7 @@ class ModelProxy(Proxy):
             raise message.raw
         return self._real.parse_tool_calls(message)
 
-    def side_call(self, messages: list[ChatMessage], model: Model | None = None) -> ChatMessage:
+    def side_call(self, messages: list[ChatMessage], model: Model | None) -> ChatMessage:
         """Call this model, or another one, outside the agent's steps: an effect without events. Raises its error."""
         agent_run, model = self._node.agent_run, model or self._real
         if agent_run is None:

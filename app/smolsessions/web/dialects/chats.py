@@ -13,10 +13,10 @@ from typing import Protocol, TypeVar
 from fastapi import APIRouter, Response
 from starlette.types import Scope
 
-from smolsessions.core.records import AgentName, Conversation, Owner, Ref
+from smolsessions.core.records import AgentName, Conversation, Owner, Ref, Turn
 from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.gateway import Gateway
-from smolsessions.web.dialects.places import CONVERSATION_ID, Place, digest_of, new_id
+from smolsessions.web.dialects.places import CONVERSATION_ID, Place, key_digest, new_id
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.wire.requests import TurnRequest
 
@@ -59,17 +59,23 @@ class Chat:
         count = self.conversation.turn_count if self.conversation else 0
         return Place(self.conversation_id, count) if count else None
 
-    async def conversation_of(self, place: Place | None) -> Conversation | None:
-        """Return the conversation of a turn, or None if it was deleted."""
-        if place is None or place.conversation_id == self.conversation_id:
-            return self.conversation if place else None
-        return await self.gateway.conversation(Ref(self.owner, place.conversation_id))
+    async def find_before(
+        self, known: Place | None, history: Sequence[M], key_of: Callable[[M], str]
+    ) -> tuple[Place | None, Conversation | None, Turn | None]:
+        """Return where a message comes after: a turn, its conversation, and the turn again if it waits for answers.
 
-    async def turn_before(self, history: Sequence[M], key_of: Callable[[M], str]) -> Place | None:
-        """Return the turn that a history led to. Without a history it is the last one.
-
-        `key_of` returns the key of the turns that a message of the user has had.
+        `known` is the last turn that the message has had. `key_of` returns the key of those of a message of the user.
         """
+        place = Place(known.conversation_id, known.turn - 1) if known else await self._end_of(history, key_of)
+        if place is None:
+            return None, None, None
+        conversation = self.conversation
+        if place.conversation_id != self.conversation_id:
+            conversation = await self.gateway.conversation(Ref(self.owner, place.conversation_id))
+        return place, conversation, await self.gateway.asked_turn(conversation, place)
+
+    async def _end_of(self, history: Sequence[M], key_of: Callable[[M], str]) -> Place | None:
+        """Return the turn that a history led to. Without a history it is the last one."""
         if not any(message.role in SPOKEN for message in history):
             return self.last
         for message in history[: -MOST_UNANSWERED - 1 : -1]:
@@ -111,8 +117,8 @@ class Chat:
 
 async def open_chat(gateway: Gateway, owner: Owner, dialect: str, chat_id: str) -> Chat:
     """Return a chat. Its id is any text of the client."""
-    own_id = chat_id if CONVERSATION_ID.fullmatch(chat_id) else f"chat-{digest_of(chat_id)}"
-    branches = f"{dialect}:{digest_of(chat_id)}:branch"
+    own_id = chat_id if CONVERSATION_ID.fullmatch(chat_id) else f"chat-{key_digest(chat_id)}"
+    branches = f"{dialect}:{key_digest(chat_id)}:branch"
     (branch, place), found = await asyncio.gather(
         newest(gateway, owner, branches), gateway.conversation(Ref(owner, own_id))
     )

@@ -155,7 +155,7 @@ class Gateway:
         if not is_new and await self.turn_at(owner, place):
             return await self.follow(Ref(owner, place.conversation_id), place.turn)
         body.conversation_id, body.create = place.conversation_id, place.turn == 1
-        own = f"{key}:{place.conversation_id}:{place.turn}"  # a key that became free may come again
+        own = f"{key}:{place}"  # a key that became free may come again
         try:
             new = await self._new_turns.prepare(scope, body, own, place.turn)
             subscription = await self.turns.submit(owner, new)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from smolsessions.core.errors import ServiceError
-from smolsessions.web.http_connection import BREAK_OFF
+from smolsessions.web.http_connection import BREAK_OFF, call_on_disconnect
 
 BLANK_S = 20.0  # between blanks in front of the answer; clients give up after 300 s of silence
 
@@ -27,13 +27,7 @@ class LateAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         task = asyncio.create_task(self._work)
-
-        async def end_on_disconnect() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            task.cancel()
-
-        listener = asyncio.create_task(end_on_disconnect())
+        listener = asyncio.create_task(call_on_disconnect(receive, task.cancel))
         try:
             if (await asyncio.wait({task}, timeout=BLANK_S))[0]:
                 await task.result()(scope, receive, send)

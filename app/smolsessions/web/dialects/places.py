@@ -22,6 +22,9 @@ class Place(NamedTuple):
     conversation_id: str
     turn: int
 
+    def __str__(self) -> str:
+        return f"{self.conversation_id}:{self.turn}"
+
 
 def place_of(turn: Turn) -> Place:
     return Place(turn.ref.id, turn.number)
@@ -45,6 +48,6 @@ def turn_of_request(request_id: str) -> Place:
     raise NotFoundError(f"No open request has the id {request_id[:80]!r}.")
 
 
-def digest_of(*parts: Any) -> str:
+def key_digest(*parts: Any) -> str:
     """Return a short hash of JSON data, for keys."""
     return hashlib.sha256(to_json(parts)).hexdigest()[:40]

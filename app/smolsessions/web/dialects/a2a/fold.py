@@ -15,8 +15,8 @@ from smolsessions.web.dialects.a2a.tasks import (
     answer_parts,
     artifact,
     asking,
+    ids_of,
     message,
-    names_of,
     status_in,
     status_of,
     task_of,
@@ -36,7 +36,7 @@ class TaskFold:
 
     drops_void_text = True  # a message of a status stays
 
-    def __init__(self, turn: Turn, rpc_id: Any, first_seq: int = 1) -> None:
+    def __init__(self, turn: Turn, rpc_id: Any, first_seq: int) -> None:
         self.is_complete = False
         self.media: dict[str, str] = {}
         self._turn = turn
@@ -120,14 +120,14 @@ class TaskFold:
         yield self._change(status_of(turn), metadata={"tool_call_names": called, "usage": usage})
 
     def _chunk(self, parts: list[Json], **members: bool) -> Json:
-        return {"artifactUpdate": {**names_of(self._turn), "artifact": artifact(self._turn, parts), **members}}
+        return {"artifactUpdate": {**ids_of(self._turn), "artifact": artifact(self._turn, parts), **members}}
 
     def _progress(self, seq: int, text: str, kind: str) -> Json:
         return self._change(status_in("running", said=message(self._turn, seq, text, type=kind)))
 
     def _change(self, status: Json, **members: Json) -> Json:
         self._status = status
-        return {"statusUpdate": {**names_of(self._turn), "status": status, **members}}
+        return {"statusUpdate": {**ids_of(self._turn), "status": status, **members}}
 
 
 def _words(event: events.ToolCalled | events.ToolReturned) -> str:

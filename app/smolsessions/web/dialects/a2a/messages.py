@@ -15,7 +15,7 @@ from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.bodies import turn_request
 from smolsessions.web.dialects.gateway import Gateway
-from smolsessions.web.dialects.places import CONVERSATION_ID, Place, digest_of, new_id, place_in, place_of
+from smolsessions.web.dialects.places import CONVERSATION_ID, Place, key_digest, new_id, place_in, place_of
 from smolsessions.wire.requests import TurnRequest
 
 _OF_TURN = ("output_schema", "max_steps", "deadline_s")  # members of POST /turn that a message's metadata may have
@@ -48,7 +48,7 @@ async def begin(gateway: Gateway, scope: Scope, agent: AgentName, message: Messa
     Returns the turn's events, and the number of the event at which those for this message begin.
     """
     owner, context = Owner(scope["owner"]), message.context_id
-    key = f"a2a:{digest_of(agent, message.model_dump())}"
+    key = f"a2a:{key_digest(agent, message.model_dump())}"
     body = turn_request_of(agent, message)
     if message.task_id:
         turn = await turn_of(gateway, owner, agent, message.task_id)

@@ -9,6 +9,7 @@ from smolsessions.core.records import Turn, TurnStatus
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.times import time_text
 from smolsessions.web.dialects.gateway import split_data_url
+from smolsessions.web.dialects.places import place_of
 from smolsessions.web.dialects.words import question_words
 
 STATES: Mapping[TurnStatus, str] = {
@@ -23,14 +24,14 @@ STATES: Mapping[TurnStatus, str] = {
 Json = dict[str, Any]
 
 
-def names_of(turn: Turn) -> Json:
+def ids_of(turn: Turn) -> Json:
     """Return the ids of the task that a turn is, and of its context, the conversation."""
-    return {"taskId": f"{turn.ref.id}:{turn.number}", "contextId": turn.ref.id}
+    return {"taskId": str(place_of(turn)), "contextId": turn.ref.id}
 
 
 def task_of(turn: Turn, status: Json, parts: list[Json], history_length: int | None = None) -> Json:
     """Return a task. `parts` are those of its artifact so far. Its history is the message of the user."""
-    found: Json = {"id": names_of(turn)["taskId"], "contextId": turn.ref.id, "status": status}
+    found: Json = {"id": ids_of(turn)["taskId"], "contextId": turn.ref.id, "status": status}
     if parts:
         found["artifacts"] = [artifact(turn, parts)]
     if history_length != 0:
@@ -38,19 +39,19 @@ def task_of(turn: Turn, status: Json, parts: list[Json], history_length: int | N
     return found
 
 
-def stored_task(turn: Turn, media: Mapping[str, str] | None, history_length: int | None = None) -> Json:
+def stored_task(turn: Turn, media: Mapping[str, str] | None, history_length: int | None) -> Json:
     """Return a task as the record of its turn has it. Without `media` it has no artifacts."""
     parts = [] if media is None else answer_parts(turn, media)
     return task_of(turn, status_of(turn), parts, history_length)
 
 
 def artifact(turn: Turn, parts: list[Json]) -> Json:
-    return {"artifactId": f"{turn.ref.id}:{turn.number}:answer", "parts": parts}
+    return {"artifactId": f"{place_of(turn)}:answer", "parts": parts}
 
 
 def message(turn: Turn, own_id: int | str, text: str, **metadata: Any) -> Json:
     """Return a message of the agent. `own_id` is unique in the turn, and the same on each replay."""
-    named = {"messageId": f"{turn.ref.id}:{turn.number}:{own_id}", **names_of(turn), "role": "ROLE_AGENT"}
+    named = {"messageId": f"{place_of(turn)}:{own_id}", **ids_of(turn), "role": "ROLE_AGENT"}
     return {**named, "parts": [{"text": text}], **({"metadata": metadata} if metadata else {})}
 
 

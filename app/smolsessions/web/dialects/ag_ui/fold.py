@@ -24,6 +24,7 @@ from smolsessions.core.records import Turn, Usage
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.times import time_text
 from smolsessions.web.dialects.gateway import split_data_url, sse_data
+from smolsessions.web.dialects.places import place_of
 from smolsessions.web.dialects.words import CODE, FINAL, failure_of
 
 VERSION = "1.0"
@@ -63,15 +64,15 @@ class RunFold:
         history: Sequence[Message],
         results: Mapping[str, Message],
         *,
-        snapshot: bool = False,
-        known_calls: frozenset[str] | None = None,
-        is_old: bool = False,
+        snapshot: bool,
+        known_calls: frozenset[str] | None,
+        is_old: bool,
     ) -> None:
         self.is_complete = False
         self.media: dict[str, str] = {}
         self.may_send_state = False
         """True if the run began before the last event: another one may come in front of that."""
-        self._prefix = prefix_of(turn)
+        self._prefix = f"{place_of(turn)}:"  # of the ids of its messages and calls
         self._run = {"threadId": run[0], "runId": run[1]}
         self._after = after
         self._history = history
@@ -345,11 +346,6 @@ class RunFold:
         if outcome.status == "finished" or not self._is_old:
             about["outcome"] = {"type": "success" if outcome.status == "finished" else "cancelled"}
         yield _data("RUN_FINISHED", self._run, **about, usage=usage)
-
-
-def prefix_of(turn: Turn) -> str:
-    """Return how the ids of a turn's messages and calls begin."""
-    return f"{turn.ref.id}:{turn.number}:"
 
 
 def _data(event_type: str, about: Mapping[str, Any], **fields: Any) -> bytes:

@@ -14,11 +14,11 @@ from smolsessions.core.errors import ConflictError, InvalidRequestError, NotFoun
 from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import TurnSubscription
-from smolsessions.web.dialects.ag_ui.fold import RunFold, error_frames, prefix_of, state_frame
+from smolsessions.web.dialects.ag_ui.fold import RunFold, error_frames, state_frame
 from smolsessions.web.dialects.bodies import checked, client_tool, object_at, read_body, turn_request
 from smolsessions.web.dialects.chats import SPOKEN, add_stop_route, newest, open_chat
 from smolsessions.web.dialects.gateway import DialectStream, Gateway
-from smolsessions.web.dialects.places import IN_TURN, Place, digest_of, place_in, place_of, turn_of_request
+from smolsessions.web.dialects.places import IN_TURN, Place, key_digest, place_in, place_of, turn_of_request
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.web.views import variable_views
 from smolsessions.wire.requests import AnswerIn, TurnRequest
@@ -76,7 +76,7 @@ class RunInput(BaseModel):
 
     @property
     def key(self) -> str:
-        return f"{DIALECT}:{digest_of(self.threadId, self.runId)}"
+        return f"{DIALECT}:{key_digest(self.threadId, self.runId)}"
 
     @property
     def results(self) -> list[Message]:
@@ -112,7 +112,7 @@ def routes(gateway: Gateway) -> APIRouter:
             if not body.resume:
                 raise
             return Response(error_frames((body.threadId, body.runId), error.code, str(error)), media_type=EVENT_STREAM)
-        turn, prefix = subscription.turn, prefix_of(subscription.turn)
+        turn, prefix = subscription.turn, f"{place_of(subscription.turn)}:"
         ours = next((nth for nth, each in enumerate(body.messages) if each.id.startswith(prefix)), len(body.messages))
         sent = [message.model_dump(exclude_none=True, exclude_unset=True) for message in body.messages]
         fold = RunFold(
@@ -186,18 +186,13 @@ async def play(  # noqa: PLR0917
         turn = await gateway.turn_at(owner, place)
         if turn and (place == of_run or not turn.outcome):
             return await rejoin(gateway, turn.ref, turn.number)
-    if of_message:
-        before: Place | None = Place(of_message.conversation_id, of_message.turn - 1)
-    else:
-        before = await chat.turn_before(history, lambda each: key_of(body, each))
-    conversation = await chat.conversation_of(before)
-    asked = await gateway.asked_turn(conversation, before) if before else None
+    before, conversation, asked = await chat.find_before(of_message, history, lambda each: key_of(body, each))
     if asked and any(each.kind != "result" for each in asked.requests):
         subscription = await gateway.follow(asked.ref, asked.number)
         return Begun(subscription, subscription.reader.length - 1, asks_again=True)
     sent = request_of(agent, len(history), message, body)
-    if before and asked and (answers := answers_of(asked, body)):
-        await gateway.answer(request.scope, before, answers)
+    if asked and (answers := answers_of(asked, body)):
+        await gateway.answer(request.scope, place_of(asked), answers)
         if len(answers) == len(asked.requests):
             sent.on_busy = "enqueue"  # behind the turn that has its results now
     subscription = await chat.play(request.scope, body.key, conversation, before, history, sent)
@@ -208,7 +203,7 @@ async def play(  # noqa: PLR0917
 
 def key_of(body: RunInput, message: Message) -> str:
     """Return the key of the turns that a message of the user has had: one, and another for each edit."""
-    return f"{DIALECT}:{digest_of(body.threadId, 'message', message.id or body.runId)}"
+    return f"{DIALECT}:{key_digest(body.threadId, 'message', message.id or body.runId)}"
 
 
 async def answer(
@@ -234,7 +229,7 @@ async def answer(
 def answers_of(turn: Turn, body: RunInput) -> list[AnswerIn]:
     """Return the answers to interrupts, and the results of the client's tools. Raises `InvalidRequestError`."""
     still_open = {each.request_id: each for each in turn.requests}
-    of_calls = {prefix_of(turn) + each.call_id: each.request_id for each in turn.requests if each.kind == "result"}
+    of_calls = {f"{place_of(turn)}:{each.call_id}": each.request_id for each in turn.requests if each.kind == "result"}
     answers = [
         checked(AnswerIn, f"/resume/{nth}", _answer(each, still_open.get(each.interruptId), f"/resume/{nth}"))
         for nth, each in enumerate(body.resume)

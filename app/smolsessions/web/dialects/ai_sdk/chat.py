@@ -16,7 +16,7 @@ from smolsessions.web.dialects.ai_sdk.fold import MessageFold
 from smolsessions.web.dialects.bodies import checked, read_body, turn_request
 from smolsessions.web.dialects.chats import add_stop_route, newest, open_chat
 from smolsessions.web.dialects.gateway import DialectStream, Gateway
-from smolsessions.web.dialects.places import Place, digest_of, place_in
+from smolsessions.web.dialects.places import Place, key_digest, place_in, place_of
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.wire.requests import AnswerIn
 
@@ -113,15 +113,9 @@ async def play(
     ]
     fields = {"on_busy": "interrupt", **(body.model_extra or {})}  # only the newest turn of a chat may run
     sent = turn_request(agent, message.text, media, fields)
-    if known:
-        before: Place | None = Place(known.conversation_id, known.turn - 1)
-    else:
-        before = await chat.turn_before(history, lambda each: key_of(body, each))
-    conversation = await chat.conversation_of(before)
-    is_shown = before and history and history[-1].place == before
-    asked = await gateway.asked_turn(conversation, before) if before and is_shown else None
-    if before and asked and (answers := answers_in(asked, history[-1])[0]):
-        await gateway.answer(request.scope, before, answers)
+    before, conversation, asked = await chat.find_before(known, history, lambda each: key_of(body, each))
+    if asked and history and history[-1].place == before and (answers := answers_in(asked, history[-1])[0]):
+        await gateway.answer(request.scope, place_of(asked), answers)
         if len(answers) == len(asked.requests):
             sent.on_busy = "enqueue"  # behind the turn that has its answers now
     return await chat.play(request.scope, f"{key}:{count + 1}", conversation, before, history, sent)
@@ -129,7 +123,7 @@ async def play(
 
 def key_of(body: ChatRequest, message: UIMessage) -> str:
     """Return the key of the turns that a message of the user has had: one, and another for each edit."""
-    return f"{DIALECT}:{digest_of(body.id, message.id or [each.model_dump() for each in body.messages])}"
+    return f"{DIALECT}:{key_digest(body.id, message.id or [each.model_dump() for each in body.messages])}"
 
 
 async def answer(gateway: Gateway, request: Request, owner: Owner, message: UIMessage) -> Response:

@@ -20,6 +20,7 @@ from smolsessions.core.events import (
 from smolsessions.core.records import Turn
 from smolsessions.core.requests import InputRequest
 from smolsessions.web.dialects.gateway import StreamCutError, sse_data
+from smolsessions.web.dialects.places import place_of
 from smolsessions.web.dialects.words import CODE, FINAL, failure_of
 
 MOST_SHOWN = 2000  # characters of what an inner agent says in a step
@@ -42,7 +43,7 @@ class MessageFold:
         self.media: dict[str, str] = {}
         self._after = after
         self._outputs = outputs or {}
-        self._id = f"{turn.ref.id}:{turn.number}"  # by which `UIMessage.place` knows the turn
+        self._id = str(place_of(turn))  # by which `UIMessage.place` knows the turn
         self._has_begun = False
         self._step: str | None = None  # the open step of the turn's own agent
         self._has_new_step = False
@@ -127,11 +128,11 @@ class MessageFold:
 
     def _input(self, call_id: str, name: str, arguments: Any, *, is_of_client: bool = False) -> Chunk:
         self._shown.add(call_id)
-        named = {"toolCallId": self._call(call_id), "toolName": name, "dynamic": True}
+        named = {"toolCallId": self._tool_call_id(call_id), "toolName": name, "dynamic": True}
         value = {"code": arguments} if name == CODE else arguments
         return {"type": "tool-input-available", **named, "input": value, "providerExecuted": not is_of_client}
 
-    def _call(self, call_id: str) -> str:
+    def _tool_call_id(self, call_id: str) -> str:
         return f"{self._id}:{call_id}"
 
     def _settle(self, event: ToolReturned) -> Iterable[Chunk]:
@@ -139,7 +140,7 @@ class MessageFold:
         if event.call_id not in self._shown or event.call_id in self._settled:
             return
         self._settled.add(event.call_id)
-        named = {"toolCallId": self._call(event.call_id), "dynamic": True, "providerExecuted": True}
+        named = {"toolCallId": self._tool_call_id(event.call_id), "dynamic": True, "providerExecuted": True}
         if event.ok:
             yield {"type": "tool-output-available", **named, "output": event.result}
         else:
@@ -157,7 +158,7 @@ class MessageFold:
             if each.replaces or each.call_id not in self._shown:
                 arguments = (each.arguments or {}).get("code") if each.tool == CODE else each.arguments
                 yield self._input(each.call_id, each.tool, arguments)
-            named = {"approvalId": each.request_id, "toolCallId": self._call(each.call_id)}
+            named = {"approvalId": each.request_id, "toolCallId": self._tool_call_id(each.call_id)}
             yield {"type": "tool-approval-request", **named}
         yield from self._pause()
 
@@ -171,7 +172,7 @@ class MessageFold:
             request = self._open.pop(answer.request_id, None)
             if request is None or request.call_id not in self._shown:
                 continue
-            named = {"toolCallId": self._call(request.call_id)}
+            named = {"toolCallId": self._tool_call_id(request.call_id)}
             if request.kind == "approval" and answer.decision == "reject":
                 self._settled.add(request.call_id)
                 yield {"type": "tool-output-denied", **named}
@@ -186,7 +187,7 @@ class MessageFold:
         """Show a step of an inner agent as one part, which each later state replaces."""
         where = event.where
         part_id = f"{self._id}:{where.step_id}"
-        named = {"agent": where.agent, "step": where.step, "parentCallId": self._call(where.parent_call_id)}
+        named = {"agent": where.agent, "step": where.step, "parentCallId": self._tool_call_id(where.parent_call_id)}
         step = self._inner.setdefault(part_id, {**named, "state": "running", "text": "", "calls": []})
         calls: list[Chunk] = step["calls"]
         if isinstance(event, MessageDelta):
@@ -196,9 +197,11 @@ class MessageFold:
         if isinstance(event, MessageRestarted):
             step["text"] = ""
         if isinstance(event, ToolCalled):
-            calls.append({"toolCallId": self._call(event.call_id), "toolName": event.name, "input": event.arguments})
+            calls.append(
+                {"toolCallId": self._tool_call_id(event.call_id), "toolName": event.name, "input": event.arguments}
+            )
         elif isinstance(event, ToolReturned):
-            for call in (each for each in calls if each["toolCallId"] == self._call(event.call_id)):
+            for call in (each for each in calls if each["toolCallId"] == self._tool_call_id(event.call_id)):
                 call.update({"output": event.result} if event.ok else {"errorText": event.error})
             yield from self._settle(event)
         elif isinstance(event, StepFinished):

@@ -25,7 +25,7 @@ from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.gateway import Gateway, split_data_url
 from smolsessions.web.dialects.mcp import tasks
-from smolsessions.web.dialects.places import Place, digest_of, new_id, place_of, turn_of_request
+from smolsessions.web.dialects.places import Place, key_digest, new_id, place_of, turn_of_request
 from smolsessions.web.dialects.words import question_words
 from smolsessions.wire.requests import AnswerIn, TurnRequest
 
@@ -167,7 +167,7 @@ class McpServer:
                 if turn.message == body.message:  # the client asks again, as its stream broke
                     return await gateway.follow(found.ref, turn.number), 0
             wanted = Place(found.ref.id, found.turn_count + 1)
-        return await gateway.play(scope, f"mcp:{digest_of(wanted, body.message)}", wanted, body), 0
+        return await gateway.play(scope, f"mcp:{key_digest(wanted, body.message)}", wanted, body), 0
 
     async def _ended(
         self, context: Context, subscription: TurnSubscription, after: int

@@ -13,7 +13,7 @@ from smolsessions.core.errors import NotFoundError
 from smolsessions.core.records import Owner, Turn
 from smolsessions.core.times import time_text
 from smolsessions.web.dialects.gateway import Gateway
-from smolsessions.web.dialects.places import turn_of_request
+from smolsessions.web.dialects.places import place_of, turn_of_request
 
 EXTENSION = "io.modelcontextprotocol/tasks"
 VERSION = "2026-07-28"  # the first with this extension; tasks of 2025-11-25 are other ones
@@ -56,7 +56,7 @@ def new_task(turn: Turn, after: int) -> dict[str, Any]:
 
     The number makes the id that of one call: an earlier call of the same turn may have ended with a question.
     """
-    return {"resultType": "task", **task_of(turn, f"{turn.ref.id}:{turn.number}:{after}", "working")}
+    return {"resultType": "task", **task_of(turn, f"{place_of(turn)}:{after}", "working")}
 
 
 def task_of(turn: Turn, task_id: str, status: str, **members: Any) -> dict[str, Any]:

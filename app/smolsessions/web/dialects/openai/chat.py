@@ -21,7 +21,7 @@ from smolsessions.web.dialects.gateway import DialectStream, Gateway
 from smolsessions.web.dialects.late_answer import LateAnswer
 from smolsessions.web.dialects.openai.chat_fold import ChatFold, completion
 from smolsessions.web.dialects.openai.content import Message, schema_of, turn_request_of
-from smolsessions.web.dialects.places import CONVERSATION_ID, Place, digest_of, new_id, place_of, turn_of_request
+from smolsessions.web.dialects.places import CONVERSATION_ID, Place, key_digest, new_id, place_of, turn_of_request
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.wire.requests import AnswerIn
 
@@ -63,8 +63,8 @@ def chat_routes(gateway: Gateway) -> APIRouter:
             return JSONResponse(completion(body.model, new_id(), "{}", "stop"))
         users = [message for message in body.messages if message.role == "user"]
         own_id, chat_id = ids_of(body, request)
-        said = [digest_of([message.text, [part.model_dump() for part in message.parts]]) for message in users]
-        key, history = (f"chat:{digest_of(body.model, chat_id, each)}" for each in (said, said[:-1]))
+        said = [key_digest([message.text, [part.model_dump() for part in message.parts]]) for message in users]
+        key, history = (f"chat:{key_digest(body.model, chat_id, each)}" for each in (said, said[:-1]))
         if body.messages[-1].role in {"tool", "function"}:
             subscription, after = await answer_tools(gateway, request, body.messages)
         elif body.messages[-1].role != "user":
@@ -118,7 +118,7 @@ def ids_of(body: ChatRequest, request: Request) -> tuple[str | None, str | None]
 
 
 def key_of_answer(key: str, text: str) -> str:
-    return f"{key}:{digest_of(text.strip())}"
+    return f"{key}:{key_digest(text.strip())}"
 
 
 async def last_of(gateway: Gateway, owner: Owner, history: str, messages: list[Message]) -> Place | None:

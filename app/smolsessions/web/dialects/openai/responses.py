@@ -27,7 +27,7 @@ from smolsessions.web.dialects.openai.content import (
 from smolsessions.web.dialects.openai.conversations import Metadata, asks_of, input_items, page_of, read_turn, texts_of
 from smolsessions.web.dialects.openai.items import Item, Segment, parsed_segment, segment_of
 from smolsessions.web.dialects.openai.responses_fold import NO_FRAMES, ResponseFold
-from smolsessions.web.dialects.places import IN_TURN, Place, digest_of, new_id, place_in, place_of, turn_of_request
+from smolsessions.web.dialects.places import IN_TURN, Place, key_digest, new_id, place_in, place_of, turn_of_request
 from smolsessions.web.routes.common import CallerOwner
 from smolsessions.wire.requests import AnswerIn
 
@@ -150,7 +150,7 @@ async def begin(
     gateway: Gateway, request: Request, owner: Owner, body: ResponseRequest
 ) -> tuple[TurnSubscription, int]:
     """Answer a waiting turn, or play the input as a new one. Return its events, and the one to go on after."""
-    key = f"responses:{digest_of(body.model_dump())}"
+    key = f"responses:{key_digest(body.model_dump())}"
     if answers := await answers_in(gateway, owner, body.items):
         turn, after = await gateway.answer(request.scope, turn_of_request(answers[0].request_id), answers)
         return await gateway.follow(turn.ref, turn.number), after

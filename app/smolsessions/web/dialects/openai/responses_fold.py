@@ -52,8 +52,8 @@ class ResponseFold:
         segment: Segment,
         metadata: dict[str, str],
         *,
-        asks: tuple[str, ...] | None = (),
-        starting_after: int = -1,
+        asks: tuple[str, ...] | None,
+        starting_after: int,
     ) -> None:
         self.media: dict[str, str] = {}
         self._turn = turn
