@@ -12,9 +12,13 @@ from a2a.client.errors import AgentCardResolutionError
 from a2a.types import a2a_pb2 as types
 from a2a.utils import errors
 
+from smolsessions.core import events
+from smolsessions.core.records import Owner, Ref, Timing, Turn, TurnOptions
+from smolsessions.web.dialects.a2a.fold import TaskFold
 from tests.support.answering import mail, sent
 from tests.support.owners import ADA, BOB, owner_line
 from tests.support.service import PLAIN, Service, write_private
+from tests.support.stores import AGENT, version_of
 from tests.support.streaming import Event
 from tests.support.turns import DONE, SHOWN, png, submit_turn
 from tests.web.dialects.a2a_tasks import COMPLETED, INPUT_REQUIRED, Joined, get, message, send, with_client
@@ -50,6 +54,21 @@ def test_a_task_streams_its_answer_and_its_progress(service: Service) -> None:
     assert ({line.partition(": ")[0] for line in raw.split("\n")}, f"{context}:1" in raw) == ({"data", ""}, True)
     follow = send(service, "plain", message("m2", SHOWN, context_id=context), streaming=False)
     assert ("echo" in follow.text, follow.task.id) == (True, f"{context}:2")
+
+
+def test_a_thought_that_a_crash_cut_is_never_sent() -> None:
+    turn = Turn(Ref(Owner("ada"), "c"), 1, version_of(AGENT), "hi", TurnOptions(), Timing(0.0))
+    where, fold = events.StepPlace("1", 1, AGENT), TaskFold(turn, 1, 1)
+    thought = events.MessageDelta(where, "1", "thought", "I ca")
+    log: list[events.Event] = [
+        events.TurnStarted(1, 0.0),
+        thought,
+        events.TurnStarted(2, 0.0),
+        events.MessageRestarted(where, "1"),
+    ]
+    frames = [b"".join(fold.frames(events.Logged(nth, each), waits=False)) for nth, each in enumerate(log, 1)]
+    assert [b"statusUpdate" in frame for frame in frames] == [False, False, True, False]
+    assert not any(b"I ca" in frame for frame in frames)
 
 
 def test_tasks_are_listed_by_context_and_state(service: Service) -> None:

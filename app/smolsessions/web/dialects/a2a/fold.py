@@ -62,9 +62,8 @@ class TaskFold:
     def _changes(self, logged: events.Logged, *, waits: bool) -> Iterable[Json]:
         event: Any = logged.event
         is_thought = isinstance(event, events.MessageDelta) and event.channel in _THOUGHTS
-        if self._thought and not (
-            is_thought and self._thought_of[1] == event.call_id and len(self._thought) < MOST_HELD
-        ):
+        is_same = is_thought and self._thought_of[1] == event.call_id and len(self._thought) < MOST_HELD
+        if self._thought and not is_same and not isinstance(event, events.TurnStarted):  # which may make it void
             if not isinstance(event, events.MessageRestarted) or event.call_id != self._thought_of[1]:
                 yield self._progress(self._thought_of[0], self._thought, "thought")
             self._thought = ""
