@@ -17,7 +17,7 @@ from smolsessions.core.records import Owner, Ref, Timing, Turn, TurnOptions
 from smolsessions.web.dialects.a2a.fold import TaskFold
 from tests.support.answering import mail, sent
 from tests.support.owners import ADA, BOB, owner_line
-from tests.support.service import PLAIN, Service, write_private
+from tests.support.service import PLAIN, Gate, Service, write_private
 from tests.support.stores import AGENT, version_of
 from tests.support.streaming import Event
 from tests.support.turns import DONE, SHOWN, png, submit_turn
@@ -126,11 +126,18 @@ def test_a_task_that_needs_input_is_answered_in_words(service: Service, streamin
         assert (ended.state, ended.task.id, "\\nb" in ended.text) == (COMPLETED, name, True)
 
 
-def test_a_running_task_is_polled_watched_and_cancelled(service: Service) -> None:
-    asked = message("m1", {"busy_s": 0.2, **ECHO}, {"say": "x"})
+def test_a_running_task_is_polled_watched_and_cancelled(service: Service, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+
+    class Watched(Joined):
+        def add(self, event: types.StreamResponse) -> None:
+            gate.open()
+            super().add(event)
+
+    asked = message("m1", gate.script, {"say": "x"})
     begun = send(service, "plain", asked, streaming=False, polling=True)
     assert begun.state in {"TASK_STATE_SUBMITTED", "TASK_STATE_WORKING"}
-    watched = Joined().read(service, "plain", begun.task.id)
+    watched = Watched().read(service, "plain", begun.task.id)
     assert (watched.state, watched.text, watched.events[0].task.id) == (COMPLETED, "x", begun.task.id)
     turn = submit_turn(service, {"call": [mail("never")]}, agent="mailer")
     name = f"{turn['conversation_id']}:{turn['turn']}"
