@@ -8,7 +8,7 @@ from typing import Any
 import PIL.Image
 import PIL.ImageDraw
 import yaml
-from smolagents import CodeAgent, ToolCallingAgent, tool
+from smolagents import CodeAgent, ToolCallingAgent
 from smolagents.models import ChatMessage, ChatMessageStreamDelta
 from smolagents.monitoring import TokenUsage
 
@@ -16,6 +16,7 @@ import smolsessions
 from browser_tests.talker import Talker, make_coder, make_talker
 from tests.support.service import ROOT
 from tests.support.sounds import sound
+from tests.support.tools import tool
 
 AGENTS = ",".join(f"{name}=browser_tests.shop:make_{name}" for name in ("shop", "analyst", "buyer"))
 CHARS_PER_TOKEN = 4
@@ -48,21 +49,13 @@ class Player(Talker):
 
 @tool
 def find_order(number: int) -> dict[str, Any]:
-    """Find an order.
-
-    Args:
-        number: of the order.
-    """
+    """Find an order. | number: of the order."""
     return {"number": number, "customer": "Ann Lee", "items": ["teapot", "2 cups"], "total": 64.5, "state": "delivered"}
 
 
 @tool
 def check_stock(item: str) -> int:
-    """Count the pieces of an item in stock.
-
-    Args:
-        item: name of the item.
-    """
+    """Count the pieces of an item in stock. | item: name of the item."""
     if item == "samovar":
         raise LookupError("no item is called samovar")
     return 12
@@ -70,44 +63,25 @@ def check_stock(item: str) -> int:
 
 @tool
 def refund(order: int, amount: float, reason: str) -> str:  # noqa: ARG001 - a tool of the scene
-    """Pay money back.
-
-    Args:
-        order: number of the order.
-        amount: in euros.
-        reason: for the books.
-    """
+    """Pay money back. | order: number of the order. | amount: in euros. | reason: for the books."""
     return f"paid back {amount} for order {order}"
 
 
 @tool
 def send_email(to: str, text: str) -> str:  # noqa: ARG001 - a tool of the scene
-    """Send an e-mail.
-
-    Args:
-        to: its receiver.
-        text: its text.
-    """
+    """Send an e-mail. | to: its receiver. | text: its text."""
     return f"sent to {to}"
 
 
 @tool
 def sales(month: str) -> dict[str, int]:  # noqa: ARG001 - a tool of the scene
-    """Return the sold pieces of a month.
-
-    Args:
-        month: such as 2026-10.
-    """
+    """Return the sold pieces of a month. | month: such as 2026-10."""
     return {"teapot": 41, "cup": 118, "kettle": 23, "tray": 9}
 
 
 @tool
 def draw_chart(title: str) -> Any:
-    """Draw a bar chart of the last sales.
-
-    Args:
-        title: of the chart.
-    """
+    """Draw a bar chart of the last sales. | title: of the chart."""
     image = PIL.Image.new("RGB", (480, 240), (250, 250, 247))
     draw = PIL.ImageDraw.Draw(image)
     draw.text((16, 10), title, (60, 60, 66), font_size=16)
@@ -121,31 +95,19 @@ draw_chart.output_type = "image"
 
 @tool
 def write_invoice(order: int) -> object:
-    """Write an invoice as a file.
-
-    Args:
-        order: number of the order.
-    """
+    """Write an invoice as a file. | order: number of the order."""
     return smolsessions.File(b"item,price\nteapot,44.50\ncup,10\ncup,10\n", "text/csv", f"invoice-{order}.csv")
 
 
 @tool
 def read_aloud(text: str) -> object:  # noqa: ARG001 - a tool of the scene
-    """Read a text aloud.
-
-    Args:
-        text: any text.
-    """
+    """Read a text aloud. | text: any text."""
     return smolsessions.Audio(sound(frames=8000), "audio/wav", rate=8000)
 
 
 @tool
 def ask_supplier(item: str) -> str:
-    """Ask a supplier for a price.
-
-    Args:
-        item: name of the item.
-    """
+    """Ask a supplier for a price. | item: name of the item."""
     return f"{item}: 21.90 each, 10 days"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import PIL.Image
-from smolagents import CodeAgent, Model, ToolCallingAgent, tool
+from smolagents import CodeAgent, Model, ToolCallingAgent
 from smolagents.models import ChatMessage, ChatMessageStreamDelta, agglomerate_stream_deltas
 from smolagents.monitoring import TokenUsage
 
@@ -24,6 +24,7 @@ import smolsessions
 from smolsessions.agents.run.model_connections import current_call
 from tests.support import agents
 from tests.support.streaming import delta
+from tests.support.tools import tool
 from tests.support.waiting import PATIENCE_S
 
 NAMES = ("talker", "coder", "leader", "picky", "keeper")
@@ -83,11 +84,7 @@ def _paced(pieces: Iterable[str | dict[str, str]]) -> Iterator[str]:
 
 @tool
 def picture(width: int) -> Any:
-    """Draw a picture.
-
-    Args:
-        width: of the picture.
-    """
+    """Draw a picture. | width: of the picture."""
     return PIL.Image.new("RGB", (width, 120), (0, 128, 255))
 
 

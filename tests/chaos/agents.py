@@ -10,12 +10,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from smolagents import CodeAgent, Tool, ToolCallingAgent, tool
+from smolagents import CodeAgent, Tool, ToolCallingAgent
 from smolagents.models import ChatMessage, ChatMessageStreamDelta
 
 import smolsessions
 from tests.chaos import ledger, plans
 from tests.support import agents, streaming
+from tests.support.tools import tool
 
 SETTING = ",".join(f"{name}={__name__}:make_{name.replace('-', '_')}" for name in plans.SHARES)
 PAUSES = 4  # pauses of a model within one streamed message
@@ -61,13 +62,7 @@ def _called(messages: list[ChatMessage], stop_sequences: list[str] | None) -> tu
 
 @tool
 def work(key: str, ms: int, text: str) -> str:
-    """Take a while and give the text back.
-
-    Args:
-        key: of this call.
-        ms: how long.
-        text: any text.
-    """
+    """Take a while and give the text back. | key: of this call. | ms: how long. | text: any text."""
     with ledger.counted("tool", key, text):
         ledger.wait(ms)
     return text
@@ -93,12 +88,7 @@ class Rest(Tool):
 
 @tool
 def charge(key: str, token: str) -> str:
-    """Charge once: a repeat must use the same token.
-
-    Args:
-        key: of this call.
-        token: random.
-    """
+    """Charge once: a repeat must use the same token. | key: of this call. | token: random."""
     with ledger.counted("tool", key, token):
         ledger.wait(30)
     return f"charged {token}"
@@ -106,12 +96,7 @@ def charge(key: str, token: str) -> str:
 
 @tool
 def refuse(key: str, ms: int) -> str:
-    """Fail after a while.
-
-    Args:
-        key: of this call.
-        ms: how long.
-    """
+    """Fail after a while. | key: of this call. | ms: how long."""
     with ledger.counted("tool", key):
         ledger.wait(ms)
     raise ValueError("refused")
@@ -119,12 +104,7 @@ def refuse(key: str, ms: int) -> str:
 
 @tool
 def transfer(key: str, ms: int) -> str:
-    """Transfer once: this call is unsafe to repeat.
-
-    Args:
-        key: of this call.
-        ms: how long.
-    """
+    """Transfer once: this call is unsafe to repeat. | key: of this call. | ms: how long."""
     with ledger.counted("unsafe", key):
         ledger.wait(ms)
     return "transferred"

@@ -30,12 +30,13 @@ from typing import Any
 
 import PIL.Image
 import yaml
-from smolagents import CodeAgent, LogLevel, Model, MultiStepAgent, Tool, ToolCallingAgent, tool
+from smolagents import CodeAgent, LogLevel, Model, MultiStepAgent, Tool, ToolCallingAgent
 from smolagents.memory import ActionStep
 from smolagents.models import ChatMessage, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 from smolagents.monitoring import TokenUsage
 
 import smolsessions
+from tests.support.tools import tool
 from tests.support.waiting import PATIENCE_S
 
 TASK = "New task:\n"
@@ -159,21 +160,13 @@ class Opaque:
 
 @tool
 def echo(text: str) -> str:
-    """Give the text back.
-
-    Args:
-        text: any text.
-    """
+    """Give the text back. | text: any text."""
     return text
 
 
 @tool
 def fail(reason: str) -> str:
-    """Fail.
-
-    Args:
-        reason: what the error says.
-    """
+    """Fail. | reason: what the error says."""
     raise ValueError(reason)
 
 
@@ -185,11 +178,7 @@ def leave() -> str:
 
 @tool
 def compute(seconds: float) -> str:
-    """Keep a core busy in Python code.
-
-    Args:
-        seconds: for how long.
-    """
+    """Keep a core busy in Python code. | seconds: for how long."""
     end, count = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         count += 1
@@ -198,11 +187,7 @@ def compute(seconds: float) -> str:
 
 @tool
 def wait_for(path: str) -> str:
-    """Say `started` beside a file, then wait until the file is there.
-
-    Args:
-        path: of the file.
-    """
+    """Say `started` beside a file, then wait until the file is there. | path: of the file."""
     Path(f"{path}.started").touch()
     end = time.monotonic() + 2 * PATIENCE_S
     while not Path(path).exists():
@@ -214,11 +199,7 @@ def wait_for(path: str) -> str:
 
 @tool
 def make(what: str) -> Any:
-    """Make a value of some kind.
-
-    Args:
-        what: the kind.
-    """
+    """Make a value of some kind. | what: the kind."""
     makers: dict[str, Any] = {
         "money": lambda: Money(7, "EUR"),
         "opaque": Opaque,

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import PIL.Image
-from smolagents import CodeAgent, MultiStepAgent, Tool, ToolCallingAgent, tool
+from smolagents import CodeAgent, MultiStepAgent, Tool, ToolCallingAgent
 
 import smolsessions
 from smolsessions.caller import Caller
 from tests.support import agents, coders
+from tests.support.tools import tool
 
 OUTBOX = "APPROVALS_OUTBOX"
 """Variable with the path of the file of sent e-mails."""
@@ -24,12 +25,7 @@ OUTBOX = "APPROVALS_OUTBOX"
 
 @tool
 def send_email(to: str, text: str) -> str:
-    """Send an e-mail.
-
-    Args:
-        to: its receiver.
-        text: its text.
-    """
+    """Send an e-mail. | to: its receiver. | text: its text."""
     with Path(os.environ[OUTBOX]).open("a") as outbox:
         outbox.write(f"{to}: {text}\n")
     return f"sent to {to}"
@@ -37,11 +33,7 @@ def send_email(to: str, text: str) -> str:
 
 @tool
 def send_and_crash(to: str) -> str:
-    """Send an e-mail, and end the process.
-
-    Args:
-        to: its receiver.
-    """
+    """Send an e-mail, and end the process. | to: its receiver."""
     with Path(os.environ[OUTBOX]).open("a") as outbox:
         outbox.write(f"{to}: the last\n")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -50,13 +42,7 @@ def send_and_crash(to: str) -> str:
 
 @tool
 def delete_file(path: str, force: bool = False, times: int | None = None) -> str:
-    """Delete a file.
-
-    Args:
-        path: the file.
-        force: also if it is locked.
-        times: number of tries.
-    """
+    """Delete a file. | path: the file. | force: also if it is locked. | times: number of tries."""
     return f"deleted {path} {force} {times}"
 
 

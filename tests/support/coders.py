@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import PIL.Image
-from smolagents import CodeAgent, MultiStepAgent, Tool, ToolCallingAgent, tool
+from smolagents import CodeAgent, MultiStepAgent, Tool, ToolCallingAgent
 from smolagents.agent_types import AgentImage
 from smolagents.memory import ActionStep, FinalAnswerStep
 
 import smolsessions
 from smolsessions.agent_options import CodeLimitValues
 from tests.support import agents
+from tests.support.tools import tool
 
 A = TypeVar("A", bound=MultiStepAgent)
 LIBRARIES = ["numpy", "pandas"]
@@ -36,41 +37,25 @@ class LostError(KeyError):
 
 @tool
 def lose(name: str) -> str:
-    """Fail in a way of its own.
-
-    Args:
-        name: of the lost thing.
-    """
+    """Fail in a way of its own. | name: of the lost thing."""
     raise LostError(name)
 
 
 @tool
 def parcel(weight: int) -> Any:
-    """Make a parcel.
-
-    Args:
-        weight: of it.
-    """
+    """Make a parcel. | weight: of it."""
     return Parcel(weight, "fragile")
 
 
 @tool
 def weigh(thing: Any) -> Any:
-    """Say what it is.
-
-    Args:
-        thing: anything.
-    """
+    """Say what it is. | thing: anything."""
     return f"{type(thing).__name__}: {thing}"
 
 
 @tool
 def large(length: int) -> str:
-    """Make a large text.
-
-    Args:
-        length: of it.
-    """
+    """Make a large text. | length: of it."""
     return "x" * length
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from smolagents import CodeAgent, LogLevel, MultiStepAgent, Tool, ToolCallingAgent, tool
+from smolagents import CodeAgent, LogLevel, MultiStepAgent, Tool, ToolCallingAgent
 from smolagents.local_python_executor import CodeOutput, LocalPythonExecutor, PythonExecutor
 from smolagents.memory import PlanningStep
 from smolagents.models import ChatMessage, ChatMessageStreamDelta
@@ -20,6 +20,7 @@ from smolagents.monitoring import AgentLogger
 
 from tests.support import agents
 from tests.support.agents import ScriptedModel, digest, echo
+from tests.support.tools import tool
 
 Options = dict[str, Any]
 
@@ -83,11 +84,7 @@ def meeting(case: str) -> Tool:
 
     @tool
     def meet(name: str) -> str:
-        """Wait a little for another one.
-
-        Args:
-            name: of this one.
-        """
+        """Wait a little for another one. | name: of this one."""
         try:
             both.wait(0.3)
         except threading.BrokenBarrierError:

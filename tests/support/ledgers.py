@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import PIL.Image
-from smolagents import CodeAgent, Tool, ToolCallingAgent, tool
+from smolagents import CodeAgent, Tool, ToolCallingAgent
 from smolagents.models import ChatMessage, ChatMessageStreamDelta
 
 import smolsessions
 from tests.support import agents, coders, streaming
+from tests.support.tools import tool
 from tests.support.waiting import PATIENCE_S
 
 PATH = re.compile(r"/[\w/.-]+\.ledger")
@@ -126,36 +127,21 @@ class DeclinedError(ValueError):
 
 @tool
 def note(what: str, ledger: str) -> str:
-    """Write something down.
-
-    Args:
-        what: what it is.
-        ledger: where.
-    """
+    """Write something down. | what: what it is. | ledger: where."""
     made(ledger, f"note {what}")
     return f"noted {what}"
 
 
 @tool
 def decline(what: str, ledger: str) -> str:
-    """Write something down and fail.
-
-    Args:
-        what: what it is.
-        ledger: where.
-    """
+    """Write something down and fail. | what: what it is. | ledger: where."""
     made(ledger, f"decline {what}")
     raise DeclinedError(f"{what} is declined", response=object())
 
 
 @tool
 def charge(what: str, ledger: str) -> str:
-    """Charge once, unsafe to repeat.
-
-    Args:
-        what: what it is.
-        ledger: where.
-    """
+    """Charge once, unsafe to repeat. | what: what it is. | ledger: where."""
     made(ledger, f"charge {what}")
     return f"charged {what}"
 
@@ -165,11 +151,7 @@ vars(charge)["unsafe_to_repeat"] = True
 
 @tool
 def crash(ledger: str) -> str:
-    """End the process.
-
-    Args:
-        ledger: where that is written down.
-    """
+    """End the process. | ledger: where that is written down."""
     Ledger(Path(ledger)).enter("crash")
     os.kill(os.getpid(), signal.SIGKILL)
     return "never"
@@ -177,12 +159,7 @@ def crash(ledger: str) -> str:
 
 @tool
 def bring(what: str, ledger: str) -> Any:
-    """Bring a value of some kind.
-
-    Args:
-        what: the kind.
-        ledger: where that is written down.
-    """
+    """Bring a value of some kind. | what: the kind. | ledger: where that is written down."""
     made(ledger, f"bring {what}")
     if what == "image":
         return PIL.Image.new("RGB", (5, 4), (10, 20, 30))

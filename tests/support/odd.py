@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pydantic
-from smolagents import CodeAgent, ToolCallingAgent, tool
+from smolagents import CodeAgent, ToolCallingAgent
 from smolagents.agent_types import AgentAudio
 
 import smolsessions
 from tests.support import agents
+from tests.support.tools import tool
 
 EXECUTED: list[str] = []
 """Traces of user code that must not run."""
@@ -127,11 +128,7 @@ DEEP: dict[str, tuple[Callable[[], Any], None]] = {"deep": (lambda: agents.neste
 
 @tool
 def odd(what: str) -> Any:
-    """Make an odd value.
-
-    Args:
-        what: its name.
-    """
+    """Make an odd value. | what: its name."""
     return (PLAIN | LABELLED | DEEP)[what][0]()
 
 

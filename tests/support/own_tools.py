@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from smolagents import Tool, tool
+from smolagents import Tool
+
+from tests.support.tools import tool
 
 SETUPS: list[str] = []
 """Names of the tools that were set up, once for each time."""
@@ -68,11 +70,7 @@ class Fails(_Own):
 
 @tool
 def instance(text: str) -> str:
-    """Repeat a text.
-
-    Args:
-        text: any text.
-    """
+    """Repeat a text. | text: any text."""
     return text
 
 

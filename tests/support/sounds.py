@@ -5,10 +5,11 @@ import io
 import wave
 from typing import Any
 
-from smolagents import CodeAgent, Tool, ToolCallingAgent, tool
+from smolagents import CodeAgent, Tool, ToolCallingAgent
 
 import smolsessions
 from tests.support import agents
+from tests.support.tools import tool
 
 AGENTS = (
     "teller=tests.support.sounds:make_teller,coder=tests.support.sounds:make_coder,"
@@ -35,62 +36,38 @@ def sent(name: str, media_type: str, data: bytes | str) -> dict[str, str]:
 
 @tool
 def speak(text: str) -> object:
-    """Speak a text.
-
-    Args:
-        text: any text.
-    """
+    """Speak a text. | text: any text."""
     return smolsessions.Audio(sound(frames=len(text)), "audio/wav", rate=8000)
 
 
 @tool
 def write_report(lines: int) -> object:
-    """Write a report.
-
-    Args:
-        lines: how long it is.
-    """
+    """Write a report. | lines: how long it is."""
     return smolsessions.File(b"a,b\n" * lines, "text/csv", "report.csv")
 
 
 @tool
 def write_letter(name: str) -> object:
-    """Write a letter, in a file without an extension.
-
-    Args:
-        name: name of the file.
-    """
+    """Write a letter, in a file without an extension. | name: name of the file."""
     return smolsessions.File(b"Dear.", "text/plain", name)
 
 
 @tool
 def count_lines(text: str) -> int:
-    """Count the lines of a text.
-
-    Args:
-        text: any text.
-    """
+    """Count the lines of a text. | text: any text."""
     return len(text.splitlines())
 
 
 @tool
 def describe(file: Any) -> str:
-    """Say which object this is.
-
-    Args:
-        file: a file.
-    """
+    """Say which object this is. | file: a file."""
     data = getattr(file, "data", file)
     return f"{type(file).__name__} {len(data)} {getattr(file, 'rate', None)}"
 
 
 @tool
 def refuse(text: str) -> str:
-    """Refuse a text.
-
-    Args:
-        text: any text.
-    """
+    """Refuse a text. | text: any text."""
     raise ValueError(f"no text of {len(text)} characters is welcome")
 
 
@@ -102,11 +79,7 @@ def sing() -> Any:
 
 @tool
 def listen(sound: Any) -> str:
-    """Listen. Smolagents would refuse the input at each call, unless it is a tensor.
-
-    Args:
-        sound: any.
-    """
+    """Listen. Smolagents would refuse the input at each call, unless it is a tensor. | sound: any."""
     return str(sound)
 
 

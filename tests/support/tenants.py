@@ -12,12 +12,13 @@ from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
-from smolagents import CodeAgent, LogLevel, Tool, ToolCallingAgent, tool
+from smolagents import CodeAgent, LogLevel, Tool, ToolCallingAgent
 from smolagents.models import ChatMessage
 
 import smolsessions
 from smolsessions import Caller
 from tests.support import agents, coders
+from tests.support.tools import tool
 
 NAMES = ("tenant", "plain", "lead", "coder", "threaded", "fickle", "ruled")
 AGENTS = ",".join(f"{name}=tests.support.tenants:make_{name}" for name in NAMES)
@@ -29,11 +30,7 @@ def described(caller: Caller) -> str:
 
 @tool
 def whose(pause_s: float | None = None) -> str:
-    """Tell the caller.
-
-    Args:
-        pause_s: a pause before it.
-    """
+    """Tell the caller. | pause_s: a pause before it."""
     time.sleep(pause_s or 0)
     return asked()
 
@@ -46,11 +43,7 @@ def me() -> Any:
 
 @tool
 def block(path: str) -> str:
-    """Wait until a file is there, the first time.
-
-    Args:
-        path: of the file.
-    """
+    """Wait until a file is there, the first time. | path: of the file."""
     if not Path(f"{path}.started").exists():
         agents.wait_for(path)
     return asked()

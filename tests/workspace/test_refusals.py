@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from smolagents import CodeAgent, MultiStepAgent, PythonInterpreterTool, Tool, ToolCallingAgent, tool
+from smolagents import CodeAgent, MultiStepAgent, PythonInterpreterTool, Tool, ToolCallingAgent
 from smolagents.local_python_executor import LocalPythonExecutor, evaluate_python_code
 
 import smolsessions
@@ -23,6 +23,7 @@ from tests.support.data import data
 from tests.support.refusals import sentence_of
 from tests.support.service import run, run_program, write_agents
 from tests.support.tiers import mostly_deep
+from tests.support.tools import tool
 
 
 class Renamed(PythonInterpreterTool):
@@ -45,32 +46,20 @@ class Holder(Tool):
 
 @tool
 def by_function(code: str) -> str:
-    """Think.
-
-    Args:
-        code: any.
-    """
+    """Think. | code: any."""
     return str(evaluate_python_code(code, {}))
 
 
 @tool
 def by_exec(code: str) -> str:
-    """Think.
-
-    Args:
-        code: any.
-    """
+    """Think. | code: any."""
     exec(code)
     return "done"
 
 
 @tool
 def one_run_python(code: str) -> str:
-    """Run Python, as a tool of an MCP server called one would.
-
-    Args:
-        code: any.
-    """
+    """Run Python, as a tool of an MCP server called one would. | code: any."""
     return code
 
 
@@ -141,11 +130,7 @@ def test_a_mistake_stops_the_start(values: Any, sentence: str, tmp_path: Path) -
 def test_an_own_tool_of_the_same_name_is_refused(tmp_path: Path) -> None:
     @tool
     def glob(pattern: str) -> str:
-        """List.
-
-        Args:
-            pattern: any.
-        """
+        """List. | pattern: any."""
         return pattern
 
     with pytest.raises(StartError, match="something of its own called 'glob'"):
