@@ -132,8 +132,7 @@ def running(desk: Desk) -> None:
 
 
 def approval(desk: Desk) -> None:
-    page = desk.open(desk.play(REFUND))
-    expect(page.locator(".request")).to_have_count(2)
+    expect(desk.open(desk.play(REFUND)).locator(".request")).to_have_count(2)
 
 
 def edited(desk: Desk) -> None:
@@ -150,8 +149,7 @@ def refused(desk: Desk) -> None:
 
 
 def question(desk: Desk) -> None:
-    page = desk.open(desk.play("Send Ann a new cup."))
-    page.get_by_role("radio", name="blue").check()
+    desk.open(desk.play("Send Ann a new cup.")).get_by_role("radio", name="blue").check()
 
 
 def stopped(desk: Desk) -> None:
@@ -245,8 +243,7 @@ def lost(desk: Desk) -> None:
     conversation = desk.play(ORDER)
     desk.begin(conversation, LONG)
     desk.page.route("**/events", lambda route: route.abort())
-    page = desk.open(conversation)
-    expect(page.locator("#connection")).to_be_visible()
+    expect(desk.open(conversation).locator("#connection")).to_be_visible()
 
 
 def missing(desk: Desk) -> None:

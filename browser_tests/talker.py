@@ -109,8 +109,7 @@ def make_picky() -> ToolCallingAgent:
 
 
 def make_keeper() -> ToolCallingAgent:
-    keeper = make_talker(description="Keeps files.")
-    return smolsessions.options(keeper, workspace={"editable": ["**"]})
+    return smolsessions.options(make_talker(description="Keeps files."), workspace={"editable": ["**"]})
 
 
 def make_leader() -> ToolCallingAgent:

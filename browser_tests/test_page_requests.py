@@ -120,8 +120,7 @@ def test_requests_are_answered_one_by_one_in_two_tabs(opened: Open, service: Ser
     other = page.context.new_page()
     other.goto(page.url)
     expect(cards(other)).to_have_count(4)
-    first = cards(page).nth(1)
-    first.get_by_role("button", name="Reject").click()
+    cards(page).nth(1).get_by_role("button", name="Reject").click()
     page.keyboard.type("not this file")
     page.keyboard.press("Enter")
     expect(cards(page)).to_have_count(3)
@@ -193,8 +192,7 @@ def test_code_is_approved_as_a_person_changed_it(page: Page) -> None:
 
 
 def test_a_mistake_is_shown_at_its_field(opened: Open, service: Service, sins: list[str]) -> None:
-    task = json.dumps([DONE])
-    page = wait_for_cards(opened, service, ["lead", {"task": task}], agent="office")
+    page = wait_for_cards(opened, service, ["lead", {"task": json.dumps([DONE])}], agent="office")
     page.get_by_role("button", name="additional_args").click()
     field = page.get_by_role("textbox", name="additional_args")
     expect(field).to_be_focused()
@@ -360,8 +358,7 @@ def test_images_and_files_of_a_call_are_shown_with_their_hashes(opened: Open, se
     page = opened(service, f"/#/c/{service.client.post('/turn', json=body).json()['conversation_id']}")
     shown = cards(page).locator("figure")
     expect(shown).to_have_count(2)
-    image = shown.first.locator("img")
-    expect(image).to_have_js_property("naturalWidth", 4)
+    expect(shown.first.locator("img")).to_have_js_property("naturalWidth", 4)
     path, waiting = turn_of(page, service)
     requests = waiting["requests"]
     hashes = [part["sha256"] for request in requests for part in (*request["images"], *request["files"])]

@@ -182,8 +182,7 @@ def test_an_edited_message_becomes_a_version_once_it_is_sent(page: Page, service
 
 
 def test_versions_of_an_answer_are_listed_and_deleted(opened: Open, service: Service, sins: list[str]) -> None:
-    body = {"agent": "talker", "message": 'Versions [{"say": ["One."]}]'}
-    said = service.post("/turn", **body).json()
+    said = service.post("/turn", agent="talker", message='Versions [{"say": ["One."]}]').json()
     root = f"/conversations/{said['conversation_id']}"
     service.follow_up(said, {"say": ["Two."]})
     page = opened(service, f"/#/c/{said['conversation_id']}")

@@ -123,8 +123,7 @@ raise RuntimeError("bad " + os.environ["SHOP_KEY"])
 
 @pytest.mark.parametrize(("module", "text"), [("failing_shop", FAILING), ("failing_module", FAILING_MODULE)])
 def test_errors_of_a_factory_hide_keys(module: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = f"correct horse battery {module}"
-    monkeypatch.setenv("SHOP_KEY", key)
+    monkeypatch.setenv("SHOP_KEY", f"correct horse battery {module}")
     (tmp_path / f"{module}.py").write_text(text)
     file = tmp_path / "agents.toml"
     models = ONE_AGENT.partition("[agents.shop]")[0].format(base="http://127.0.0.1:9/v1")
@@ -333,10 +332,8 @@ def test_what_cannot_serve_as_a_tool_stops_the_start(entry: str) -> None:
 
 
 def test_base_tools_run_no_code_and_read_no_terminal() -> None:
-    names = {tool.name for tool in loaded(base=True)}
-    assert names == {"web_search", "visit_webpage"}
-    own = loaded("smolagents:VisitWebpageTool", base=True)
-    assert [tool.name for tool in own].count("visit_webpage") == 1
+    assert {tool.name for tool in loaded(base=True)} == {"web_search", "visit_webpage"}
+    assert [tool.name for tool in loaded("smolagents:VisitWebpageTool", base=True)].count("visit_webpage") == 1
 
 
 def test_tools_are_shared_and_set_up_once_except_those_that_hold_state() -> None:

@@ -49,8 +49,7 @@ def play(service: Service, key: str, *script: dict[str, Any], agent: str = "tena
 def observed(service: Service, key: str, turn: dict[str, Any]) -> list[str]:
     """Return the observations of a conversation's steps."""
     path = f"/conversations/{turn['conversation_id']}/steps?limit=100&type=action"
-    items = request_as(service, key, "GET", path).json()["items"]
-    return [str(step["observations"]) for step in items]
+    return [str(step["observations"]) for step in request_as(service, key, "GET", path).json()["items"]]
 
 
 def told(turn: dict[str, Any], owner: str, claims: dict[str, Any], **metadata: Any) -> str:
@@ -97,8 +96,7 @@ def test_a_tool_knows_owner_conversation_claims_and_metadata(tenants: Service, a
 
 
 def test_parallel_calls_each_have_the_caller(tenants: Service) -> None:
-    calls = {"call": [["whose", {"pause_s": 0.05}]] * 5}
-    turn = play(tenants, ADA, calls, DONE)
+    turn = play(tenants, ADA, {"call": [["whose", {"pause_s": 0.05}]] * 5}, DONE)
     assert observed(tenants, ADA, turn)[0].count(told(turn, "ada", PRO)) == 5
 
 

@@ -40,8 +40,7 @@ def test_arguments_act_as_usual(case: str, service: Service, tmp_path: Path, mon
         reply = constructors.make(case, with_it=with_it).run(json.dumps(script))
         return str(reply), (folder / case).read_text()
 
-    turn = service.play(*script, agent=NAMES[case])
-    hosted = turn["reply"], (service.folder / case).read_text()
+    hosted = service.play(*script, agent=NAMES[case])["reply"], (service.folder / case).read_text()
     assert hosted == bare(with_it=True)
     assert (hosted != bare(with_it=False)) == CASES[case].is_seen
 

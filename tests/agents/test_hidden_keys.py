@@ -142,8 +142,7 @@ def test_no_key_is_in_any_answer_log_file_or_stored_byte(place: Place) -> None:
 
 def test_no_key_is_in_what_commands_print(place: Place) -> None:
     place.run_commands()
-    printed = b"".join(text for _, text in place.answers).decode()
-    assert "the provider refuses" in printed
+    assert "the provider refuses" in b"".join(text for _, text in place.answers).decode()
     assert [(name, found) for name, text in place.answers if (found := found_in(text, SEARCHED))] == []
 
 

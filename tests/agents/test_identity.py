@@ -115,8 +115,7 @@ def test_an_agent_made_for_a_caller_is_named_as_it_was_made(service: Service) ->
     assert turn["agent"]["model"]["id"] == "model-of-local"
     listed = next(agent for agent in service.get("/agents")["items"] if agent["name"] == "personal")
     assert turn["agent"]["fingerprint"] != listed["fingerprint"] or listed["model"]["id"] == "model-of-local"
-    again = service.get(f"/conversations/{turn['conversation_id']}/turns/1")
-    assert again["agent"] == turn["agent"]
+    assert service.get(f"/conversations/{turn['conversation_id']}/turns/1")["agent"] == turn["agent"]
 
 
 def test_a_stored_turn_keeps_the_identity_of_its_time(service: Service, tmp_path: Path) -> None:

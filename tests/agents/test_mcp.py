@@ -78,8 +78,7 @@ def test_images_and_audio_of_a_server_are_passed_on_by_name(service: Service, ll
     turn = ask(service)
     (image,) = turn["output_images"]
     assert service.client.get(image["url"]).headers["content-type"] == "image/png"
-    later = ask(service, conversation_id=turn["conversation_id"])
-    (file,) = later["output_files"]
+    (file,) = ask(service, conversation_id=turn["conversation_id"])["output_files"]
     assert service.client.get(file["url"]).content == b"RIFF...."
     assert "a red picture\\nStored 'image.png' in memory." in llm.requests[1].text
     assert "Stored 'audio.wav' in memory." in llm.requests[2].text

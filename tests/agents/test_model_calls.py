@@ -121,15 +121,13 @@ def test_a_call_that_fails_in_transit_is_made_again(service: Service, llm: LLM) 
     events = [frame.data for frame in log_of(service, turn)]
     assert [event["type"] for event in events].count("message.restarted") == 2
     last = max(place for place, event in enumerate(events) if event["type"] == "message.restarted")
-    said = "".join(event["text"] for event in events[last:] if event["type"] == "message.delta")
-    assert said == "at last"
+    assert "".join(event["text"] for event in events[last:] if event["type"] == "message.delta") == "at last"
 
 
 def test_retries_end_with_the_deadline(service: Service, llm: LLM) -> None:
     for _ in range(3):
         llm.fall_silent()
-    turn = service.post("/turn", message="hello", deadline_s=2).json()
-    assert turn["error"]["code"] == "deadline_exceeded"
+    assert service.post("/turn", message="hello", deadline_s=2).json()["error"]["code"] == "deadline_exceeded"
     assert llm.is_idle(within_s=PATIENCE_S)
 
 
@@ -175,8 +173,7 @@ def test_retries_that_are_no_number_are_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_wait_for_the_first_byte_may_be_shorter_than_silence_later() -> None:
-    table = ModelTable(provider="openai", id="gpt-4o", first_byte_s=2, timeout_s=60)
-    assert timeouts_of(table) == (2, 2)
+    assert timeouts_of(ModelTable(provider="openai", id="gpt-4o", first_byte_s=2, timeout_s=60)) == (2, 2)
 
 
 CLIENTS = ("openai", "openai-whole", "openai-httpx", "azure", "inference")

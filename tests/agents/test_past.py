@@ -171,8 +171,7 @@ class Machine(RuleBasedStateMachine):
         async def play() -> list[PackedStep]:
             await self.submit(life)
             lease = await claim_one(self.store)
-            behind = await self.submit(life, "enqueue")
-            await self.store.turns.cancel(life.ref, behind)
+            await self.store.turns.cancel(life.ref, await self.submit(life, "enqueue"))
             steps = self.write(lease, wanted)
             await lease.commit(DONE)
             return steps

@@ -20,8 +20,7 @@ def playing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Player]:
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: f"{scenario.page}: {scenario.title}")
 def test_a_page_shows_a_turn_as_it_is_played(playing: Player, scenario: Scenario) -> None:
-    page = (FOLDER / f"{scenario.page}.md").read_text("utf-8")
-    shown = block_of(page, scenario.title)
+    shown = block_of((FOLDER / f"{scenario.page}.md").read_text("utf-8"), scenario.title)
     played = playing.play(scenario)
     if not scenario.brief:
         assert drawn(shown) == happened(played)

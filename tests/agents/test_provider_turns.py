@@ -159,8 +159,7 @@ DETAILS: list[tuple[str, Any, Any]] = [
 def test_a_turn_counts_cached_and_reasoning_tokens(
     service: Service, server: Provider, agent: str, usage: Any, expected: Any
 ) -> None:
-    answer = replace(CODE if agent == "coder" else ANSWER, usage=usage)
-    turn = play(service, server, answer, agent=agent)
+    turn = play(service, server, replace(CODE if agent == "coder" else ANSWER, usage=usage), agent=agent)
     assert turn["usage"] == expected, turn
     assert service.steps(turn)[-1]["usage"] == expected
     assert [each.data["usage"] for each in log_of(service, turn) if each.event == "step.finished"] == [expected]

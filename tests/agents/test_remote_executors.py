@@ -85,8 +85,7 @@ def test_files_of_a_message_are_texts_and_bytes_there(service: Service) -> None:
     assert turn["output"] == [CSV, "%PDF"], turn
     assert "the_contract_pdf: the bytes of the contract.pdf" in service.steps(turn)[0]["task"]
     copy = import_document(service, export(service, turn["conversation_id"]))
-    again = service.play({"code": code}, agent="remote", conversation_id=copy["id"])
-    assert again["output"] == turn["output"]
+    assert service.play({"code": code}, agent="remote", conversation_id=copy["id"])["output"] == turn["output"]
 
 
 def test_a_lost_kernel_is_an_error_that_names_its_variables(service: Service, folder: Path) -> None:
@@ -144,8 +143,7 @@ def test_a_stop_ends_a_block(service: Service, folder: Path) -> None:
 
 
 def test_a_journaled_block_does_not_run_again_after_a_crash(service: Service, folder: Path) -> None:
-    blocks = ["f = note(word='once')", f"{HANG}\nprint(f)", "print(f)"]
-    turn, shown = play_and_kill(service, folder, *blocks)
+    turn, shown = play_and_kill(service, folder, "f = note(word='once')", f"{HANG}\nprint(f)", "print(f)")
     assert remote.marks(folder, "noted") == ["once"]
     assert "These variables of earlier code are gone: f. This block has not run" in shown[1]
     assert "NameError" in shown[2]
@@ -279,8 +277,7 @@ def test_a_vendor_that_refuses_the_key_costs_a_block_and_shows_no_key(tmp_path: 
         environment = {"E2B_API_URL": places.url, "E2B_HTTP_VERSION": "1.1", "TEAM_KEY": KEY}
         settings = write_agent(tmp_path, "e2b", rest, base=llm.base_url)
         with Service(tmp_path, settings, environment, forked=False) as service:
-            turn = play(llm, service, "print(1)", "final_answer(2)", max_steps=1)
-            steps = service.steps(turn)
+            steps = service.steps(play(llm, service, "print(1)", "final_answer(2)", max_steps=1))
     assert "(e2b) could not be started (AuthenticationException), so no code ran" in str(steps)
     assert "hold no key of a team" in service.log()
     assert KEY not in service.log() + str(steps)

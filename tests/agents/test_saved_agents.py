@@ -184,5 +184,4 @@ def test_executor_and_model_of_a_folder_are_idle(saved: Path, tmp_path: Path, mo
     monkeypatch.setenv("SHOP_KEY", KEY)
     file = tmp_path / "agents.toml"
     file.write_text(MODEL.format(base="http://127.0.0.1:9/v1") + AGENT)
-    info = next(iter(Catalog(load_agents_file(file)).infos.values()))
-    assert info.code_runs_in == "child"
+    assert next(iter(Catalog(load_agents_file(file)).infos.values())).code_runs_in == "child"

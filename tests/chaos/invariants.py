@@ -64,13 +64,12 @@ def each_message_joins_once(_calm: Round, wild: Round) -> Iterator[str]:
         if sorted(number for number, _ in joined) != ended:
             yield f"{talk.name}: the turns {ended} ended as steered, and the messages {joined} were read"
         for said in talk.said:
-            number, read = said.planned.number, [step["turn"] for step in talk.steps if _is_task_of(said, step)]
+            number, read = (
+                said.planned.number,
+                [step["turn"] for step in talk.steps if step.get("task") == said.planned.message],
+            )
             if said.body.get("on_busy") == "steer" and read != [dict(joined).get(number, number)]:
                 yield f"{said.place}: its message is read in the turns {read}, of {joined}"
-
-
-def _is_task_of(said: Said, step: Event) -> bool:
-    return bool(step.get("task") == said.planned.message)
 
 
 def shown_steps_are_kept(_calm: Round, wild: Round) -> Iterator[str]:
@@ -173,7 +172,7 @@ def each_request_is_asked_and_answered_once(_calm: Round, wild: Round) -> Iterat
         answered = [a["request_id"] for e in said.log if e["type"] == "input.answered" for a in e["answers"]]
         if len({*asked}) < len(asked) or sorted(asked) != sorted(answered):
             yield f"{said.place}: asked {asked}, answered {answered}"
-        decided = {answer_key(request): answer_to(request) for request in requests_of(said)}
+        decided = {str((it["arguments"] or {}).get("key", it["request_id"])): answer_to(it) for it in requests_of(said)}
         for key, answer in decided.items():
             lines = runs[said.key].get(key, [])
             if answer.get("decision") == "reject" and lines:
@@ -213,10 +212,6 @@ def _shown_steps_run_again(wild: Round, said: Said, runs: dict[str, list[Line]])
             is_of_step = key == place or key.startswith((f"{place}.", f"{place}/"))
             if is_of_step and any(line.at > at and not wild.thawed_before(line) for line in lines):
                 yield f"{said.place}: step {event['step_id']} was shown as finished, and {key} began later"
-
-
-def answer_key(request: Event) -> str:
-    return str((request["arguments"] or {}).get("key", request["request_id"]))
 
 
 def _is_action(event: Event) -> bool:

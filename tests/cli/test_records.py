@@ -87,8 +87,7 @@ def test_a_conversation_and_its_turns_are_shown(service: Service, ask: Callable[
     events = [json.loads(line) for line in ask("turns", "events", name, "1")[1].splitlines()]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert events[-1]["type"] == "turn.finished"
-    later = ask("turns", "events", name, "1", "--after", str(len(events) - 1))[1]
-    assert json.loads(later) == events[-1]
+    assert json.loads(ask("turns", "events", name, "1", "--after", str(len(events) - 1))[1]) == events[-1]
 
 
 def test_an_exported_conversation_is_imported(service: Service, ask: Callable[..., Ending], tmp_path: Path) -> None:

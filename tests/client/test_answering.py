@@ -57,8 +57,7 @@ def test_a_waiting_turn_is_returned_and_answered_one_by_one(asking: Service, cli
     assert "Reason: Bob is away" in turn.reply
     assert [call.approval and call.approval.decision for call in turn.tool_calls[:2]] == ["edited", "rejected"]
     assert {"ada: hello", "eve: hello", "bob: hello"} & {*sent(asking)} == {"eve: hello"}
-    document = client.export_conversation(turn.conversation_id)
-    kept = client.get_turn(client.import_conversation(document).id, 1)
+    kept = client.get_turn(client.import_conversation(client.export_conversation(turn.conversation_id)).id, 1)
     assert [call.approval for call in kept.tool_calls] == [call.approval for call in turn.tool_calls]
 
 
@@ -114,8 +113,7 @@ def test_an_answer_whose_reply_is_lost_is_sent_again_and_counts_once(asking: Ser
 def test_approvals_of_a_conversation_are_set_and_changed(client: Client) -> None:
     made = client.create_conversation(agent="plain", approve=["send_*"])
     assert made.approve == ["send_*"]
-    turn = client.turn(said(emails("other"), DONE), conversation_id=made.id)
-    assert turn.status == "waiting"
+    assert client.turn(said(emails("other"), DONE), conversation_id=made.id).status == "waiting"
     assert client.cancel_turn(made.id, 1, wait_s=20).status == "cancelled"
     copy = client.import_conversation(client.export_conversation(made.id))
     assert (client.fork_conversation(made.id).approve, copy.approve) == (["send_*"], ["send_*"])
@@ -198,8 +196,7 @@ def test_a_stream_calls_functions_once(client: Client, until: Any) -> None:
     last: Any = events[-1]
     if not until:
         client.cancel_turn(last.conversation_id, last.turn)
-    again = list(client.stream(script, until=until, **options))
-    assert again[: len(events)] == events
+    assert list(client.stream(script, until=until, **options))[: len(events)] == events
     assert desk.calls == ["key", "pen"]
 
 

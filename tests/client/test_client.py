@@ -73,8 +73,7 @@ def test_a_conversation_goes_through_all_operations(client: Client) -> None:
         client.get_conversation(made.id)
     assert (refused.value.code, refused.value.status) == ("conversation_not_found", 404)
 
-    agents = client.list_agents()
-    assert agents[0].default
+    assert client.list_agents()[0].default
     assert client.get_agent("scripted").limits.max_deadline_s == 3600
     with pytest.raises(ApiError) as unknown:
         client.get_agent("../livez")

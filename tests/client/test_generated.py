@@ -165,8 +165,7 @@ async def test_parallel_histories_do_not_mix(adapter: Adapter) -> None:
 
 
 async def test_a_failed_call_is_named(adapter: Adapter) -> None:
-    failing = {"call": [["fail", {"reason": "no luck"}]]}
-    assert (await say(adapter, [], failing, DONE))[1] == ["fail"]
+    assert (await say(adapter, [], {"call": [["fail", {"reason": "no luck"}]]}, DONE))[1] == ["fail"]
 
 
 async def test_an_agent_of_any_class_needs_only_names_of_its_calls() -> None:
@@ -232,8 +231,7 @@ def test_a_suite_of_pytest_agent_eval_passes(service: Service, tmp_path: Path) -
     (tmp_path / "test_suite.py").write_text(data("evaluation_suite.txt"))
     options = ["-p", "no:cacheprovider", "--agent-eval-live", "-o", "asyncio_mode=auto"]
     command = [python, "-m", "pytest", *options, str(tmp_path)]
-    variables = {"SERVICE": service.url, "PYTHONPATH": PYTHONPATH, "PATH": ""}
-    run = run_program(command, env=variables, cwd=tmp_path)
+    run = run_program(command, env={"SERVICE": service.url, "PYTHONPATH": PYTHONPATH, "PATH": ""}, cwd=tmp_path)
     assert "2 passed" in run.stdout, run.stdout + run.stderr
 
 

@@ -29,8 +29,7 @@ async def test_turns_under_random_kills_end_as_they_do_without(tmp_path_factory:
 
 @pytest.fixture(scope="module")
 async def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Round, Round]:
-    scale = Scale(turns=8, seed=48, processes=1, at_once=3, harm=())
-    return await run(scale, tmp_path_factory.mktemp("calm"))
+    return await run(Scale(turns=8, seed=48, processes=1, at_once=3, harm=()), tmp_path_factory.mktemp("calm"))
 
 
 def first(wild: Round) -> Said:

@@ -56,8 +56,7 @@ def test_the_dockerfile_declares_what_the_manifests_and_the_docs_rely_on(overlay
     assert {declared[name] for name in ("HOME", "TMPDIR", f"{PREFIX}DATA_DIR")} == {said["VOLUME"]} == {"/data"}
     assert declared[f"{PREFIX}HOST"] == "0.0.0.0"
     page = (PAGES / "docker.md").read_text()
-    lines = re.findall(r"```dockerfile\n(.*?)```", page, re.DOTALL)[0]
-    image, file, agent = lines.splitlines()
+    image, file, agent = re.findall(r"```dockerfile\n(.*?)```", page, re.DOTALL)[0].splitlines()
     assert (image, file, said["WORKDIR"]) == ("FROM smolsessions", "COPY my_agents.py .", "/agents")
     assert f"def {agent.rpartition(':')[2]}(" in page
 
@@ -202,8 +201,7 @@ def test_a_new_seal_key_rolls_the_pods_and_a_new_api_key_does_not(rendered: Rend
 
 
 def test_what_the_docs_add_to_a_site_renders(tmp_path: Path) -> None:
-    text = (PAGES / "kubernetes.md").read_text()
-    additions = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    additions = re.findall(r"```yaml\n(.*?)```", (PAGES / "kubernetes.md").read_text(), re.DOTALL)
     assert len(additions) == 8
     deploy = tmp_path / "deploy"
     shutil.copytree(DEPLOY, deploy, ignore=shutil.ignore_patterns("secrets"))

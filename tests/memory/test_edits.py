@@ -67,8 +67,7 @@ def test_edited_prompts_equal_those_in_one_process(services: dict[str, Service],
         assert turn["step_count"] == bare.step_number - 1
     assert turn
     assert actions(service, turn) == expected
-    counts = service.get(f"/conversations/{turn['conversation_id']}")["step_counts"]
-    assert counts["action"] == len(expected)
+    assert service.get(f"/conversations/{turn['conversation_id']}")["step_counts"]["action"] == len(expected)
 
 
 MOVED = ["keep_last", "put_in_place", "insert_first", "drop_images", "mix", "reset"]

@@ -101,8 +101,7 @@ def test_an_image_is_sent_to_models_as_bare_smolagents_sends_it(name: str) -> No
     assert image.undecoded == data
     assert (image.tobytes(), image.format, type(image).__name__) == (bare.tobytes(), bare.format, type(bare).__name__)
     assert sent(image) == expected
-    step = TaskStep("Look.", [image])
-    drop_pixels([step])
+    drop_pixels([TaskStep("Look.", [image])])
     assert (image.undecoded, image_to_bytes(image)) == (data, data)
     assert sent(image) == expected
 
@@ -124,8 +123,7 @@ def test_an_image_whose_palette_or_size_has_changed_is_not_stored_as_its_file() 
     image = image_from_bytes(buffer.getvalue())
     image.load()
     assert image_to_bytes(image) == buffer.getvalue()
-    turned = image.transpose(PIL.Image.Transpose.ROTATE_90)
-    assert image_from_bytes(image_to_bytes(turned)).size == (1, 4)
+    assert image_from_bytes(image_to_bytes(image.transpose(PIL.Image.Transpose.ROTATE_90))).size == (1, 4)
     image.putpalette([0, 0, 255])
     assert image_from_bytes(image_to_bytes(image)).convert("RGB").getpixel((0, 0)) == (0, 0, 255)
 
@@ -136,7 +134,6 @@ def test_aborted_request_bodies_are_freed(service: Service) -> None:
     head = b"POST /turn HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20000000\r\nContent-Type: application/json\r\n"
     with ExitStack() as stack:
         for _ in range(BODIES):
-            connection = stack.enter_context(socket.create_connection(address))
-            connection.sendall(head + b"\r\n" + bytes(19_000_000))
+            stack.enter_context(socket.create_connection(address)).sendall(head + b"\r\n" + bytes(19_000_000))
         wait_until(lambda: rss_mb(service) > before + HELD_MB)
     wait_until(lambda: rss_mb(service) < before + HELD_MB / 2)

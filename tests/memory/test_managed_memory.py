@@ -53,8 +53,7 @@ def test_calls_of_a_conversation_share_a_memory_on_any_process(service: Service)
     service.start()
     again = service.follow_up(turn, helped([ECHO, PROMPT]), DONE)
     assert answers(service, again) == [bare_digest(*expected, [ECHO, PROMPT])]
-    other = service.play(helped([SHOWN]), DONE, agent="lead")
-    assert tasks(answers(service, other)[0]) == []
+    assert tasks(answers(service, service.play(helped([SHOWN]), DONE, agent="lead"))[0]) == []
 
 
 @pytest.mark.parametrize("agent", ["lead", "mentor"])
@@ -74,8 +73,7 @@ def test_a_call_continued_after_a_kill_remembers_those_before_it(service: Servic
     gated = [ECHO, {"call": [["wait_for", {"path": str(gate.path)}]]}, PROMPT]
     assert answers(service, turn)[-1] == bare_digest(before, gated)
     last = helped([SHOWN]) if agent == "lead" else {"code": f"final_answer(helper({json.dumps([SHOWN])!r}))"}
-    shown = answers(service, service.follow_up(turn, last, DONE))[-1]
-    assert shown.count("New task:") == 3
+    assert answers(service, service.follow_up(turn, last, DONE))[-1].count("New task:") == 3
 
 
 def test_a_stopped_call_leaves_nothing(service: Service, tmp_path: Path) -> None:
@@ -111,8 +109,7 @@ def test_a_memory_follows_a_rollback_a_fork_a_reset_and_an_export(service: Servi
     document = export(service, turn["conversation_id"])
     assert [step["type"] for step in document["variables"]["helper"]["memory"]] == ["task", "action", "action"] * 2
     imported = import_document(service, document)["id"]
-    copied = export(service, imported)
-    assert copied["variables"] == document["variables"]
+    assert export(service, imported)["variables"] == document["variables"]
     assert service.client.get(f"{at}/variables").json()["items"] == []
     assert service.post(f"{at}/rollback", turn=1).status_code == 200
 
@@ -131,8 +128,7 @@ def test_a_helper_s_policy_bounds_what_it_sees(service: Service) -> None:
 
 
 def test_a_memory_of_an_agent_that_keeps_none_is_not_imported(service: Service) -> None:
-    turn = service.play(helped(say("a")), DONE, agent="lead")
-    document = export(service, turn["conversation_id"])
+    document = export(service, service.play(helped(say("a")), DONE, agent="lead")["conversation_id"])
     memory = document["variables"]["helper"].pop("memory")
     for path, members, pointer in (
         ("", {"memory": memory}, "/variables//memory"),

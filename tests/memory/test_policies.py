@@ -78,8 +78,7 @@ def test_keep_last_n_steps_shows_all_tasks_and_notes_and_the_last_steps(service:
     left = service.get(path_of(turn, "/prompt"))["left_out"]
     assert (left["steps"], left["shortened"]) == (3, 0)
     assert left["characters"] > 0 < left["tokens"]
-    shown = service.get(path_of(turn, "/prompt"))["messages"]
-    assert all(message["tokens"] > 0 for message in shown)
+    assert all(message["tokens"] > 0 for message in service.get(path_of(turn, "/prompt"))["messages"])
 
 
 def test_prune_old_observations_cuts_all_but_the_last_and_omits_their_images(service: Service) -> None:
@@ -184,8 +183,7 @@ def test_steps_changed_by_an_own_policy_are_shown_changed_and_stored_unchanged(s
         assert turn["status"] == "finished", turn["error"]
     assert service.steps(turn)[: len(record)] == record
     patch_policy(service, turn, None)
-    fresh = service.steps(turn)[len(record) :]
-    assert not any("changed" in json.dumps(step) for step in fresh)
+    assert not any("changed" in json.dumps(step) for step in service.steps(turn)[len(record) :])
     assert whole != predicted(service, turn, PROMPT)  # two turns more
     reply, prompt = service.follow_up(turn, PROMPT)["reply"], prompt_of(service, turn)
     tasks = [place for place, message in enumerate(prompt) if agents.text_of(message).startswith("New task:")]

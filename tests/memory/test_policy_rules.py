@@ -211,8 +211,7 @@ def test_a_budget_is_measured_in_the_tokens_of_the_model(before: list[Any], unse
     for number in range(200):
         if number % 3 == 0:
             agent.memory.steps.append(TaskStep("please do this or that " * chance.randint(1, 30)))
-        messages = agent.write_memory_to_messages()
-        prompts.append(unseen + round(counts * estimate_messages(messages)))
+        prompts.append(unseen + round(counts * estimate_messages(agent.write_memory_to_messages())))
         step = action("we saw that " * chance.randint(1, 150), usage=prompts[-1])
         builder.record_estimate(step)
         agent.memory.steps.append(step)

@@ -114,8 +114,7 @@ def test_parts_that_share_a_value_share_it_again() -> None:
     step = action()
     assert step.model_output_message
     assert step.model_output_message.tool_calls
-    arguments = step.model_output_message.tool_calls[0].function.arguments
-    step.tool_calls = [ToolCall("make", arguments, "call_1")]
+    step.tool_calls = [ToolCall("make", step.model_output_message.tool_calls[0].function.arguments, "call_1")]
     step.token_usage = step.model_output_message.token_usage
     back = again(step)
     assert back.tool_calls[0].arguments is back.model_output_message.tool_calls[0].function.arguments
@@ -131,8 +130,7 @@ def test_attributes_that_a_callback_adds_come_back(part: str) -> None:
 
 
 def test_a_planning_step_and_a_task_come_back() -> None:
-    task = TaskStep("Look.", [PIL.Image.new("RGB", (2, 3), (1, 2, 3))])
-    back = again(task)
+    back = again(TaskStep("Look.", [PIL.Image.new("RGB", (2, 3), (1, 2, 3))]))
     assert (back.task, back.task_images[0].getpixel((1, 1))) == ("Look.", (1, 2, 3))
     plan = planning()
     assert vars(again(plan)) == vars(plan)
@@ -230,8 +228,7 @@ def test_a_value_that_encodes_and_does_not_decode_is_stored_as_its_json_form() -
 
 def test_data_that_equals_nothing_else_comes_back() -> None:
     assert math.isnan(output([math.nan])[0])
-    back = output({odd.Reducing(): 1, (odd.Reducing(), 2): {odd.Point(1, 2).x}})
-    assert list(back.values()) == [1, {1}]
+    assert list(output({odd.Reducing(): 1, (odd.Reducing(), 2): {odd.Point(1, 2).x}}).values()) == [1, {1}]
 
 
 @pytest.mark.parametrize("depth", [100, 300, 900, 5000, 100_000])

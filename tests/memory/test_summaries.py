@@ -139,8 +139,7 @@ def test_a_stop_interrupts_a_summary(service: Service, gate: Gate) -> None:
     assert wait_for_end(service, stopped)["status"] == "cancelled"
     path.touch()  # after the end: otherwise the summary might be made before the stop arrives
     assert summaries(service, turn) == []
-    again = service.follow_up(turn, DONE)
-    assert again["status"] == "finished"
+    assert service.follow_up(turn, DONE)["status"] == "finished"
     assert len(summaries(service, turn)) == 1
 
 
@@ -215,8 +214,7 @@ def test_an_invalid_note_is_refused_with_a_sentence(service: Service, call: dict
 
 
 def test_a_full_scratchpad_accepts_a_replacement(service: Service) -> None:
-    texts = [f"{number} " + "x" * 1900 for number in range(50)]
-    full = service.play(writing(*texts), DONE, agent="noter")
+    full = service.play(writing(*[f"{number} " + "x" * 1900 for number in range(50)]), DONE, agent="noter")
     refused = service.follow_up(full, writing("one too many"), DONE)
     assert "there are 50 notes, and no room for more; replace one" in service.steps(refused)[-2]["error"]["message"]
     assert len(notes_of(service, refused)) == 50
@@ -266,8 +264,7 @@ def test_a_repeated_call_finds_its_note_if_only_its_sibling_was_journaled() -> N
     """Two parallel calls: the second effect holds the state of both when the process died."""
     before = Scratchpad()
     assert [before.write(text, None) for text in ("one", "two")] == [1, 2]
-    kept = {":tool:note_write": dumps(before.state())}
-    effects = [Effect(dumps("Written as note 2."), changes=kept)]
+    effects = [Effect(dumps("Written as note 2."), changes={":tool:note_write": dumps(before.state())})]
     for first_comes in ("made again", "given back"):
         pad = Scratchpad()
         pad.expect(effects)

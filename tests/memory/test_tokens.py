@@ -135,8 +135,7 @@ def test_steps_of_a_type_are_paged_and_counted(service: Service) -> None:
     for number in range(3):
         turn = service.follow_up(turn, echo_call(str(number)), DONE)
         check(service, turn)
-    noted = service.play({"call": [["note_write", {"text": "one"}]]}, DONE, agent="plain")
-    check(service, noted)
+    check(service, service.play({"call": [["note_write", {"text": "one"}]]}, DONE, agent="plain"))
     prune(service, turn)
     check(service, turn)
     assert service.get(path_of(turn))["archived_steps"] == 12

@@ -63,8 +63,7 @@ def web(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def work(outside: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    agents = AGENTS["AGENTS"].split(",unplayed")[0]
-    settings = {"AGENTS": agents, "DEMO_AGENTS": "1", "HOST": ON_LOOPBACK}
+    settings = {"AGENTS": AGENTS["AGENTS"].split(",unplayed")[0], "DEMO_AGENTS": "1", "HOST": ON_LOOPBACK}
     with started(outside, tmp_path_factory.mktemp("work"), "work", **settings) as (work,):
         yield work
         assert work.stop() == 0
@@ -104,8 +103,7 @@ def test_web_and_work_play_a_turn_that_is_seen_live(web: Service, work: Service,
     with posting(web, gate.script, {"say": "done"}, agent="scripted") as stream:
         stream.until("tool.call", name="wait_for")
         gate.reached()
-        turn = stream.seen[0].data
-        assert web.get(place(turn))["status"] == "running"
+        assert web.get(place(stream.seen[0].data))["status"] == "running"
         assert (samples(work)["threads_busy", ""], samples(web)["threads_busy", ""]) == (1, 0)
         assert (samples(work)["streams_open", ""], samples(web)["streams_open", ""]) == (0, 1)
         gate.open()
@@ -389,8 +387,7 @@ def test_a_supervisor_that_is_killed_leaves_no_process_behind(tmp_path: Path) ->
 @pytest.mark.parametrize("command", mostly_deep(["serve", "work"], fast=["serve"]))
 def test_a_set_that_cannot_start_says_why_once_and_ends(command: str, outside: StoreServer, tmp_path: Path) -> None:
     settings = WITHOUT_CODE | outside.settings | {"AGENTS": "x=tests.support.agents:nothing_of_that_name"}
-    ending = run(tmp_path / "x", settings, command, "--processes", "2")
-    sentence = sentence_of(ending)
+    sentence = sentence_of(run(tmp_path / "x", settings, command, "--processes", "2"))
     assert sentence.count("nothing_of_that_name") == 1
 
 

@@ -219,8 +219,7 @@ def test_a_new_key_is_read_beside_the_old_one_and_seals_what_is_new(tmp_path: Pa
     with Service(tmp_path, PLAIN | {"SEAL_KEYS": KEY_A}) as before:
         old = before.play({"say": "sealed with A"})
         assert _keys_on(before, old) == {b"keyA"}
-    data = str(tmp_path / "data")
-    sentence = sentence_of(run(tmp_path / "without", {"SEAL_KEYS": KEY_B, "DATA_DIR": data}))
+    sentence = sentence_of(run(tmp_path / "without", {"SEAL_KEYS": KEY_B, "DATA_DIR": str(tmp_path / "data")}))
     assert "sealed with another key" in sentence
     assert "SMOLSESSIONS_SEAL_KEYS" in sentence
     with Service(tmp_path, PLAIN | {"SEAL_KEYS": f"{KEY_B},{KEY_A}"}) as after:
@@ -363,8 +362,7 @@ def test_a_store_that_dies_again_and_again_ends_the_service_with_the_mend(tmp_pa
             wait_until(lambda: _store_of(service) not in {0, store})  # noqa: B023 - called at once
         os.kill(_store_of(service), signal.SIGKILL)
         assert service.process.wait(PATIENCE_S) == 2
-    sentence = service.log().splitlines()[-1]
-    assert "restore a backup of the folder, or set SMOLSESSIONS_DATA_DIR" in sentence
+    assert "restore a backup of the folder, or set SMOLSESSIONS_DATA_DIR" in service.log().splitlines()[-1]
     assert "Traceback" not in service.log()
 
 
@@ -391,8 +389,7 @@ def test_the_lock_file_holds_all_that_the_image_installs() -> None:
 
 def test_hadolint_finds_nothing_in_the_dockerfiles() -> None:
     template = ROOT / "app" / "smolsessions" / "cli" / "template" / "Dockerfile.txt"
-    hadolint = [Path(sys.executable).with_name("hadolint"), ROOT / "Dockerfile", template]
-    ended = run_program(hadolint)
+    ended = run_program([Path(sys.executable).with_name("hadolint"), ROOT / "Dockerfile", template])
     assert (ended.returncode, ended.stdout + ended.stderr) == (0, "")
 
 
@@ -411,8 +408,7 @@ def test_code_of_several_owners_runs_in_the_service_only_if_that_is_allowed(tmp_
 def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run make as from a shell, also if the tests were started by make."""
     environment = {n: value for n, value in os.environ.items() if n not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}}
-    command = ["make", *arguments]
-    return run_program(command, cwd=folder, env=environment)
+    return run_program(["make", *arguments], cwd=folder, env=environment)
 
 
 @pytest.fixture

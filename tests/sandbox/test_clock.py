@@ -81,8 +81,7 @@ def killed(outside: StoreServer, folder: Path) -> Iterator[Killed]:
         service.start()
         for each in turns:
             each.turn = wait_for_end(service, each.turn)
-        shown = printed(shown_outputs(service, turns[0].turn)[0])
-        yield Killed(turns[0], turns[1], journals, killed_at, shown)
+        yield Killed(turns[0], turns[1], journals, killed_at, printed(shown_outputs(service, turns[0].turn)[0]))
 
 
 def test_a_block_whose_process_was_killed_asks_for_the_same_times(killed: Killed) -> None:

@@ -236,8 +236,7 @@ def test_state_of_an_agent_that_cannot_be_kept_is_dropped_and_named(either: Serv
     assert second["dropped_variables"] == []
     third = either.follow_up(first, *keeping(agent, ("db", "text"), ("word", "connection")), DONE)
     assert third["dropped_variables"] == ["my_word"]
-    fourth = either.follow_up(first, *look[:1], DONE)
-    assert told(either, fourth) == ["db is str"]
+    assert told(either, either.follow_up(first, *look[:1], DONE)) == ["db is str"]
     tellings = tasks(either, first)
     assert [text.count(GONE) for text in tellings] == [0, 1, 0, 1]
     assert tellings[1].endswith(": my_cash, my_db.)")
@@ -270,8 +269,7 @@ def test_lost_variables_of_code_in_a_thread_are_named_by_the_next_turn(cold_keep
     *errors, defined = shown_outputs(cold_keeper, second)
     assert all(f"`{name}` is gone" in error for name, error in zip(("count", "more"), errors, strict=True))
     assert printed(defined) == "5"
-    third = cold_keeper.follow_up(first, *code_script("print(1)"), DONE)
-    assert third["dropped_variables"] == ["count"]
+    assert cold_keeper.follow_up(first, *code_script("print(1)"), DONE)["dropped_variables"] == ["count"]
     assert [text.count(GONE) for text in tasks(cold_keeper, first)] == [0, 1, 1]
 
 

@@ -321,8 +321,7 @@ def test_a_process_keeps_its_uid_if_another_could_not_import(tmp_path: Path) -> 
     closed.chmod(0o700)
     code = "from smolsessions.agents.sandbox.confinement.levels import Confinement\nprint(Confinement([])._own_uids)"
     own = {**os.environ, "PYTHONPATH": f"{closed / 'modules'}{os.pathsep}{PYTHONPATH}"}
-    command = [*wrapper(0, BOTH), sys.executable, "-c", code]
-    done = run_program(command, env=own)
+    done = run_program([*wrapper(0, BOTH), sys.executable, "-c", code], env=own)
     assert (done.stdout, done.returncode) == ("False\n", 0), done.stderr
 
 

@@ -100,8 +100,7 @@ def test_a_reference_to_a_missing_tool_is_lost_and_named(executor: LocalPythonEx
 def test_a_module_is_restored_only_if_it_is_authorized(executor: LocalPythonExecutor) -> None:
     executor("import socket")
     chunks = Variables(executor, MAX_BYTES).save().changed
-    other = bare_executor()
-    assert Variables(other, MAX_BYTES).load(chunks) == ["socket"]
+    assert Variables(bare_executor(), MAX_BYTES).load(chunks) == ["socket"]
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -112,8 +111,7 @@ def test_no_value_breaks_a_save(another_process: Callable[..., Any], executor: L
     variables = Variables(executor, MAX_BYTES)
     saved = variables.save()
     assert not {"safe", "also", "boom"} & set(saved.dropped)
-    again = variables.save()
-    assert again == SavedVariables({}, [], saved.dropped)
+    assert variables.save() == SavedVariables({}, [], saved.dropped)
     lost, resumed, _ = another_process(saved.changed, "safe.append(2); print(also)")
     assert lost == []
     assert resumed == "[1, 2]\n"

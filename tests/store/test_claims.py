@@ -99,8 +99,7 @@ async def test_ready_sets_are_restored_from_each_other(one: Store, raw: Raw, kin
     name = {"ready": stores.READY, "owners": stores.OWNERS, "owned": f"{stores.PARTITION}:owned:{stores.AGENT}:a"}[kind]
     raw.delete(name)
     raw.set(name, "junk")
-    found = [str(lease.turn.ref) for lease in await stores.claim(one)]
-    assert found == ["a/1", "b/1", "a/2"]
+    assert [str(lease.turn.ref) for lease in await stores.claim(one)] == ["a/1", "b/1", "a/2"]
     assert raw.keys(f"{stores.PARTITION}:*:{stores.AGENT}*") == []
 
 

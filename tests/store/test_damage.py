@@ -270,8 +270,7 @@ def damages_of(it: WaitingVictim, kind: str) -> Iterator[Damage]:
 def faults(it: WaitingVictim) -> Iterator[str]:
     """Read, answer and cancel the turn, and use its conversation: each call works or reports the damage."""
     mails = answering.sent(it.service)
-    request = it.turn["requests"][0]["request_id"]
-    approve = {"answers": [{"request_id": request, "decision": "approve"}]}
+    approve = {"answers": [{"request_id": it.turn["requests"][0]["request_id"], "decision": "approve"}]}
     calls: list[tuple[str, str, dict[str, Any] | None]] = [
         ("GET", f"{it.at}/turns/1", None),
         ("GET", "/conversations?status=waiting", None),

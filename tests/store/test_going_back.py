@@ -129,8 +129,7 @@ ASKS: list[tuple[str, str, dict[str, Any]]] = table("going back asks")
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_while_a_turn_runs_or_waits_all_of_it_is_refused(narrow: Service, tmp_path: Path, *, waits: bool) -> None:
-    turn = narrow.play(ECHO, {"say": "one"}, agent="other")
-    name = turn["conversation_id"]
+    name = narrow.play(ECHO, {"say": "one"}, agent="other")["conversation_id"]
     ahead: dict[str, Any] = {} if waits else {"agent": "other", "conversation_id": name}
     with held_turn(narrow, tmp_path / "gate", **ahead):
         waiting = submit_turn(narrow, DONE, agent="other", conversation_id=name) if waits else None
@@ -219,8 +218,7 @@ def test_the_head_of_another_turn_is_not_taken_for_that_of_this_one(service: Ser
 
 def test_of_replaced_variables_the_newest_are_kept_up_to_a_bound(service: Service, raw: Raw) -> None:
     body = {"agent": "code"}
-    turn = service.play({"code": "x = 1"}, DONE, **body)
-    body["conversation_id"] = name = turn["conversation_id"]
+    body["conversation_id"] = name = service.play({"code": "x = 1"}, DONE, **body)["conversation_id"]
     service.play({"code": "x = 2"}, DONE, **body)
     conversation, old, order = (f"{PARTITION}:{kind}:local/{name}" for kind in ("conversation", "old", "oldest"))
     held_bytes = sum(len(blob) for blob in raw.hvals(old))

@@ -145,8 +145,7 @@ async def test_answers_are_recorded_once_though_two_callers_give_them(one: Store
     await one.turns.answer(stores.ref_of("c"), 1, accept)
     assert seen == [True, False]
     again = await stores.claim_one(other)
-    past = await again.load_replay_state()
-    assert len([name for name in past.effects if name.startswith("answer")]) == 1
+    assert len([name for name in (await again.load_replay_state()).effects if name.startswith("answer")]) == 1
     assert stores.event_names_of(raw, "c").count("input.answered") == 1
 
 
@@ -310,7 +309,6 @@ async def test_the_many_chunks_of_a_step_become_valid_together_wherever_its_work
         _, variables = await one.history.variables(stores.ref_of(name))
         expected = [{}, before, before | after][steps]
         assert variables == {field: chunk for field, chunk in expected.items() if chunk}, written
-        fields = raw.hkeys(stores.key_of("variables", name, 0))
-        assert set(fields) == {"", *variables}, written
+        assert set(raw.hkeys(stores.key_of("variables", name, 0))) == {"", *variables}, written
         written += 1
     assert (steps, total > 10) == (2, True)

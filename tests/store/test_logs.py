@@ -38,8 +38,7 @@ def test_the_inner_steps_of_managed_agents_last_over_restarts_and_in_forks(servi
     turn = service.play(LED, DONE, agent="family")
     turn = service.follow_up(turn, DONE)
     before = {number: events_of(service, turn, number) for number in (1, 2)}
-    inner = {event["step_id"].count("/") for event in before[1] if event["type"] == "step.finished"}
-    assert inner == {0, 1, 2}
+    assert {event["step_id"].count("/") for event in before[1] if event["type"] == "step.finished"} == {0, 1, 2}
     assert expiring(raw, turn) == []
     assert raw.hlen(f"{PARTITION}:logs:local/{turn['conversation_id']}") == 2
     assert not [name for name in conversation_keys(raw, turn) if name.startswith("log:")]
@@ -61,8 +60,7 @@ def test_a_log_that_is_too_long_to_pack_lasts_too_and_goes_with_its_conversation
     before = events_of(service, turn, 2)
     assert conversation_keys(raw, turn) >= {"logs:C", "longlogs:C", "log:C:2", "log:C:3"}
     assert expiring(raw, turn) == []
-    forked = fork(service, turn["conversation_id"], turn=2)
-    there = {"conversation_id": forked["id"], "turn": 2}
+    there = {"conversation_id": fork(service, turn["conversation_id"], turn=2)["id"], "turn": 2}
     assert conversation_keys(raw, there) >= {"logs:C", "longlogs:C", "log:C:2"}
     assert "log:C:3" not in conversation_keys(raw, there)
     for each in (turn, there):

@@ -209,8 +209,7 @@ def test_a_key_of_one_conversation_is_refused_for_another_wherever_both_lie(pair
     for number in range(8):
         for name in ("x", "y"):
             assert one.post("/conversations", id=f"{name}{number}", agent="demo").status_code == 201
-        first = say(one, f"named-{number}", conversation_id=f"x{number}").json()
-        assert first["turn"] == 1
+        assert say(one, f"named-{number}", conversation_id=f"x{number}").json()["turn"] == 1
         assert say(other, f"named-{number}", conversation_id=f"x{number}").json()["turn"] == 1
         assert problem(say(other, f"named-{number}", conversation_id=f"y{number}"), 422, "idempotency_key_reused")
         assert one.get(f"/conversations/y{number}")["turn_count"] == 0

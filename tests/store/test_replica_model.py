@@ -167,8 +167,7 @@ class Machine(RuleBasedStateMachine):
                 self.loop.run(work)
             return False
         should.submit(on_busy)
-        accepted = self.loop.run(work)
-        assert accepted == should.turns
+        assert self.loop.run(work) == should.turns
         if len(should.queue) == 1:
             self.ready.add(name)
         return True

@@ -85,8 +85,7 @@ def test_a_service_outlives_the_store_again_and_again(pair: tuple[Service, Servi
 def test_a_turn_finishes_while_the_store_is_away(tmp_path: Path, server: StoreServer, gate: Gate, how: str) -> None:
     script: Script = [gate.script, {"call": [["echo", {"text": "after"}]]}, {"say": "end"}]
     with Service(tmp_path / "service", PLAIN | server.settings) as service, ThreadPoolExecutor() as pool:
-        first = service.play({"say": "one"})
-        waiting = pool.submit(service.follow_up, first, *script)
+        waiting = pool.submit(service.follow_up, service.play({"say": "one"}), *script)
         gate.reached()
         if how == "flushed":
             server.client().script_flush()

@@ -131,8 +131,7 @@ def test_a_turn_that_runs_or_waits_keeps_it(service: Service, tmp_path: Path) ->
     with held_turn(service, tmp_path / "gate", conversation_id=name) as turn:
         waiting = submit_next(service, turn, ECHO, DONE)
         for _ in range(2):
-            bystander = made(service)
-            wait_until(partial(gone, service, bystander))
+            wait_until(partial(gone, service, made(service)))
         assert not gone(service, name)
     wait_for_end(service, turn)
     assert wait_for_end(service, waiting)["status"] == "finished"

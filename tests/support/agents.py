@@ -264,8 +264,7 @@ def make_planner() -> ToolCallingAgent:
 
 
 def make_manager() -> ToolCallingAgent:
-    helper = make_scripted(name="helper", description="Helps.")
-    return make_scripted(managed_agents=[helper])
+    return make_scripted(managed_agents=[make_scripted(name="helper", description="Helps.")])
 
 
 def make_wavering() -> CodeAgent:

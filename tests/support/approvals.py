@@ -104,8 +104,7 @@ def make_plain(**options: Any) -> ToolCallingAgent:
 
 
 def make_mailer(**options: Any) -> ToolCallingAgent:
-    agent = make_plain(**options)
-    return smolsessions.options(agent, approve=["send_*", "delete_file"], ask_user=True)
+    return smolsessions.options(make_plain(**options), approve=["send_*", "delete_file"], ask_user=True)
 
 
 def make_code_mailer(**options: Any) -> CodeAgent:
@@ -119,8 +118,7 @@ def make_office() -> ToolCallingAgent:
         name="lead", description="Leads.", managed_agents=[make_plain(name="deputy", description="Helps the lead.")]
     )
     clerk = coders.make_coder(tools=[*TOOLS], name="clerk", description="Writes code.")
-    office = make_plain(managed_agents=[lead, clerk])
-    return smolsessions.options(office, approve=["send_email", "lead"])
+    return smolsessions.options(make_plain(managed_agents=[lead, clerk]), approve=["send_email", "lead"])
 
 
 def make_chain() -> ToolCallingAgent:

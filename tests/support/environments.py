@@ -26,8 +26,7 @@ def environment(folder: Path, lock: Path = ROOT / "requirements.lock", python: s
     with (folder / packages / "tests.pth").open("w") as paths:
         paths.write(f"{sysconfig.get_path('purelib')}\n{ROOT / 'app'}\n")
     made = str(folder / "bin" / "python")
-    command = [*INSTALL, *LOCKED, "--python", made, "-r", str(lock)]
-    installed = run_program(command)
+    installed = run_program([*INSTALL, *LOCKED, "--python", made, "-r", str(lock)])
     assert not installed.returncode, installed.stderr
     return made
 

@@ -141,8 +141,7 @@ def _moment(text: str | None, after_ms: float) -> str | None:
     """Return a moment after the start of the examples in place of one of the service. It has milliseconds, too."""
     if text is None or not MOMENT.fullmatch(text):
         return text
-    shown = (START + timedelta(milliseconds=after_ms)).isoformat(timespec="milliseconds")
-    return shown.replace("+00:00", "Z")
+    return (START + timedelta(milliseconds=after_ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _stable_word(value: float | str) -> float | str:
@@ -186,8 +185,7 @@ def _play(recorder: Recorder) -> None:
     for path in ("", "/turns?limit=1", "/turns/1", "/turns/1/events", "/prompt", "/variables", "/workspace/files"):
         send("GET", f"{at}{path}")
     steps = send("GET", f"{at}/steps").json()["items"]
-    image = next(step["images"][0]["url"] for step in steps if step.get("images"))
-    send("GET", image)
+    send("GET", next(step["images"][0]["url"] for step in steps if step.get("images")))
     send("POST", f"{at}/turns/1/cancel")
     send("PATCH", at, {"metadata": {"customer": None, "topic": "sums"}, "ttl_s": 86400.0}, headers=MERGE)
     send("POST", f"{at}/prune", {"policy": {"name": "keep_last_n_steps", "n": 3}, "dry_run": True})
@@ -195,8 +193,7 @@ def _play(recorder: Recorder) -> None:
     send("POST", f"{at}/rollback", {"turn": 1})
     send("GET", "/conversations?limit=1")
     send("POST", "/conversations", {"id": "small", "agent": "demo"})
-    document = send("GET", "/conversations/small/export").json()
-    send("POST", "/imports?id=copy", document)
+    send("POST", "/imports?id=copy", send("GET", "/conversations/small/export").json())
     send("DELETE", at)
     _answer(send)
     for path in ("/agents", "/agents/demo", "/livez", "/readyz", "/metrics"):
@@ -241,8 +238,7 @@ def _refuse(recorder: Recorder) -> None:
 
 def _stop(recorder: Recorder, service: Service) -> None:
     """Read the answer of a process that shuts down while a turn runs."""
-    body = {"message": ENDLESS, "agent": "slow"}
-    recorder.send("POST", "/turn", body, headers={"Prefer": "respond-async"})
+    recorder.send("POST", "/turn", {"message": ENDLESS, "agent": "slow"}, headers={"Prefer": "respond-async"})
     os.kill(service.process.pid, signal.SIGTERM)
     end = time.monotonic() + 60
     while "503" not in recorder.problems and time.monotonic() < end:

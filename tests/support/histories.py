@@ -105,8 +105,7 @@ def record_of(service: Service, conversation: str) -> tuple[Any, Any, Any]:
     where = f"/conversations/{conversation}"
     found = service.get(where)
     steps = service.get(f"{where}/steps", limit=100, archived="true")["items"]
-    turns = service.get(f"{where}/turns", limit=100)["items"]
-    plain = json.dumps([steps, turns]).replace(conversation, "")
+    plain = json.dumps([steps, service.get(f"{where}/turns", limit=100)["items"]]).replace(conversation, "")
     return found["step_counts"], found["archived_steps"], json.loads(plain)
 
 

@@ -82,7 +82,10 @@ class _Handler(Handler):
         hub, path = self.server, unquote(urlsplit(self.path).path)
         found = hub.files.get(path.removeprefix(hub.file))
         if path == hub.tree:
-            self.answer(200, json.dumps([_entry(name, file) for name, file in hub.files.items()]).encode())
+            each = [
+                {"type": "file", "path": n, "size": f.stat().st_size, "oid": _hash(f)} for n, f in hub.files.items()
+            ]
+            self.answer(200, json.dumps(each).encode())
         elif found:
             self.answer(200, found.read_bytes(), {"ETag": f'"{_hash(found)}"', "X-Repo-Commit": hub.revision})
         else:
@@ -91,10 +94,6 @@ class _Handler(Handler):
     def do_GET(self) -> None:
         self.server.requests.append(self.path)
         self.do_HEAD()
-
-
-def _entry(name: str, file: Path) -> dict[str, object]:
-    return {"type": "file", "path": name, "size": file.stat().st_size, "oid": _hash(file)}
 
 
 def _hash(file: Path) -> str:

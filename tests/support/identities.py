@@ -39,8 +39,7 @@ def make_raising() -> ToolCallingAgent:
 
 
 def make_managing() -> ToolCallingAgent:
-    helper = make_plain(Raising(), name="helper", description="Helps.")
-    return make_plain(managed_agents=[helper])
+    return make_plain(managed_agents=[make_plain(Raising(), name="helper", description="Helps.")])
 
 
 def make_personal(caller: smolsessions.Caller) -> MultiStepAgent:

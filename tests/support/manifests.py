@@ -221,8 +221,7 @@ class Pod:
             yield from ((item["path"], data[item["key"]]) for item in source["secret"]["items"])
 
     def _secret(self, name: str) -> dict[str, bytes]:
-        data = self.overlay.one("Secret", name)["data"]
-        return {key: base64.b64decode(text) for key, text in data.items()}
+        return {key: base64.b64decode(text) for key, text in self.overlay.one("Secret", name)["data"].items()}
 
 
 def _mode_of(volume: Manifest) -> int:

@@ -46,8 +46,7 @@ def player(folder: Path) -> Iterator[Player]:
         provider = stack.enter_context(LLM())
         settings = store.settings | {"AGENTS": AGENTS, "DEMO_AGENTS": "0"}
         environment = {"PIPELINES_MODEL": provider.base_url, "PIPELINES_STORE": str(store.socket_path)}
-        service = stack.enter_context(Service(folder, settings, environment))
-        yield Player(service, store, provider)
+        yield Player(stack.enter_context(Service(folder, settings, environment)), store, provider)
 
 
 def block(played: Played) -> str:

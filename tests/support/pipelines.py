@@ -228,8 +228,7 @@ def make_planner() -> MultiStepAgent:
 
 
 def make_manager() -> MultiStepAgent:
-    clerk = make_shop(name="clerk", description="Knows the orders.")
-    return make_basic(managed_agents=[clerk])
+    return make_basic(managed_agents=[make_shop(name="clerk", description="Knows the orders.")])
 
 
 def make_short() -> MultiStepAgent:

@@ -183,8 +183,7 @@ class Ready:
         taken: list[str] = []
         passed: set[str] = set()
         while len(taken) < most:
-            left = (name for owner in self.line for name in self.of(owner) if name not in passed)
-            name = next(left, None)
+            name = next((name for owner in self.line for name in self.of(owner) if name not in passed), None)
             if name is None:
                 break
             suspect = first(name).suspect

@@ -58,16 +58,14 @@ def prompt_of(service: Service, turn: Json, **query: Any) -> list[ChatMessage]:
     def part(given: Json) -> Json:
         if given["type"] == "text":
             return given
-        data = service.client.get(given["url"]).content
-        return {"type": "image", "image": PIL.Image.open(io.BytesIO(data))}
+        return {"type": "image", "image": PIL.Image.open(io.BytesIO(service.client.get(given["url"]).content))}
 
     found = service.get(path_of(turn, "/prompt"), **query)["messages"]
     return [ChatMessage(MessageRole(each["role"]), [part(one) for one in each["content"]]) for each in found]
 
 
 def predicted(service: Service, turn: Json, *script: Json) -> str:
-    task = TaskStep(json.dumps(script)).to_messages()
-    return agents.digest([*prompt_of(service, turn), *task])
+    return agents.digest([*prompt_of(service, turn), *TaskStep(json.dumps(script)).to_messages()])
 
 
 def message_texts(service: Service, turn: Json, **query: Any) -> list[str]:

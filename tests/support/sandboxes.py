@@ -125,8 +125,7 @@ class E2BService(_Handler):
     def _create(self, body: dict[str, Any]) -> None:
         self.places.asked.append(body)
         if self.headers["X-API-KEY"] != self.places.key:
-            message = f"the headers {dict(self.headers)} hold no key of a team"
-            self.reply({"code": 401, "message": message}, 401)
+            self.reply({"code": 401, "message": f"the headers {dict(self.headers)} hold no key of a team"}, 401)
             return
         self.places.start(sys.executable, "-c", KERNEL)
         number = str(len(self.places.started) - 1)

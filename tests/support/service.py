@@ -141,8 +141,7 @@ class Service:
         return json_of(self.client.get(path, params=query))
 
     def steps(self, turn: dict[str, Any]) -> list[dict[str, Any]]:
-        page = self.get(f"/conversations/{turn['conversation_id']}/steps", limit=100)
-        return list(page["items"])
+        return list(self.get(f"/conversations/{turn['conversation_id']}/steps", limit=100)["items"])
 
     def _is_forkable(self) -> bool:
         is_plain = self.cwd == ROOT and not self.wrapper and self.python == sys.executable

@@ -310,8 +310,7 @@ def make_streamed_planner() -> ToolCallingAgent:
 def make_family() -> ToolCallingAgent:
     helper = make_streamed(name="helper", description="Helps.")
     lead = make_streamed(name="lead", description="Leads a helper.", managed_agents=[helper])
-    coder = make_streamed_code(name="coder", description="Codes.")
-    return make_streamed(managed_agents=[lead, coder])
+    return make_streamed(managed_agents=[lead, make_streamed_code(name="coder", description="Codes.")])
 
 
 def make_code_family() -> CodeAgent:

@@ -231,8 +231,7 @@ def test_an_image_comes_back_pixel_by_pixel_or_converted(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["I;16B", "I;16L"])
 def test_an_image_of_16_bits_keeps_them(mode: str) -> None:
-    image = PIL.Image.new("I", (3, 2), 40_000).convert(mode)
-    assert crossed([image])[0].getpixel((0, 0)) == 40_000
+    assert crossed([PIL.Image.new("I", (3, 2), 40_000).convert(mode)])[0].getpixel((0, 0)) == 40_000
 
 
 class Row(list[int]):
@@ -263,8 +262,7 @@ class Watched:
 
 def test_a_field_that_is_a_descriptor_runs_no_code() -> None:
     hostile.MARKS.clear()
-    data = parts("instance", text(f"{__name__}.Watched"), pairs(x=ONE))
-    assert vars(loads(data, (Watched,))) == {"x": 1}
+    assert vars(loads(parts("instance", text(f"{__name__}.Watched"), pairs(x=ONE)), (Watched,))) == {"x": 1}
     assert hostile.MARKS == []
 
 
@@ -540,5 +538,4 @@ def test_a_message_with_changed_bytes_is_read_or_an_error(_time: int, source: st
 def test_neither_numpy_nor_pandas_is_imported_for_other_values() -> None:
     use = "from smolsessions.agents.values import *; loads(dumps([1]))"
     code = f"import sys; {use}; print({{'numpy', 'pandas'}} & {{*sys.modules}})"
-    done = run_program([sys.executable, "-c", code], check=True)
-    assert done.stdout == "set()\n"
+    assert run_program([sys.executable, "-c", code], check=True).stdout == "set()\n"

@@ -230,8 +230,7 @@ def test_lists_agents_and_problems_match_their_schema(service: Service) -> None:
 
 
 def test_the_schema_of_events_refuses_others(service: Service) -> None:
-    turn = service.play(DONE)
-    final = log_of(service, turn)[-1].data
+    final = log_of(service, service.play(DONE))[-1].data
     wrong: list[dict[str, Any]] = [
         {name: value for name, value in final.items() if name != "type"},
         {name: value for name, value in final.items() if name != "result"},

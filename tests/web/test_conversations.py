@@ -253,8 +253,7 @@ def test_agents_are_listed_with_their_properties(service: Service) -> None:
 def test_figures_count_turns_by_how_they_ended(brief: Service) -> None:
     before = totals(brief)
     brief.play({"say": "fine"})
-    turn = brief.play({"raise": "not fine"}, agent="streamed")
-    brief.follow_up(turn, {"say": "fine again"})
+    brief.follow_up(brief.play({"raise": "not fine"}, agent="streamed"), {"say": "fine again"})
     grown = {
         'smolsessions_turns_total{agent="scripted",code="",status="finished"}': 1,
         'smolsessions_turns_total{agent="streamed",code="",status="finished"}': 1,
@@ -277,8 +276,7 @@ def test_a_live_service_answers_its_health_checks_and_scrapes(service: Service) 
 
 def test_pages_and_the_description_name_no_other_host(service: Service) -> None:
     for path in ("/", "/docs", "/openapi.json"):
-        response = service.client.get(path)
-        assert re.findall(r"https?://[^\s\"'<>]+", response.text) == []
+        assert re.findall(r"https?://[^\s\"'<>]+", service.client.get(path).text) == []
     for path in ("/", "/docs"):
         assert service.client.get(path).headers["content-type"] == "text/html; charset=utf-8"
         assert re.findall(r"(?:src|href)=[\"']//", service.client.get(path).text) == []
@@ -302,8 +300,7 @@ def _assert_gone(service: Service, conversation_id: str) -> None:
     for agent in ({}, {"agent": "scripted"}):
         response = service.post("/turn", message="hi", conversation_id=conversation_id, **agent)
         problem(response, 404, "conversation_not_found")
-    listed = service.get("/conversations", limit=100)["items"]
-    assert conversation_id not in [item["id"] for item in listed]
+    assert conversation_id not in [item["id"] for item in service.get("/conversations", limit=100)["items"]]
 
 
 @pytest.fixture(scope="module")
@@ -348,8 +345,7 @@ def test_a_search_of_messages_reads_a_bounded_part_and_goes_on(service: Service)
     found = pages(service, "/conversations", q="needle IN", search_in="messages")
     assert [[item["id"] for item in page] for page in found if page] == [["large-3"], ["large-2", "large-1"]]
     assert not any(pages(service, "/conversations", q="no such text", search_in="messages"))
-    match = found[0][0]["match"]
-    assert match == {"turn": 1, "excerpt": f"{'x' * 37} A Needle in hay"}
+    assert found[0][0]["match"] == {"turn": 1, "excerpt": f"{'x' * 37} A Needle in hay"}
 
 
 def test_a_cursor_belongs_to_one_list(shelf: Service, planned: dict[str, Any], service: Service) -> None:

@@ -205,8 +205,7 @@ def test_a_large_number_comes_back_as_it_was(service: Service) -> None:
     metadata = {"whole": -(10**400), "float": 1.7976931348623157e308, "small": 5e-324}
     made = service.post("/conversations", metadata=metadata).json()
     assert service.get(f"/conversations/{made['id']}")["metadata"] == metadata
-    turn = service.play({"say": "ok"}, additional_args={"n": 10**400})
-    assert str(10**400) in service.steps(turn)[0]["task"]
+    assert str(10**400) in service.steps(service.play({"say": "ok"}, additional_args={"n": 10**400}))[0]["task"]
 
 
 def test_an_answer_that_no_json_number_holds_is_encoded_in_json(service: Service) -> None:

@@ -45,8 +45,7 @@ files = shared_service({"AGENTS": AGENTS, "MAX_FILE_BYTES": "100000"})
 
 @pytest.fixture(scope="module")
 def document(files: Service) -> Event:
-    turn = files.play({"say": "hi"}, agent="teller", files=FILES)
-    return export(files, turn["conversation_id"])
+    return export(files, files.play({"say": "hi"}, agent="teller", files=FILES)["conversation_id"])
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
@@ -67,8 +66,7 @@ def test_a_tool_gets_a_file_by_its_name_and_the_model_reads_the_name_only(files:
     ]
     script: list[Event] = [{"call": calls}, {"call": [["refuse", {"text": "data.csv"}]]}, {"shown": True}]
     turn = files.play(*script, agent="teller", files=[*FILES, sent("a.wav", "audio/x-wav", sound(11025))])
-    observed = files.steps(turn)[1]["observations"]
-    assert observed == f"3\nFile {len(PDF)} None\nAudio {len(sound())} 11025"
+    assert files.steps(turn)[1]["observations"] == f"3\nFile {len(PDF)} None\nAudio {len(sound())} 11025"
     prompt = turn["reply"]
     assert "data.csv (text/csv, 27 bytes)" in prompt
     assert "no text of 27 characters is welcome" in prompt
@@ -199,8 +197,7 @@ def test_an_import_with_a_wrong_file_is_refused_with_the_place(files: Service, d
 
 
 def test_files_and_images_are_not_served_as_each_other(files: Service) -> None:
-    turn = files.play(*SPOKEN, agent="teller", files=FILES)
-    url = turn["files"][0]["url"]
+    url = files.play(*SPOKEN, agent="teller", files=FILES)["files"][0]["url"]
     assert files.client.get(url.replace("/files/", "/images/")).status_code == 404
     assert files.client.get(f"{url[:-1]}{'1' if url[-1] == '0' else '0'}").status_code == 404
     assert files.client.get(url.rpartition("/")[0] + "/data.csv").status_code == 422
@@ -208,8 +205,7 @@ def test_files_and_images_are_not_served_as_each_other(files: Service) -> None:
 
 def test_a_file_is_a_download_that_no_browser_runs(files: Service) -> None:
     code = "a = write_report(1)\nfinal_answer(type(a)(b'<script>', 'text/html', 'ünter \\'%.html'))"
-    turn = files.play(*code_script(code), agent="coder")
-    (file,) = turn["output_files"]
+    (file,) = files.play(*code_script(code), agent="coder")["output_files"]
     assert file["media_type"] == "text/html"
     response = files.client.get(file["url"])
     assert response.headers["content-type"] == "application/octet-stream"
@@ -346,8 +342,7 @@ def test_images_of_a_message_are_linked_from_the_start_of_its_turn(service: Serv
         assert service.client.get(running["images"][0]["url"]).content == base64.b64decode(photo)
         assert cancel(service, unbegun).json()["images"] == []
     assert wait_for_end(service, first)["images"] == running["images"]
-    later = wait_for_end(service, queued)
-    assert sizes_of(service, later["images"]) == [(6, 5)]
+    assert sizes_of(service, wait_for_end(service, queued)["images"]) == [(6, 5)]
     assert wait_for_end(service, unbegun)["images"] == []
     failed = service.play({"raise": "kaputt"}, images=[png("red")])
     assert (failed["status"], sizes_of(service, failed["images"])) == ("failed", [(6, 5)])

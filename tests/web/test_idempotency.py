@@ -203,8 +203,7 @@ def test_a_key_lasts_a_day_and_no_longer(pair: tuple[Service, Service], outside:
             store.delete(name)  # as if its time to live had passed
     assert len(seen) == 2
     body = {"conversation_id": first["conversation_id"]}
-    turns = [turn_of(post_with_key(pair[0], key, DONE, **body))["turn"] for _ in range(2)]
-    assert turns == [2, 2]
+    assert [turn_of(post_with_key(pair[0], key, DONE, **body))["turn"] for _ in range(2)] == [2, 2]
 
 
 def test_a_process_without_the_agent_attaches_all_the_same(replicas: tuple[Service, Service], key: str) -> None:

@@ -181,8 +181,7 @@ def test_every_reader_sees_every_event_once_also_after_cuts_and_on_another_proce
     # Pieces of two kinds in turn are not joined: each is an event of its own.
     woven = [piece for number in range(200) for piece in (f"t{number} ", [0, "x"])]
     pieces = [[0, '{"text": "', "echo"], {"gate": str(gate.path)}, *woven, [0, '"}']]
-    script = {"stream": pieces, "pace_s": 0.001}
-    turn = submit_turn(here, script, DONE, agent="streamed")
+    turn = submit_turn(here, {"stream": pieces, "pace_s": 0.001}, DONE, agent="streamed")
     gate.reached()
     with watching(here, turn) as plain, watching(there, turn) as remote, ThreadPoolExecutor(8) as pool:
         plain.until("step.started")

@@ -63,8 +63,7 @@ def test_what_was_pruned_or_rolled_back_later_is_in_a_past_prompt(service: Servi
     first = service.play(ECHO, DONE, agent="scripted")
     second = service.follow_up(first, SHOWN)
     here = f"/conversations/{first['conversation_id']}"
-    pruned = service.post(f"{here}/prune", policy={"name": "keep_last_n_steps", "n": 1})
-    assert pruned.json()["archived"]
+    assert service.post(f"{here}/prune", policy={"name": "keep_last_n_steps", "n": 1}).json()["archived"]
     assert prompt(service, first, turn=2) == shown(second)
     third = service.follow_up(first, SHOWN)
     assert service.post(f"{here}/rollback", turn=1).status_code == 200

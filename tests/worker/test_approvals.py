@@ -70,8 +70,7 @@ def test_calls_with_large_schemas_are_asked_in_parts(service: Service) -> None:
     assert 30 < len(turn["requests"]) < 40
     rest = answer(service, turn, *[APPROVE] * len(turn["requests"]), status=202)
     assert len(rest["requests"]) == 40 - len(turn["requests"])
-    ended = answer(service, rest, *[APPROVE] * len(rest["requests"]))
-    assert decisions(ended) == [("wordy", "approved")] * 40
+    assert decisions(answer(service, rest, *[APPROVE] * len(rest["requests"]))) == [("wordy", "approved")] * 40
 
 
 def test_the_model_reads_that_a_person_rejected_its_call_and_why(service: Service) -> None:
@@ -148,8 +147,7 @@ def test_a_block_waits_as_a_whole_and_a_person_may_change_its_code(service: Serv
     turn = answer(service, turn, APPROVE | {"arguments": {"code": "print(6 * 7)"}}, status=202)
     assert "block: hi" not in sent(service)
     assert turn["requests"][0]["arguments"]["code"].startswith("final_answer(")
-    ended = answer(service, turn, APPROVE)
-    assert ended["reply"] == "end"
+    assert answer(service, turn, APPROVE)["reply"] == "end"
     said = 'A person changed the arguments of python_interpreter to {"code":"print(6 * 7)"}.'
     assert re.search(rf"42\n.*{re.escape(said)}", observed(service, turn)[0], re.DOTALL)
 
@@ -210,8 +208,7 @@ def test_the_rules_of_all_managers_hold_for_an_agent_below_them(service: Service
 
 
 def test_an_agent_that_is_made_for_each_caller_takes_an_answer(service: Service) -> None:
-    turn = ask(service, {"call": [mail("personal")]}, DONE, agent="personal")
-    ended = answer(service, turn, APPROVE)
+    ended = answer(service, ask(service, {"call": [mail("personal")]}, DONE, agent="personal"), APPROVE)
     assert (ended["status"], decisions(ended)) == ("finished", [("send_email", "approved")]), ended["error"]
 
 

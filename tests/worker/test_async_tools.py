@@ -16,8 +16,7 @@ service = shared_service({"AGENTS": AGENTS, "DEMO_AGENTS": "0"})
 
 def test_parallel_calls_of_a_step_overlap(service: Service) -> None:
     calls = [["meet", {"name": name, "count": 2}] for name in ("ann", "bob")]
-    turn = service.play({"call": calls}, DONE, agent="tools")
-    assert observed(service, turn)[0] == "ann met 1\nbob met 1"
+    assert observed(service, service.play({"call": calls}, DONE, agent="tools"))[0] == "ann met 1\nbob met 1"
 
 
 def test_code_gets_the_result(service: Service) -> None:

@@ -109,8 +109,7 @@ def test_a_turn_that_was_stopped_while_an_answer_was_forced_leaves_its_steps(ser
 
 
 def test_a_managed_agent_that_ran_out_of_steps_reports_what_it_knew(service: Service) -> None:
-    script = [{"call": [delegate("lead", ECHO | {"forced": ANSWER})]}, ENDS]
-    turn = service.play(*script, agent="family")
+    turn = service.play({"call": [delegate("lead", ECHO | {"forced": ANSWER})]}, ENDS, agent="family")
     assert (turn["status"], turn["outcome"]) == ("finished", "success")
     prompt = shown_next(service, turn)
     assert ("tool-response", f"Observation:\n{ANSWER}") in prompt
@@ -220,10 +219,8 @@ def test_the_next_model_is_shown_what_a_bare_agent_is_shown(service: Service, ag
     assert turn["reply"] == expected
     last = len(scripts)
     marked = set() if agent == "planner" else {last - 2, last - 1}  # a plan is a finished step
-    unanswered = [(number, number in marked) for number in range(1, last + 1)]
-    assert tasks(service, turn) == unanswered
-    counts = service.get(f"/conversations/{turn['conversation_id']}")["step_counts"]
-    assert counts["task"] == last
+    assert tasks(service, turn) == [(number, number in marked) for number in range(1, last + 1)]
+    assert service.get(f"/conversations/{turn['conversation_id']}")["step_counts"]["task"] == last
     if agent != "code":  # smolagents counts half steps in the ids of code calls
         assert service.follow_up(turn, PROMPT)["reply"] == bare_run(bare, PROMPT)
 
@@ -236,8 +233,7 @@ def test_arguments_of_a_turn_that_failed_are_there_in_the_next(service: Service)
     expected = bare_run(bare, use, {"say": "x"}), bare_run(bare, PROMPT)
     turn = service.play(BROKEN, agent="code", additional_args=args)
     assert turn["status"] == "failed"
-    used = service.follow_up(turn, use, {"say": "x"})
-    assert used["reply"] == expected[0]
+    assert service.follow_up(turn, use, {"say": "x"})["reply"] == expected[0]
     assert "KyōtoKyōtoKyōto" in service.steps(turn)[2]["observations"]
     assert service.steps(turn)[0]["task"] == bare.memory.steps[0].task  # type: ignore[union-attr]
 
@@ -254,8 +250,7 @@ def test_a_turn_that_is_stopped_in_its_first_step_keeps_its_task(service: Servic
     assert turn["status"] == "cancelled"
     if agent == "streamed-code":
         wait_for_end(service, turn | {"turn": 2})
-    kept = service.steps(turn)
-    assert kept[0]["task"] == json.dumps([ENDLESS])
+    assert service.steps(turn)[0]["task"] == json.dumps([ENDLESS])
     assert tasks(service, turn)[0] == (1, agent != "streamed-planner")
     prompt = json.loads(service.follow_up(turn, {"shown": True})["reply"])
     assert prompt[0] == ["user", f"New task:\n{json.dumps([ENDLESS])}"]
@@ -263,8 +258,7 @@ def test_a_turn_that_is_stopped_in_its_first_step_keeps_its_task(service: Servic
 
 
 def test_pages_forks_exports_and_rollbacks_keep_it(service: Service) -> None:
-    first = service.play({"say": "sim"})
-    turn = service.follow_up(first, BROKEN)
+    turn = service.follow_up(service.play({"say": "sim"}), BROKEN)
     at = f"/conversations/{turn['conversation_id']}"
     assert [step.get("unanswered") for (step,) in pages(service, f"{at}/steps", limit=1)] == [False, None, True]
     fork = service.post(f"{at}/fork").json()["id"]

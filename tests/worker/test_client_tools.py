@@ -81,8 +81,7 @@ def test_a_wrong_result_is_refused(service: Service, given: Event, pointer: str)
 
 
 def test_a_tool_with_an_approval_asks_for_it_first(service: Service) -> None:
-    calls = [where("key"), where("pen")]
-    turn = ask(service, {"call": calls}, DONE, client_tools=[WHERE], approve=["where"])
+    turn = ask(service, {"call": [where("key"), where("pen")]}, DONE, client_tools=[WHERE], approve=["where"])
     assert [request["kind"] for request in turn["requests"]] == ["approval"] * 2
     turn = answer(service, turn, APPROVE | {"arguments": {"thing": "cup"}}, APPROVE, status=202)
     assert [[request[name] for name in ("kind", "arguments", "replaces")] for request in turn["requests"]] == [
@@ -111,8 +110,7 @@ def test_media_of_a_result_reach_the_agent(service: Service) -> None:
 def test_a_call_whose_arguments_cannot_be_shown_is_not_made(service: Service) -> None:
     lines = ["try:", "    where('x' * 300_000)", "except Exception as error:", "    print(error)"]
     code = "\n".join([*lines, "print(send_email('x' * 300_000, 'hi'))"])
-    turn = service.play({"code": code}, DONE, agent="code-mailer", client_tools=[WHERE])
-    seen = observed(service, turn)[0]
+    seen = observed(service, service.play({"code": code}, DONE, agent="code-mailer", client_tools=[WHERE]))[0]
     assert "the arguments of where hold more than 256 KiB" in seen
     assert "send_email needs an approval, and its arguments hold more than 256 KiB. It was not made" in seen
 
@@ -134,8 +132,7 @@ def test_tools_of_a_conversation_hold_for_its_turns(service: Service) -> None:
     again = {"conversation_id": made["id"], "message": json.dumps([{"call": [where("a")]}, DONE])}
     ended = service.post("/turn", **again)
     assert (ended.status_code, ended.json()["requests"]) == (200, [])
-    refused = service.post("/turn", **again, approve=["where"])
-    assert refused.json()["errors"][0]["pointer"] == "/approve/0"
+    assert service.post("/turn", **again, approve=["where"]).json()["errors"][0]["pointer"] == "/approve/0"
 
 
 class Where(Tool):

@@ -55,8 +55,7 @@ def goes_on(service: Service, it: KilledTurn, turn: Event) -> bool:
 def ended(service: Service, it: KilledTurn) -> Event:
     turn = wait_for_end(service, it.turn)
     assert (turn["status"], turn["reply"], turn["attempts"]) == ("finished", "done", 2)
-    frames = told(service, turn)
-    assert [frame.raw for frame in frames[: len(it.frames)]] == [frame.raw for frame in it.frames]
+    assert [frame.raw for frame in told(service, turn)[: len(it.frames)]] == [frame.raw for frame in it.frames]
     return turn
 
 

@@ -225,8 +225,7 @@ def test_what_a_tool_changed_in_its_agents_state_is_changed(resumed: Resumed) ->
     turn, ledger = resumed.turn("state", repeated=[False, False, True, False])
     assert ledger.calls.count("count") == 3
     assert _observed(resumed, turn) == "count 3"
-    count = calling("count", str(ledger.path))
-    following = resumed.service.follow_up(turn, count, DONE)
+    following = resumed.service.follow_up(turn, calling("count", str(ledger.path)), DONE)
     assert _observed(resumed, following) == "count 4"
 
 
@@ -272,8 +271,7 @@ def test_a_model_that_fails_again_fails_the_turn_with_its_finished_steps(resumed
 
 def test_one_managed_agent_that_was_called_three_times_at_once_has_three_runs(resumed: Resumed) -> None:
     turn, ledger = resumed.turn("agents at once", repeated=[False] * 9)
-    it = resumed.cases["agents at once"]
-    (in_flight,) = it.in_flight
+    (in_flight,) = resumed.cases["agents at once"].in_flight
     assert in_flight.startswith("model")  # the third run's first call
     assert Counter(call.split(" ", 1)[-1] for call in ledger.calls if call.startswith("note")) == {"a": 3, "b": 3}
     assert len(ledger.calls) == 2 + 3 * 5 + 1

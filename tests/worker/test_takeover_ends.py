@@ -179,8 +179,7 @@ def test_a_turn_that_is_stopped_while_its_process_is_dead_ends_cancelled(killed:
 
 
 def test_a_deadline_counts_from_the_first_attempt(killed: Killed) -> None:
-    ended = killed.ended("late", code="deadline_exceeded")
-    assert ended["timing"]["duration_ms"] >= DEADLINE_S * 1000
+    assert killed.ended("late", code="deadline_exceeded")["timing"]["duration_ms"] >= DEADLINE_S * 1000
 
 
 @pytest.mark.parametrize("what", TAMPERINGS)

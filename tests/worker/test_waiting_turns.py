@@ -93,8 +93,7 @@ def test_a_deleted_conversation_waits_no_more(service: Service) -> None:
     turn = ask(service, {"call": [mail("deleted")]}, DONE)
     with watching(service, turn) as stream:
         stream.until("turn.waiting")
-        deleted = service.client.delete(f"/conversations/{turn['conversation_id']}")
-        assert deleted.status_code in {202, 204}
+        assert service.client.delete(f"/conversations/{turn['conversation_id']}").status_code in {202, 204}
         wait_until(lambda: service.client.get(place(turn)).status_code == 404)
         ended = stream.rest()[-1].data["result"]
     assert ended["error"]["message"].endswith("while this turn waited.")
@@ -140,16 +139,14 @@ def test_a_call_that_nobody_answers_in_time_is_not_made_and_the_model_is_told(im
 
 def test_a_question_that_nobody_answers_says_so(impatient: Service) -> None:
     turn = ask(impatient, {"code": "print(ask_user('Who?'))"}, DONE, agent="code-mailer")
-    ended = wait_for_end(impatient, turn)
-    assert decisions(ended) == [("ask_user", "expired")]
+    assert decisions(wait_for_end(impatient, turn)) == [("ask_user", "expired")]
     assert "[no answer] Nobody answered in time (answer_timeout)." in observed(impatient, turn)[0]
 
 
 def test_an_answer_to_one_of_two_calls_does_not_prolong_the_other(impatient: Service) -> None:
     turn = ask(impatient, {"call": [mail("in time"), mail("out of time")]}, DONE)
     answering(impatient, turn, APPROVE, Prefer="respond-async")
-    ended = wait_for_end(impatient, turn)
-    assert decisions(ended) == [("send_email", "approved"), ("send_email", "expired")]
+    assert decisions(wait_for_end(impatient, turn)) == [("send_email", "approved"), ("send_email", "expired")]
     assert [line for line in sent(impatient) if "time" in line] == ["in time: hi"]
 
 
@@ -163,8 +160,7 @@ def test_calls_that_were_asked_together_expire_together(impatient: Service) -> N
 
 def test_a_call_that_was_asked_later_waits_its_own_time(impatient: Service) -> None:
     code = "for to in ('x1', 'x2', 'x3'):\n    print(send_email(to, 'hi'))"
-    turn = ask(impatient, {"code": code}, DONE, agent="code-mailer")
-    ended = wait_for_end(impatient, turn)
+    ended = wait_for_end(impatient, ask(impatient, {"code": code}, DONE, agent="code-mailer"))
     assert decisions(ended) == [("send_email", "expired")] * 3
     times = [call["approval"]["at"] for call in ended["tool_calls"]]
     assert times == sorted({*times})
@@ -217,8 +213,7 @@ def test_an_answer_and_the_end_of_the_wait_at_once_have_one_effect(impatient: Se
 
     with ThreadPoolExecutor(8) as pool:
         for number, response in enumerate(pool.map(answer_late, turns)):
-            ended = wait_for_end(impatient, turns[number])
-            ((_, decision),) = decisions(ended)
+            ((_, decision),) = decisions(wait_for_end(impatient, turns[number]))
             is_taken = response.status_code in {200, 202}
             assert decision == ("approved" if is_taken else "expired"), response.text
             assert sent(impatient).count(f"r{number}: hi") == int(is_taken)

@@ -32,8 +32,7 @@ def test_few_agents_stay_and_none_of_a_turn_that_failed_or_with_many_bytes(few: 
     for _ in range(2):
         few.play({"say": "large"}, images=[png("red", (100, 100))])
         wait_until(lambda: warm(few) == 0)
-        turn = few.play({"say": "a"})
-        few.follow_up(turn, {"say": "a"})
+        few.follow_up(few.play({"say": "a"}), {"say": "a"})
         few.play({"raise": "kaputt"})
         wait_until(lambda: warm(few) == 1)
         for _ in range(3):

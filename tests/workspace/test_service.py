@@ -74,16 +74,14 @@ def test_a_conversation_has_files_that_its_next_turns_find(service: Service, fol
     assert files_in(mine) == {"notes/plan.md": "Buy milk.\n"}
     edit = {"call": [["edit_file", {"path": "notes/plan.md", "old": "milk", "new": "bread"}]]}
     search = {"call": [["glob", {"pattern": "**"}]]}
-    lines = {"call": [["grep", {"pattern": "b.*d"}]]}
-    turn = service.follow_up(turn, edit, READ, search, lines, DONE)
+    turn = service.follow_up(turn, edit, READ, search, {"call": [["grep", {"pattern": "b.*d"}]]}, DONE)
     assert results(service, turn)[:4] == [
         "Replaced the text.",
         "Buy bread.",
         "notes/plan.md",
         "notes/plan.md:1: Buy bread.",
     ]
-    other = service.play(READ, DONE, agent="writer")
-    assert results(service, other)[0].startswith("[denied] there is no file")
+    assert results(service, service.play(READ, DONE, agent="writer"))[0].startswith("[denied] there is no file")
 
 
 def test_files_that_the_agent_may_read_are_listed_and_served_as_downloads(service: Service, folder: Path) -> None:
@@ -105,8 +103,7 @@ def test_files_that_the_agent_may_read_are_listed_and_served_as_downloads(servic
     )
     assert (page.headers["cache-control"], page.headers["x-content-type-options"]) == ("no-store", "nosniff")
     with Client(service.url) as client:
-        names = [each.path for each in client.list_workspace_files(turn["conversation_id"])]
-        assert names == sorted(listed)
+        assert [each.path for each in client.list_workspace_files(turn["conversation_id"])] == sorted(listed)
         assert client.get_workspace_file(turn["conversation_id"], "notes/plan.md") == b"Buy milk.\n"
     for path in ("secrets/key.txt", "secrets", "notes", "notes/link.md", "notes//plan.md", "absent", "notes/large.bin"):
         problem(service.client.get(f"{at}/{path}"), 404, "not_found")
@@ -123,8 +120,7 @@ def test_a_file_of_the_message_gets_into_the_workspace_under_its_own_name(servic
     write = {"call": [["write_file", {"path": "notes/data.csv", "content": "data.csv"}]]}
     names = {"call": [["write_file", {"path": "data.csv", "content": "data.csv"}]]}
     search = {"call": [["grep", {"pattern": "Paris", "glob": "data.csv"}]]}
-    sent_file = sent("data.csv", "text/csv", text)
-    turn = service.play(write, names, search, DONE, agent="writer", files=[sent_file])
+    turn = service.play(write, names, search, DONE, agent="writer", files=[sent("data.csv", "text/csv", text)])
     assert files_in(folder_of(folder, turn["conversation_id"])) == {"notes/data.csv": text}
     assert results(service, turn)[1:3] == ["[denied] this path is read-only", "notes/data.csv:2: Paris,2"]
 
@@ -191,8 +187,7 @@ def test_a_given_directory_is_read_by_all_conversations_and_written_by_none(serv
     assert {"read_file", "glob", "grep"} <= tools
     assert not {"write_file", "edit_file"} & tools
     assert files_in(folder / "handbook") == before
-    export = service.client.get(f"/conversations/{turn['conversation_id']}/export").json()
-    assert "workspace" not in export
+    assert "workspace" not in service.client.get(f"/conversations/{turn['conversation_id']}/export").json()
     service.client.delete(f"/conversations/{turn['conversation_id']}")
     assert files_in(folder / "handbook") == before
 

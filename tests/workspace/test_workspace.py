@@ -144,8 +144,7 @@ def test_an_edit_replaces_exactly_one_match(files: Workspace) -> None:
 
 
 def test_sizes_and_counts_are_bounded(root: Path) -> None:
-    bounds = Bounds(total_bytes=600_000, entries=30)
-    files = Workspace(root, editable=["many/**"], bounds=bounds)
+    files = Workspace(root, editable=["many/**"], bounds=Bounds(total_bytes=600_000, entries=30))
     largest = "x" * 256 * 1024
     files.write("many/1", largest)
     assert files.read("many/1") == largest
