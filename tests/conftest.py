@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.support")
+pytest.register_assert_rewrite("tests.support")  # PYTEST_DONT_REWRITE in a docstring: other processes import it, too
 pytest_plugins = [f"tests.support.{m}" for m in ("fixtures", "llm", "manifests", "service_logs", "stores", "streaming")]
 
 LONGEST = ("test_chaos", "test_damage", "test_environments", "test_image_memory", "test_providers", "test_wheel")

@@ -47,7 +47,6 @@ def play(service: Service, key: str, *script: dict[str, Any], agent: str = "tena
 
 
 def observed(service: Service, key: str, turn: dict[str, Any]) -> list[str]:
-    """Return the observations of a conversation's steps."""
     path = f"/conversations/{turn['conversation_id']}/steps?limit=100&type=action"
     return [str(step["observations"]) for step in request_as(service, key, "GET", path).json()["items"]]
 

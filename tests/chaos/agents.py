@@ -141,7 +141,6 @@ def make_manager() -> ToolCallingAgent:
 
 
 def make_boss() -> CodeAgent:
-    """Make a coder that manages the same two agents."""
     return make_coder(Model, managed_agents=_helpers())
 
 
@@ -150,7 +149,6 @@ def _helpers() -> list[ToolCallingAgent | CodeAgent]:
 
 
 def make_asker() -> ToolCallingAgent:
-    """Make an agent whose charges need a person's approval."""
     return smolsessions.options(make_speaker(), approve=["charge"], ask_user=True)
 
 

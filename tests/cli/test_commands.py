@@ -146,7 +146,6 @@ def test_a_configuration_that_would_start_is_ok(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def guarded(outside: StoreServer) -> StoreServer:
-    """Return a store with a password."""
     with outside.client() as client:
         client.config_set("requirepass", "right")
     return outside

@@ -1,7 +1,4 @@
-"""Agents whose calls need a person's approval, or that ask questions. Their e-mails are lines of a file.
-
-PYTEST_DONT_REWRITE: other processes import this, too.
-"""
+"""Agents whose calls need approval, or that ask questions. Their e-mails are lines of a file. PYTEST_DONT_REWRITE."""
 
 import asyncio
 import hashlib

@@ -1,7 +1,4 @@
-"""Attacks on the interpreter: ways to name a hidden thing, to read it, and to pass it on natively.
-
-PYTEST_DONT_REWRITE: other processes import this, too.
-"""
+"""Attacks on the interpreter: ways to name a hidden thing, to read it, and to pass it on. PYTEST_DONT_REWRITE."""
 
 import types
 from itertools import product

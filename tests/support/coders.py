@@ -1,7 +1,4 @@
-"""Agents for the tests whose models write code: with imports, limits, helpers, and classes that are carried or not.
-
-PYTEST_DONT_REWRITE: other processes import this, too.
-"""
+"""Agents whose models write code: with imports, limits, helpers, and classes carried or not. PYTEST_DONT_REWRITE."""
 
 import os
 import sqlite3

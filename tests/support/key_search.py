@@ -1,7 +1,4 @@
-"""Search for keys in all that a service leaves behind: answers, log, files, and the store with its seals opened.
-
-PYTEST_DONT_REWRITE: other processes import this, too.
-"""
+"""Search for keys in all that a service leaves behind: answers, log, files, and open seals. PYTEST_DONT_REWRITE."""
 
 import base64
 import hmac
@@ -88,7 +85,6 @@ def forms_of(key: str) -> set[bytes]:
 
 
 def found_in(data: bytes, keys: dict[str, str]) -> list[str]:
-    """Return the names of the keys that bytes show."""
     return [name for name, key in keys.items() if any(form in data for form in forms_of(key))]
 
 

@@ -1,7 +1,4 @@
-"""Agents that remember in every way: steps, plans, notes, variables, `agent.state`, a tool's own state, a scratchpad.
-
-PYTEST_DONT_REWRITE: other processes import this, too.
-"""
+"""Agents that remember in every way: steps, plans, notes, variables, states, a scratchpad. PYTEST_DONT_REWRITE."""
 
 import functools
 import gc

@@ -1,7 +1,4 @@
-"""Agents whose code runs in a remote executor: here, in another process that takes code through a pipe.
-
-PYTEST_DONT_REWRITE: other processes import this, too.
-"""
+"""Agents whose code runs in a remote executor: a process that takes code through a pipe. PYTEST_DONT_REWRITE."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""Agents that differ by caller, and tools that ask for the caller in every thread that they may run in.
-
-PYTEST_DONT_REWRITE: other processes import this, too.
-"""
+"""Agents that differ by caller, and tools that ask for the caller in all kinds of threads. PYTEST_DONT_REWRITE."""
 
 import asyncio
 import json

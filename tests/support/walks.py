@@ -1,7 +1,4 @@
-"""Walks attributes as model-written code can, from every name that a block sees. Imported by the code itself.
-
-PYTEST_DONT_REWRITE: other processes import this, too.
-"""
+"""Walk of attributes, as model-written code does it, from every name that a block sees. PYTEST_DONT_REWRITE."""
 
 import ast
 import sys
