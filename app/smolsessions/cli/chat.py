@@ -280,7 +280,7 @@ class _Chat:
             out.print()
         if requests:
             more = ", or answer with:" if self._is_remote else "."
-            out.print(f"the turn waits for your answer. Open its conversation again{more}", style="yellow")
+            out.print(f"the turn waits for your answer. Write a line, and it asks again{more}", style="yellow")
             for each in requests if self._is_remote else ():
                 decision = {"question": "--text TEXT", "result": "--result JSON"}.get(each.kind, "--approve")
                 command = f"smolsessions turns answer {place[0]} {place[1]} {each.request_id} {decision}"

@@ -24,7 +24,7 @@ from smolsessions.agents.run.turn_run import TurnRun
 from smolsessions.agents.values.json_forms import json_form, json_text, utf8_text
 from smolsessions.core.events import MessageChannel, MessageDelta, StepPlace
 
-MAX_ANSWER_CHARS = 4_000_000
+MAX_ANSWER_CHARS = 16 * 1024 * 1024
 """Characters of one answer, and its deltas count as one more each. A provider may stream without an end."""
 
 

@@ -218,4 +218,4 @@ def read(model: type[M], response: httpx2.Response) -> M:
 def _unreachable(lost: httpx2.TransportError, request: httpx2.Request) -> UnreachableError:
     cause = str(lost) or type(lost).__name__
     address = f"{request.url.scheme}://{request.url.netloc.decode()}"
-    return UnreachableError(f"{address} does not answer: {cause}; is the service running?")
+    return UnreachableError(f"{address} does not answer: {cause}; is the service running at this address?")
