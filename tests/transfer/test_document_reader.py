@@ -5,7 +5,6 @@ import pickle
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,14 @@ import pytest
 
 from smolsessions.agents.transfer import document_reader
 from smolsessions.agents.transfer.document_reader import DocumentReader
-from smolsessions.agents.transfer.documents import DocumentRequest
 from smolsessions.core.errors import OverloadedError, ShuttingDownError, TooLargeError
-from smolsessions.core.records import AgentName
 from tests.support.documents import CODE, MAX_PIXELS
 from tests.support.histories import memory_of
 from tests.support.problems import problem
 from tests.support.service import PATIENCE_S, PLAIN, Service
 from tests.support.transfer import post_import, post_large_import, reader_of
 
-REQUEST = DocumentRequest(None, AgentName("scripted"), {AgentName("scripted"): CODE}, MAX_PIXELS)
+ARGUMENTS = (None, "scripted", {"scripted": CODE}, MAX_PIXELS)
 TEXT = memory_of(1) | {"title": "x" * 30_000_000}
 NUMBERS = memory_of(0) | {"metadata": [1] * 900_000}  # libraries in Rust end without memory
 WRONG: list[Callable[[dict[str, Any]], Any]] = [
@@ -45,7 +42,7 @@ def test_a_large_document_is_refused_as_a_small_one_is(service: Service, wrong: 
 @pytest.mark.parametrize("document", [TEXT, NUMBERS])
 def test_a_document_that_takes_too_much_memory_is_too_large(document: Any) -> None:
     with pytest.raises(TooLargeError, match="memory"):
-        DocumentReader(memory_mb=35).read(json.dumps(document).encode(), REQUEST)
+        DocumentReader(memory_mb=35).read(json.dumps(document).encode(), *ARGUMENTS)
 
 
 def test_a_process_that_hangs_or_forges_its_answer_changes_nothing(
@@ -59,35 +56,38 @@ def test_a_process_that_hangs_or_forges_its_answer_changes_nothing(
     forge = f"import sys; sys.stdin.buffer.read(); sys.stdout.buffer.write({pickle.dumps(Forged())!r})"
     vars(reader)["_command"] = [sys.executable, "-c", forge]
     with pytest.raises(OverloadedError):
-        reader.read(b"{}", REQUEST)
+        reader.read(b"{}", *ARGUMENTS)
     assert not (tmp_path / "made").exists()
     monkeypatch.setattr(document_reader, "TIMEOUT_S", 0.5)
     vars(reader)["_command"] = [sys.executable, "-c", "input()\nwhile True: pass"]
     with pytest.raises(OverloadedError):
-        reader.read(b"\n", REQUEST)
+        reader.read(b"\n", *ARGUMENTS)
     reader.close()
     with pytest.raises(ShuttingDownError):
-        reader.read(b"{}", REQUEST)
+        reader.read(b"{}", *ARGUMENTS)
 
 
 def test_a_killed_process_is_an_error_to_retry_and_none_outlives_its_service(tmp_path: Path) -> None:
     def send() -> httpx2.Response:
         return post_large_import(service, memory_of(1))
 
-    with Service(tmp_path, PLAIN) as service, ThreadPoolExecutor(1) as pool:
+    with Service(tmp_path, PLAIN) as service, ThreadPoolExecutor(2) as pool:
         sent = pool.submit(send)
         reader_of(service).kill()
         answer = sent.result()
         problem(answer, 503, "overloaded")
         assert answer.headers["retry-after"] == "5"
         assert send().status_code == 201
-        for end in (service.stop, service.kill):
-            sent = pool.submit(send)
-            process = reader_of(service)
-            if end == service.stop:
-                process.suspend()  # it would end before
-            end()
-            process.wait(PATIENCE_S)
-            with suppress(httpx2.TransportError):
-                problem(sent.result(), 503, "shutting_down")
-            service.start()
+        both = [pool.submit(send), pool.submit(send)]  # the second waits for the first
+        process = reader_of(service)
+        process.suspend()  # it would end before
+        service.stop()
+        process.wait(PATIENCE_S)
+        for sent in both:
+            problem(sent.result(), 503, "shutting_down")
+        service.start()
+        sent = pool.submit(send)
+        process = reader_of(service)
+        service.kill()
+        process.wait(PATIENCE_S)
+        assert isinstance(sent.exception(), httpx2.TransportError)

@@ -37,7 +37,6 @@ from smolsessions.agents.tools.output_schema import check_output_schema, tools_o
 from smolsessions.agents.tools.tool_servers import ToolServers
 from smolsessions.agents.transfer import documents
 from smolsessions.agents.transfer.document_reader import DocumentReader
-from smolsessions.agents.transfer.documents import DocumentRequest
 from smolsessions.agents.values.images import image_from_bytes, image_header
 from smolsessions.caller import CALLER
 from smolsessions.core.agent_ports import AgentInfo, Session, ToolServer
@@ -304,10 +303,10 @@ class Catalog:
         self, document: bytes | dict[str, Any], agent: AgentName | None, default: AgentName, max_pixels: int
     ) -> DocumentContent:
         targets = {name: each.import_targets for name, each in self._agents.items()}
-        request = DocumentRequest(agent, default, targets, max_pixels)
         if isinstance(document, bytes) and len(document) > SMALL_BYTES:
-            return self._document_reader.read(document, request)
-        return documents.read_document(read_json(document) if isinstance(document, bytes) else document, request)
+            return self._document_reader.read(document, agent, default, targets, max_pixels)
+        data = read_json(document) if isinstance(document, bytes) else document
+        return documents.read_document(data, agent, default, targets, max_pixels)
 
     def image_file(self, data: bytes) -> tuple[str, bytes]:
         return image_header(data)[0], data

@@ -17,7 +17,7 @@ from smolsessions.core.attachments import File, decode_file
 from smolsessions.core.callers import Caller
 from smolsessions.core.documents import encode_document
 from smolsessions.core.json_data import bounded, json_pointer, merge
-from smolsessions.core.memories import ExportedMemory, Memory, PrunePreview, StoredStep, with_gaps
+from smolsessions.core.memories import DocumentContent, ExportedMemory, Memory, PrunePreview, StoredStep, with_gaps
 from smolsessions.core.policies import Policy
 from smolsessions.core.records import AgentName, Conversation, Owner, Page, Ref, Turn
 from smolsessions.core.store_ports import ConversationStore, HistoryStore, TurnStore, WorkspaceFolders, WriteFiles
@@ -264,21 +264,20 @@ class Conversations:
         agent, pieces = await self.history.variables(ref)
         return await asyncio.to_thread(self._agents.export, agent, (), {}, pieces)
 
-    async def import_document(
+    async def read_document(self, document: bytes | dict[str, Any], agent: AgentName | None) -> DocumentContent:
+        """Read a document for an import. `agent` replaces the document's. Raises as the catalog does."""
+        read = partial(self._agents.read_document, document, agent, self._default_agent, self._max_pixels)
+        return await asyncio.to_thread(read)
+
+    async def create_from(
         self,
         owner: Owner,
-        document: bytes | dict[str, Any],
+        content: DocumentContent,
         conversation_id: str | None,
-        agent: AgentName | None,
         once: records.IdempotentRequest | None = None,
     ) -> Conversation:
-        """Create a conversation from a document. `agent` replaces the document's. Raises `InvalidRequestError`."""
+        """Create a conversation from a document. Raises `InvalidRequestError` for what its agent cannot have."""
         ref = Ref(owner, conversation_id or secrets.token_hex(12))
-        read = partial(self._agents.read_document, document, agent, self._default_agent, self._max_pixels)
-        try:
-            content = await asyncio.to_thread(read)
-        except asyncio.CancelledError:  # the server ends
-            raise errors.ShuttingDownError from None
         name, fields, files = self._known(content.agent), content.fields, content.files
 
         def check() -> None:

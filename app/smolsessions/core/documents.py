@@ -212,27 +212,30 @@ def _read_part(model: type[Part], data: Any, path: list[str | int], problems: li
     for name, value in data.items():
         try:
             storable(name)
-            _check_value_count(value)
             storable(value)
         except ValueError as error:
             raise InvalidRequestError.at(json_pointer(*path, name), str(error)) from None
+    text = to_json(data)
+    if len(text) > 2 * MAX_VALUES:  # a shorter one cannot hold as many
+        for name, value in data.items():
+            _check_value_count(json_pointer(*path, name), value)
     try:
         # As JSON, because pydantic makes no records of dictionaries in its strict mode.
-        return model.model_validate_json(to_json(data))
+        return model.model_validate_json(text)
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)
         problems += [{**problem, "loc": ("body", *path, *problem["loc"])} for problem in found]
     return None
 
 
-def _check_value_count(value: Any) -> None:
+def _check_value_count(pointer: str, value: Any) -> None:
     found, left = [value], MAX_VALUES
     while found:
         each = found.pop()
         if isinstance(each, list | dict):
             left -= len(each)
             if left < 0:
-                raise ValueError(f"holds more than {MAX_VALUES} values")
+                raise InvalidRequestError.at(pointer, f"holds more than {MAX_VALUES} values")
             found += each.values() if isinstance(each, dict) else each
 
 

@@ -1,6 +1,6 @@
 """Process that reads one large document, which keeps hostile JSON from the interpreter lock and memory of the service.
 
-The service sends a request and the document. The answer is a stream of small pickles of built-in data: none takes long
+The service sends arguments and the document. The answer is a stream of small pickles of built-in data: none takes long
 to load, and code that had taken over the process could forge nothing but data.
 """
 
@@ -26,7 +26,7 @@ from smolsessions.agents.sandbox.confinement.levels import Confinement
 from smolsessions.agents.sandbox.fork_client import bare_environment
 from smolsessions.agents.sandbox.json_export import DataUnpickler
 from smolsessions.agents.sandbox.limits import CodeLimits
-from smolsessions.agents.transfer.documents import DocumentRequest, read_document
+from smolsessions.agents.transfer.documents import read_document
 from smolsessions.core.errors import (
     OverloadedError,
     ServiceError,
@@ -56,7 +56,7 @@ class DocumentReader:
         self._running = set[subprocess.Popen[bytes]]()
         self._is_closed = False
 
-    def read(self, document: bytes, request: DocumentRequest) -> DocumentContent:
+    def read(self, document: bytes, *arguments: Any) -> DocumentContent:
         """Read a document as `read_document` does. Raises `OverloadedError` if the process was killed."""
         try:
             process = subprocess.Popen(  # noqa: S603 - our own module
@@ -76,7 +76,7 @@ class DocumentReader:
             assert process.stdout
             try:
                 with contextlib.suppress(BrokenPipeError), process.stdin:  # the answer may say why it ended
-                    process.stdin.write(pickle.dumps(request))
+                    process.stdin.write(pickle.dumps(arguments))
                     process.stdin.write(document)
                 return _received(process.stdout)
             except ServiceError:
@@ -150,11 +150,11 @@ def main() -> None:
     confinement.drop_rights()
     confinement.confine(CodeLimits(memory_mb=int(sys.argv[1])))
     gc.disable()
-    request = pickle.load(sys.stdin.buffer)  # noqa: S301 - of the service
+    arguments = pickle.load(sys.stdin.buffer)  # noqa: S301 - of the service
     pickler = pickle.Pickler(sys.stdout.buffer, protocol=5)  # one for all: it sends an image of several steps once
     failure: tuple[Any, ...] = ()
     try:
-        for part in _sent(read_document(read_json(sys.stdin.buffer.read()), request)):
+        for part in _sent(read_document(read_json(sys.stdin.buffer.read()), *arguments)):
             pickler.dump(part)
     except ServiceError as error:
         failure = "error", error.code, error.message, error.extensions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
@@ -100,25 +100,18 @@ def _document_of(data: Data, decoder: StepDecoder) -> dict[str, Any]:
     return document
 
 
-@dataclass(frozen=True)
-class DocumentRequest:
-    """How a document is read. `targets` are those of each agent.
-
-    `agent` replaces the document's, and `default` is for one without. `max_pixels` bounds the images of a step.
-    """
-
-    agent: AgentName | None
-    default: AgentName
-    targets: Mapping[AgentName, Mapping[str, ImportTarget]]
-    max_pixels: int
-
-
-def read_document(document: Any, request: DocumentRequest) -> DocumentContent:
-    """Read a decoded document. Raises `InvalidRequestError` and `TooLargeError`."""
+def read_document(
+    document: Any,
+    agent: AgentName | None,
+    default: AgentName,
+    targets: Mapping[AgentName, Mapping[str, ImportTarget]],
+    max_pixels: int,
+) -> DocumentContent:
+    """Read a decoded document as `AgentCatalog.read_document` does. `targets` are those of each agent."""
     parsed, members = parse_document(document)
-    agent = parsed.agent if request.agent is None else request.agent
-    places = request.targets.get(request.default if agent is None else agent)
-    memory = ImportedMemory(()) if places is None else import_document(members, places, request.max_pixels)
+    agent = parsed.agent if agent is None else agent
+    places = targets.get(default if agent is None else agent)
+    memory = ImportedMemory(()) if places is None else import_document(members, places, max_pixels)
     return parsed.content(agent, memory)
 
 

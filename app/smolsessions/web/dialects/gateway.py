@@ -183,7 +183,8 @@ class Gateway:
         """Return the place after earlier messages, as role and text. Any become a new conversation with this id."""
         document = imported_history(messages, agent) | {"metadata": metadata or {}}
         if count := len(document["turns"]):
-            await self.conversations.import_document(owner, document, conversation_id, agent)
+            content = await self.conversations.read_document(document, agent)
+            await self.conversations.create_from(owner, content, conversation_id)
         return Place(conversation_id, count + 1)
 
     async def place_after(self, now: Conversation, turn: int, *, stops: bool = False) -> Place | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from functools import partial
 from hashlib import sha256
 from typing import Annotated
@@ -15,7 +16,7 @@ from pydantic_core import to_json
 from smolsessions.core import records
 from smolsessions.core.conversations import Conversations
 from smolsessions.core.documents import SMALL_BYTES
-from smolsessions.core.errors import InvalidRequestError, PreconditionFailedError
+from smolsessions.core.errors import InvalidRequestError, PreconditionFailedError, ShuttingDownError
 from smolsessions.core.records import AgentName, Owner
 from smolsessions.web import views
 from smolsessions.web.cursors import PLACE, number_at, position_of
@@ -255,9 +256,15 @@ def memory_routes(conversations: Conversations) -> APIRouter:
     ) -> Response:
         """Create a conversation from an exported one."""
         body = await request.body()  # the middleware has read it, and holds it
-        async with of_owner.setdefault(owner, asyncio.Lock()), large if len(body) > SMALL_BYTES else small:
-            once = await _once(request, idempotency_key)
-            return _created(await conversations.import_document(owner, body, new_id, agent, once))
+        once = await _once(request, idempotency_key)
+        async with AsyncExitStack() as locks:
+            try:
+                await locks.enter_async_context(of_owner.setdefault(owner, asyncio.Lock()))
+                await locks.enter_async_context(large if len(body) > SMALL_BYTES else small)
+                content = await conversations.read_document(body, agent)
+            except asyncio.CancelledError:  # the server ends, and nothing was made
+                raise ShuttingDownError from None
+            return _created(await conversations.create_from(owner, content, new_id, once))
 
     @router.get(f"{AT}/prompt", responses=responses(wire.Prompt, 404, 409, 422))
     async def get_prompt(

@@ -86,7 +86,8 @@ def conversation_routes(gateway: Gateway) -> APIRouter:
         if not document["turns"]:
             raise InvalidRequestError.at("/items", "have no message of the user")
         document["metadata"] = metadata
-        return JSONResponse(_view(await conversations.import_document(owner, document, conversation_id, agent)))
+        content = await conversations.read_document(document, agent)
+        return JSONResponse(_view(await conversations.create_from(owner, content, conversation_id)))
 
     @router.get("/{conversation_id}")
     async def get_conversation(owner: CallerOwner, conversation_id: str) -> Response:
