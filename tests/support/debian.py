@@ -19,6 +19,7 @@ INSTALL_S = 300
 PROGRAMS = {  # of a package, in the order of preference
     "chromium": ("chromium", "chromium-browser", "google-chrome"),
     "tini": ("tini",),
+    "user-mode-linux": ("linux.uml",),
 }
 
 

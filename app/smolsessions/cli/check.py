@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import typer
 
+from smolsessions.agents.sandbox.code_group import obstacle, own_group
 from smolsessions.cli.flags import Named, Targets, add_agents, with_settings
 from smolsessions.cli.remote import err, out
 from smolsessions.core.errors import StartError
@@ -62,6 +63,8 @@ def check(context: typer.Context, *, targets: Targets = None, named: Named = Non
             catalog.check_confinement()
             levels = {name: level for name, level in catalog.confinement().items() if level}
             line.text = ", ".join(f"{name}: {level}" for name, level in levels.items()) or "no agent writes code"
+            if levels:
+                line.text += f"; control group of its own: {obstacle(own_group()) or 'yes'}"
     with _reported("store", failed) as line:
         from smolsessions.wiring import inspected_store  # noqa: PLC0415 - as above
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from smolsessions.agents.models.keys import without_secrets
+from smolsessions.agents.sandbox.code_group import settle
 from smolsessions.cli.remote import printable
 from smolsessions.core.errors import StartError
 from smolsessions.core.request_id import request_id
@@ -41,6 +42,8 @@ def run(settings: Settings, role: Role, processes: int, *, open_page: bool = Fal
             "SMOLSESSIONS_REDIS_URL, the same for all, or run `smolsessions serve`, which has a store of its own"
         )
     listening = _listen(settings)
+    if role is not Role.WEB:
+        settle()  # before another process starts in the service's control group
     on_ready = (lambda: webbrowser.open(page_address(listening))) if open_page else None
     if processes == 1 and not reload:
         return _run_process(settings, role, listening, None, on_ready)

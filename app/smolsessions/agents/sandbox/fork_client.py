@@ -18,6 +18,7 @@ from math import ceil
 from pathlib import Path
 from typing import cast, get_args
 
+from smolsessions.agents.sandbox import code_group
 from smolsessions.agents.sandbox.confinement.levels import CONFINED, Level
 from smolsessions.agents.sandbox.limits import MB
 from smolsessions.agents.sandbox.memory_budget import MemoryBudget
@@ -80,6 +81,7 @@ class ForkClient:
         self._spares: list[ChildProcess] = []
         self._spare_maker = ThreadPoolExecutor(1, "code-spares")
         self._server: subprocess.Popen[bytes] | None = None
+        self._group: Path | None = None
         self._control: socket.socket | None = None
         self._is_closed = False
 
@@ -171,6 +173,8 @@ class ForkClient:
         if level not in get_args(Level):
             raise OSError("the fork server has ended")
         self._level = cast("Level", level)
+        if self._group:
+            code_group.bound(self._group, self.memory.total_mb)
         is_safe = self._level in CONFINED
         grade, advice = (logging.INFO, "") if is_safe else (logging.WARNING, "; docs/security.md says what to do")
         means = _MEANS[self._level]
@@ -197,6 +201,7 @@ class ForkClient:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C reaches only the service, which ends the server
             )
+        self._group = code_group.enclose(self._server.pid)
 
     def _is_running(self) -> bool:
         return self._server is not None and self._server.poll() is None
