@@ -89,8 +89,8 @@ def test_the_last_failure_is_that_of_the_turn(service: Service, server: Provider
     refused = Answer(status=401, body={"error": {"message": f"no {OTHER_KEY}"}})
     turn = play(service, server, BROKEN, BROKEN, refused)
     assert (turn["status"], turn["error"]["code"]) == ("failed", "model_auth")
-    line = [line for line in service.log().splitlines() if " failed: " in line][-1]
-    assert (" at http://127.0.0.1:" in line, "Error code: 401" in line, OTHER_KEY in line) == (True, True, False), line
+    line = [line for line in service.log().splitlines() if "model_proxy model" in line][-1]
+    assert (" at http://127.0.0.1:" in line, "HTTP 401" in line, OTHER_KEY in line) == (True, True, False), line
 
 
 def test_a_limited_call_waits_as_long_as_the_provider_asks(service: Service, server: Provider) -> None:

@@ -29,7 +29,7 @@ from smolsessions.agents.run.model_stream import DeltaEmitter, request_message
 from smolsessions.agents.run.partial_texts import CodeSplitter, PartialJson
 from smolsessions.agents.run.proxy import Proxy, unproxied
 from smolsessions.agents.run.tool_proxy import proxy_tools
-from smolsessions.agents.values.json_forms import cut_text, utf8_text
+from smolsessions.agents.values.json_forms import utf8_text
 from smolsessions.agents.values.results import error_text
 from smolsessions.core.events import MessageChannel
 from smolsessions.core.journal_keys import CallKey
@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 BACK_OFF_S = 0.5  # before the first retry, doubled for each further one
 MAX_BACK_OFF_S = 8.0
 MAX_RETRY_AFTER_S = 60.0
-MAX_LOGGED_CHARS = 500
 """Longest wait that a provider may ask for. Beyond it, or beyond the turn's deadline, the call is not repeated."""
 _BEGINS_JSON = ("{", "[", '"')
 
@@ -151,15 +150,14 @@ class ModelProxy(Proxy):
             effect = encode_raised(error)
             effect.duration_ms = _ms_since(since)
             keys = [key for each in with_fallbacks(model) for key in keys_of(each)]
-            texts = [error_text(each) for each in causes(error)]
-            masked = [without_secrets(text, keys) for text in texts]
             base = attribute(attribute(model, "client"), "base_url") or attribute(model, "api_base")
             place = re.sub("//[^/@]*@", "//", f" at {base}") if base else ""
-            said = cut_text(utf8_text(": ".join(dict.fromkeys(masked))), MAX_LOGGED_CHARS)
-            log.warning(
-                "model %s%s failed: %s", attribute(model, "model_id"), place, said, extra={"action": "model.failed"}
-            )
-            if texts == masked:
+            # Its own text may hold a secret that is unknown here. That of the system does not.
+            of_system = {one.strerror: "" for one in causes(error) if isinstance(one, OSError) and one.strerror}
+            said = " ".join([classify_call(error).message, *of_system])
+            log.warning("model %s%s: %s", attribute(model, "model_id"), place, said, extra={"action": "model.failed"})
+            texts = [error_text(each) for each in causes(error)]
+            if texts == [without_secrets(text, keys) for text in texts]:
                 journal.write(key, effect)
                 raise
             # Some providers echo the key.
