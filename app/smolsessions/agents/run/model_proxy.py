@@ -13,6 +13,7 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any
 
+import httpx2
 from smolagents import Model, ToolCallingAgent
 from smolagents.models import ChatMessage
 from smolagents.utils import truncate_content
@@ -152,9 +153,9 @@ class ModelProxy(Proxy):
             keys = [key for each in with_fallbacks(model) for key in keys_of(each)]
             base = attribute(attribute(model, "client"), "base_url") or attribute(model, "api_base")
             place = re.sub("//[^/@]*@", "//", f" at {base}") if base else ""
-            # Its own text may hold a secret that is unknown here. That of the system does not.
-            of_system = {one.strerror: "" for one in causes(error) if isinstance(one, OSError) and one.strerror}
-            said = " ".join([classify_call(error).message, *of_system])
+            # Its own text may hold a secret that is unknown here. That of a broken connection does not.
+            transport = next((str(one) for one in causes(error) if isinstance(one, httpx2.TransportError)), "")
+            said = f"{classify_call(error).message} {transport}".strip()
             log.warning("model %s%s: %s", attribute(model, "model_id"), place, said, extra={"action": "model.failed"})
             texts = [error_text(each) for each in causes(error)]
             if texts == [without_secrets(text, keys) for text in texts]:
