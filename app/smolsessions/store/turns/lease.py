@@ -397,7 +397,8 @@ class HeldLease:
             if seq:
                 self._last_seen = seq
                 self._readers.deliver(self.turn.number, Logged(seq, event))
-        self._writes.acknowledge(batch[-1].serial)
+        if batch:  # none is left if they were sent while a suspend waited for its next try
+            self._writes.acknowledge(batch[-1].serial)
 
     def _mark_broken(self, why: str) -> None:
         self._defect = self._defect or SealBrokenError(why)
