@@ -141,7 +141,8 @@ class ModelProxy(Proxy):
             emitter.add_message(message)
             turn_run.note_usage(message.token_usage)
             return message
-        emitter.restart()
+        if turn_run.attempt > 1:
+            emitter.restart()
         if turn_run.bridge.is_late:  # otherwise the call may overlap with earlier writes
             turn_run.bridge.flush()
         since = time.perf_counter()

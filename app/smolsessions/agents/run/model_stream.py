@@ -141,7 +141,8 @@ def request_message(
             deltas.append(delta)
             emitter.add_delta(delta)
             left -= 1 + len(delta.content or "")
-            left -= sum(len(call.function.arguments or "") for call in delta.tool_calls or () if call.function)
+            for each in delta.tool_calls or ():
+                left -= len(each.function.arguments or "") if each.function else 0
             if left < 0:
                 raise AnswerTooLongError  # noqa: TRY301 - the provider counts what it sent
     except BaseException:  # also a stop: the provider counts what it sent

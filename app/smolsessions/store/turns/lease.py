@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -248,9 +248,9 @@ class HeldLease:
             sealed: dict[str, Argument] = {"record": record, "variables": chunk_list, "head": head, "packed": packed}
             sealed |= {"staged": "", "chunks": ""}
             try:
-                async with AsyncExitStack() as stack:
-                    if chunk_list and (replaced := self._memory.replaced_chunks()):
-                        staged = await stack.enter_async_context(staged_keys(self.scope.partition))
+                replaced = self._memory.replaced_chunks() if chunk_list else []
+                async with staged_keys(self.scope.partition) if replaced else nullcontext("") as staged:
+                    if replaced:
                         with suppress(StoreUnavailableError, HistoryGoneError):  # the commit then writes each chunk
                             await self.flush()
                             await keep_chunks(self.scope, self._memory.generation, replaced)
