@@ -49,13 +49,13 @@ class Player(Talker):
 
 @tool
 def find_order(number: int) -> dict[str, Any]:
-    """Find an order. | number: of the order."""
+    """Find an order."""
     return {"number": number, "customer": "Ann Lee", "items": ["teapot", "2 cups"], "total": 64.5, "state": "delivered"}
 
 
 @tool
 def check_stock(item: str) -> int:
-    """Count the pieces of an item in stock. | item: name of the item."""
+    """Count the pieces of an item in stock."""
     if item == "samovar":
         raise LookupError("no item is called samovar")
     return 12
@@ -63,25 +63,25 @@ def check_stock(item: str) -> int:
 
 @tool
 def refund(order: int, amount: float, reason: str) -> str:  # noqa: ARG001 - a tool of the scene
-    """Pay money back. | order: number of the order. | amount: in euros. | reason: for the books."""
+    """Pay money back."""
     return f"paid back {amount} for order {order}"
 
 
 @tool
 def send_email(to: str, text: str) -> str:  # noqa: ARG001 - a tool of the scene
-    """Send an e-mail. | to: its receiver. | text: its text."""
+    """Send an e-mail."""
     return f"sent to {to}"
 
 
 @tool
 def sales(month: str) -> dict[str, int]:  # noqa: ARG001 - a tool of the scene
-    """Return the sold pieces of a month. | month: such as 2026-10."""
+    """Return the sold pieces of a month."""
     return {"teapot": 41, "cup": 118, "kettle": 23, "tray": 9}
 
 
 @tool
 def draw_chart(title: str) -> Any:
-    """Draw a bar chart of the last sales. | title: of the chart."""
+    """Draw a bar chart of the last sales."""
     image = PIL.Image.new("RGB", (480, 240), (250, 250, 247))
     draw = PIL.ImageDraw.Draw(image)
     draw.text((16, 10), title, (60, 60, 66), font_size=16)
@@ -95,19 +95,19 @@ draw_chart.output_type = "image"
 
 @tool
 def write_invoice(order: int) -> object:
-    """Write an invoice as a file. | order: number of the order."""
+    """Write an invoice as a file."""
     return smolsessions.File(b"item,price\nteapot,44.50\ncup,10\ncup,10\n", "text/csv", f"invoice-{order}.csv")
 
 
 @tool
 def read_aloud(text: str) -> object:  # noqa: ARG001 - a tool of the scene
-    """Read a text aloud. | text: any text."""
+    """Read a text aloud."""
     return smolsessions.Audio(sound(frames=8000), "audio/wav", rate=8000)
 
 
 @tool
 def ask_supplier(item: str) -> str:
-    """Ask a supplier for a price. | item: name of the item."""
+    """Ask a supplier for a price."""
     return f"{item}: 21.90 each, 10 days"
 
 

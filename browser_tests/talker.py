@@ -84,7 +84,7 @@ def _paced(pieces: Iterable[str | dict[str, str]]) -> Iterator[str]:
 
 @tool
 def picture(width: int) -> Any:
-    """Draw a picture. | width: of the picture."""
+    """Draw a picture."""
     return PIL.Image.new("RGB", (width, 120), (0, 128, 255))
 
 

@@ -62,7 +62,7 @@ def _called(messages: list[ChatMessage], stop_sequences: list[str] | None) -> tu
 
 @tool
 def work(key: str, ms: int, text: str) -> str:
-    """Take a while and give the text back. | key: of this call. | ms: how long. | text: any text."""
+    """Take a while and give the text back."""
     with ledger.counted("tool", key, text):
         ledger.wait(ms)
     return text
@@ -88,7 +88,7 @@ class Rest(Tool):
 
 @tool
 def charge(key: str, token: str) -> str:
-    """Charge once: a repeat must use the same token. | key: of this call. | token: random."""
+    """Charge once: a repeat must use the same token."""
     with ledger.counted("tool", key, token):
         ledger.wait(30)
     return f"charged {token}"
@@ -96,7 +96,7 @@ def charge(key: str, token: str) -> str:
 
 @tool
 def refuse(key: str, ms: int) -> str:
-    """Fail after a while. | key: of this call. | ms: how long."""
+    """Fail after a while."""
     with ledger.counted("tool", key):
         ledger.wait(ms)
     raise ValueError("refused")
@@ -104,7 +104,7 @@ def refuse(key: str, ms: int) -> str:
 
 @tool
 def transfer(key: str, ms: int) -> str:
-    """Transfer once: this call is unsafe to repeat. | key: of this call. | ms: how long."""
+    """Transfer once: this call is unsafe to repeat."""
     with ledger.counted("unsafe", key):
         ledger.wait(ms)
     return "transferred"

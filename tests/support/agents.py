@@ -160,13 +160,13 @@ class Opaque:
 
 @tool
 def echo(text: str) -> str:
-    """Give the text back. | text: any text."""
+    """Give the text back."""
     return text
 
 
 @tool
 def fail(reason: str) -> str:
-    """Fail. | reason: what the error says."""
+    """Fail."""
     raise ValueError(reason)
 
 
@@ -178,7 +178,7 @@ def leave() -> str:
 
 @tool
 def compute(seconds: float) -> str:
-    """Keep a core busy in Python code. | seconds: for how long."""
+    """Keep a core busy in Python code."""
     end, count = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         count += 1
@@ -187,7 +187,7 @@ def compute(seconds: float) -> str:
 
 @tool
 def wait_for(path: str) -> str:
-    """Say `started` beside a file, then wait until the file is there. | path: of the file."""
+    """Say `started` beside a file, then wait until the file is there."""
     Path(f"{path}.started").touch()
     end = time.monotonic() + 2 * PATIENCE_S
     while not Path(path).exists():
@@ -199,7 +199,7 @@ def wait_for(path: str) -> str:
 
 @tool
 def make(what: str) -> Any:
-    """Make a value of some kind. | what: the kind."""
+    """Make a value of some kind."""
     makers: dict[str, Any] = {
         "money": lambda: Money(7, "EUR"),
         "opaque": Opaque,

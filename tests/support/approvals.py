@@ -22,7 +22,7 @@ OUTBOX = "APPROVALS_OUTBOX"
 
 @tool
 def send_email(to: str, text: str) -> str:
-    """Send an e-mail. | to: its receiver. | text: its text."""
+    """Send an e-mail."""
     with Path(os.environ[OUTBOX]).open("a") as outbox:
         outbox.write(f"{to}: {text}\n")
     return f"sent to {to}"
@@ -30,7 +30,7 @@ def send_email(to: str, text: str) -> str:
 
 @tool
 def send_and_crash(to: str) -> str:
-    """Send an e-mail, and end the process. | to: its receiver."""
+    """Send an e-mail, and end the process."""
     with Path(os.environ[OUTBOX]).open("a") as outbox:
         outbox.write(f"{to}: the last\n")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -39,7 +39,7 @@ def send_and_crash(to: str) -> str:
 
 @tool
 def delete_file(path: str, force: bool = False, times: int | None = None) -> str:
-    """Delete a file. | path: the file. | force: also if it is locked. | times: number of tries."""
+    """Delete a file."""
     return f"deleted {path} {force} {times}"
 
 

@@ -34,25 +34,25 @@ class LostError(KeyError):
 
 @tool
 def lose(name: str) -> str:
-    """Fail in a way of its own. | name: of the lost thing."""
+    """Fail in a way of its own."""
     raise LostError(name)
 
 
 @tool
 def parcel(weight: int) -> Any:
-    """Make a parcel. | weight: of it."""
+    """Make a parcel."""
     return Parcel(weight, "fragile")
 
 
 @tool
 def weigh(thing: Any) -> Any:
-    """Say what it is. | thing: anything."""
+    """Say what it is."""
     return f"{type(thing).__name__}: {thing}"
 
 
 @tool
 def large(length: int) -> str:
-    """Make a large text. | length: of it."""
+    """Make a large text."""
     return "x" * length
 
 

@@ -84,7 +84,7 @@ def meeting(case: str) -> Tool:
 
     @tool
     def meet(name: str) -> str:
-        """Wait a little for another one. | name: of this one."""
+        """Wait a little for another one."""
         try:
             both.wait(0.3)
         except threading.BrokenBarrierError:

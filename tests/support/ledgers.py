@@ -127,21 +127,21 @@ class DeclinedError(ValueError):
 
 @tool
 def note(what: str, ledger: str) -> str:
-    """Write something down. | what: what it is. | ledger: where."""
+    """Write something down."""
     made(ledger, f"note {what}")
     return f"noted {what}"
 
 
 @tool
 def decline(what: str, ledger: str) -> str:
-    """Write something down and fail. | what: what it is. | ledger: where."""
+    """Write something down and fail."""
     made(ledger, f"decline {what}")
     raise DeclinedError(f"{what} is declined", response=object())
 
 
 @tool
 def charge(what: str, ledger: str) -> str:
-    """Charge once, unsafe to repeat. | what: what it is. | ledger: where."""
+    """Charge once, unsafe to repeat."""
     made(ledger, f"charge {what}")
     return f"charged {what}"
 
@@ -151,7 +151,7 @@ vars(charge)["unsafe_to_repeat"] = True
 
 @tool
 def crash(ledger: str) -> str:
-    """End the process. | ledger: where that is written down."""
+    """End the process."""
     Ledger(Path(ledger)).enter("crash")
     os.kill(os.getpid(), signal.SIGKILL)
     return "never"
@@ -159,7 +159,7 @@ def crash(ledger: str) -> str:
 
 @tool
 def bring(what: str, ledger: str) -> Any:
-    """Bring a value of some kind. | what: the kind. | ledger: where that is written down."""
+    """Bring a value of some kind."""
     made(ledger, f"bring {what}")
     if what == "image":
         return PIL.Image.new("RGB", (5, 4), (10, 20, 30))

@@ -128,7 +128,7 @@ DEEP: dict[str, tuple[Callable[[], Any], None]] = {"deep": (lambda: agents.neste
 
 @tool
 def odd(what: str) -> Any:
-    """Make an odd value. | what: its name."""
+    """Make an odd value."""
     return (PLAIN | LABELLED | DEEP)[what][0]()
 
 

@@ -70,7 +70,7 @@ class Fails(_Own):
 
 @tool
 def instance(text: str) -> str:
-    """Repeat a text. | text: any text."""
+    """Repeat a text."""
     return text
 
 

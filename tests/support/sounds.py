@@ -36,38 +36,38 @@ def sent(name: str, media_type: str, data: bytes | str) -> dict[str, str]:
 
 @tool
 def speak(text: str) -> object:
-    """Speak a text. | text: any text."""
+    """Speak a text."""
     return smolsessions.Audio(sound(frames=len(text)), "audio/wav", rate=8000)
 
 
 @tool
 def write_report(lines: int) -> object:
-    """Write a report. | lines: how long it is."""
+    """Write a report."""
     return smolsessions.File(b"a,b\n" * lines, "text/csv", "report.csv")
 
 
 @tool
 def write_letter(name: str) -> object:
-    """Write a letter, in a file without an extension. | name: name of the file."""
+    """Write a letter, in a file without an extension."""
     return smolsessions.File(b"Dear.", "text/plain", name)
 
 
 @tool
 def count_lines(text: str) -> int:
-    """Count the lines of a text. | text: any text."""
+    """Count the lines of a text."""
     return len(text.splitlines())
 
 
 @tool
 def describe(file: Any) -> str:
-    """Say which object this is. | file: a file."""
+    """Say which object this is."""
     data = getattr(file, "data", file)
     return f"{type(file).__name__} {len(data)} {getattr(file, 'rate', None)}"
 
 
 @tool
 def refuse(text: str) -> str:
-    """Refuse a text. | text: any text."""
+    """Refuse a text."""
     raise ValueError(f"no text of {len(text)} characters is welcome")
 
 
@@ -79,7 +79,7 @@ def sing() -> Any:
 
 @tool
 def listen(sound: Any) -> str:
-    """Listen. Smolagents would refuse the input at each call, unless it is a tensor. | sound: any."""
+    """Listen. Smolagents would refuse the input at each call, unless it is a tensor."""
     return str(sound)
 
 

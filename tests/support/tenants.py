@@ -27,7 +27,7 @@ def described(caller: Caller) -> str:
 
 @tool
 def whose(pause_s: float | None = None) -> str:
-    """Tell the caller. | pause_s: a pause before it."""
+    """Tell the caller."""
     time.sleep(pause_s or 0)
     return asked()
 
@@ -40,7 +40,7 @@ def me() -> Any:
 
 @tool
 def block(path: str) -> str:
-    """Wait until a file is there, the first time. | path: of the file."""
+    """Wait until a file is there, the first time."""
     if not Path(f"{path}.started").exists():
         agents.wait_for(path)
     return asked()

@@ -1,5 +1,6 @@
-"""Decorator for tools whose docstring is one line."""
+"""Decorator for tools whose docstring is a sentence."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,7 @@ import smolagents
 
 
 def tool(function: Callable[..., Any]) -> smolagents.Tool:
-    """Make smolagents' tool of a function whose docstring is `SENTENCE | ARGUMENT: DESCRIPTION | …`."""
-    sentence, *arguments = (function.__doc__ or "").split(" | ")
-    function.__doc__ = "\n    ".join([f"{sentence}\n\nArgs:", *arguments]) if arguments else sentence
+    """Make smolagents' tool of a function. Each argument is described by its name."""
+    if names := [*inspect.signature(function).parameters]:
+        function.__doc__ = "\n    ".join([f"{function.__doc__}\n\nArgs:", *(f"{name}: {name}" for name in names)])
     return smolagents.tool(function)

@@ -45,9 +45,7 @@ def test_a_document_that_takes_too_much_memory_is_too_large(document: Any) -> No
         DocumentReader(memory_mb=35).read(json.dumps(document).encode(), *ARGUMENTS)
 
 
-def test_a_process_that_hangs_or_forges_its_answer_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_hangs_or_forges_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Forged:
         def __reduce__(self) -> Any:
             return Path.mkdir, (tmp_path / "made",)
@@ -74,8 +72,7 @@ def test_a_killed_process_is_an_error_to_retry_and_none_outlives_its_service(tmp
     with Service(tmp_path, PLAIN) as service, ThreadPoolExecutor(2) as pool:
         sent = pool.submit(send)
         reader_of(service).kill()
-        answer = sent.result()
-        problem(answer, 503, "overloaded")
+        problem(answer := sent.result(), 503, "overloaded")
         assert answer.headers["retry-after"] == "5"
         assert send().status_code == 201
         both = [pool.submit(send), pool.submit(send)]  # the second waits for the first

@@ -46,20 +46,20 @@ class Holder(Tool):
 
 @tool
 def by_function(code: str) -> str:
-    """Think. | code: any."""
+    """Think."""
     return str(evaluate_python_code(code, {}))
 
 
 @tool
 def by_exec(code: str) -> str:
-    """Think. | code: any."""
+    """Think."""
     exec(code)
     return "done"
 
 
 @tool
 def one_run_python(code: str) -> str:
-    """Run Python, as a tool of an MCP server called one would. | code: any."""
+    """Run Python, as a tool of an MCP server called one would."""
     return code
 
 
@@ -130,7 +130,7 @@ def test_a_mistake_stops_the_start(values: Any, sentence: str, tmp_path: Path) -
 def test_an_own_tool_of_the_same_name_is_refused(tmp_path: Path) -> None:
     @tool
     def glob(pattern: str) -> str:
-        """List. | pattern: any."""
+        """List."""
         return pattern
 
     with pytest.raises(StartError, match="something of its own called 'glob'"):
