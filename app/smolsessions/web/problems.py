@@ -164,7 +164,7 @@ def response_to(error: errors.ServiceError, scope: Scope | None = None) -> JSONR
     if status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
     forms: Mapping[str, ErrorForm] = getattr(scope["app"].state, "error_forms", {}) if scope else {}
-    if scope and (form := forms.get(scope["path"].split("/", 2)[1])):
+    if scope and (form := forms.get(scope["path"].removeprefix("/").partition("/")[0])):
         return form(body, headers)
     return JSONResponse(body, status.value, headers, media_type="application/problem+json")
 

@@ -175,6 +175,10 @@ def test_state_has_variables_beside_those_of_the_client(client: Client, thread: 
     )
     assert client.state == {"theme": "dark", "variables": {"x": "[3]"}}
     assert client.result == {"y": 1}
+    client.send({"code": f"send_email('ann-{thread}', 'hi')"}, {"code": "final_answer(x)"})
+    assert (client.outcome, len(client.interrupts)) == ("interrupt", 1)
+    client("run", resume=[yes(client.interrupts[0])])
+    assert client.result == [3]
 
 
 def test_a_stop_cancels_and_a_disconnect_does_not(client: Client, thread: str, service: Service) -> None:

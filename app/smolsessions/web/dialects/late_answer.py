@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
+from http import HTTPStatus
 from typing import Any
 
 from starlette.responses import Response
@@ -36,12 +38,11 @@ class LateAnswer(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             while not (await asyncio.wait({task}, timeout=BLANK_S))[0]:
                 await send({"type": "http.response.body", "body": b"\n", "more_body": True})
-            try:
-                body = bytes(task.result().body)
-            except ServiceError:
-                scope[BREAK_OFF]()
-                return
-            await send({"type": "http.response.body", "body": body, "more_body": False})
+            with suppress(ServiceError):
+                if (answer := task.result()).status_code == HTTPStatus.OK:
+                    await send({"type": "http.response.body", "body": bytes(answer.body), "more_body": False})
+                    return
+            scope[BREAK_OFF]()  # clients send the request again, and get the error with its status
         except asyncio.CancelledError:
             if not task.cancelled():  # this request is cancelled, not the task of a client that left
                 raise

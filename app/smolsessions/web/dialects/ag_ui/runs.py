@@ -10,7 +10,13 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
-from smolsessions.core.errors import ConflictError, InvalidRequestError, NotFoundError, StoreUnavailableError
+from smolsessions.core.errors import (
+    ConflictError,
+    InvalidRequestError,
+    NotFoundError,
+    ServiceError,
+    StoreUnavailableError,
+)
 from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import TurnSubscription
@@ -132,7 +138,11 @@ def routes(gateway: Gateway) -> APIRouter:
             """Return the variables of an agent that writes code, beside the client's own state."""
             if turn.agent.kind != "CodeAgent" or not fold.may_send_state:
                 return None
-            views = await asyncio.to_thread(variable_views, await gateway.conversations.variables(turn.ref))
+            try:
+                variables = await gateway.conversations.variables(turn.ref)
+            except ServiceError:  # this turn waits, or the next one runs: the run ends without a state
+                return None
+            views = await asyncio.to_thread(variable_views, variables)
             known = {view["name"]: view["preview"] for view in views if not view["agent"]}
             own = body.state if isinstance(body.state, dict) else {}
             return state_frame({**own, "variables": known})
