@@ -162,6 +162,8 @@ def record(folder: Path) -> dict[str, Any]:
         _play(recorder)
         _refuse(recorder)
         _stop(recorder, service)
+    agents = recorder.answers["listAgents"]["200 application/json"]["items"]
+    agents[:] = [each for each in agents if each["name"] == "demo"]  # the others are agents of tests
     keys = write_private(folder / "keys", f"ada {'0' * 64}\n")
     with Service(folder / "keyed", settings=SETTINGS | {"API_KEYS_FILE": str(keys)}) as service:
         locked = Recorder(service)
