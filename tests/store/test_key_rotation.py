@@ -194,7 +194,7 @@ def test_one_damaged_conversation_does_not_stop_the_others(server: StoreServer, 
     settings = PLAIN | server.settings | {"SEAL_KEYS": f"{new},{SEAL_KEY}"}
     with server.client() as raw:
         raw.set(f"{PARTITION}:conversation:local/{one}", "damaged")
-        raw.hset(f"{PARTITION}:conversation:local/{other}", "generation", b"\xff")
+        raw.hset(f"{PARTITION}:conversation:local/{other}", "settings", b"\xff")
         status, output, errors = run(tmp_path / "rekey", settings, "store", "rekey")
         assert (status, "records cannot be opened" in output) == (1, True), output + errors
     mark = SEAL_KEY.partition(":")[0].encode()

@@ -226,7 +226,6 @@ TAMPERINGS: dict[str, Callable[[Tampering], object]] = {
     "an older head": lambda it: it.raw.hset(it.conversation, "head", it.old_head),
     "no head": lambda it: it.raw.hdel(it.conversation, "head"),
     "another agent": lambda it: it.raw.hset(it.conversation, "agent", "code"),
-    "another generation": lambda it: it.raw.hset(it.conversation, "generation", 1),
 }
 cold = shared_service({"WARM_SESSIONS": "0", "WAIT_S": "5"}, on_outside=True)
 

@@ -227,7 +227,6 @@ def emit_raw(raw: Raw, lease: HeldLease, *entries: list[Any], serial: int = 2) -
         "ref": str(lease.turn.ref),
         "turn": lease.turn.number,
         "fence": lease.fence,
-        "generation": 0,
         "own_channel": "none",
         "lease_us": int(LEASE_S * 1_000_000),
         "serial": serial,

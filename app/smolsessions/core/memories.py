@@ -138,14 +138,13 @@ class DocumentContent:
 
 @record
 class Head:
-    """Sealed summary of a conversation's steps: generation, count, and a running hash over their tags.
+    """Sealed summary of a conversation's steps: count, and a running hash over their tags.
 
     `shown_from` is the first index that the model sees, `shown_hash` the running hash before it, `variables` the tag
     of the sealed list of pieces. `archived`, `rolled_back` and `destroyed` are sets of indexes, as bits. A destroyed
     step has only its tag in the store.
     """
 
-    generation: int = 0
     count: int = 0
     hash: bytes = b""
     shown_from: int = 0

@@ -115,7 +115,7 @@ def decode_chunk_list(data: bytes) -> dict[str, bytes]:
 
 
 def encode_head(head: Head) -> bytes:
-    fields = [head.generation, head.count, head.shown_from, head.step_counts]
+    fields = [0, head.count, head.shown_from, head.step_counts]
     out = [f"{places:x}" for places in (head.archived, head.rolled_back, head.destroyed)] if head.out else []
     return _HASHES.pack(head.hash, head.shown_hash, head.variables) + to_json([*fields, *out])
 
@@ -127,9 +127,9 @@ def decode_head(data: bytes) -> Head:
     members = from_json(data[_HASHES.size :])
     if len(members) not in HEAD_MEMBERS:
         raise SealBrokenError(f"a conversation's head {NEWER}")
-    generation, count, shown_from, step_counts, *out = members
+    _, count, shown_from, step_counts, *out = members
     places = [int(each, 16) for each in out]
-    return Head(generation, count, running, shown_from, shown_hash, step_counts, variables, *places)
+    return Head(count, running, shown_from, shown_hash, step_counts, variables, *places)
 
 
 def encode_input(turn_input: TurnInput) -> bytes:

@@ -123,11 +123,10 @@ async def _rekey_key(partition: Partition, name: bytes, result: Rekeyed) -> None
     async for records in _records(partition, name, partition.sealer.writing_id):
         try:
             conversation = f"{partition.name}:conversation:{ref}"
-            settings, stored = await partition.ask("HMGET", conversation, "settings", "generation")
+            settings = await partition.ask("HGET", conversation, "settings")
             scope.settings(settings)  # they name the origins, whose lists of chunks a fork has
-            generation = codec.text(stored or b"0")
             if kind == "old" and not chunk_names:
-                chunk_names = await _chunk_names(scope, name, generation)
+                chunk_names = await _chunk_names(scope, name)
         except _DAMAGED:
             result.skip(name, len(records))
             continue
@@ -137,7 +136,7 @@ async def _rekey_key(partition: Partition, name: bytes, result: Rekeyed) -> None
             try:
                 if kind == "old":
                     field_name = chunk_names.get(tag_of(blob), "")
-                    place = _place("variables", generation, field_name.encode(), "")
+                    place = _place("variables", "0", field_name.encode(), "")
                 else:
                     place = _place(kind, number, field, codec.text(event))
                 changes += (field, value, event + line + scope.rekey(blob, *place))
@@ -167,16 +166,16 @@ async def _records(partition: Partition, name: bytes, own: str) -> AsyncIterator
         cursor = cursor if int(cursor) else None
 
 
-async def _chunk_names(scope: Scope, name: bytes, generation: str) -> dict[bytes, str]:
+async def _chunk_names(scope: Scope, name: bytes) -> dict[bytes, str]:
     """Return the names of replaced chunks by tag. The lists are among them, and have no name."""
     partition = scope.partition
-    blobs = [await partition.ask("HGET", f"{partition.name}:variables:{scope.name}:{generation}", "")]
+    blobs = [await partition.ask("HGET", f"{partition.name}:variables:{scope.name}:0", "")]
     names: dict[bytes, str] = {}
     async for records in _records(partition, name, NO_KEY):
         blobs += [blob for _, blob in records]
         for blob in blobs:
             with suppress(SealBrokenError):
-                listed = codec.decode_chunk_list(scope.open(blob or b"", "variables", generation))
+                listed = codec.decode_chunk_list(scope.open(blob or b"", "variables", "0"))
                 names |= {tag: chunk for chunk, tag in listed.items()}
         blobs.clear()
     return names

@@ -2,7 +2,7 @@
 
 Version 1: `0x01 | length of key id | key id | nonce (12) | ciphertext and tag of zstd(plaintext)`, where the zstd frame
 has no magic number. Each conversation has a key derived from the master key and its name, so that random nonces stay
-far from their bound. The associated data is the place: kind, generation, index.
+far from their bound. The associated data is the place: kind, number, index or name.
 
 `0x81` begins a record that was sealed again with another key. The tag of its first sealing is bound to it and follows
 it, because heads and lists of chunks are sealed over these tags.

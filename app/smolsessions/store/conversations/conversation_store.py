@@ -121,7 +121,7 @@ class ConversationStore:
         async with self._patching.setdefault(ref, asyncio.Lock()):
             for _ in range(MOST_TRIES):
                 row = await self._row(ref)
-                record, sealed, title = row[1][1], row[1][7], row[1][10]
+                record, sealed, title = row[1][1], row[1][6], row[1][9]
                 conversation = self.decode_row(*row)
                 draft = change(conversation)
                 settings = scope.settings(sealed)
@@ -190,9 +190,9 @@ class ConversationStore:
             found = await scope.call("steps", first=asked[0], last=asked[1], max_bytes=PAGE_BYTES)
             if not found:
                 raise errors.ConversationNotFoundError
-            unsealed, generation, head_blob, blobs, settings, stored, queued, record = found
+            unsealed, head_blob, blobs, settings, stored, queued, record = found
             scope.settings(settings)
-            head = open_head(scope, generation, head_blob)
+            head = open_head(scope, head_blob)
             check_count(head, stored, may_be_more=bool(queued))
             agent = codec.decode_conversation(scope.open(record, "conversation"), unsealed).agent
             read += sum(map(len, blobs))
@@ -255,12 +255,12 @@ class ConversationStore:
         waits: int,
     ) -> Conversation:
         """Open a row of a script's reply, and check its parts against each other."""
-        agent, record, sealed_head, generation, created, updated, turns, sealed, ttl, expires, title = fields
+        agent, record, sealed_head, created, updated, turns, sealed, ttl, expires, title = fields
         ref = codec.ref_of(codec.text(scope_name))
         scope = self._partitions.scope(ref)
         about = codec.decode_conversation(scope.open(record or b"", "conversation"), agent)
         settings = scope.settings(sealed)
-        head = open_head(scope, generation, sealed_head)
+        head = open_head(scope, sealed_head)
         check_count(head, stored_steps, may_be_more=bool(queued))
         if (
             codec.number(turns) != stored_turns

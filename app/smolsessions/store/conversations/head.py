@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from smolsessions.core.errors import DAMAGED, SealBrokenError
+from smolsessions.core.errors import SealBrokenError
 from smolsessions.core.memories import Head
 from smolsessions.core.records import EntryType, StepType
 from smolsessions.store import codec
@@ -18,12 +18,9 @@ COUNT_SENTENCE = "The stored steps of this conversation are not those that its h
 VARIABLES_SENTENCE = "The stored variables of this conversation are not those that its head was sealed over."
 
 
-def open_head(scope: Scope, generation: bytes, head: bytes | None) -> Head:
+def open_head(scope: Scope, head: bytes | None) -> Head:
     """Open a conversation's head. Before the first commit it is empty."""
-    opened = codec.decode_head(scope.open(head, "head")) if head else Head(codec.number(generation))
-    if codec.number(generation) != opened.generation:
-        raise SealBrokenError(DAMAGED)
-    return opened
+    return codec.decode_head(scope.open(head, "head")) if head else Head()
 
 
 def check_count(head: Head, stored: int, *, may_be_more: bool) -> None:
@@ -36,7 +33,7 @@ def open_chunk_list(scope: Scope, head: Head, sealed: bytes) -> dict[str, bytes]
     """Open the list of the variables' chunks. Raises unless the head was sealed over it."""
     if tag_of(sealed) != head.variables:
         raise SealBrokenError(VARIABLES_SENTENCE)
-    return codec.decode_chunk_list(scope.open(sealed, "variables", head.generation)) if sealed else {}
+    return codec.decode_chunk_list(scope.open(sealed, "variables", 0)) if sealed else {}
 
 
 def extended(head: Head, steps: Sequence[tuple[EntryType, bytes]]) -> Head:

@@ -98,7 +98,7 @@ class HistoryStore:
         async with staged_keys(scope.partition) as staged:
             if gone:
                 places = [step.index for step in gone]
-                await stage_copy(scope, head.generation, staged, "steps", head.count, gone=places)
+                await stage_copy(scope, staged, "steps", head.count, gone=places)
             amended = await self._amend(ref, version, head, *wanted, staged=staged, steps=head.count if gone else "")
         return (amended, sum(step.type != "edit" for step in gone)) if amended else None
 
@@ -116,8 +116,8 @@ class HistoryStore:
             parts: dict[str, Argument] = {"turns": turns}
             async with staged_keys(snapshot.scope.partition) as staged:
                 if wanted != present:
-                    await stage_chunks(snapshot.scope, head.generation, staged, wanted)
-                    await keep_chunks(snapshot.scope, head.generation, replaced)
+                    await stage_chunks(snapshot.scope, staged, wanted)
+                    await keep_chunks(snapshot.scope, replaced)
                     parts |= {"staged": staged, "chunks": len(wanted)}
                 return await self._amend(ref, snapshot.version, back, settings=settings, **parts)
 
@@ -153,9 +153,9 @@ class HistoryStore:
             last: dict[str, int | str] = {"turns": at, "heads": at, "logs": at, "steps": head.count}
             async with staged_keys(new.partition) as staged:
                 for kind in (*last, "images", "old", "oldest"):  # one by one, so that other calls come between
-                    await stage_copy(snapshot.scope, snapshot.head.generation, staged, kind, last.get(kind, ""))
+                    await stage_copy(snapshot.scope, staged, kind, last.get(kind, ""))
                 chunks = await _chunk_tags(snapshot, head)
-                await stage_chunks(snapshot.scope, snapshot.head.generation, staged, chunks)
+                await stage_chunks(snapshot.scope, staged, chunks)
                 take_back = await write_files(new_ref)
                 state, *rest = await snapshot.scope.call(
                     "fork",
@@ -270,18 +270,16 @@ class HistoryStore:
         conversation = self._conversations.decode_row(*row)
         if turn > conversation.turn_count:
             raise errors.TurnNotFoundError
-        _, _, head, generation, _, _, _, settings, *_ = row[1]
-        opened = open_head(scope, generation, head)
-        head_then = Head(opened.generation)
-        if earlier:
-            head_then = codec.decode_head(scope.open(earlier, "head", is_past_head=True))
+        _, _, head, _, _, _, settings, *_ = row[1]
+        opened = open_head(scope, head)
+        head_then = codec.decode_head(scope.open(earlier, "head", is_past_head=True)) if earlier else Head()
         version = Version(head or b"", settings or b"")
         return _Snapshot(scope, conversation, scope.settings(settings), version, opened, head_then if of_turn else None)
 
     async def _without(self, ref: Ref, version: Version, places: Sequence[int]) -> tuple[Head | None, list[StoredStep]]:
         """Return the head with these steps out of its counts, and all steps. No head: the memory has changed."""
         scope = self._partitions.scope(ref)
-        head = open_head(scope, b"0", version.head)
+        head = open_head(scope, version.head)
         steps = await self._unless_changed(ref, version, load_steps(scope, head))
         if steps is None:
             return None, []
@@ -330,7 +328,7 @@ async def _memory_of(snapshot: _Snapshot, steps: Sequence[StoredStep]) -> Memory
 
 async def _earlier(snapshot: _Snapshot, turn: int) -> Head:
     """Raises `HistoryGoneError` if the head after this turn is not kept."""
-    earlier = snapshot.earlier if turn else Head(snapshot.head.generation)
+    earlier = snapshot.earlier if turn else Head()
     if earlier:
         around = await load_steps(snapshot.scope, snapshot.head, max(0, earlier.count - 1), earlier.count + 1)
         if all((step.turn <= turn) == (step.index < earlier.count) for step in around):
@@ -358,8 +356,8 @@ async def _load_chunks(snapshot: _Snapshot) -> dict[str, bytes]:
     scope, head, chunks = snapshot.scope, snapshot.head, dict[str, bytes]()
     for name, tag in (await _chunk_tags(snapshot, head)).items():
         if name:
-            (blob,) = await scope.call("chunks", name, tag, generation=head.generation)
-            chunks[name] = scope.open(blob, "variable", head.generation, name)
+            (blob,) = await scope.call("chunks", name, tag)
+            chunks[name] = scope.open(blob, "variable", 0, name)
     return chunks
 
 
@@ -367,7 +365,7 @@ async def _chunk_tags(snapshot: _Snapshot, head: Head) -> dict[str, bytes]:
     """Return the tags of chunks by name, that of their list by ''. Raises `HistoryGoneError` for an old list."""
     if not head.variables:
         return {}
-    (listed,) = await snapshot.scope.call("chunks", "", head.variables, generation=head.generation)
+    (listed,) = await snapshot.scope.call("chunks", "", head.variables)
     if not listed:
         is_present = head.variables == snapshot.head.variables
         raise errors.SealBrokenError(VARIABLES_SENTENCE) if is_present else errors.HistoryGoneError()

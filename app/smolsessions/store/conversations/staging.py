@@ -45,31 +45,27 @@ async def staged_keys(partition: Partition) -> AsyncIterator[str]:
             await partition.ask("UNLINK", *(f"{partition.name}:staged:{staged}:{kind}" for kind in STAGED))
 
 
-async def stage_copy(
-    scope: Scope, generation: int, staged: str, kind: str, last: int | str, *, gone: Sequence[int] = ()
-) -> None:
+async def stage_copy(scope: Scope, staged: str, kind: str, last: int | str, *, gone: Sequence[int] = ()) -> None:
     """Copy one kind of a conversation's values, up to the turn or step `last`. Of steps `gone` copy the tags."""
-    part, cursor = generation if kind == "steps" else "", 0
+    cursor = 0
     while True:
         near = gone[bisect_left(gone, cursor) : bisect_left(gone, cursor + PIECE_VALUES)]
-        cursor = int(
-            await scope.call("stage_copy", *near, staged=staged, kind=kind, part=part, last=last, cursor=cursor)
-        )
+        cursor = int(await scope.call("stage_copy", *near, staged=staged, kind=kind, last=last, cursor=cursor))
         if not cursor:
             return
 
 
-async def stage_chunks(scope: Scope, generation: int, staged: str, chunks: Mapping[str, bytes]) -> None:
+async def stage_chunks(scope: Scope, staged: str, chunks: Mapping[str, bytes]) -> None:
     """Copy chunks of a conversation's variables. Raises `HistoryGoneError` if one is not kept."""
     left = flattened(chunks.items())
     while left:
-        taken = await scope.call("stage_chunks", *left[:PIECE_VALUES], generation=generation, staged=staged)
+        taken = await scope.call("stage_chunks", *left[:PIECE_VALUES], staged=staged)
         if taken == b"gone":
             raise HistoryGoneError
         del left[:taken]
 
 
-async def keep_chunks(scope: Scope, generation: int, names: list[str]) -> None:
+async def keep_chunks(scope: Scope, names: list[str]) -> None:
     """Keep present chunks of a conversation's variables for rollbacks, before others replace them."""
     while names:
-        del names[: await scope.call("keep_chunks", *names[:PIECE_VALUES], generation=generation)]
+        del names[: await scope.call("keep_chunks", *names[:PIECE_VALUES])]

@@ -37,20 +37,20 @@ async def load_steps(
         found = await scope.call("steps", first=start, last=last, max_bytes=PAGE_BYTES)
         if not found:
             raise ConversationNotFoundError
-        if not found[3]:
+        if not found[2]:
             raise SealBrokenError(COUNT_SENTENCE)
-        running = None if running is None else extend_hash(running, found[3])
-        kept = [(index, blob) for index, blob in enumerate(found[3], start) if not without >> index & 1]
-        opened = scope.open_all(kept, "step", head.generation)
+        running = None if running is None else extend_hash(running, found[2])
+        kept = [(index, blob) for index, blob in enumerate(found[2], start) if not without >> index & 1]
+        opened = scope.open_all(kept, "step", 0)
         steps += [codec.decode_step(data, index, head) for (index, _), data in zip(kept, opened, strict=True)]
-        start += len(found[3])
+        start += len(found[2])
     if running not in {None, head.hash}:
         raise SealBrokenError(COUNT_SENTENCE)
     return steps
 
 
 def open_step(scope: Scope, head: Head, index: int, blob: bytes) -> StoredStep:
-    return codec.decode_step(scope.open(blob, "step", head.generation, index), index, head)
+    return codec.decode_step(scope.open(blob, "step", 0, index), index, head)
 
 
 async def load_images(scope: Scope, attachments: Iterable[Sequence[str]]) -> dict[str, bytes]:

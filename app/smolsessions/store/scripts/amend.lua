@@ -4,23 +4,23 @@
 -- - `turns` is the number of turns that the conversation must have (empty: any).
 -- ARGV: ref read_head read_settings turns head settings staged chunks steps ...wanted
 local conversation = key('conversation', ref)
-local found = redis.call('HMGET', conversation, 'agent', 'generation', 'head', 'settings', 'turns')
+local found = redis.call('HMGET', conversation, 'agent', 'head', 'settings', 'turns')
 if not found[1] then check_not_damaged(ref) return {'unknown'} end
 local first = first_turn(ref)
 if first then return {'busy', first, waits_until(ref, first) and 1 or 0} end
-if (found[3] or '') ~= read_head or (found[4] or '') ~= read_settings or (turns ~= '' and found[5] ~= turns) then
+if (found[2] or '') ~= read_head or (found[3] or '') ~= read_settings or (turns ~= '' and found[4] ~= turns) then
   return {'moved'}
 end
 check_logs(ref)
-local generation, kinds = found[2] or damaged('conversation'), {}
+local kinds = {}
 if steps ~= '' then
   if redis.call('LLEN', key('staged', staged, 'steps')) ~= tonumber(steps) then return {'moved'} end
-  if redis.call('LLEN', key('steps', ref, generation)) ~= tonumber(steps) then damaged('steps') end
-  kinds.steps = generation
+  if redis.call('LLEN', key('steps', ref)) ~= tonumber(steps) then damaged('steps') end
+  kinds[#kinds + 1] = 'steps'
 end
 if chunks ~= '' then
   if redis.call('HLEN', key('staged', staged, 'variables')) ~= tonumber(chunks) then return {'moved'} end
-  kinds.variables = generation
+  kinds[#kinds + 1] = 'variables'
 end
 unstage(staged, kinds, ref)
 if steps ~= '' then

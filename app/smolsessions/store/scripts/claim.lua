@@ -148,12 +148,12 @@ local function consider(ref, score, place, flaw)
   if attempt == 1 then redis.call('HSET', run, 'fingerprint', agents[place + 1]) end
   redis.call('HSET', run, 'effects_at', effects, 'written', 0, 'claimed', at)
   local state = redis.call('HMGET', run, 'started', 'input', 'cancel', 'fingerprint', 'steers')
-  local head = redis.call('HMGET', conversation, 'generation', 'head', 'settings', 'record')
+  local head = redis.call('HMGET', conversation, 'head', 'settings', 'record')
   claims[#claims + 1] = {ref, turn, fence, attempt, at - (parse_int(state[1]) or damaged('run')),
-    redis.call('LINDEX', key('turns', ref), turn - 1) or '', state[2] or '', head[1] or '', head[2] or '',
-    redis.call('LLEN', key('steps', ref, head[1] or '')), redis.call('LLEN', key('log', ref, turn)), state[3] or (state[5] and 'steer') or '',
+    redis.call('LINDEX', key('turns', ref), turn - 1) or '', state[2] or '', head[1] or '',
+    redis.call('LLEN', key('steps', ref)), redis.call('LLEN', key('log', ref, turn)), state[3] or (state[5] and 'steer') or '',
     redis.call('SRANDMEMBER', key('watch', ref, turn), MAX_WATCHERS),
-    redis.call('HGET', key('variables', ref, head[1] or ''), '') or '', counted, state[4] or '', head[3] or '', flaw, head[4] or ''}
+    redis.call('HGET', key('variables', ref), '') or '', counted, state[4] or '', head[2] or '', flaw, head[3] or ''}
   if suspect then
     if redis.call('GET', alone) == worker then redis.call('DEL', alone) end
     is_enough = 1

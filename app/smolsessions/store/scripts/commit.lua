@@ -9,9 +9,9 @@
 --   the store has fewer, it lost acknowledged writes.
 -- - `variables` is the sealed list of the variables' chunks, if it changed. The staged `chunks` (their number, or empty) replace
 --   all others. If they are missing, each chunk is written.
--- ARGV: ref turn fence generation count head variables staged chunks record event packed logged last_seq written rollback own_channel wake log_ttl_s serial ...entries
+-- ARGV: ref turn fence count head variables staged chunks record event packed logged last_seq written rollback own_channel wake log_ttl_s serial ...entries
 local conversation, run, log = key('conversation', ref), key('run', ref, turn), key('log', ref, turn)
-local pending, token = key('pending', ref, generation), fence .. '#' .. turn
+local pending, token = key('pending', ref), fence .. '#' .. turn
 local holder, committed, last_head, ttl = unpack(redis.call('HMGET', conversation, 'fence', 'committed', 'head', 'ttl'))
 if holder ~= fence then
   if committed == token then return {'done', 0} end
@@ -19,7 +19,7 @@ if holder ~= fence then
 end
 if count == '' then clear_damage(ref, turn) end
 if #entries > 0 then
-  local state = append_writes(ref, turn, generation, own_channel, serial, entries)
+  local state = append_writes(ref, turn, own_channel, serial, entries)
   if state ~= 'ok' then return {state} end
 end
 local asked, stored_writes = unpack(redis.call('HMGET', run, 'cancel', 'written'))
@@ -30,12 +30,12 @@ if stored_writes < tonumber(written) then return {'behind'} end
 check_logs(ref)
 if logged ~= '' and redis.call('LLEN', log) < tonumber(logged) then return {'gap'} end
 if count ~= '' then
-  local stored = redis.call('LLEN', key('steps', ref, generation))
+  local stored = redis.call('LLEN', key('steps', ref))
   if stored < tonumber(count) then return {'gap'} end
   if count == '0' then
-    redis.call('DEL', key('steps', ref, generation))
+    redis.call('DEL', key('steps', ref))
   elseif stored > tonumber(count) then
-    redis.call('LTRIM', key('steps', ref, generation), 0, count - 1)
+    redis.call('LTRIM', key('steps', ref), 0, count - 1)
   end
 end
 local at = now()
@@ -43,10 +43,10 @@ local changed = {'committed', token, 'updated', at}
 if head ~= '' then
   changed[5], changed[6], last_head = 'head', head, head
   local is_staged = chunks ~= '' and redis.call('HLEN', key('staged', staged, 'variables')) == tonumber(chunks)
-  if is_staged then unstage(staged, {variables = generation}, ref) end
+  if is_staged then unstage(staged, {'variables'}, ref) end
   local changes = is_staged and {} or redis.call('HGETALL', pending)
   if variables ~= '' then changes[#changes + 1], changes[#changes + 2] = '', variables end
-  put_chunks(ref, generation, changes)
+  put_chunks(ref, changes)
 end
 redis.call('HSET', key('heads', ref), turn, last_head or '')
 redis.call('HSET', conversation, unpack(changed))

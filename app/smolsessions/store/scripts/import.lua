@@ -6,7 +6,7 @@ if redis.call('LLEN', key('staged', staged, 'turns')) ~= tonumber(turns)
   or redis.call('LLEN', key('staged', staged, 'steps')) ~= tonumber(steps) then
   return {'expired'}
 end
-unstage(staged, {turns = '', images = '', heads = '', steps = 0, variables = 0}, ref)
+unstage(staged, {'turns', 'images', 'heads', 'steps', 'variables'}, ref)
 create(owner, ref, agent, record)
 redis.call('HSET', key('conversation', ref), 'turns', turns)
 if head ~= '' then redis.call('HSET', key('conversation', ref), 'head', head) end

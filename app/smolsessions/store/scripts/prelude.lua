@@ -1,7 +1,10 @@
 -- Functions shared by all scripts. All keys contain the partition's tag (`{p000}`), so a script runs on one node of a
 -- cluster. Times are microseconds of the server's clock.
 
+local ENDS_WITH_ZERO = {steps = true, variables = true, pending = true}  -- names of keys, as they are stored since the first form
+
 local function key(kind, name, part)
+  part = part or (ENDS_WITH_ZERO[kind] and 0)
   if part then return partition .. ':' .. kind .. ':' .. name .. ':' .. part end
   return partition .. ':' .. kind .. ':' .. name
 end
@@ -66,11 +69,10 @@ end
 
 -- Delete all that prevents a claim or commit of a turn: keys of another type, counters that are no numbers or too large.
 local function clear_damage(ref, turn)
-  local generation = redis.call('HGET', key('conversation', ref), 'generation') or 0
   local types = {
-    list = {key('turns', ref), key('queue', ref), key('oldest', ref), key('steps', ref, generation), key('log', ref, turn)},
-    hash = {key('images', ref), key('heads', ref), key('old', ref), key('variables', ref, generation),
-      key('pending', ref, generation), key('run', ref, turn), key('journal', ref, turn), key('logs', ref)},
+    list = {key('turns', ref), key('queue', ref), key('oldest', ref), key('steps', ref), key('log', ref, turn)},
+    hash = {key('images', ref), key('heads', ref), key('old', ref), key('variables', ref),
+      key('pending', ref), key('run', ref, turn), key('journal', ref, turn), key('logs', ref)},
     set = {key('watch', ref, turn)},
   }
   for expected, names in pairs(types) do
@@ -115,7 +117,7 @@ local function create(owner, ref, agent, record)
   redis.call('ZADD', key('owner', owner), at, ref)
   touch(ref, at)
   redis.call('HSET', key('conversation', ref), 'agent', agent, 'record', record, 'created', at, 'updated', at,
-    'turns', 0, 'generation', 0)
+    'turns', 0)
 end
 
 -- Let a process get the events of a turn. `+` and its channel note that it has a reader who follows them: the turn's worker then
@@ -178,9 +180,9 @@ end
 -- was deleted), `x` name of a chunk and its new name (empty: it is removed), `t` number and sealed record of a turn whose message the
 -- write takes, `k` key in the journal and result, `e` name and sealed event. `l` and `s` come first. The chunks of a large step are
 -- written under names with a mark. They are valid once the chunk without a name holds that mark, and then get their own names.
-local function append_writes(ref, turn, generation, own_channel, serial, entries)
-  local run, journal, steps = key('run', ref, turn), key('journal', ref, turn), key('steps', ref, generation)
-  local images, pending = key('images', ref), key('pending', ref, generation)
+local function append_writes(ref, turn, own_channel, serial, entries)
+  local run, journal, steps = key('run', ref, turn), key('journal', ref, turn), key('steps', ref)
+  local images, pending = key('images', ref), key('pending', ref)
   local known = redis.call('HMGET', run, 'written', 'effects')
   local written, effects = parse_int(known[1] or '0'), parse_int(known[2] or '0')
   local number, length, seqs, i, chunks, moves = tonumber(serial), nil, {}, 1, {}, {}
@@ -389,8 +391,8 @@ local function keep_chunks(ref, blobs)
 end
 
 -- Write chunks of the variables, or delete those that are empty. The chunk with an empty name is the sealed list.
-local function put_chunks(ref, generation, chunks)
-  local variables = key('variables', ref, generation)
+local function put_chunks(ref, chunks)
+  local variables = key('variables', ref)
   in_pieces(chunks, function(...)
     local part, names, written, deleted, replaced = {...}, {}, {}, {}, {}
     for i = 1, #part, 2 do
@@ -415,10 +417,10 @@ end
 local STAGED_S = 600
 local PIECE_BYTES = 1048576
 
--- Give staged keys the names of a conversation. `kinds` holds the last part of each name, or ''.
+-- Give staged keys the names of a conversation.
 local function unstage(staged, kinds, ref)
-  for kind, part in pairs(kinds) do
-    local from, to = key('staged', staged, kind), key(kind, ref, part ~= '' and part)
+  for _, kind in ipairs(kinds) do
+    local from, to = key('staged', staged, kind), key(kind, ref)
     redis.call('UNLINK', to)
     if redis.call('EXISTS', from) == 1 then
       redis.call('RENAME', from, to)
@@ -428,25 +430,24 @@ local function unstage(staged, kinds, ref)
 end
 
 -- Return a chunk by name and tag: current, old, or of the running turn. It is false if it is not kept.
-local function find_chunk(ref, generation, name, tag)
-  local blob = redis.call('HGET', key('variables', ref, generation), name)
+local function find_chunk(ref, name, tag)
+  local blob = redis.call('HGET', key('variables', ref), name)
   if blob and string.sub(blob, -16) == tag then return blob end
   blob = redis.call('HGET', key('old', ref), tag)
   if blob then return blob end
-  blob = redis.call('HGET', key('pending', ref, generation), name)
+  blob = redis.call('HGET', key('pending', ref), name)
   return blob and string.sub(blob, -16) == tag and blob
 end
 
 -- Delete all keys of a conversation. A tombstone reserves the id for a while, as a new conversation begins with turn 1.
 local function delete_conversation(ref, owner, tombstone_s)
   local conversation = key('conversation', ref)
-  local found = redis.pcall('HMGET', conversation, 'agent', 'generation')
-  local agent, generation = found[1] or '', found[2] or 0
+  local agent = redis.pcall('HMGET', conversation, 'agent')[1] or ''
   restore_long_logs(ref)
   for _, turn in ipairs(long_logs(ref)) do redis.call('UNLINK', key('log', ref, turn)) end
   redis.call('UNLINK', key('logs', ref), key('longlogs', ref))
-  redis.call('UNLINK', conversation, key('steps', ref, generation), key('turns', ref), key('queue', ref), key('images', ref),
-    key('variables', ref, generation), key('pending', ref, generation), key('heads', ref), key('old', ref),
+  redis.call('UNLINK', conversation, key('steps', ref), key('turns', ref), key('queue', ref), key('images', ref),
+    key('variables', ref), key('pending', ref), key('heads', ref), key('old', ref),
     key('oldest', ref))
   redis.call('HSET', conversation, 'deleted', now())
   redis.call('EXPIRE', conversation, tombstone_s)
@@ -473,7 +474,7 @@ end
 
 -- Return the fields of a conversation, and the lengths that are checked against its sealed head.
 local function row(ref)
-  local fields = redis.call('HMGET', key('conversation', ref), 'agent', 'record', 'head', 'generation', 'created',
+  local fields = redis.call('HMGET', key('conversation', ref), 'agent', 'record', 'head', 'created',
     'updated', 'turns', 'settings', 'ttl', 'expires', 'title')
   local first, running, waits = first_turn(ref), '', 0
   if first then
@@ -482,6 +483,6 @@ local function row(ref)
     if run[2] then waits = 1 end
   end
   return {ref, fields, running, redis.call('LLEN', key('queue', ref)), redis.call('LLEN', key('turns', ref)),
-    redis.call('LLEN', key('steps', ref, fields[4] or '')),
+    redis.call('LLEN', key('steps', ref)),
     redis.call('ZSCORE', key('owner', owner_of(ref)), ref) or '', waits}
 end

@@ -1,8 +1,8 @@
 -- Copy some entries of a conversation's key from `cursor` on to a staged key. A list is copied up to `last` entries (empty: all),
 -- a hash of turns up to turn `last`, images one by one as they are large. Of the entries `gone` only the tag is copied. Returns the
 -- next cursor, or `0` after the last entry.
--- ARGV: ref staged kind part cursor last ...gone
-local from, staged_key = key(kind, ref, part ~= '' and part), key('staged', staged, kind)
+-- ARGV: ref staged kind cursor last ...gone
+local from, staged_key = key(kind, ref), key('staged', staged, kind)
 local AT_ONCE, MOST_READ = 20, 1000
 local is_list, read, bytes = redis.call('TYPE', from).ok == 'list', 0, 0
 local is_gone = {}

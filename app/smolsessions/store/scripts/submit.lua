@@ -12,8 +12,8 @@
 -- ARGV: owner ref agent conversation title turn record input event own_channel follows wake on_busy most_behind most_queued idem digest worker lease_us fingerprint ...agents
 local conversation_key, run, journal = key('conversation', ref), key('run', ref, turn), key('journal', ref, turn)
 local at, first = now(), nil
-local known_agent, created, turns, ttl, committed, fence, fences, generation, head, settings, stored_record = unpack(redis.call('HMGET',
-  conversation_key, 'agent', 'created', 'turns', 'ttl', 'committed', 'fence', 'fences', 'generation', 'head', 'settings', 'record'))
+local known_agent, created, turns, ttl, committed, fence, fences, head, settings, stored_record = unpack(redis.call('HMGET',
+  conversation_key, 'agent', 'created', 'turns', 'ttl', 'committed', 'fence', 'fences', 'head', 'settings', 'record'))
 local function is_overloaded()
   local left = most_queued - redis.call('ZCARD', key('ready', agent))
   return redis.call('ZCARD', key('owned', agent, owner)) >= 3 * left
@@ -27,12 +27,12 @@ local function is_claimed_for_lost_reply()
   return string.match(fence or '', ':(.*):') == worker and first_turn(ref) == turn and redis.call('EXISTS', journal) == 0
 end
 local function claim(last)
-  local stored = redis.call('LLEN', key('steps', ref, generation or ''))
-  local chunks = redis.call('HGET', key('variables', ref, generation or ''), '')
+  local stored = redis.call('LLEN', key('steps', ref))
+  local chunks = redis.call('HGET', key('variables', ref), '')
   fence = grant_lease(ref, worker, lease_us, at, fences, 'turns', last, 'updated', at)
   redis.call('HSET', run, 'input', input, 'attempts', 1, 'started', at, 'fingerprint', fingerprint, 'effects_at', 0,
     'written', 0, 'claimed', at)
-  return {ref, turn, fence, 1, 0, '', '', generation or '', head or '', stored, 1, '', {}, chunks or '', 0, fingerprint, settings or '',
+  return {ref, turn, fence, 1, 0, '', '', head or '', stored, 1, '', {}, chunks or '', 0, fingerprint, settings or '',
     '', stored_record or conversation}
 end
 if (parse_int(turns) or 0) >= tonumber(turn) and redis.pcall('LINDEX', key('turns', ref), turn - 1) == record then
@@ -56,10 +56,7 @@ else
 end
 local begins = may_claim()
 if not (first or begins) and is_overloaded() then return {'overloaded'} end
-if not known_agent then
-  create(owner, ref, agent, conversation)
-  generation = '0'
-end
+if not known_agent then create(owner, ref, agent, conversation) end
 local is_claimed, claimed = false, nil
 if begins then is_claimed, claimed = pcall(claim, turn) end  -- if not: damaged, and claim.lua repairs it
 if not is_claimed then

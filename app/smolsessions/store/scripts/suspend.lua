@@ -2,14 +2,14 @@
 -- - A repeated request with the same fence returns `done`. A turn that is to stop does not wait.
 -- - `entries` are the last writes, from number `serial` on. `written` is the number of writes of this claim: if the store has
 --   fewer, it lost acknowledged writes. `expires` is the time at which the wait ends by itself, in microseconds.
--- ARGV: ref turn fence generation own_channel record expires written serial ...entries
+-- ARGV: ref turn fence own_channel record expires written serial ...entries
 local conversation, run, at = key('conversation', ref), key('run', ref, turn), now()
 if not holds_lease(ref, fence) then
   if redis.call('HGET', run, 'suspended') == fence then return {'done'} end
   return {'lost'}
 end
 if redis.call('HEXISTS', run, 'cancel') == 1 then return {'stopped'} end
-local state, seqs = append_writes(ref, turn, generation, own_channel, serial, entries)
+local state, seqs = append_writes(ref, turn, own_channel, serial, entries)
 if state ~= 'ok' then return {state} end
 local stored_writes = parse_int(redis.call('HGET', run, 'written') or '0') or damaged('run')
 if stored_writes < tonumber(written) then return {'behind'} end

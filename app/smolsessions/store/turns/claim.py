@@ -38,7 +38,6 @@ class ClaimReply(NamedTuple):
     running_us: int
     record: bytes
     input: bytes
-    generation: bytes
     head: bytes
     stored_steps: int
     logged: int
@@ -74,7 +73,7 @@ def open_claim(scope: Scope, reply: ClaimReply, submitted: tuple[Turn, TurnInput
     claim = Claim(reply, Turn(ref, number, AgentVersion(AgentName(""), "", ""), "", TurnOptions(), Timing(time.time())))
     try:
         claim.settings = scope.settings(reply.settings)
-        claim.head = open_head(scope, reply.generation, reply.head)
+        claim.head = open_head(scope, reply.head)
         claim.chunks = open_chunk_list(scope, claim.head, reply.chunk_list)
         if submitted:
             claim.turn, claim.turn_input = submitted

@@ -78,7 +78,6 @@ class HeldLease:
             "ref": scope.name,
             "turn": self.turn.number,
             "fence": reply.fence.decode(),
-            "generation": claim.head.generation,
             "own_channel": scope.partition.channel,
         }
         self._writes = WriteQueue()
@@ -253,8 +252,8 @@ class HeldLease:
                     if replaced:
                         with suppress(StoreUnavailableError, HistoryGoneError):  # the commit then writes each chunk
                             await self.flush()
-                            await keep_chunks(self.scope, self._memory.generation, replaced)
-                            await stage_chunks(self.scope, self._memory.generation, staged, self._memory.chunks)
+                            await keep_chunks(self.scope, replaced)
+                            await stage_chunks(self.scope, staged, self._memory.chunks)
                             sealed |= {"staged": staged, "chunks": len(self._memory.chunks)}
                     state, *rest = await self._retry(partial(self._commit, turn, sealed, by=by))
             except SealBrokenError:

@@ -49,7 +49,6 @@ class TurnMemory:
         """Chunks that an earlier attempt staged, and the mark of those that are valid."""
         self._compressed: dict[bytes, bytes] = {}
         """Compressed forms of large parts that are sealed next."""
-        self.generation = head.generation
         self.count_before = head.count
 
     @property
@@ -91,7 +90,7 @@ class TurnMemory:
         """Load and adopt the remains of earlier attempts: their steps even if the journal cannot be read."""
         number, head = self._turn.number, self._start
         state, *found = await self._scope.call(
-            "replay_state", turn=number, fence=fence, generation=self.generation, first=head.count, effects=int(effects)
+            "replay_state", turn=number, fence=fence, first=head.count, effects=int(effects)
         )
         if state == b"lost":
             raise LeaseLostError
@@ -145,7 +144,7 @@ class TurnMemory:
     def seal_step(self, step: PackedStep) -> list[Argument]:
         """Append a step to the head, and return the arguments of its parts: step and images."""
         seal, index = self.seal, self.count
-        blob = seal(codec.encode_step(step), "step", self.generation, index)
+        blob = seal(codec.encode_step(step), "step", 0, index)
         self._added.append((step.type, tag_of(blob)))
         sealed: list[Argument] = [index, blob]
         for name, data in step.attachments.items():
@@ -156,7 +155,7 @@ class TurnMemory:
         """Change chunks of variables, and return their names and blobs. One that is deleted has an empty blob."""
         sealed: list[Argument] = []
         for name, chunk in variables.items():
-            blob = b"" if chunk is None else self.seal(chunk, "variable", self.generation, name)
+            blob = b"" if chunk is None else self.seal(chunk, "variable", 0, name)
             self._set_chunk(name, blob)
             sealed += [name, blob]
         return sealed
@@ -171,7 +170,7 @@ class TurnMemory:
         """Seal the list of the variables' chunks and the head. Either is empty if it is unchanged."""
         chunk_list, head = b"", extended(self._start, self._added)
         if self.chunks != self._chunks_before:
-            chunk_list = self._scope.seal(codec.encode_chunk_list(self.chunks), "variables", self.generation)
+            chunk_list = self._scope.seal(codec.encode_chunk_list(self.chunks), "variables", 0)
             head = replace(head, variables=tag_of(chunk_list))
         if head == self._before:
             return b"", b""
@@ -183,11 +182,11 @@ class TurnMemory:
             self.chunks[name] = tag_of(blob)
 
     def _open_chunk(self, name: str, blob: bytes) -> bytes:
-        return self._scope.open(blob, "variable", self.generation, name)
+        return self._scope.open(blob, "variable", 0, name)
 
     async def _load_chunks(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
         """Load the chunks of the turn's start, and those of earlier attempts."""
-        kept, pending = await self._scope.call("variables", generation=self.generation)
+        kept, pending = await self._scope.call("variables")
         return {name: blob for name, blob in _by_name(kept).items() if name}, _by_name(pending)
 
 
