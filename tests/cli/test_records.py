@@ -144,7 +144,8 @@ def test_a_refusal_of_the_service_is_one_sentence(ask: Callable[..., Ending]) ->
     assert errors.count("\n") == 1
 
 
-def test_the_port_of_the_folders_settings_finds_its_service(service: Service, tmp_path: Path) -> None:
-    (tmp_path / "smolsessions.toml").write_text(f"port = {service.client.base_url.port}\n")
-    status, _, errors = run(tmp_path, {"PORT": ""}, "conversations", "list", cwd=tmp_path)
+@pytest.mark.parametrize("setting", ["port = {0.client.base_url.port}", "data_dir = '{0.folder}/data'"])
+def test_the_settings_of_a_folder_find_its_service(setting: str, service: Service, tmp_path: Path) -> None:
+    (tmp_path / "smolsessions.toml").write_text(setting.format(service))
+    status, _, errors = run(tmp_path, {"PORT": "", "DATA_DIR": ""}, "conversations", "list", cwd=tmp_path)
     assert status == 0, errors

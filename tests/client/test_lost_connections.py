@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
@@ -107,6 +108,13 @@ def test_a_request_is_repeated_only_if_it_did_nothing(service: Service) -> None:
     with Relay(url_of(service), [gateway]) as relay, Client(relay.address) as client, pytest.raises(ApiError) as seen:
         client.roll_back_conversation(made.id, 0)
     assert (seen.value.code, seen.value.status, relay.connections) == ("foreign_answer", 503, 1)
+
+
+def test_a_long_wait_for_a_service_is_logged(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    late = html("503 Service Unavailable", "Retry-After: 2")
+    with Relay(url_of(service), [late]) as relay, Client(relay.address) as client:
+        client.get_readiness()
+    assert re.search(r"503 .* Trying again for 60 s\.$", caplog.text), caplog.text
 
 
 def test_a_hurried_retry_after_does_not_hurry_the_client(service: Service) -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from smolsessions.cli.remote import out
+from smolsessions.cli.remote import err, out
 from smolsessions.core.errors import StartError
 from smolsessions.settings import Settings
 from smolsessions.store.embedded.data_folder import address_in
@@ -61,7 +61,9 @@ def address_of(url: str | None, settings: Settings, *, may_join: bool) -> Iterat
     reader.start()
     try:
         assert process.stdout
-        if first := process.stdout.readline():
+        with err.status("starting a service …"):
+            first = process.stdout.readline()
+        if first:
             is_up.set()
             yield f"http://{first.split()[-1]}", False
             return

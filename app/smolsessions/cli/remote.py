@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +18,8 @@ from rich.highlighter import JSONHighlighter
 from smolsessions.cli.flags import places_of
 from smolsessions.client import Client, ClientError, requests
 from smolsessions.core.errors import StartError
-from smolsessions.settings import PREFIX
+from smolsessions.settings import PREFIX, Settings
+from smolsessions.store.embedded.data_folder import address_in
 
 _DELETE, _CONTROLS = 0x7F, range(0x80, 0xA0)  # which JSON does not escape
 _SIGNS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t\r"} | {_DELETE: 0x2421}
@@ -32,14 +34,22 @@ def check_url(context: typer.Context, url: str | None) -> str | None:
     if context.resilient_parsing:  # a shell completes the line
         return url
     places_of(context)
-    if url == LOCAL and (port := os.environ.get(f"{PREFIX}PORT", "")) not in {"", "0"}:
-        url = f"http://127.0.0.1:{port}"  # the service of this folder
+    if url == LOCAL:
+        url = _service_of_this_folder()
     try:
         if url is not None:
             requests.check_address(url)
     except ValueError as error:
         raise StartError(f"{error} (--url, SMOLSESSIONS_URL)") from None
     return url
+
+
+def _service_of_this_folder() -> str:
+    folder = os.environ.get(f"{PREFIX}DATA_DIR") or Settings.model_fields["data_dir"].default
+    if not os.environ.get(f"{PREFIX}REDIS_URL") and (address := address_in(Path(folder))):
+        return f"http://{address}"
+    port = os.environ.get(f"{PREFIX}PORT", "")
+    return LOCAL if port in {"", "0"} else f"http://127.0.0.1:{port}"
 
 
 def check_key(key: str | None) -> str | None:

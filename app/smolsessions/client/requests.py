@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import mimetypes
 import re
@@ -21,6 +22,7 @@ from smolsessions.client.tools import Toolbox
 from smolsessions.core.records import OnBusy
 from smolsessions.core.requests import Decision
 
+LOG = logging.getLogger(__name__)
 Image = str | bytes | Path
 """Base64 or a data: URL, the bytes of an image file, or its path."""
 FileContent = Path | tuple[str, str, bytes]
@@ -152,6 +154,7 @@ class Patience:
         """Start again, as the service has answered."""
         self._ends_at = math.inf
         self._wait_s = FIRST_WAIT_S
+        self._has_warned = False
 
     def hold(self) -> None:
         """Note that the service holds a connection open. A connection that it held for long is an answer."""
@@ -167,6 +170,9 @@ class Patience:
         wait_s = max(self._wait_s, after_s or 0)
         self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
         if now + wait_s <= self._ends_at:
+            if wait_s >= LONGEST_WAIT_S and not self._has_warned:
+                self._has_warned = True
+                LOG.warning("%s Trying again for %.0f s.", cause or "The stream ended.", self._ends_at - now)
             return wait_s
         if cause is None:
             raise UnreachableError("The service ended the stream of a turn again and again before the turn's end.")
