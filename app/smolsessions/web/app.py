@@ -34,7 +34,7 @@ from smolsessions.web.middleware import RequestChecks
 from smolsessions.web.problems import serve_error_pages
 from smolsessions.web.routes.common import Limits, answer
 from smolsessions.web.routes.conversations import agent_routes, conversation_routes, file_routes, memory_routes
-from smolsessions.web.routes.turns import NewTurns, new_turn_routes, turn_routes
+from smolsessions.web.routes.turns import NewTurns, turn_routes
 from smolsessions.web.sse import EventStreams
 from smolsessions.wire.problems import Health
 
@@ -92,7 +92,6 @@ def create_app(
     app.state.authenticator = authenticator
     app.state.streams = streams = EventStreams(turns, limits.send_timeout_s)
     new_turns = NewTurns(turns, limits, streams)
-    app.include_router(new_turn_routes(new_turns))
     app.include_router(turn_routes(new_turns, turns, limits, streams))
     app.include_router(conversation_routes(conversations))
     app.include_router(file_routes(conversations))

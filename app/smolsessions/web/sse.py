@@ -67,21 +67,14 @@ class TurnStream(EventSourceResponse):
     """
 
     def __init__(
-        self,
-        streams: EventStreams,
-        subscription: TurnSubscription,
-        delivery: Delivery,
-        after: int = 0,
-        *,
-        internal: bool,
+        self, streams: EventStreams, subscription: TurnSubscription, delivery: Delivery, after: int = 0
     ) -> None:
         self._streams = streams
         self._subscription = subscription
-        self._ends_waiting = delivery.until == "waiting"
-        self._cancels = delivery.on_disconnect == "cancel"
+        self._delivery = delivery
         self._is_complete = False
         self._last_frame = RECONNECT
-        self._content = self._frames(after, internal=internal)
+        self._content = self._frames(after)
         super().__init__(self._content, headers={"Location": location_of(subscription.turn)})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,11 +104,12 @@ class TurnStream(EventSourceResponse):
             listener.cancel()
             self._streams.open_count -= 1
             subscription.close()
-            if self._cancels and not self._is_complete and not subscription.stopped:
+            if self._delivery.on_disconnect == "cancel" and not self._is_complete and not subscription.stopped:
                 self._streams.turns.cancel_in_background(subscription.turn)
 
-    async def _frames(self, after: int, *, internal: bool) -> AsyncGenerator[bytes, None]:
+    async def _frames(self, after: int) -> AsyncGenerator[bytes, None]:
         subscription, turn = self._subscription, self._subscription.turn
+        internal = self._delivery.include_internal_tools
         try:
             async with aclosing(subscription.reader.follow(turn.number, after)) as events:
                 async for logged in events:
@@ -133,7 +127,7 @@ class TurnStream(EventSourceResponse):
             yield self._last_frame
 
     def _ends(self, logged: Logged) -> bool:
-        if isinstance(logged.event, TurnEnded) or not self._ends_waiting:
+        if isinstance(logged.event, TurnEnded) or self._delivery.until != "waiting":
             return isinstance(logged.event, TurnEnded)
         reader = self._subscription.reader
         if logged.seq <= reader.length:  # of the past: the wait is over, unless nothing follows

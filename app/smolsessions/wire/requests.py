@@ -80,37 +80,29 @@ class ClientTool(Body):
 ClientTools = Annotated[list[ClientTool], Field(max_length=64, fail_fast=True)]
 
 
-def _with_defaults(schema: dict[str, Any], model: type[BaseModel]) -> None:
-    """Describe the defaults of fields with a factory: pydantic would copy a list or an object for each request."""
-    schema["examples"] = [{"message": "What is 12 * 7?"}]
-    for name, field in model.model_fields.items():
-        if field.default_factory in {list, dict}:
-            schema["properties"][name]["default"] = [] if field.default_factory is list else {}
-
-
 class TurnRequest(Body):
     """One user message. Limits on text, pixels, steps and duration are those of the default settings."""
 
-    model_config = ConfigDict(str_min_length=1, json_schema_extra=_with_defaults)
+    model_config = ConfigDict(str_min_length=1, json_schema_extra={"examples": [{"message": "What is 12 * 7?"}]})
 
     message: str = Field(description="The user's message. White space alone is refused. At most 100,000 characters.")
     conversation_id: ConversationId | None = Field(None, description="Conversation to continue. Null: a new one.")
     create: bool = Field(False, description="Create the conversation `conversation_id` if there is none, not a 404.")
     agent: Agent | None = Field(None, description="Agent of a new conversation. An existing one keeps its own.")
     images: list[str] = Field(
-        default_factory=list,
+        [],
         max_length=16,
         fail_fast=True,
         description="PNG, JPEG, GIF or WebP, as base64 or as a data: URL. At most 25 million pixels together.",
     )
     files: list[FileIn] = Field(
-        default_factory=list,
+        [],
         max_length=16,
         fail_fast=True,
         description="Files for the agent's tools and code. The model reads their names only. At most 5 MiB together.",
     )
     additional_args: JsonObject = Field(
-        default_factory=dict,
+        {},
         description="Variables for the agent. They become part of the prompt. At most 1 MiB of JSON. A body over "
         "64 KiB may hold at most 10000 values.",
     )
@@ -130,18 +122,16 @@ class TurnRequest(Body):
         "`steer`: the running turn reads the message before its next model call.",
     )
     approve: Approve = Field(
-        default_factory=list, description=f"{APPROVE} They hold for this turn, beside those of conversation and agent."
+        [], description=f"{APPROVE} They hold for this turn, beside those of conversation and agent."
     )
     client_tools: ClientTools = Field(
-        default_factory=list,
+        [],
         description=f"{CLIENT_TOOLS} They hold for this turn, and win over those of the conversation.",
     )
     output_schema: JsonObject | None = Field(
         None, description="JSON Schema of the answer, without foreign references. Null: the agent's, if it has one."
     )
-    metadata: JsonObject = Field(
-        default_factory=dict, description=f"{METADATA} An existing conversation keeps its own."
-    )
+    metadata: JsonObject = Field({}, description=f"{METADATA} An existing conversation keeps its own.")
 
 
 class AnswerIn(Body):

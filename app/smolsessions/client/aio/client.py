@@ -86,7 +86,7 @@ class AsyncClient:
         `until` `waiting`: the stream also ends when the turn waits for a person. `tools` are called.
         """
         body, headers, internal = turn_request(message, options, blocks=self._service.blocks)
-        begin = self._service.submission("turn", json=body, headers=headers, internal=internal, until=until)
+        begin = self._service.streamed("/turn", headers, body, internal=internal, until=until)
         events, tools = self._service.events(begin, "", internal=internal, until=until), options.get("tools")
         return self._answered(events, Toolbox(tools, blocks=self._service.blocks)) if tools else events
 
@@ -219,9 +219,10 @@ class AsyncClient:
         include_internal_tools: bool = False,
     ) -> AsyncGenerator[TurnEvent]:
         """Answer requests of a waiting turn, and yield the events from `input.answered` on. See `stream`."""
-        path, body, internal = _turn(conversation_id, turn), {"answers": list(answers)}, include_internal_tools
-        begin = self._service.submission(*path, "answers", json=body, headers={}, internal=internal, until=until)
-        return self._service.events(begin, path_of(*path, "events"), internal=internal, until=until)
+        path, internal = path_of(*_turn(conversation_id, turn)), include_internal_tools
+        body = {"answers": list(answers)}
+        begin = self._service.streamed(f"{path}/answers", {}, body, internal=internal, until=until)
+        return self._service.events(begin, f"{path}/events", internal=internal, until=until)
 
     async def _settled(self, turn: Turn, internal: bool) -> Turn:
         """Return a turn at its end, or when it waits for a person."""

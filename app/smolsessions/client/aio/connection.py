@@ -138,13 +138,7 @@ class AsyncConnection:
             cause: Exception | None = None
             event: TurnEvent | None = None
             after_s = None
-            request = begin or self._http.build_request(
-                "GET",
-                path,
-                params=named(include_internal_tools=internal or None, until=until),
-                headers={"Last-Event-ID": str(seq)},
-                timeout=self._timeout(PING_S),
-            )
+            request = begin or self.streamed(path, {"Last-Event-ID": str(seq)}, internal=internal, until=until)
             try:
                 async with self._answer(request) as response:
                     if response.status_code == NO_CONTENT:
@@ -172,15 +166,13 @@ class AsyncConnection:
             has_waited = cause is None and isinstance(event, TurnWaiting | InputAnswered)
             await self._pause(0 if has_waited else patience.next_wait_s(cause, after_s))
 
-    def submission(
-        self, *path: object, json: Any, headers: Mapping[str, str], internal: bool, until: Until | None
+    def streamed(
+        self, path: str, headers: Mapping[str, str], json: Any = None, *, internal: bool, until: Until | None
     ) -> httpx2.Request:
-        """Return the request that submits a turn or answers, and streams its events."""
-        headers = {**headers, "Accept": "text/event-stream"}
+        """Return a request whose answer is a stream of events. One with a body submits a turn or answers."""
+        method, headers = "POST" if json else "GET", {**headers, "Accept": "text/event-stream"}
         params, timeout = named(include_internal_tools=internal or None, until=until), self._timeout(PING_S)
-        return self._http.build_request(
-            "POST", path_of(*path), json=json, params=params, headers=headers, timeout=timeout
-        )
+        return self._http.build_request(method, path, json=json, params=params, headers=headers, timeout=timeout)
 
     async def _pause(self, seconds: float) -> None:
         if self.blocks:

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
 from smolsessions.core.errors import StartError
-from smolsessions.web.dialects.error_forms import ERROR_FORMS
+from smolsessions.web.dialects.error_forms import openai_error
 from smolsessions.web.dialects.gateway import Gateway
 
 NEEDS: Mapping[str, tuple[str, ...]] = {"openai": (), "ai-sdk": (), "ag-ui": (), "mcp": ("mcp",), "a2a": ()}
@@ -41,7 +41,7 @@ def check_dialects(names: Collection[str]) -> list[str]:
 
 def serve_dialects(app: FastAPI, gateway: Gateway, names: Collection[str]) -> None:
     """Add the routes of dialects to an application."""
-    app.state.error_forms = {name: form for name, form in ERROR_FORMS.items() if name in names}
+    app.state.error_forms = {"openai": openai_error} if "openai" in names else {}
     app.router.routes += [_Dialect(name, gateway) for name in names]
 
 

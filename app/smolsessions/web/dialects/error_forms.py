@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi.responses import JSONResponse
-
-from smolsessions.web.problems import ErrorForm
 
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _BAD_REQUEST, _DEFECT, _BUSY = 400, 500, 409
@@ -23,6 +20,3 @@ def openai_error(problem: dict[str, Any], headers: dict[str, str]) -> JSONRespon
     if status == _BUSY:  # a second try would be refused as well
         headers["x-should-retry"] = "false"
     return JSONResponse({"error": error}, status, headers)
-
-
-ERROR_FORMS: Mapping[str, ErrorForm] = {"openai": openai_error}

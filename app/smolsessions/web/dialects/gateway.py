@@ -44,14 +44,14 @@ YES = frozenset({"approve", "approved", "ok", "okay", "y", "yes"})
 class Fold(Protocol):
     """Pure fold of a turn's events into frames of a dialect: the same log gives the same frames."""
 
-    is_complete: bool
+    is_complete: bool = False
     """True if nothing follows the frames so far."""
-    drops_void_text: bool
+    drops_void_text: bool = True
     """True to leave out text that was made void before the stream began.
 
     A fold that cannot take back a later one raises `StreamCutError`.
     """
-    media: dict[str, str]
+    media: Mapping[str, str] = {}
     """Images and files of the answer as data: URLs, by their names. They are there before the final event."""
 
     def frames(self, logged: Logged, *, waits: bool) -> Iterable[bytes]:
@@ -355,7 +355,7 @@ class DialectStream(TurnStream):
         self._gateway = gateway
         self._on_end = on_end
         self._fold = fold
-        super().__init__(gateway.streams, subscription, Delivery(), after, internal=True)
+        super().__init__(gateway.streams, subscription, Delivery(), after)
         self.headers.update(headers or {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -364,7 +364,7 @@ class DialectStream(TurnStream):
         except StreamCutError:
             scope[BREAK_OFF]()
 
-    async def _frames(self, after: int, *, internal: bool) -> AsyncGenerator[bytes, None]:  # noqa: ARG002
+    async def _frames(self, after: int) -> AsyncGenerator[bytes, None]:
         try:
             async with aclosing(self._gateway.fold(self._subscription, self._fold)) as steps:
                 async for seq, frames in steps:

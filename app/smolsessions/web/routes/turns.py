@@ -106,7 +106,7 @@ class NewTurns:
         new = await self.prepare(scope, body, key)
         owner, internal = Owner(scope["owner"]), delivery.include_internal_tools
         if wants_stream(delivery.accept):
-            return TurnStream(self._streams, await self._turns.submit(owner, new), delivery, internal=internal)
+            return TurnStream(self._streams, await self._turns.submit(owner, new), delivery)
         wait_s, applied = wait_of(delivery.prefer, self._limits.wait_s)
         return turn_answer(await self._turns.submit_and_wait(owner, new, wait_s), applied, internal=internal)
 
@@ -152,15 +152,15 @@ class NewTurns:
 
     async def go_on(self, scope: Scope, ref: Ref, number: int, body: AnswersRequest, delivery: Delivery) -> Response:
         """Answer requests of a waiting turn, and return the turn at its end or stream its events."""
-        internal = delivery.include_internal_tools
         turn, cursor = await self.record_answers(scope, ref.id, number, body)
         if wants_stream(delivery.accept):
             subscription = await self._turns.subscribe(turn.ref, number, cursor)
             if subscription is None:
                 return Response(status_code=204)
-            return TurnStream(self._streams, subscription, delivery, cursor, internal=internal)
+            return TurnStream(self._streams, subscription, delivery, cursor)
         wait_s, applied = wait_of(delivery.prefer, self._limits.wait_s)
-        return turn_answer(await self._turns.wait(turn, wait_s), applied, internal=internal)
+        turn = await self._turns.wait(turn, wait_s)
+        return turn_answer(turn, applied, internal=delivery.include_internal_tools)
 
     async def record_answers(
         self, scope: Scope, conversation_id: str, number: int, body: AnswersRequest
@@ -186,8 +186,8 @@ class NewTurns:
         return turn, cursor
 
 
-def new_turn_routes(new_turns: NewTurns) -> APIRouter:
-    """Return the described routes of new turns. They answer the requests that `NewTurns` leaves to FastAPI."""
+def turn_routes(new_turns: NewTurns, turns: Turns, limits: Limits, streams: EventStreams) -> APIRouter:
+    """Return the routes of turns. Those of `NewTurns` answer the requests that it leaves to FastAPI."""
     router = APIRouter(tags=["turns"], route_class=StrictRoute)
 
     @router.post("/turn", responses=_RESPONSES)
@@ -212,12 +212,6 @@ def new_turn_routes(new_turns: NewTurns) -> APIRouter:
         """Send a message in this conversation, and return the turn at its end or stream its events."""
         set_conversation(body, ref.id)
         return await create_turn(request, ref.owner, body, delivery, idempotency_key)
-
-    return router
-
-
-def turn_routes(new_turns: NewTurns, turns: Turns, limits: Limits, streams: EventStreams) -> APIRouter:
-    router = APIRouter(tags=["turns"], route_class=StrictRoute)
 
     @router.get(AT, responses=responses(TurnPage, 404, 422))
     async def list_turns(
@@ -265,8 +259,8 @@ def turn_routes(new_turns: NewTurns, turns: Turns, limits: Limits, streams: Even
         subscription = await turns.subscribe(ref, number, cursor, until_waiting=until == "waiting")
         if subscription is None:
             return Response(status_code=204)
-        delivery = Delivery(on_disconnect=on_disconnect, until=until)
-        return TurnStream(streams, subscription, delivery, cursor, internal=include_internal_tools)
+        delivery = Delivery(None, on_disconnect, until, include_internal_tools)
+        return TurnStream(streams, subscription, delivery, cursor)
 
     @router.post(
         f"{AT}/{{turn}}/cancel",

@@ -21,32 +21,28 @@ from smolsessions.web.dialects.a2a.tasks import (
     status_of,
     task_of,
 )
-from smolsessions.web.dialects.gateway import sse_data
+from smolsessions.web.dialects.gateway import Fold, sse_data
 from smolsessions.web.dialects.words import short
 
 MOST_HELD = 500  # characters of a thought before it is sent
 _THOUGHTS = frozenset({"thought", "plan", "code"})
 
 
-class TaskFold:
+class TaskFold(Fold):
     """Fold of a turn's events. The task comes at event number `first_seq`, as it is then, and changes follow.
 
     The answer is one artifact. A chunk is appended, or replaces a text that became void.
     """
 
-    drops_void_text = True  # a message of a status stays
-
     def __init__(self, turn: Turn, rpc_id: Any, first_seq: int) -> None:
-        self.is_complete = False
-        self.media: dict[str, str] = {}
         self._turn = turn
         self._rpc_id = rpc_id
         self._first_seq = first_seq
         self._has_begun = False
         self._status = status_in("queued", turn.timing.submitted_at)
         self._answers_of: str | None = None  # model call of the answer so far
-        self._said = ""
-        self._parts: list[Json] = []
+        self._said: list[str] = []  # pieces of its text
+        self._parts: list[Json] | None = None  # of the whole answer
         self._thought, self._thought_of = "", (0, "")  # with the number of its first event, and its model call
         self._open: dict[str, InputRequest] = {}
 
@@ -55,7 +51,8 @@ class TaskFold:
         if logged.seq >= self._first_seq:
             if not self._has_begun:
                 self._has_begun = True
-                changes = [{"task": task_of(self._turn, self._status, self._parts)}]
+                said = [{"text": "".join(self._said)}] if self._said else []
+                changes = [{"task": task_of(self._turn, self._status, said if self._parts is None else self._parts)}]
             for change in changes:
                 yield sse_data({"jsonrpc": "2.0", "id": self._rpc_id, "result": change})
 
@@ -73,12 +70,13 @@ class TaskFold:
         elif isinstance(event, events.MessageDelta):
             if event.channel == "answer" and event.where.parent_call_id is None:
                 is_more, self._answers_of = event.call_id == self._answers_of, event.call_id
-                self._said = f"{self._said}{event.text}" if is_more else event.text
-                self._parts = [{"text": self._said}]
+                if not is_more:
+                    self._said.clear()
+                self._said.append(event.text)
                 yield self._chunk([{"text": event.text}], append=is_more)
         elif isinstance(event, events.MessageRestarted):
             if event.call_id == self._answers_of and self._said:
-                self._said, self._parts = "", []
+                self._said.clear()
                 yield self._chunk([{"text": ""}], append=False)
         elif isinstance(event, events.ToolCalled | events.ToolReturned):
             if not event.internal:
@@ -109,9 +107,9 @@ class TaskFold:
         self._parts = answer_parts(turn, self.media)
         if rest := [*self._parts]:
             text = rest[0].get("text", "")
-            append = self._answers_of is not None and text.startswith(self._said)
+            append = self._answers_of is not None and text.startswith(said := "".join(self._said))
             if append:
-                new = text[len(self._said) :]
+                new = text[len(said) :]
                 rest[:1] = [{"text": new}] if new or len(rest) == 1 else []
             yield self._chunk(rest, append=append, lastChunk=True)
         used, called = turn.outcome.usage, [call.name for call in turn.outcome.tool_calls if not call.internal]

@@ -23,7 +23,7 @@ from smolsessions.core.events import (
 from smolsessions.core.records import Turn, Usage
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.times import time_text
-from smolsessions.web.dialects.gateway import split_data_url, sse_data
+from smolsessions.web.dialects.gateway import Fold, split_data_url, sse_data
 from smolsessions.web.dialects.places import place_of
 from smolsessions.web.dialects.words import CODE, FINAL, failure_of
 
@@ -45,7 +45,7 @@ class _Text(NamedTuple):
     head: bytes
 
 
-class RunFold:
+class RunFold(Fold):
     """Fold of a turn's events into one run: all of them, or those after event number `after`.
 
     With `history`, the messages before the turn, the client may know a part of the run already. Then a snapshot of all
@@ -53,8 +53,6 @@ class RunFold:
     `known_calls` are those that the client has of a turn that waits for it. A client from before 1.0 `is_old`: it
     refuses pending calls, cancelled runs, and results with parts.
     """
-
-    drops_void_text = True
 
     def __init__(
         self,
@@ -68,8 +66,6 @@ class RunFold:
         known_calls: frozenset[str] | None,
         is_old: bool,
     ) -> None:
-        self.is_complete = False
-        self.media: dict[str, str] = {}
         self.may_send_state = False
         """True if the run began before the last event: another one may come in front of that."""
         self._prefix = f"{place_of(turn)}:"  # of the ids of its messages and calls

@@ -19,7 +19,7 @@ from smolsessions.core.events import (
 )
 from smolsessions.core.records import Turn
 from smolsessions.core.requests import InputRequest
-from smolsessions.web.dialects.gateway import StreamCutError, sse_data
+from smolsessions.web.dialects.gateway import Fold, StreamCutError, sse_data
 from smolsessions.web.dialects.places import place_of
 from smolsessions.web.dialects.words import CODE, FINAL, failure_of
 
@@ -30,17 +30,13 @@ _KINDS = {"answer": "text", "thought": "reasoning", "plan": "reasoning"}
 Chunk = dict[str, Any]
 
 
-class MessageFold:
+class MessageFold(Fold):
     """Fold of a turn's events into one message, or into its rest from the answers after event number `after` on.
 
     `outputs` are the results by which the client has just answered calls of its tools, by the ids of the calls.
     """
 
-    drops_void_text = True
-
     def __init__(self, turn: Turn, after: int = 0, outputs: Mapping[str, Any] | None = None) -> None:
-        self.is_complete = False
-        self.media: dict[str, str] = {}
         self._after = after
         self._outputs = outputs or {}
         self._id = str(place_of(turn))  # by which `UIMessage.place` knows the turn
@@ -49,7 +45,7 @@ class MessageFold:
         self._has_new_step = False
         self._part: tuple[str, str] | None = None  # model call and kind of the open text
         self._part_count = 0
-        self._said = ""  # the last text of the kind `answer`
+        self._said: list[str] = []  # pieces of the last text of the kind `answer`
         self._sent_calls: set[str] = set()  # model calls whose text was sent
         self._shown: set[str] = set()  # tool calls that are parts of the message
         self._settled: set[str] = set()  # those whose outcome the client has
@@ -110,9 +106,10 @@ class MessageFold:
             self._part = event.call_id, kind
             self._part_count += 1
             yield {"type": f"{kind}-start", "id": f"{self._id}:{self._part_count}"}
-            self._said = "" if kind == "text" else self._said
+            if kind == "text":
+                self._said.clear()
         if kind == "text":
-            self._said += event.text
+            self._said.append(event.text)
         yield {"type": f"{kind}-delta", "id": f"{self._id}:{self._part_count}", "delta": event.text}
 
     def _end_part(self) -> Iterable[Chunk]:
@@ -220,7 +217,7 @@ class MessageFold:
         if self._after and not self._has_new_step:  # the client would send its answers for ever
             self._step = "end"
             yield {"type": "start-step"}
-        if outcome.status == "finished" and outcome.reply and outcome.reply != self._said:
+        if outcome.status == "finished" and outcome.reply and outcome.reply != "".join(self._said):
             text_id = f"{self._id}:reply"
             yield {"type": "text-start", "id": text_id}
             yield {"type": "text-delta", "id": text_id, "delta": outcome.reply}

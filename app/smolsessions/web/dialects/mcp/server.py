@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing, closing, suppress
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from smolsessions.core.events import Logged, ToolCalled, TurnEnded, TurnWaiting
 from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import TurnSubscription
-from smolsessions.web.dialects.gateway import Gateway, split_data_url
+from smolsessions.web.dialects.gateway import Fold, Gateway, split_data_url
 from smolsessions.web.dialects.mcp import tasks
 from smolsessions.web.dialects.places import Place, key_digest, new_id, place_of, turn_of_request
 from smolsessions.web.dialects.words import question_words
@@ -205,7 +205,7 @@ class McpServer:
         return _asked(turn, fold.requests)
 
     @staticmethod
-    def _result(turn: Turn, media: dict[str, str]) -> types.CallToolResult:
+    def _result(turn: Turn, media: Mapping[str, str]) -> types.CallToolResult:
         outcome = turn.outcome
         assert outcome, "a turn that ended has an outcome"
         text = outcome.reply or (outcome.error.message if outcome.error else "")
@@ -222,14 +222,12 @@ class McpServer:
         )
 
 
-class _Fold:
+class _Fold(Fold):
     """Fold of a turn's events after a number: its end, its open requests, and its calls of tools."""
 
     drops_void_text = False
 
     def __init__(self, after: int) -> None:
-        self.is_complete = False
-        self.media: dict[str, str] = {}
         self.ended: Turn | None = None
         self.requests: tuple[InputRequest, ...] = ()
         self.calls, self.called = 0, ""

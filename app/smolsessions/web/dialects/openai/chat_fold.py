@@ -21,18 +21,14 @@ from smolsessions.core.events import (
 )
 from smolsessions.core.records import Turn, Usage
 from smolsessions.core.requests import InputRequest
-from smolsessions.web.dialects.gateway import StreamCutError, sse_data
+from smolsessions.web.dialects.gateway import Fold, StreamCutError, sse_data
 from smolsessions.web.dialects.words import failure_of, question_words, short
 
 
-class ChatFold:
+class ChatFold(Fold):
     """Fold of a turn's events, after number `after`, into chunks of a completion."""
 
-    drops_void_text = True
-
     def __init__(self, turn: Turn, after: int, *, streams: bool, wants_usage: bool) -> None:
-        self.is_complete = False
-        self.media: dict[str, str] = {}
         self._after = after
         # A preview that is not accepted would stand before the answer, which has to be JSON if it has a schema.
         self._shows_previews = streams and turn.options.output_schema is None
@@ -45,7 +41,7 @@ class ChatFold:
         }
         self._has_begun = False
         self._answers_of: str | None = None  # the model call whose answer is being sent
-        self._said = ""  # of the answer that is being sent
+        self._said: list[str] = []  # pieces of the answer that is being sent
         self._content: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[dict[str, Any]] = []
@@ -78,9 +74,9 @@ class ChatFold:
                 return
             if event.call_id != self._answers_of and self._said:
                 yield self._say("\n\n")
-                self._said = ""
+                self._said.clear()
             self._answers_of = event.call_id
-            self._said += event.text
+            self._said.append(event.text)
             yield self._say(event.text)
         else:
             yield from self._progress(event)
@@ -117,8 +113,8 @@ class ChatFold:
             self.is_complete, self._failed = True, turn
             yield sse_data({"error": _error_of(turn)})
             return
-        reply = turn.outcome.reply or ""
-        rest = reply[len(self._said) :] if reply.startswith(self._said) else f"\n\n{reply}"
+        reply, said = turn.outcome.reply or "", "".join(self._said)
+        rest = reply[len(said) :] if reply.startswith(said) else f"\n\n{reply}"
         if rest:
             yield self._say(rest)
         for url in self.media.values():

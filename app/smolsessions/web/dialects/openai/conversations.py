@@ -16,7 +16,7 @@ from smolsessions.core.events import InputAnswered, Logged, ToolReturned, TurnEn
 from smolsessions.core.records import AgentName, Conversation, ConversationFields, Ref, Turn
 from smolsessions.core.requests import Answer, InputRequest
 from smolsessions.web.dialects.bodies import imported_history, read_body
-from smolsessions.web.dialects.gateway import Gateway, data_url
+from smolsessions.web.dialects.gateway import Fold, Gateway, data_url
 from smolsessions.web.dialects.openai.content import InputItem, messages_of
 from smolsessions.web.dialects.openai.items import Item, Segment, parsed_segment
 from smolsessions.web.dialects.openai.responses_fold import NO_FRAMES, ResponseFold
@@ -40,14 +40,12 @@ class MetadataBody(BaseModel):
     metadata: Metadata
 
 
-class TurnLog:
+class TurnLog(Fold):
     """Fold that keeps the events of a turn: its requests by id, its answers by event number, its results by call."""
 
     drops_void_text = False
 
     def __init__(self) -> None:
-        self.is_complete = False
-        self.media: dict[str, str] = {}
         self.events: list[Logged] = []
         self.requests: dict[str, InputRequest] = {}
         self.answers: dict[int, Sequence[Answer]] = {}

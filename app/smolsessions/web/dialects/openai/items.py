@@ -13,8 +13,6 @@ from pydantic_core import to_json
 from smolsessions.core.errors import NotFoundError
 from smolsessions.core.media import StepFile
 from smolsessions.core.records import Turn, Usage
-from smolsessions.core.requests import InputRequest
-from smolsessions.web.dialects.gateway import split_data_url
 from smolsessions.web.dialects.openai.content import SERVER
 from smolsessions.web.dialects.places import CONVERSATION_ID, Place
 
@@ -52,47 +50,13 @@ def segment_of(response_id: str) -> Segment:
     return segment
 
 
-def text_part(text: str) -> Item:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-def message(own_id: str) -> Item:
-    """Return a message that is being written. Its content is added with its text."""
-    return {"id": own_id, "type": "message", "status": "in_progress", "role": "assistant", "content": []}
-
-
-def reasoning(own_id: str) -> Item:
-    return {"id": own_id, "type": "reasoning", "summary": [], "status": "in_progress"}
-
-
-def code_call(own_id: str, code: Any, container: str) -> Item:
-    written = code if isinstance(code, str) else json_text(code)
-    about = {"id": own_id, "type": "code_interpreter_call", "status": "in_progress", "container_id": container}
-    return {**about, "code": written, "outputs": None}
-
-
-def tool_call(own_id: str, name: str) -> Item:
-    about = {"id": own_id, "type": "mcp_call", "status": "in_progress", "server_label": SERVER, "name": name}
-    return {**about, "arguments": "", "output": None, "error": None, "approval_request_id": None}
-
-
-def tool_error(text: str) -> Item:
-    return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
-
-
-def approval_request(request: InputRequest) -> Item:
-    about = {"id": request.request_id, "type": "mcp_approval_request", "server_label": SERVER, "name": request.tool}
-    return {**about, "arguments": json_text(request.arguments)}
-
-
-def function_call(own_id: str, request: InputRequest) -> Item:
-    about = {"id": own_id, "type": "function_call", "status": "in_progress", "call_id": request.request_id}
-    return {**about, "name": request.tool, "arguments": ""}
-
-
-def image_call(own_id: str, url: str) -> Item:
-    about = {"id": own_id, "type": "image_generation_call", "status": "completed"}
-    return {**about, "result": split_data_url(url)[1]}
+# Items as they begin. The fold replaces their members.
+MESSAGE: Item = {"type": "message", "status": "in_progress", "role": "assistant", "content": []}
+TEXT: Item = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+REASONING: Item = {"type": "reasoning", "summary": [], "status": "in_progress"}
+CODE: Item = {"type": "code_interpreter_call", "status": "in_progress"}
+CALL: Item = {"type": "mcp_call", "status": "in_progress", "server_label": SERVER}
+NO_RESULT: Item = {"arguments": "", "output": None, "error": None, "approval_request_id": None}
 
 
 def citation(turn: Turn, file: StepFile) -> Item:

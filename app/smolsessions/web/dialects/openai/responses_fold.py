@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from fnmatch import fnmatchcase
 from typing import Any
@@ -24,7 +24,9 @@ from smolsessions.core.events import (
 )
 from smolsessions.core.records import Turn, Usage
 from smolsessions.core.requests import InputRequest
+from smolsessions.web.dialects.gateway import Fold, split_data_url
 from smolsessions.web.dialects.openai import items
+from smolsessions.web.dialects.openai.content import SERVER
 from smolsessions.web.dialects.openai.items import Item, Segment
 from smolsessions.web.dialects.words import CODE, FINAL, failure_of, question_words
 
@@ -37,7 +39,7 @@ ASK_USER = "ask_user"
 Event = tuple[str, dict[str, Any]]
 
 
-class ResponseFold:
+class ResponseFold(Fold):
     """Fold of a turn's events after number `segment.after`, up to the next wait for answers or the turn's end.
 
     `starting_after` is the number of the last frame that a client has. `asks` are names and patterns of tools whose
@@ -55,7 +57,6 @@ class ResponseFold:
         asks: tuple[str, ...] | None,
         starting_after: int,
     ) -> None:
-        self.media: dict[str, str] = {}
         self._turn = turn
         self._metadata = metadata
         self._starting_after = starting_after
@@ -80,6 +81,7 @@ class ResponseFold:
         self._void: set[int] = set()  # indexes of items that are no part of the answer
         self._texts: dict[str, tuple[int, str, str]] = {}  # index, model call and kind of the open text of a step
         self._texts_of: dict[str, list[int]] = {}  # by model call
+        self._pieces: dict[int, list[str]] = {}  # of the texts of items
         self._answer: int | None = None  # the open message
         self._open_calls: dict[str, int] = {}  # indexes of those that are items
         self._used_before = self._usage
@@ -93,6 +95,8 @@ class ResponseFold:
 
     @property
     def output(self) -> list[Item]:
+        for index in self._pieces:
+            self._part(index)
         return [item for index, item in enumerate(self._items) if index not in self._void]
 
     def frames(self, logged: Logged, *, waits: bool) -> Iterable[bytes]:  # noqa: ARG002 - a wait always ends it
@@ -157,9 +161,9 @@ class ResponseFold:
         elif isinstance(event, TurnEnded):
             yield from self._end(event.result)
 
-    def _add(self, make: Callable[[str], Item], kind: str) -> Iterator[Event]:
-        """Add an item, and show it as it is before its content comes."""
-        item = make(self._segment.item_id(kind, len(self._items)))
+    def _add(self, kind: str, item: Item) -> Iterator[Event]:
+        """Add an item, and show it as it is before its content comes. One with an id keeps it."""
+        item = {"id": self._segment.item_id(kind, len(self._items)), **item}
         self._items.append(item)
         yield "response.output_item.added", {"output_index": len(self._items) - 1, "item": item}
 
@@ -193,29 +197,33 @@ class ResponseFold:
     def _begin_text(self, index: int, *, is_answer: bool) -> Iterator[Event]:
         part: Item
         if is_answer:
-            yield from self._add(items.message, "msg")
-            self._answer, part = index, items.text_part("")
+            yield from self._add("msg", items.MESSAGE)
+            self._answer, part = index, {**items.TEXT}
             yield "response.content_part.added", self._of(index, content_index=0, part={**part})
-            self._items[index]["content"] = [part]
+            self._items[index]["content"], self._pieces[index] = [part], []
         else:
-            yield from self._add(items.reasoning, "rs")
+            yield from self._add("rs", items.REASONING)
             part = {"type": "summary_text", "text": ""}
             yield "response.reasoning_summary_part.added", self._of(index, summary_index=0, part={**part})
-            self._items[index]["summary"] = [part]
+            self._items[index]["summary"], self._pieces[index] = [part], []
 
     def _text(self, index: int, text: str) -> Event:
-        item = self._items[index]
-        if item["type"] == "message":
-            item["content"][0]["text"] += text
+        self._pieces[index].append(text)
+        if self._items[index]["type"] == "message":
             return "response.output_text.delta", self._of(index, content_index=0, delta=text, logprobs=[])
-        item["summary"][0]["text"] += text
         return "response.reasoning_summary_text.delta", self._of(index, summary_index=0, delta=text)
+
+    def _part(self, index: int) -> Item:
+        """Return the part of an item that holds its text so far."""
+        part: Item = self._items[index]["content" if self._items[index]["type"] == "message" else "summary"][0]
+        part["text"] = "".join(self._pieces[index])
+        return part
 
     def _end_text(self, step_id: str, status: str = "completed") -> Iterator[Event]:
         """End the text of a step. An answer stays open until the next step shows that it was not accepted."""
         index, _, kind = self._texts.pop(step_id, (-1, "", ""))
         if kind == "reasoning":
-            part = self._items[index]["summary"][0]
+            part = self._part(index)
             yield "response.reasoning_summary_text.done", self._of(index, summary_index=0, text=part["text"])
             yield "response.reasoning_summary_part.done", self._of(index, summary_index=0, part=part)
             yield from self._done(index, status)
@@ -224,7 +232,7 @@ class ResponseFold:
         index, self._answer = self._answer, None
         if index is None:
             return
-        part = self._items[index]["content"][0]
+        part = self._part(index)
         yield "response.output_text.done", self._of(index, content_index=0, text=part["text"], logprobs=[])
         yield "response.content_part.done", self._of(index, content_index=0, part=part)
         yield from self._done(index, status)
@@ -252,16 +260,16 @@ class ResponseFold:
         where = event.where
         place = {"call_id": event.call_id, "agent": where.agent, "parent_call_id": where.parent_call_id}
         if event.name == CODE:
-            item = items.code_call("", event.arguments, self._segment.place.conversation_id)
-            code, item["code"] = item["code"], ""
-            yield from self._add(lambda own_id: {**item, "id": own_id, **place}, "ci")
+            code = event.arguments if isinstance(event.arguments, str) else items.json_text(event.arguments)
+            call = {**items.CODE, "container_id": self._turn.ref.id, "code": "", "outputs": None}
+            yield from self._add("ci", {**call, **place})
             yield "response.code_interpreter_call.in_progress", self._of(index)
             yield "response.code_interpreter_call_code.delta", self._of(index, delta=code)
             yield "response.code_interpreter_call_code.done", self._of(index, code=code)
             self._items[index]["code"] = code
             yield "response.code_interpreter_call.interpreting", self._of(index)
             return
-        yield from self._add(lambda own_id: {**items.tool_call(own_id, event.name), **place}, "mcp")
+        yield from self._add("mcp", {**items.CALL, "name": event.name, **items.NO_RESULT, **place})
         yield "response.mcp_call.in_progress", self._of(index)
         arguments = self._items[index]["arguments"] = items.json_text(event.arguments)
         yield "response.mcp_call_arguments.delta", self._of(index, delta=arguments)
@@ -285,7 +293,8 @@ class ResponseFold:
             item["output"] = event.result or ""
             yield "response.mcp_call.completed", self._of(index)
         else:
-            item["error"] = items.tool_error(event.error or "")
+            content = [{"type": "text", "text": event.error or ""}]
+            item["error"] = {"type": "mcp_tool_execution_error", "content": content}
             yield "response.mcp_call.failed", self._of(index)
         yield from self._done(index, "completed" if event.ok else "failed")
 
@@ -304,12 +313,15 @@ class ResponseFold:
         yield from self._drop_answer()
         for each in self._requests.values():
             index = len(self._items)
+            arguments = items.json_text(each.arguments)
             if each.kind == "approval":
-                yield from self._add(lambda _, each=each: items.approval_request(each), "mcpr")  # type: ignore[misc]
+                about = {"id": each.request_id, "type": "mcp_approval_request", "server_label": SERVER}
+                yield from self._add("mcpr", {**about, "name": each.tool, "arguments": arguments})
                 yield from self._done(index, None)
             elif each.kind == "result":
-                yield from self._add(lambda own_id, each=each: items.function_call(own_id, each), "fc")  # type: ignore[misc]
-                arguments = self._items[index]["arguments"] = items.json_text(each.arguments)
+                about = {"type": "function_call", "status": "in_progress", "call_id": each.request_id}
+                yield from self._add("fc", {**about, "name": each.tool, "arguments": ""})
+                self._items[index]["arguments"] = arguments
                 yield "response.function_call_arguments.delta", self._of(index, delta=arguments)
                 named = {"name": each.tool, "arguments": arguments}
                 yield "response.function_call_arguments.done", self._of(index, **named)
@@ -332,7 +344,7 @@ class ResponseFold:
         yield from self._stop()
         if outcome.status == "finished":
             reply = outcome.reply or ""
-            said = "" if self._answer is None else self._items[self._answer]["content"][0]["text"]
+            said = "" if self._answer is None else self._part(self._answer)["text"]
             if self._answer is None or not reply.startswith(said):
                 yield from self._drop_answer()
                 said = ""
@@ -345,15 +357,15 @@ class ResponseFold:
             yield from self._end_answer()
             for url in self.media.values():
                 if url.startswith("data:image/"):
-                    index = len(self._items)
-                    yield from self._add(lambda own_id, url=url: items.image_call(own_id, url), "ig")  # type: ignore[misc]
-                    yield from self._done(index)
+                    about = {"type": "image_generation_call", "status": "completed"}
+                    yield from self._add("ig", {**about, "result": split_data_url(url)[1]})
+                    yield from self._done(len(self._items) - 1)
         yield from self._end_answer("incomplete")
         if outcome.status == "failed":
             self._response["error"] = {"code": "server_error", "message": ": ".join(failure_of(turn))}
             if not self._items:  # Vercel's client posts again if a response fails without any item
                 self._void.add(0)
-                yield from self._add(items.reasoning, "rs")
+                yield from self._add("rs", items.REASONING)
                 yield from self._done(0)
         finished_at = turn.timing.finished_at
         self._response["completed_at"] = finished_at and int(finished_at)
