@@ -130,25 +130,20 @@ class EditTracker:
 
 def without_gaps(entries: Sequence[Data | None]) -> list[Data]:
     """Close the gaps of a record. Edits then refer to the remaining entries."""
-    at: dict[int, int] = {}
-    for place, entry in enumerate(entries):
-        if entry is not None:
-            at[place] = len(at)
+    kept = [(place, entry) for place, entry in enumerate(entries) if entry is not None]
+    at = {place: number for number, (place, _) in enumerate(kept)}
     closed: list[Data] = []
-    for place, entry in enumerate(entries):
-        if entry is not None and entry["type"] == "edit":
+    for place, entry in kept:
+        changed: Data = {}
+        if entry["type"] == "edit":
             of, removed = entry["of"], entry["removed"]
             is_lost = of is not None and place - of not in at
-            closed.append(
-                entry
-                | {
-                    "removed": removed and [at[place] - at[place - each] for each in removed if place - each in at],
-                    "of": None if of is None or is_lost else at[place] - at[place - of],
-                    "step": None if is_lost else entry["step"],
-                }
-            )
-        elif entry is not None:
-            closed.append(entry)
+            changed = {
+                "removed": removed and [at[place] - at[place - each] for each in removed if place - each in at],
+                "of": None if of is None or is_lost else at[place] - at[place - of],
+                "step": None if is_lost else entry["step"],
+            }
+        closed.append(entry | changed)
     return closed
 
 

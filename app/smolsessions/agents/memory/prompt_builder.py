@@ -53,9 +53,7 @@ class PromptBuilder:
                 if isinstance(rule, Summarize):
                     steps = apply_policy(self.memory.visible(), self.policy[: place + 1], self._context)
                     self.summarize(steps, rule.after_tokens)
-        of_step = attrgetter("summary_messages" if summary_mode else "messages")
-        shown = map(of_step, self._select(self.memory.visible()))
-        return [*self._system(summary_mode=summary_mode), *chain.from_iterable(shown)]
+        return self._messages(self._select(self.memory.visible()), summary_mode=summary_mode)
 
     def preview(self, *, summary_mode: bool) -> list[ChatMessage]:
         """Return the messages in front of the next task, which counts as the current turn."""
@@ -65,11 +63,7 @@ class PromptBuilder:
             shown = self._select(self.memory.visible())
         finally:
             memory.pop()
-        messages = self._system(summary_mode=summary_mode)
-        for one in shown:
-            if one.origin.step is not task:
-                messages += one.summary_messages if summary_mode else one.messages
-        return messages
+        return self._messages([one for one in shown if one.origin.step is not task], summary_mode=summary_mode)
 
     @property
     def call_ids(self) -> Collection[str]:
@@ -110,7 +104,7 @@ class PromptBuilder:
         return PrunePreview(self._size(before), self._size(after), places, sum(one.is_copy for one in shown))
 
     def _size(self, steps: Steps) -> PromptSize:
-        system = sum(len(text_in(message)) for message in self._system())
+        system = sum(len(text_in(message)) for message in self._messages([]))
         characters, scale = system + sum(one.characters for one in steps), self._tokens.scale()
         tokens = scale.tokens(self._tokens.before + sum(one.estimate for one in steps))
         return PromptSize(len(steps), characters, tokens, is_estimate=not scale.is_reported)
@@ -120,6 +114,7 @@ class PromptBuilder:
         self._last = visible, shown
         return shown
 
-    def _system(self, *, summary_mode: bool = False) -> list[ChatMessage]:
-        messages: list[ChatMessage] = self._agent.memory.system_prompt.to_messages(summary_mode=summary_mode)
-        return messages
+    def _messages(self, steps: Steps, *, summary_mode: bool = False) -> list[ChatMessage]:
+        of_step = attrgetter("summary_messages" if summary_mode else "messages")
+        system = self._agent.memory.system_prompt.to_messages(summary_mode=summary_mode)
+        return [*system, *chain.from_iterable(map(of_step, steps))]

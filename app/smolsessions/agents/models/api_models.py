@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from smolagents import AmazonBedrockModel, AzureOpenAIModel, InferenceClientModel, OpenAIModel
 
 from smolsessions.agents.config.schema import ModelTable
-from smolsessions.agents.models.keys import NO_KEY, Secret, read_key
+from smolsessions.agents.models.keys import KEY_OR_BASE, NO_KEY, Secret, read_key
 from smolsessions.agents.models.streams import IncompleteAnswerError, check_streams, timeouts_of
 from smolsessions.core.errors import StartError
 
@@ -25,10 +25,7 @@ _NAMES = {"temperature": "temperature", "top_p": "topP", "max_tokens": "maxToken
 def make_openai(table: ModelTable) -> OpenAIModel:
     base = table.base or OPENAI_BASE
     if base == OPENAI_BASE and not table.api_key_env:
-        raise StartError(
-            "OpenAI wants a key: name the environment variable that holds it in api_key_env, or an endpoint that "
-            "needs none in base"
-        )
+        raise StartError(f"OpenAI wants a key: {KEY_OR_BASE}")
     return _made(OpenAIModel, table, is_openai=base == OPENAI_BASE, api_base=base)
 
 
@@ -64,10 +61,7 @@ def _made(kind: Callable[..., M], table: ModelTable, *, is_openai: bool, **addre
 
 def make_huggingface(table: ModelTable) -> InferenceClientModel:
     if not table.base and not table.api_key_env:
-        raise StartError(
-            "Hugging Face wants a token: name the environment variable that holds it in api_key_env, or an endpoint "
-            "that needs none in base"
-        )
+        raise StartError(f"Hugging Face wants a token: {KEY_OR_BASE}")
     options = table.options.model_dump(exclude_none=True)
     client = {ours: options.pop(name) for name, ours in _OF_CLIENT.items() if name in options}
     if table.base and client:

@@ -13,6 +13,7 @@ from smolsessions.core.errors import StartError
 
 NO_KEY = "none"
 """Sent instead of a key. Without one, clients take the host's OPENAI_API_KEY or HF_TOKEN, for any address."""
+KEY_OR_BASE = "name the environment variable that holds it in api_key_env, or an endpoint that needs none in base"
 NOT_SET = "names a variable that is not set; set it, or name another (its name, not the key)"
 _MASK = "***"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -10,7 +10,7 @@ from typing import Any
 from smolagents import LiteLLMModel
 
 from smolsessions.agents.config.schema import ModelTable
-from smolsessions.agents.models.keys import NO_KEY, Secret, read_key
+from smolsessions.agents.models.keys import KEY_OR_BASE, NO_KEY, Secret, read_key
 from smolsessions.agents.models.streams import check_streams, timeouts_of
 from smolsessions.core.errors import StartError
 
@@ -46,10 +46,7 @@ def make_litellm(table: ModelTable) -> LiteLLMModel:
         if not table.base and os.environ.get(variable):
             raise StartError(f"the variable {variable} would choose the address; write it into base, or unset it")
     if not (table.base or table.api_key_env or provider in {*_OF_CLOUDS, "ollama_chat"}):
-        raise StartError(
-            "LiteLLM wants the provider's key: name the environment variable that holds it in api_key_env, or an "
-            "endpoint that needs none in base"
-        )
+        raise StartError(f"LiteLLM wants the provider's key: {KEY_OR_BASE}")
     if table.base and os.environ.get(_HEADERS):
         raise StartError(f"the variable {_HEADERS} would be sent to the address in base; unset it")
     # Imported so that it neither prints, nor logs, nor reports to others.
@@ -65,11 +62,7 @@ def make_litellm(table: ModelTable) -> LiteLLMModel:
     litellm.telemetry = litellm.set_verbose = False
     for callbacks in ("callbacks", "input_callback", "success_callback", "failure_callback", "service_callback"):
         setattr(litellm, callbacks, [])
-    for name in (
-        "LiteLLM",
-        "LiteLLM Router",
-        "LiteLLM Proxy",
-    ):  # their texts hold prompts, and the service logs failures
+    for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):  # their texts hold prompts; the service logs failures
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.setLevel(logging.CRITICAL)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
 from contextlib import nullcontext
 from functools import cache
 from inspect import iscoroutinefunction, unwrap
@@ -29,23 +28,19 @@ def result_of(coroutine: Coroutine[Any, Any, Any], turn_run: TurnRun | None) -> 
     """
     with _LOCK:
         loop = _loop_of_process()
-    ended: Future[asyncio.Task[Any]] = Future()
-    tasks: list[asyncio.Task[Any]] = []
+    tasks: list[asyncio.Task[Any] | None] = []
 
     async def caught() -> tuple[Any, BaseException | None]:
+        tasks.append(asyncio.current_task())
         try:
+            if turn_run and turn_run.bridge.stop_requested:  # by a stop that came before the task
+                raise asyncio.CancelledError  # noqa: TRY301 - as from the coroutine
             return await coroutine, None
         except BaseException as error:  # noqa: BLE001 - a SystemExit would end the loop for all tools
             return None, error
 
-    def begin() -> None:
-        tasks.append(loop.create_task(caught()))
-        tasks[0].add_done_callback(ended.set_result)
-        if turn_run and turn_run.bridge.stop_requested:  # by a stop that came before the task
-            cancel()
-
     def cancel() -> None:
-        for task in tasks:
+        for task in filter(None, tasks):
             task.cancel()
 
     try:
@@ -55,11 +50,10 @@ def result_of(coroutine: Coroutine[Any, Any, Any], turn_run: TurnRun | None) -> 
                 "await its function, or call it by asyncio.to_thread"
             )
         with turn_run.stoppable(lambda: loop.call_soon_threadsafe(cancel)) if turn_run else nullcontext():
-            loop.call_soon_threadsafe(begin)  # in a copy of this thread's context
-            task = ended.result()
+            # In a copy of this thread's context. A stop cancels the task, and not this future: it waits for the end.
+            value, error = asyncio.run_coroutine_threadsafe(caught(), loop).result()
     finally:
         coroutine.close()  # if it never began
-    value, error = (None, asyncio.CancelledError()) if task.cancelled() else task.result()
     if isinstance(error, asyncio.CancelledError):
         if turn_run:
             turn_run.check()

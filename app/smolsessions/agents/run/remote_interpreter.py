@@ -31,10 +31,10 @@ from smolsessions.core.attachments import File
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-_clean_ups: set[threading.Thread] = set()
 
 START_S = 600.0  # an image may have to be built
 POLL_S = 0.1
+_CLEAN_UP = "smolsessions-cleanup"
 MAX_TEXT_CHARS = 50_000  # as the local executor
 MAX_EFFECT_BYTES = 64 * 1024 * 1024
 _ANSI = re.compile(r"\x1B(?:[@-Z\\-_]|\[[0-?]*[ -/]*[@-~])")
@@ -297,18 +297,12 @@ def _plain(text: str) -> str:
 
 def clean_up_in_background(thing: Any) -> None:
     """Clean up an agent or an executor in a thread: that of a remote executor is slow."""
-
-    def run() -> None:
-        _clean_up(thing)
-        _clean_ups.discard(threading.current_thread())
-
-    thread = threading.Thread(target=run, name="cleanup", daemon=True)
-    _clean_ups.add(thread)
-    thread.start()
+    threading.Thread(target=_clean_up, args=(thing,), name=_CLEAN_UP, daemon=True).start()
 
 
 def wait_for_clean_ups(limit_s: float) -> None:
     """Wait until all clean-ups have ended, within a limit."""
     end = time.monotonic() + limit_s
-    for thread in list(_clean_ups):
-        thread.join(max(0.0, end - time.monotonic()))
+    for thread in threading.enumerate():
+        if thread.name == _CLEAN_UP:
+            thread.join(max(0.0, end - time.monotonic()))

@@ -60,15 +60,9 @@ def serve(sock: socket.socket, confinement: Confinement) -> None:
 def warm_up(times: int) -> None:
     """Run blocks. The processes of the fork server share what Python creates and specializes at first use."""
     limits, (ours, theirs) = CodeLimits(), socket.socketpair()
-    setup = {
-        "stored_classes": [],
-        "max_print": 0,
-        "imports": [],
-        "authorized": [],
-        "tools": [],
-        "variables": pickle.dumps({}),
-    }
-    setup |= {"inputs": {}, "inputs_are_new": True, "dropped": [], "logs": "", "limits": asdict(limits)}
+    setup: dict[str, Any] = {name: [] for name in ("stored_classes", "imports", "authorized", "tools", "dropped")}
+    setup |= {"max_print": 0, "variables": pickle.dumps({}), "inputs": {}, "inputs_are_new": True, "logs": ""}
+    setup["limits"] = asdict(limits)
     with ours, theirs:
         for _ in range(times):
             Channel(ours, MB).send(setup)
