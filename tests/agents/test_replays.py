@@ -34,7 +34,7 @@ def resumed(service: Service, folder: Path) -> dict[str, Event]:
 
     Code finds the file `later` in the replay alone.
     """
-    gates = {name: Gate(folder / name) for name in ("shorter", "earlier", "other", "counted")}
+    gates = {name: Gate(folder / name) for name in ("shorter", "earlier", "other", "counted", "misnamed")}
     later, ready = folder / "later", folder / "ready"
     ready.touch()
     waits, acts = ({name: f"wait_for({str(folder / f'{name}{end}')!r})" for name in gates} for end in ("", ".acted"))
@@ -53,6 +53,7 @@ def resumed(service: Service, folder: Path) -> dict[str, Event]:
     }
     usage = {"prompt_tokens_details": {"cached_tokens": 7}, "cache_creation_input_tokens": 1}
     turns["counted"] = submit_turn(service, {**ECHO, "usage": usage}, gates["counted"].script, {**DONE, "usage": usage})
+    turns["misnamed"] = submit_turn(service, {**ECHO, "role": "model"}, gates["misnamed"].script, DONE)
     for gate in gates.values():
         gate.reached()
     service.kill()
@@ -86,6 +87,10 @@ def test_usage_of_the_attempt_before_counts_once(resumed: dict[str, Event]) -> N
     assert turn["reply"] == "done"
     assert turn["usage"] == used(30, 15, cached_input_tokens=14, cache_write_tokens=2)
     assert [call["repeated"] for call in turn["tool_calls"]] == [False, True]
+
+
+def test_a_role_that_smolagents_does_not_know_is_replayed_as_the_models(resumed: dict[str, Event]) -> None:
+    assert (resumed["misnamed"]["reply"], resumed["misnamed"]["attempts"]) == ("done", 2)
 
 
 def test_a_check_of_an_answer_is_journaled_before_it_runs(service: Service, tmp_path: Path) -> None:

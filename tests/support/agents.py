@@ -62,6 +62,7 @@ class ScriptedModel(Model):
         message = play(entry, messages, done, is_code=is_code)
         if "usage" in entry:
             message.raw = {"usage": entry["usage"]}
+        message.role = entry.get("role", message.role)
         return message
 
 

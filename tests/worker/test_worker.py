@@ -1,5 +1,6 @@
 """Agents that stay in memory, ends of turns, and the share of an owner."""
 
+import asyncio
 import json
 import signal
 import time
@@ -12,11 +13,18 @@ from typing import Any
 
 import pytest
 
-from smolsessions.core.records import LOCAL, Ref
+from smolsessions.agents.catalog import Catalog
+from smolsessions.core.records import LOCAL, Ref, Turn
+from smolsessions.store.store import Store
 from smolsessions.worker.session_pool import SessionPool
+from smolsessions.worker.threads import Threads
+from smolsessions.worker.worker import Worker
+from tests.support import stores
+from tests.support.agents import make_scripted
 from tests.support.owners import ADA, BOB, owner_line, request_as
 from tests.support.service import PLAIN, Gate, Service, json_of, shared_service, totals, wait_until, write_private
 from tests.support.store_server import StoreServer
+from tests.support.stores import Raw
 from tests.support.streaming import Event
 from tests.support.turns import DONE, ECHO, PROMPT, cancel, held_turn, png, submit_next, submit_turn, wait_for_end
 
@@ -100,6 +108,25 @@ def test_a_turn_with_an_unknown_end_is_answered_as_accepted(tmp_path: Path, serv
         assert (answer.status_code, answer.json()["turn"]) == (202, 1), answer.text
         gate.open()
         assert wait_for_end(service, answer.json())["reply"] == "done"
+
+
+async def test_a_turn_that_meets_a_defect_ends_no_other(one: Store, other: Store, raw: Raw) -> None:
+    def on_end(turn: Turn) -> None:
+        ended[turn.ref.id] = stores.error_code_of(turn)
+        assert turn.ref.id != "b", "a defect"
+
+    ended = dict[str, str | None]()
+    await stores.emit(raw, await stores.begin(other, "a"), "model:1.m1")  # its result is no message
+    stores.expire_lease(raw, "a")
+    for name in "bc":
+        await stores.submit(other, name)
+    catalog = Catalog([(stores.AGENT, make_scripted)])
+    worker = Worker(one.scheduler, catalog, SessionPool(0, 60, 0), Threads(1), on_end, deadline_s=60)
+    working = asyncio.create_task(worker.run())
+    await stores.wait_until_async(lambda: len(ended) == 3 or working.done())
+    worker.retire()
+    await working
+    assert ended == {"a": "agent_changed", "b": "model_error", "c": "model_error"}
 
 
 TURNS = 10

@@ -31,8 +31,7 @@ HAND_BACK_S = 2.0
 MOST_AT_ONCE = 16
 DEFECT_SENTENCE = "The service made a mistake; it is in its log."
 CRASHED_SENTENCE = (
-    f"The process that played this turn ended {MAX_CRASHES} times before the turn got any further; it is given up, "
-    "with its finished steps."
+    f"{MAX_CRASHES} attempts at this turn broke off before it got any further; it is given up, with its finished steps."
 )
 
 
@@ -205,6 +204,8 @@ class Worker:
             _log_turn(logging.WARNING, turn, "lost", "was taken away")
         except (StoreUnavailableError, SealBrokenError) as error:
             _log_turn(logging.ERROR, turn, "left", f"is left: {error}")
+        except Exception:  # the lease expires, which counts as a crash of this turn alone
+            log.exception("turn %s#%d met a defect of this service", turn.ref, turn.number)
         finally:
             for steered in lease.steered:
                 self._on_end(steered)
@@ -245,8 +246,12 @@ class Worker:
             sentence = f"The turn took longer than its deadline of {deadline_s:g} s."
             outcome = replace(outcome, status="failed", error=Failure("deadline_exceeded", sentence, retryable=True))
         if run.replay and outcome.status != "finished":  # it did not reach the calls and tokens of earlier attempts
-            calls = run.replay.calls | {call.call_id: call for call in outcome.tool_calls}
-            used = (outcome.usage, self._agents.journal_usage(run.replay))
+            try:
+                calls = run.replay.calls | {call.call_id: call for call in outcome.tool_calls}
+                used = (outcome.usage, self._agents.journal_usage(run.replay))
+            except Exception:  # of another release, perhaps: the turn ends all the same
+                log.exception("turn %s#%d has a journal that cannot be counted", lease.turn.ref, lease.turn.number)
+                return outcome
             usage = max(used, key=lambda each: each.input_tokens + each.output_tokens)
             outcome = replace(outcome, tool_calls=tuple(calls.values()), usage=usage)
         return outcome

@@ -25,6 +25,7 @@ from smolsessions.core.effects import EffectOutcome
 
 MAX_BYTES = 64 * 1024 * 1024
 _UNWRAP: dict[type, Callable[[Any], Any]] = {AgentImage: AgentImage.to_raw, AgentText: AgentText.to_string}
+_ROLES = {role.value: role for role in MessageRole}
 _WRAP: dict[str, Any] = {kind.__name__: kind for kind in _UNWRAP}
 
 
@@ -140,10 +141,11 @@ def encode_message(message: ChatMessage) -> tuple[Effect, ChatMessage]:
         functions = [(call.function, call) for call in message.tool_calls]
         calls = [[each.name, each.arguments, each.description, call.id, call.type] for each, call in functions]
     role = str(getattr(message.role, "value", message.role))
+    message.role = _ROLES.get(role, MessageRole.ASSISTANT)  # a replay knows no other
     counts: list[Any] | None = [usage.input_tokens, usage.output_tokens] if usage else None
     if counts and isinstance(usage, DetailedUsage):
         counts += [usage.cached_input_tokens, usage.cache_write_tokens, usage.reasoning_tokens]
-    parts = [role, message.content, calls, counts]
+    parts = [message.role.value, message.content, calls, counts]
     with contextlib.suppress(ValueError):  # half a character, or a value without a JSON form
         data = to_json(parts)  # the codec of values would cost 5 % of a turn
         if from_json(data) == parts:
