@@ -11,8 +11,9 @@ from smolagents import MultiStepAgent
 from tests.support import streaming
 from tests.support.agents import make_code, make_planner, make_scripted
 from tests.support.data import data, named
+from tests.support.providers import used
 from tests.support.service import Service
-from tests.support.streaming import Event, posting, seen, spoken
+from tests.support.streaming import Event, place, posting, seen, spoken
 from tests.support.tiers import mostly_deep
 from tests.support.turns import DONE, ECHO, delegate
 
@@ -188,6 +189,11 @@ def test_usage_is_summed_over_plans_steps_and_managed_agents(service: Service) -
         models = {event["call_id"] for event in events if event["type"] == "message.delta"}
         for name, each in (("input_tokens", 10), ("output_tokens", 5)):
             assert events[-1]["result"]["usage"][name] == sum(usage[name] for usage in finished) == each * len(models)
+
+
+def test_a_count_that_is_negative_or_no_whole_number_spoils_no_usage(service: Service) -> None:
+    turn = service.get(place(service.play({**ECHO, "tokens": [-1, 2.5]}, DONE)))
+    assert (turn["reply"], turn["usage"]) == ("done", used(10, 7))
 
 
 def helped_by(call: list[Any]) -> Event:

@@ -63,6 +63,7 @@ class ScriptedModel(Model):
         if "usage" in entry:
             message.raw = {"usage": entry["usage"]}
         message.role = entry.get("role", message.role)
+        message.token_usage = TokenUsage(*entry.get("tokens", (10, 5)))
         return message
 
 

@@ -77,7 +77,7 @@ class Metrics:
         code = outcome.error.code if outcome.error else ""
         self._turns.labels(turn.agent.name, outcome.status, code).inc()
         for part in Usage.__match_args__:
-            if tokens := getattr(outcome.usage, part):
+            if (tokens := getattr(outcome.usage, part) or 0) > 0:  # an earlier release took any count of a model
                 self._tokens(turn.agent.name, part.removesuffix("_tokens")).inc(tokens)
         if turn.attempts > 1 + timing.waits:
             self._taken_over.inc(turn.attempts - 1 - timing.waits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import floor
 from typing import Any, Self
 
 from smolagents.monitoring import TokenUsage
@@ -68,7 +69,7 @@ def usage_of_data(data: dict[str, Any] | None) -> TokenUsage | None:
 
 def total_usage(used: Sequence[TokenUsage]) -> Usage:
     """Sum counts. A detail that none of them has stays None."""
-    read, written = sum([each.input_tokens for each in used]), sum([each.output_tokens for each in used])
+    read, written = (sum([_whole(getattr(each, name)) for each in used]) for name in ("input_tokens", "output_tokens"))
     details = [details_of(each) for each in used if isinstance(each, DetailedUsage)]
     names = dict.fromkeys(name for each in details for name in each) if details else ()
     return Usage(read, written, **{name: sum(each.get(name, 0) for each in details) for name in names})
@@ -128,6 +129,14 @@ def _count(reported: Any, path: str) -> int | None:
     for name in path.split("."):
         reported = _part(reported, name)
     return reported if _is_count(reported) else None
+
+
+def _whole(count: float) -> int:
+    """Return a count of an author's model as records keep it. One that is negative or no number is 0."""
+    try:
+        return min(max(0, floor(count)), MAX_COUNT)
+    except (TypeError, ValueError, OverflowError):
+        return 0
 
 
 def _is_count(value: Any) -> bool:
