@@ -114,7 +114,9 @@ async def test_nothing_is_taken_anywhere_beside_a_turn_that_is_suspected(outside
 async def test_a_busy_one_takes_nothing_until_it_is_free_for_a_suspect(outside: StoreServer, raw: Raw) -> None:
     async with opened(outside) as store:
         await submit(store, "3")
-        raw.hset(f"{place_of(raw, '3')}:run:{ref_of('3')}:1", "counted", MAX_CRASHES - 1)
+        place = place_of(raw, "3")
+        raw.hset(f"{place}:run:{ref_of('3')}:1", "counted", MAX_CRASHES - 1)
+        raw.hset(f"{place}:conversation:{ref_of('3')}", "fences", MAX_CRASHES - 1)
         others = [str(number) for number in range(4, 40)]
         for name in others:
             await submit(store, name)
@@ -125,6 +127,12 @@ async def test_a_busy_one_takes_nothing_until_it_is_free_for_a_suspect(outside: 
         assert len(taken) < PARTITIONS  # from the partitions that were visited earlier
         for _ in range(2 * PARTITIONS):
             assert await store.scheduler.claim({AGENT: KIND}, 1, idle=False) == []
+        raw.delete(f"{place}:alone")
+        raw.config_set("maxmemory", 1)  # no worker can reserve it: others go on
+        while leases := await store.scheduler.claim({AGENT: KIND}, 9, idle=False):
+            taken += [lease.turn.ref.id for lease in leases]
+        raw.config_set("maxmemory", 0)
+        assert sorted(taken) == sorted(others)
         assert [lease.turn.ref.id for lease in await store.scheduler.claim({AGENT: KIND}, 9, idle=True)] == ["3"]
 
 

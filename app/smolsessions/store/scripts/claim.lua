@@ -105,8 +105,10 @@ local function is_reserved_for_another(ref, score)
   return waited_us(score) < tonumber(affinity_us) and is_warm_elsewhere(redis.call('HGET', key('conversation', ref), 'committed'), worker)
 end
 
+-- A full store refuses the SET: raised, that would pass for damage of the conversation.
 local function reserve()
-  if not redis.call('SET', alone, worker, 'NX', 'PX', 10000) and redis.call('GET', alone) ~= worker then return false end
+  local set = redis.pcall('SET', alone, worker, 'NX', 'PX', 10000)
+  if (not set or set.err) and redis.call('GET', alone) ~= worker then return false end
   redis.call('PEXPIRE', alone, 10000)
   return true
 end
