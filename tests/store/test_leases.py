@@ -10,7 +10,7 @@ from redis.exceptions import ResponseError
 
 from smolsessions.core.errors import LeaseLostError, SealBrokenError, StoreUnavailableError
 from smolsessions.core.events import TurnStarted
-from smolsessions.core.records import Suspension, Turn
+from smolsessions.core.records import ConversationFields, Outcome, Suspension, Turn
 from smolsessions.core.requests import Answer, InputRequest
 from smolsessions.store.scripts.loader import as_service_error
 from smolsessions.store.store import Store
@@ -187,6 +187,17 @@ async def test_no_lease_lasts_as_long_as_the_stores_clock_went_back(one: Store, 
     raw.zadd(stores.LEASES, {str(stores.ref_of("c")): two_hours_on}, xx=True)
     assert await other.scheduler.sweep() == 0
     assert raw.zscore(stores.LEASES, str(stores.ref_of("c"))) / 1e6 - time.time() < stores.LEASE_S + 1
+
+
+async def test_a_full_store_renews_leases_and_deletes_what_has_expired(one: Store, other: Store, raw: Raw) -> None:
+    lease = await stores.begin(one, "c")
+    await one.conversations.create(stores.ref_of("old"), stores.AGENT, ConversationFields({}, ttl_s=1e-6))
+    stores.expire_lease(raw, "c")
+    raw.config_set("maxmemory", 1)
+    await one.scheduler.renew([lease])
+    assert await other.scheduler.sweep() == 0
+    raw.config_set("maxmemory", 0)
+    assert not raw.hexists(stores.key_of("conversation", "old"), "agent")
 
 
 async def test_a_turn_that_is_handed_back_waits_again_and_counts_no_attempt(one: Store, other: Store, raw: Raw) -> None:

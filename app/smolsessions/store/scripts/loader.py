@@ -28,7 +28,9 @@ SAFE_TO_REPEAT = frozenset(
     "cancel chunks effects find_key has_images images journal keep_chunks list next_turn open_turn read read_log rekey "
     "reserve sealed snapshot stage stage_chunks stage_copy steers steps turns variables".split()
 )
-FREES_MEMORY = frozenset({"delete"})  # a full store runs these, too, although they write first
+# A full store runs these, too, although they write first. A sweep deletes expired conversations, and without renewals
+# it would take the leases of living workers.
+FREES_MEMORY = frozenset({"delete", "sweep", "renew"})
 PERIODIC = frozenset({"sweep", "queue", "outage"})  # their replies confirm nothing to a client
 _OF_ONE = frozenset({"ref", "owner", "idem"})  # arguments of scripts that work on one conversation, or one owner's
 # A Lua error is not among them: it is a defect of a script.
