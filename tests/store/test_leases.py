@@ -128,24 +128,34 @@ async def test_a_process_that_had_lost_the_store_spares_expired_turns(one: Store
     assert (await stores.claim_one(other)).crashes == 0
 
 
+def waiting(outcome: Outcome) -> Suspension:
+    request = InputRequest("r", "approval", "call", "tool", "", "step", time.time(), time.time() + 60)
+    return Suspension((request,), outcome)
+
+
 async def test_a_turn_waits_although_its_last_writes_were_sent_meanwhile(one: Store, raw: Raw) -> None:
     lease = await stores.begin(one, "c")
     raw.config_resetstat()
     raw.config_set("maxmemory", 1)
     lease.emit("a", result=b"1")
     lease.send()  # its timer goes before that of the suspend
-    request = InputRequest("r", "approval", "call", "tool", "", "step", time.time(), time.time() + 60)
-    ending = asyncio.create_task(lease.suspend(Suspension((request,), stores.DONE)))
+    ending = asyncio.create_task(lease.suspend(waiting(stores.DONE)))
     await stores.wait_until_async(lambda: stores.refusals(raw) > 3)
     raw.config_set("maxmemory", 0)
     assert await asyncio.wait_for(ending, PATIENCE_S)
     assert (raw.zcard(stores.LEASES), stores.event_names_of(raw, "c")) == (0, ["turn.queued", "turn.waiting"])
 
 
+async def test_a_turn_that_is_to_stop_does_not_wait_and_learns_by_what(one: Store, raw: Raw) -> None:
+    lease = await stores.begin(one, "c")
+    raw.hset(stores.key_of("run", "c", 1), "cancel", "interrupt:2")  # the message to its worker was lost
+    assert not await lease.suspend(waiting(Outcome("cancelled")))
+    assert stores.error_code_of(await lease.commit(Outcome("cancelled"))) == "interrupted"
+
+
 async def test_answers_are_recorded_once_though_two_callers_give_them(one: Store, other: Store, raw: Raw) -> None:
     lease = await stores.begin(one, "c")
-    request = InputRequest("r", "approval", "call", "tool", "", "step", time.time(), time.time() + 60)
-    assert await lease.suspend(Suspension((request,), stores.DONE))
+    assert await lease.suspend(waiting(stores.DONE))
     assert (raw.zcard(stores.LEASES), await stores.claim(other)) == (0, [])
     seen: list[bool] = []
 

@@ -1,5 +1,5 @@
 -- Let a claimed turn wait for a person: append its last writes, replace its record, release its lease. It is not ready.
--- - A repeated request with the same fence returns `done`. A turn that is to stop does not wait.
+-- - A repeated request with the same fence returns `done`. A turn that is to stop does not wait: the reply has its flag.
 -- - `entries` are the last writes, from number `serial` on. `written` is the number of writes of this claim: if the store has
 --   fewer, it lost acknowledged writes. `expires` is the time at which the wait ends by itself, in microseconds.
 -- ARGV: ref turn fence own_channel record expires written serial ...entries
@@ -8,7 +8,8 @@ if not holds_lease(ref, fence) then
   if redis.call('HGET', run, 'suspended') == fence then return {'done'} end
   return {'lost'}
 end
-if redis.call('HEXISTS', run, 'cancel') == 1 then return {'stopped'} end
+local flag = redis.call('HGET', run, 'cancel')
+if flag then return {'stopped', flag} end
 local state, seqs = append_writes(ref, turn, own_channel, serial, entries)
 if state ~= 'ok' then return {state} end
 local stored_writes = parse_int(redis.call('HGET', run, 'written') or '0') or damaged('run')

@@ -301,6 +301,7 @@ class HeldLease:
             lambda: self._end_claim("suspend", record=record, expires=expires, written=self._writes.made)
         )
         if state == b"stopped":
+            self.hear(rest[0])  # an outage may have lost the message
             self._writes.resend()
             return False
         if state == b"ok":
