@@ -50,8 +50,10 @@ async def test_a_turn_handed_back_keeps_its_start(one: Store, other: Store, raw:
     lease, bridge = await begun(one, can_wait=can_wait)
     bridge.emit(None, effect=("model:1", b"sealed"))
     bridge.request_stop("drained")
+    bridge.flush(("begun:tool:1", b""))  # comes too late
     bridge.close()
     await lease.flush()
+    assert {*raw.hkeys(key_of("journal", "c", 1))} == {"started:1", "model:1"}
     await one.scheduler.hand_back(lease)
     again = await claim_one(other)
     assert again.attempt == 2

@@ -120,7 +120,7 @@ class LoopEventBridge:
         return self._lease.is_late
 
     def flush(self, effect: tuple[str, bytes] | None = None) -> None:
-        if effect:
+        if effect and not self.stop_requested:  # otherwise the call is not made
             self._queue.append((None, None, effect))
         written = threading.Lock()
         written.acquire()
