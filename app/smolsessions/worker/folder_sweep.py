@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from smolsessions.core.errors import ConversationNotFoundError, SealBrokenError, ServiceError, StoreUnavailableError
+from smolsessions.core.errors import ConversationNotFoundError, SealBrokenError, StoreUnavailableError
 from smolsessions.core.records import Owner, Ref
 from smolsessions.core.store_ports import ConversationStore, WorkspaceFolders
 
@@ -47,6 +47,6 @@ async def sweep_folders(
                 await asyncio.sleep(PAUSE_S)
         except StoreUnavailableError:
             pass  # the store's connection logs it
-        except (OSError, ServiceError) as error:
+        except Exception as error:  # noqa: BLE001 - a failed sweep must not end the process
             log.warning("the files of deleted conversations are not swept: %s", error, extra={"action": "folders.left"})
         await asyncio.sleep(SWEEP_S)

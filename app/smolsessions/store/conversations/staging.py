@@ -10,6 +10,8 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
+from redis.exceptions import ResponseError
+
 from smolsessions.core.errors import HistoryGoneError, StoreUnavailableError
 from smolsessions.store.partition import Partition, Scope
 from smolsessions.store.scripts.loader import Argument, flattened
@@ -41,7 +43,7 @@ async def staged_keys(partition: Partition) -> AsyncIterator[str]:
     try:
         yield staged
     finally:
-        with suppress(StoreUnavailableError):
+        with suppress(StoreUnavailableError, ResponseError):  # staged keys expire
             await partition.ask("UNLINK", *(f"{partition.name}:staged:{staged}:{kind}" for kind in STAGED))
 
 

@@ -255,7 +255,7 @@ class HeldLease:
                             await keep_chunks(self.scope, replaced)
                             await stage_chunks(self.scope, staged, self._memory.chunks)
                             sealed |= {"staged": staged, "chunks": len(self._memory.chunks)}
-                    state, *rest = await self._retry(partial(self._commit, turn, sealed, by=by))
+                    state, *rest = await self._retry(partial(self._commit, turn, sealed, by=by, is_broken=is_broken))
             except SealBrokenError:
                 self._mark_broken(DAMAGED)  # lets the next commit end the turn
                 raise
@@ -270,9 +270,10 @@ class HeldLease:
             return turn
         raise SealBrokenError(DAMAGED)  # a rollback without a turn
 
-    async def _commit(self, turn: Turn, sealed: Mapping[str, Argument], *, by: int) -> list[Any]:
+    async def _commit(self, turn: Turn, sealed: Mapping[str, Argument], *, by: int, is_broken: bool) -> list[Any]:
         assert turn.outcome
-        is_broken = self._defect is not None
+        if self._defect and not is_broken:  # a write between two tries has found damage
+            raise self._defect
         if self._writes.has_events:  # their readers wait for the reply
             self.send()
         reply, _ = await self._end_claim(
