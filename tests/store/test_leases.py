@@ -10,8 +10,8 @@ from redis.exceptions import ResponseError
 
 from smolsessions.core.errors import LeaseLostError, SealBrokenError, StoreUnavailableError
 from smolsessions.core.events import TurnStarted
-from smolsessions.core.records import ConversationFields, Outcome, Suspension, Turn
-from smolsessions.core.requests import Answer, InputRequest
+from smolsessions.core.records import ConversationFields, Turn
+from smolsessions.core.requests import Answer
 from smolsessions.store.scripts.loader import as_service_error
 from smolsessions.store.store import Store
 from smolsessions.store.turns import turn_log
@@ -128,34 +128,22 @@ async def test_a_process_that_had_lost_the_store_spares_expired_turns(one: Store
     assert (await stores.claim_one(other)).crashes == 0
 
 
-def waiting(outcome: Outcome) -> Suspension:
-    request = InputRequest("r", "approval", "call", "tool", "", "step", time.time(), time.time() + 60)
-    return Suspension((request,), outcome)
-
-
 async def test_a_turn_waits_although_its_last_writes_were_sent_meanwhile(one: Store, raw: Raw) -> None:
     lease = await stores.begin(one, "c")
     raw.config_resetstat()
     raw.config_set("maxmemory", 1)
     lease.emit("a", result=b"1")
     lease.send()  # its timer goes before that of the suspend
-    ending = asyncio.create_task(lease.suspend(waiting(stores.DONE)))
+    ending = asyncio.create_task(lease.suspend(stores.waiting()))
     await stores.wait_until_async(lambda: stores.refusals(raw) > 3)
     raw.config_set("maxmemory", 0)
     assert await asyncio.wait_for(ending, PATIENCE_S)
     assert (raw.zcard(stores.LEASES), stores.event_names_of(raw, "c")) == (0, ["turn.queued", "turn.waiting"])
 
 
-async def test_a_turn_that_is_to_stop_does_not_wait_and_learns_by_what(one: Store, raw: Raw) -> None:
-    lease = await stores.begin(one, "c")
-    raw.hset(stores.key_of("run", "c", 1), "cancel", "interrupt:2")  # the message to its worker was lost
-    assert not await lease.suspend(waiting(Outcome("cancelled")))
-    assert stores.error_code_of(await lease.commit(Outcome("cancelled"))) == "interrupted"
-
-
 async def test_answers_are_recorded_once_though_two_callers_give_them(one: Store, other: Store, raw: Raw) -> None:
     lease = await stores.begin(one, "c")
-    assert await lease.suspend(waiting(stores.DONE))
+    assert await lease.suspend(stores.waiting())
     assert (raw.zcard(stores.LEASES), await stores.claim(other)) == (0, [])
     seen: list[bool] = []
 
@@ -226,13 +214,8 @@ async def test_a_turn_that_is_handed_back_waits_again_and_counts_no_attempt(one:
 async def test_a_repeated_key_writes_nothing(one: Store, raw: Raw) -> None:
     lease = await stores.begin(one, "c")
     first = stores.emit_raw(raw, lease, stores.entry("a", 0, b"step", events=2), stores.entry("b", 1, b"step"))
-    again = stores.emit_raw(
-        raw,
-        lease,
-        stores.entry("a", 0, b"other", events=2),
-        stores.entry("b", 1, b"other"),
-        stores.entry("c", events=1),
-    )
+    others = [stores.entry("a", 0, b"other", events=2), stores.entry("b", 1, b"other"), stores.entry("c", events=1)]
+    again = stores.emit_raw(raw, lease, *others)
     assert (first, again) == (["ok", [2, 3]], ["ok", [0, 0, 4]])
     assert raw.lrange(stores.key_of("steps", "c", 0), 0, -1) == ["step", "step"]
     assert len(stores.event_names_of(raw, "c")) == 4
@@ -244,12 +227,7 @@ async def test_a_step_behind_a_gap_is_refused_and_can_come_later(one: Store, raw
     assert stores.emit_raw(raw, lease, stores.entry("c", 2, b"2", events=1), stores.entry("d", 3, b"3"))[0] == "gap"
     assert raw.lrange(stores.key_of("steps", "c", 0), 0, -1) == ["0"]
     assert stores.event_names_of(raw, "c") == ["turn.queued"]
-    whole = [
-        stores.entry("a", 0, b"0"),
-        stores.entry("b", 1, b"1"),
-        stores.entry("c", 2, b"2", events=1),
-        stores.entry("d", 3, b"3"),
-    ]
+    whole = [stores.entry(name, index, b"%d" % index, events=index == 2) for index, name in enumerate("abcd")]
     assert stores.emit_raw(raw, lease, *whole, serial=9) == ["behind"]
     assert stores.emit_raw(raw, lease, *whole) == ["ok", [2]]
     assert raw.lrange(stores.key_of("steps", "c", 0), 0, -1) == ["0", "1", "2", "3"]

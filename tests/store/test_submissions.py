@@ -79,13 +79,8 @@ async def test_a_delete_ends_what_runs_and_leaves_a_tombstone(one: Store, other:
         await lease.commit(stores.DONE)
     assert stores.event_names_of(raw, "c") == ["turn.queued", "turn.started", "turn.cancelled"]
     assert set(raw.keys("*local/c*")) == {stores.key_of("conversation", "c"), stores.key_of("log", "c", 1)}
-    assert (
-        0
-        < raw.ttl(stores.key_of("log", "c", 1))
-        <= stores.LOG_TTL_S
-        < raw.ttl(stores.key_of("conversation", "c"))
-        <= stores.ID_REUSE_S
-    )
+    log_ttl, ttl = raw.ttl(stores.key_of("log", "c", 1)), raw.ttl(stores.key_of("conversation", "c"))
+    assert 0 < log_ttl <= stores.LOG_TTL_S < ttl <= stores.ID_REUSE_S
     assert raw.zcard(stores.LEASES) == 0
     for store in (one, other):
         with pytest.raises(ConversationExistsError):
@@ -134,12 +129,13 @@ async def test_claims_are_least(one: Store, other: Store, asked: tuple[OnBusy, O
     assert f"Turn {by} " in ended.outcome.error.message
 
 
-async def test_a_renewal_brings_back_why_a_turn_is_to_stop(one: Store, raw: Raw) -> None:
+@pytest.mark.parametrize("way", ["renewal", "suspend"])
+async def test_a_renewal_or_suspend_brings_back_why_a_turn_is_to_stop(one: Store, raw: Raw, way: str) -> None:
     lease = await stores.second_turn(one, raw)
     one.scheduler.hear_stop(b"local/c\n2\n1")
     assert await lease.stop_reason == "cancelled"
     raw.hset(stores.key_of("run", "c", 2), "cancel", "interrupt:3")  # as if the message was lost
-    await one.scheduler.renew([lease])
+    assert not await (lease.suspend(stores.waiting()) if way == "suspend" else one.scheduler.renew([lease]))
     assert stores.error_code_of(await lease.commit(replace(stores.DONE, status="cancelled"))) == "interrupted"
 
 

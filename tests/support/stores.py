@@ -25,11 +25,13 @@ from smolsessions.core.records import (
     Owner,
     Ref,
     Submission,
+    Suspension,
     Timing,
     Turn,
     TurnInput,
     TurnOptions,
 )
+from smolsessions.core.requests import InputRequest
 from smolsessions.store import codec
 from smolsessions.store.connection.servers import Address
 from smolsessions.store.embedded.server import embedded_server
@@ -181,6 +183,11 @@ async def emit(raw: Raw, lease: HeldLease, name: str, step: PackedStep | None = 
     lease.send()
     journal = key_of("journal", lease.turn.ref.id, lease.turn.number)
     await wait_until_async(lambda: lease.lost or bool(raw.hexists(journal, name)))
+
+
+def waiting() -> Suspension:
+    request = InputRequest("r", "approval", "call", "tool", "", "step", time.time(), time.time() + 60)
+    return Suspension((request,), DONE)
 
 
 async def wait_until_async(condition: Callable[[], bool]) -> None:

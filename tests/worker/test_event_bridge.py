@@ -93,12 +93,8 @@ async def test_events_without_a_reader_wait_for_the_commit_except_the_start(one:
     assert event_names_of(raw, "c") == ["turn.queued", "turn.started"]
     bridge.close()
     await lease.commit(DONE)
-    assert [name for _, name in await read_events(one, "c", 1)] == [
-        "turn.queued",
-        "turn.started",
-        "message.restarted",
-        "turn.finished",
-    ]
+    events = await read_events(one, "c", 1)
+    assert [name for _, name in events] == ["turn.queued", "turn.started", "message.restarted", "turn.finished"]
 
 
 async def test_a_run_that_ends_before_the_loop_wakes_writes_its_start_and_no_last_effect(one: Store, raw: Raw) -> None:

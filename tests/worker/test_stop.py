@@ -11,10 +11,13 @@ from tests.support.service import CODELESS, Gate, Service, totals, wait_until
 from tests.support.streaming import Event, Stream, log_of, place, posting, watching
 from tests.support.turns import DONE, ECHO, ENDLESS, cancel, delegate, held_turn, submit_turn, wait_for_end
 
-CALL = "compute(seconds=0.002)"
+SWALLOWING = {"code": "while True:\n    try:\n        compute(seconds=0.002)\n    finally:\n        continue"}
+NAGGING = {"call": [["nag", {"times": 10**9}]]}
 
 
-def test_a_turn_that_has_not_started_is_stopped_at_once(narrow: Service, tmp_path: Path) -> None:
+def test_a_turn_that_has_not_started_is_stopped_at_once_and_counted(narrow: Service, tmp_path: Path) -> None:
+    name = 'smolsessions_turns_total{agent="streamed",code="",status="cancelled"}'
+    before = totals(narrow).get(name, 0)
     with held_turn(narrow, tmp_path / "gate") as ahead:
         with posting(narrow, DONE) as stream:
             turn = stream.until("turn.queued")
@@ -23,10 +26,14 @@ def test_a_turn_that_has_not_started_is_stopped_at_once(narrow: Service, tmp_pat
             assert [frame.event for frame in stream] == ["turn.cancelled"]
         assert narrow.get(place(turn)) == answer.json() == stream.seen[-1].data["result"]
         assert narrow.get(place(ahead))["status"] == "running"
-        assert narrow.steps(turn) == []
+        assert (narrow.steps(turn), totals(narrow)[name]) == ([], before + 1)
         later = submit_turn(narrow, DONE, agent="streamed", conversation_id=turn["conversation_id"])
     assert [wait_for_end(narrow, each)["reply"] for each in (ahead, later)] == ["done", "done"]
     assert later["turn"] == 2
+    ended, timing = answer.json(), answer.json()["timing"]
+    assert (ended["attempts"], ended["usage"]["input_tokens"]) == (0, 0)
+    assert (timing["started_at"], timing["duration_ms"], timing["queued_ms"] > 0) == (None, 0, True)
+    assert timing["finished_at"] >= timing["submitted_at"]
 
 
 def test_a_stop_lands_in_the_middle_of_a_stream(service: Service) -> None:
@@ -77,24 +84,17 @@ def test_a_stop_lands_inside_agents_that_are_managed(service: Service) -> None:
     assert_goes_on(service, turn)
 
 
-def test_a_stop_lands_though_code_swallows_it_for_ever(narrow: Service) -> None:
-    stuck = threads(narrow)["stuck"]
-    code = f"while True:\n    try:\n        {CALL}\n    finally:\n        continue"
-    with posting(narrow, {"code": "x = 1"}, {"code": code}, agent="streamed-code") as stream:
-        stream.until("tool.result", name="compute")
-        turn = cancel_and_check(narrow, stream)
+@pytest.mark.parametrize(
+    ("agent", "entry", "name"), [("streamed-code", SWALLOWING, "compute"), ("streamed", NAGGING, "echo")]
+)
+def test_a_stop_lands_though_it_is_swallowed_for_ever(narrow: Service, agent: str, entry: Event, name: str) -> None:
+    is_code, stuck = agent == "streamed-code", threads(narrow)["stuck"]
+    with posting(narrow, {"code": "x = 1"} if is_code else ECHO, entry, agent=agent) as stream:
+        stream.until("tool.result", name=name, step=2)
+        turn = cancel_and_check(narrow, stream, heeds=is_code)
     assert turn["step_count"] == 1
-    wait_until(lambda: threads(narrow) == {"stuck": stuck, "busy": 0, "free": 1})  # the service ended its process
-    assert_goes_on(narrow, turn)
-
-
-def test_a_stop_lands_though_a_tool_swallows_it_for_ever(narrow: Service) -> None:
-    stuck = threads(narrow)["stuck"]
-    with posting(narrow, ECHO, {"call": [["nag", {"times": 10**9}]]}) as stream:
-        stream.until("tool.result", name="echo", step=2)
-        turn = cancel_and_check(narrow, stream, heeds=False)
-    assert turn["step_count"] == 1
-    wait_until(lambda: threads(narrow) == {"stuck": stuck + 1, "busy": 0, "free": 1})
+    # The service ends the process of code.
+    wait_until(lambda: threads(narrow) == {"stuck": stuck + (not is_code), "busy": 0, "free": 1})
     assert_goes_on(narrow, turn)
 
 
