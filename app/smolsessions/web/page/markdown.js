@@ -8,7 +8,7 @@ import DOMPurify from "./vendor/purify.js";
 const MOST_CHARS = 200_000; // a longer text is shown as it is
 const MOST_CODE_CHARS = 60_000; // code after them has no colours
 const MOST_OPEN_CHARS = 10_000; // the same while it is being written, as it is coloured again for each piece
-const TOO_DEEP = /^[ \t]*(?:(?:>[ \t]*){30}|(?:[*+-][ \t]+){30})|(?:\[[^\]\n]?){300}/m;
+const TOO_DEEP = /^[ \t]*(?:(?:>[ \t]*){30}|(?:[*+-][ \t]+){30})|(?:\[[^[\]\n]?){300}/m;
 const LINK = /^(?:https?:\/\/|mailto:)/i;
 const MARK = /<\/?end_(?:plan|code|action)>|<\|[a-z_]{1,20}\|>/y; // marks by which a model ends its text
 const MATH = /\$\$[^$]+?\$\$|\$(?=\S)[^$\n]*?[^\s$\\]\$(?!\d)|\\\([^]{1,400}?\\\)|\\\[[^]{1,400}?\\\]/y;
