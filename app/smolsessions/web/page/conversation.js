@@ -421,6 +421,7 @@ export class Conversation {
     byId("missing-title").textContent = problem.status === 404 ? "There is no such conversation" : "This conversation cannot be shown";
     byId("missing-text").textContent = problem.status === 404 ? "It was deleted, or it is not yours." : problem.message;
     show(byId("missing"), true);
+    if (problem.status === 404) this.#parts.changed(id); // its row goes, in all tabs
   }
 }
 

@@ -28,8 +28,8 @@ export class List {
   #undo;
   #changed;
 
-  /** `deleted(id)` and `changed(view)` are called after the user removed or changed a conversation here. */
-  constructor(api, connection, { deleted, changed }) {
+  /** The user removed a conversation here: `deleted(id)`. The service deleted it: `gone(id)`. The user changed one: `changed(view)`. */
+  constructor(api, connection, { deleted, gone, changed }) {
     this.#api = api;
     this.#connection = connection;
     this.#changed = changed;
@@ -43,10 +43,11 @@ export class List {
         this.#put(view);
         this.#told();
       },
-      delete: (view, keepalive) => {
+      delete: async (view, keepalive) => {
         const drop = (id) => api.request(`/conversations/${id}`, { method: "DELETE", keepalive });
         for (const branch of branchesOf(view)) drop(branch).catch(() => {}); // it may be gone
-        return drop(view.id);
+        await drop(view.id);
+        gone(view.id);
       },
       failed: (problem) => say(byId("list-note"), problem.message),
     });

@@ -38,9 +38,9 @@ const agents = new Agents(api, connection, { about, example: (text) => {
 } });
 const list = new List(api, connection, {
   deleted: (id) => {
-    tabs.postMessage(id);
     if (id === conversation.id || id === conversation.root) location.hash = "#/";
   },
+  gone: (id) => tabs.postMessage(id),
   changed: (view) => {
     tabs.postMessage(view.id);
     if (view.id === conversation.id) conversation.shown(view);

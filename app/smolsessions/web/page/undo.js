@@ -43,6 +43,7 @@ export class Undo {
   async #settle(id, keepalive) {
     const { view, timer } = this.#held.get(id);
     clearTimeout(timer);
+    this.#told(id); // from here on it cannot be undone
     try {
       await this.#acts.delete(view, keepalive);
     } catch (problem) {
@@ -53,7 +54,6 @@ export class Undo {
       }
     }
     this.#held.delete(id);
-    this.#told(id);
   }
 
   #told(id) {
