@@ -240,7 +240,8 @@ export class Conversation {
   #accepted(response, id, number, message, files) {
     const { composer, place, began } = this.#parts;
     const isStream = response.headers.get("Content-Type")?.startsWith("text/event-stream");
-    composer.clear();
+    if (composer.text === message) composer.clear(); // a retry leaves a draft alone
+    else composer.complain(null);
     if (!this.id) {
       this.id = id;
       this.#parts.heading.text(titleFrom(message), this.#parts.chosenAgent());
