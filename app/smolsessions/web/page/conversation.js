@@ -148,11 +148,12 @@ export class Conversation {
 
   /** Open a new conversation that goes on after a turn of this one. */
   async fork(turn) {
+    const { signal } = this.#stop;
     await this.#attempted(async () => {
       const { page_branches: _, page_branch_of: __, pinned: ___, ...metadata } = this.#view.metadata;
       const made = await (await this.#parts.api.post(`/conversations/${this.id}/fork`, { turn, metadata })).json();
       this.#parts.changed(made.id);
-      await this.#open(made.id);
+      if (!signal.aborted) await this.#open(made.id);
     });
   }
 
@@ -160,8 +161,10 @@ export class Conversation {
   async rollBack(number) {
     const { api, changed } = this.#parts;
     const { signal } = this.#stop;
-    await api.post(`/conversations/${this.id}/rollback`, { turn: number });
-    changed(this.id);
+    const { id } = this;
+    await api.post(`/conversations/${id}/rollback`, { turn: number });
+    changed(id);
+    signal.throwIfAborted(); // a retry would go to another conversation
     const later = [...this.#cards.values()].filter((card) => !card.running && (card.number > number || card.turn?.rolled_back));
     for (const card of later) card.finish(await this.#ask(`/conversations/${this.id}/turns/${card.number}`, signal));
     fold();
@@ -173,16 +176,20 @@ export class Conversation {
     const { signal } = this.#stop;
     const body = { message, ...await members(await pictures.filesOf(turn)), ...optionsOf(turn) };
     const begin = (id, headers) => api.post(`/conversations/${id}/turns`, body, { headers: { ...headers, Prefer: "respond-async" } });
+    signal.throwIfAborted();
+    const { root } = this;
     const id = await this.#branches.make(this.#view, turn.turn, await this.#before(turn), begin);
-    this.#parts.changed(this.root);
+    this.#parts.changed(root);
     if (!signal.aborted) await this.#open(id);
   }
 
   /** Show a version of a turn where this one stands. */
   async #go({ id, turn }, by, card) {
     const top = card.element.getBoundingClientRect().top;
-    const { status } = await this.#ask(`/conversations/${id}`, this.#stop.signal).catch((problem) => problem);
-    if (status === 404) {
+    try {
+      await this.#ask(`/conversations/${id}`, this.#stop.signal);
+    } catch (problem) {
+      if (problem.status !== 404) throw problem;
       await this.#branches.forget(id);
       card.offer(this.#branches.versionsOf(card.number));
       throw new Problem("This version was deleted.");
@@ -268,6 +275,7 @@ export class Conversation {
       (turn) => this.#add(turn, "prepend"),
     );
     await this.#past.load();
+    signal.throwIfAborted(); // the cards are of another conversation by now
     const busy = [...this.#cards.values()].filter(({ running }) => running).sort((one, other) => one.number - other.number);
     for (const card of busy) this.#follow(card);
     this.#parts.place.toEnd();

@@ -11,6 +11,7 @@ export class Past {
   #add;
   #cursor = null;
   #loading = null; // promise of the page that is asked for
+  #isLeft = false; // the page shows another conversation
   #near = new IntersectionObserver((entries) => entries.some((entry) => entry.isIntersecting) && this.#older(), {
     root: byId("scroll"),
     rootMargin: NEAR,
@@ -34,13 +35,15 @@ export class Past {
 
   leave() {
     this.#near.disconnect();
-    this.#add = () => {};
+    this.#isLeft = true;
+    this.#cursor = null;
   }
 
   async #page(query) {
     const page = await this.#ask(`limit=${PAGE}&order=desc${query}`);
     for (let at = 0; at < page.items.length; at += SLICE) {
       if (at && document.visibilityState === "visible") await new Promise(requestAnimationFrame);
+      if (this.#isLeft) return;
       this.#above(page.items.slice(at, at + SLICE));
     }
     this.#cursor = page.next_cursor;
