@@ -19,7 +19,7 @@ export function isTaken(file) {
 export async function members(chosen) {
   const images = await Promise.all(chosen.filter(isImage).map(encoded));
   const others = chosen.filter((file) => !isImage(file));
-  const files = await Promise.all(others.map(async (file) => ({ name: file.name, media_type: kindOf(file), data: base64(await encoded(file)) })));
+  const files = await Promise.all(others.map(async (file) => ({ name: file.name, media_type: kindOf(file) ?? file.type, data: base64(await encoded(file)) })));
   return { ...(images.length && { images }), ...(files.length && { files }) };
 }
 
