@@ -75,9 +75,10 @@ export class Conversation {
     try {
       const path = `/conversations/${this.id}`;
       const view = await this.#ask(path, signal, { quiet: true });
+      const isMoved = this.#view && this.#view.archived_steps !== view.archived_steps;
       this.shown(view);
-      const last = Math.max(view.turn_count, view.running_turn ?? 0);
-      for (let number = this.#last + 1; number <= last && !signal.aborted; number += 1) {
+      if (isMoved) await this.#reread(signal);
+      for (let number = this.#last + 1; number <= view.turn_count; number += 1) {
         this.#add(await this.#ask(`${path}/turns/${number}`, signal, { quiet: true }));
       }
     } catch (problem) {
@@ -165,8 +166,21 @@ export class Conversation {
     await api.post(`/conversations/${id}/rollback`, { turn: number });
     changed(id);
     signal.throwIfAborted(); // a retry would go to another conversation
-    const later = [...this.#cards.values()].filter((card) => !card.running && (card.number > number || card.turn?.rolled_back));
-    for (const card of later) card.finish(await this.#ask(`/conversations/${this.id}/turns/${card.number}`, signal));
+    await this.#reread(signal);
+  }
+
+  /** Show which of the turns are rolled back by now. */
+  async #reread(signal) {
+    const first = Math.min(...this.#cards.keys());
+    let cursor = null;
+    do {
+      const page = await this.#ask(`/conversations/${this.id}/turns?limit=100&order=desc${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`, signal, { quiet: true });
+      for (const turn of page.items) {
+        const card = this.#cards.get(turn.turn);
+        if (card?.turn && card.turn.rolled_back !== turn.rolled_back) card.finish(turn);
+      }
+      cursor = page.items.at(-1)?.turn > first ? page.next_cursor : null;
+    } while (cursor);
     fold();
   }
 
