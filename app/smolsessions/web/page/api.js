@@ -67,6 +67,11 @@ export class Api {
   }
 }
 
+/** A new Idempotency-Key. `crypto.randomUUID` is absent on a page without TLS. */
+export function newKey() {
+  return crypto.getRandomValues(new Uint32Array(4)).join("-");
+}
+
 /** Return the turn that an answer belongs to. */
 export function turnOf(response) {
   const found = LOCATION.exec(response.headers.get("Location") ?? "");

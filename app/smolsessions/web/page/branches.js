@@ -1,5 +1,7 @@
 // Branches of a conversation: forks that an edited or repeated message began. The metadata of their root name all of them.
 
+import { newKey } from "./api.js";
+
 /** True if this page made the fork as a branch. A copy of a branch has its metadata, but another origin. */
 export function isBranch({ forked_from: origin, metadata }) {
   return Boolean(origin) && metadata.page_branch_of?.from === origin.conversation_id;
@@ -98,7 +100,7 @@ export class Branches {
 
   /** Repeat a request until the service answers. Its key lets the service act once. */
   #insist(work) {
-    const key = crypto.getRandomValues(new Uint32Array(4)).join("-");
+    const key = newKey();
     return this.#connection.insist(() => work({ "Idempotency-Key": key }));
   }
 }

@@ -1,6 +1,6 @@
 // One conversation on the page: its past turns, its running turn, and the next message.
 
-import { Problem, turnOf } from "./api.js";
+import { newKey, Problem, turnOf } from "./api.js";
 import { Branches } from "./branches.js";
 import { byId, show } from "./dom.js";
 import { members } from "./files.js";
@@ -23,6 +23,7 @@ export class Conversation {
   #running = new Set(); // the cards that follow a stream, the oldest first
   #looking = false;
   #sending = false;
+  #unsure = null; // {text, key} of a request that got no answer: sent again, it makes no second turn
   #turn = Promise.resolve(); // ends with the last turn that is followed
   #past = null;
   #record = null;
@@ -99,21 +100,28 @@ export class Conversation {
     try {
       const parts = await members(files);
       // Turns are followed one after another: a browser opens only a few connections.
-      const headers = options.on_busy ? { Prefer: "respond-async" } : { Accept: "text/event-stream" };
-      const response = await api.post("/turn", this.#body(message, { ...parts, ...options }), { headers, signal: leaving.signal });
+      const how = options.on_busy ? { Prefer: "respond-async" } : { Accept: "text/event-stream" };
+      const body = this.#body(message, { ...parts, ...options });
+      const text = JSON.stringify(body);
+      if (this.#unsure?.text !== text) this.#unsure = { text, key: newKey() };
+      const response = await api.post("/turn", body, { headers: { ...how, "Idempotency-Key": this.#unsure.key }, signal: leaving.signal });
+      this.#unsure = null;
       signal.addEventListener("abort", () => leaving.abort());
       const { id, number } = turnOf(response);
       if (!signal.aborted) this.#sending = false;
       if (signal.aborted || this.#cards.has(number)) this.#known(id, message, leaving);
       else this.#accepted(response, id, number, message, files);
     } catch (problem) {
+      if (!problem.passing) this.#unsure = null;
       if (signal.aborted) return;
       this.#sending = false;
       this.#told();
       composer.complain(problem.message);
       await this.look();
       if (problem.status || signal.aborted || composer.text !== message) return;
-      if (this.#last > before && this.#cards.get(this.#last).message === message) composer.clear(); // the service has the message
+      if (this.#last === before || this.#cards.get(this.#last).message !== message) return;
+      composer.clear(); // the service has the message
+      this.#unsure = null;
     }
   }
 
@@ -414,7 +422,7 @@ export class Conversation {
     this.#looking = this.#sending = false;
     this.#turn = Promise.resolve();
     this.#past?.leave();
-    this.#past = this.#record = this.#view = null;
+    this.#past = this.#record = this.#view = this.#unsure = null;
     this.#branches = new Branches(this.#parts.api, this.#parts.connection);
     for (const card of this.#cards.values()) card.leave();
     this.#cards.clear();
