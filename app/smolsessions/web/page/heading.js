@@ -16,7 +16,7 @@ export class Heading {
     byId("agent-chip").addEventListener("click", () => about(byId("agent-chip").textContent));
     byId("rename").addEventListener("click", () => this.#edit(true));
     byId("rename-field").addEventListener("keydown", (event) => {
-      if (event.key === "Escape") this.#edit(false);
+      if (event.key === "Escape" && !event.isComposing) this.#edit(false);
     });
     byId("rename-form").addEventListener("submit", () => this.#submit());
     byId("rename-field").addEventListener("blur", () => byId("rename-form").hidden || this.#submit());

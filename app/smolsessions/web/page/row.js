@@ -48,7 +48,7 @@ export function renameRow(row, view, done) {
   };
   field.addEventListener("blur", () => end(true));
   field.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" && event.key !== "Escape") return;
+    if ((event.key !== "Enter" && event.key !== "Escape") || event.isComposing) return;
     event.stopPropagation();
     end(event.key === "Enter");
   });

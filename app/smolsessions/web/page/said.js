@@ -80,8 +80,9 @@ export class Said {
     };
     cancel.addEventListener("click", close);
     editor.addEventListener("keydown", (event) => {
+      if (event.isComposing) return; // these keys belong to the input method
       if (event.key === "Escape" && !cancel.disabled) close();
-      else if (event.key === "Enter" && event.target === field && !event.shiftKey && !event.isComposing) editor.requestSubmit();
+      else if (event.key === "Enter" && event.target === field && !event.shiftKey) editor.requestSubmit();
       else return;
       event.preventDefault();
       event.stopPropagation(); // Escape closes the editor alone
