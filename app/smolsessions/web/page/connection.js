@@ -1,6 +1,6 @@
 // The connection to the service: shows when it is lost, and retries with a bounded back-off.
 
-import { byId, show } from "./dom.js";
+import { byId, say, show } from "./dom.js";
 
 const FIRST_MS = 250;
 const LONGEST_MS = 8000;
@@ -16,14 +16,15 @@ export class Connection {
   }
 
   lost() {
-    byId("connection-text").textContent = navigator.onLine
+    show(byId("connection"), true); // a screen reader hears what changes in a part that is shown
+    say(byId("connection-text"), navigator.onLine
       ? "The connection is lost. Reconnecting …"
-      : "This device is offline. Waiting for the network …";
-    show(byId("connection"), true);
+      : "This device is offline. Waiting for the network …");
   }
 
   restored() {
     show(byId("connection"), false);
+    say(byId("connection-text"), null);
     this.#wake();
   }
 

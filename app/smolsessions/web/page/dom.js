@@ -41,10 +41,11 @@ export function show(element, visible) {
   element.hidden = !visible;
 }
 
-/** Show a sentence in an element, or hide the element if the sentence is empty. */
+/** Show a sentence in an element, or hide the element if the sentence is empty. The same one is not read out again. */
 export function say(element, sentence) {
-  element.textContent = sentence ?? "";
-  element.hidden = !sentence;
+  const text = String(sentence || "");
+  if (element.textContent !== text) element.textContent = text;
+  element.hidden = !text;
 }
 
 /** Open a dialog and wait until it closes: true if its form was submitted. */
