@@ -250,8 +250,10 @@ export class Conversation {
     try {
       await this.#parts.api.request(`/conversations/${this.id}/turns/${number}/cancel`, { method: "POST" });
     } catch (problem) {
-      if (![...this.#running].some((card) => card.number === number)) return;
+      const card = [...this.#running].find((each) => each.number === number);
+      if (!card) return;
       this.#told();
+      card.goOn();
       this.#parts.composer.complain(problem.message);
     }
   }
@@ -376,7 +378,7 @@ export class Conversation {
     } catch (problem) {
       if (signal.aborted) return;
       card.leave();
-      if (problem.status === 404) this.#miss(problem);
+      if (problem.status === 404 || problem.status === 401) this.#miss(problem);
       else composer.complain(problem.message);
     } finally {
       end();

@@ -38,9 +38,10 @@ export function waysOn(turn, { retry, forget }) {
 export function action(label, name, title, act) {
   const button = make("button", { type: "button", className: "quiet small", title }, icon(name), make("span", {}, label));
   button.addEventListener("click", async () => {
-    button.disabled = true;
+    if (button.ariaDisabled) return;
+    button.ariaDisabled = "true"; // `disabled` would take the focus away
     await act(button);
-    button.disabled = false;
+    button.ariaDisabled = null;
   });
   return button;
 }

@@ -199,6 +199,12 @@ export class TurnCard {
     this.#told();
   }
 
+  /** The stop failed. */
+  goOn() {
+    if (this.#status === "Stopping") this.#status = "Working";
+    this.#told();
+  }
+
   #acts = {
     "turn.queued": () => this.#say("Queued"),
     "turn.started": (event) => {
