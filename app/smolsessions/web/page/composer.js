@@ -1,6 +1,6 @@
 // The message field with its files. The typed text stays until the service has accepted it.
 
-import { byId, icon, make, say, show } from "./dom.js";
+import { byId, icon, make, onEnter, say, show } from "./dom.js";
 import { isImage, isTaken, REFUSAL } from "./files.js";
 import { Options } from "./options.js";
 
@@ -28,11 +28,7 @@ export class Composer {
     byId("stop").addEventListener("click", () => byId("stop").ariaDisabled || stop());
     this.#field.addEventListener("input", () => this.#fit());
     window.addEventListener("resize", () => this.#fit());
-    this.#field.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-      event.preventDefault();
-      this.#submit();
-    });
+    onEnter(this.#field, () => this.#submit());
     this.#takeFiles();
   }
 
@@ -70,16 +66,11 @@ export class Composer {
   }
 
   clear() {
-    this.put("", []);
-    this.complain(null);
-  }
-
-  /** Put a message with its files and options into the field. */
-  put(text, files, options = {}) {
-    this.text = text;
-    this.#files = files;
-    this.#options.put(options);
+    this.text = "";
+    this.#files = [];
+    this.#options.clear();
     this.#showFiles();
+    this.complain(null);
     this.focus();
   }
 

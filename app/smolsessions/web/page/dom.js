@@ -48,6 +48,15 @@ export function say(element, sentence) {
   element.hidden = !text;
 }
 
+/** Call `act` on Enter. Shift + Enter starts a new line, and an input method has its own Enter. */
+export function onEnter(field, act) {
+  field.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    act();
+  });
+}
+
 /** Open a dialog and wait until it closes: true if its form was submitted. */
 export function asked(dialog, form, cancel) {
   const listening = new AbortController();

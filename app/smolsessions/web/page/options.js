@@ -4,8 +4,6 @@ import { byId, show } from "./dom.js";
 import { entriesOf } from "./figures.js";
 
 export class Options {
-  #unshown = {}; // of an edited message: those without a field
-
   constructor() {
     byId("options-toggle").addEventListener("click", () => this.#open(byId("options").hidden));
   }
@@ -16,20 +14,16 @@ export class Options {
     const variables = byId("option-variables").value.trim();
     if (steps && !(Number.isInteger(Number(steps)) && Number(steps) > 0)) throw new Error("The most steps are a number from 1 on.");
     return {
-      ...this.#unshown,
       ...(byId("option-reset").checked && { reset: true }),
       ...(steps && { max_steps: Number(steps) }),
       ...(variables && { additional_args: objectIn(variables) }),
     };
   }
 
-  /** Show the members of a request. Approvals and a deadline have no field, and are kept. */
-  put({ reset = false, max_steps: steps = "", additional_args: variables = null, ...unshown }) {
-    byId("option-reset").checked = reset;
-    byId("option-steps").value = steps;
-    byId("option-variables").value = variables ? JSON.stringify(variables) : "";
-    this.#unshown = unshown;
-    this.#open(Boolean(reset || steps || variables));
+  clear() {
+    byId("option-reset").checked = false;
+    byId("option-steps").value = byId("option-variables").value = "";
+    this.#open(false);
   }
 
   #open(open) {

@@ -1,6 +1,6 @@
 // One request of a waiting turn, as a card. All its texts come from an agent, so they are shown as plain text.
 
-import { make, say, show } from "./dom.js";
+import { make, onEnter, say, show } from "./dom.js";
 import { Fields } from "./fields.js";
 import { ago, ahead, joined, whole } from "./figures.js";
 
@@ -89,11 +89,7 @@ export class RequestCard {
     const asked = make("p", { className: "question" }, question);
     if (!choices) {
       this.#text = make("textarea", { rows: 2, "aria-label": "Your answer" });
-      this.#text.addEventListener("keydown", (event) => {
-        if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-        event.preventDefault();
-        this.#approve();
-      });
+      onEnter(this.#text, () => this.#approve());
       return make("div", {}, asked, this.#text);
     }
     this.#choices = choices.map((value) => make("input", { type: "radio", name: id, value }));
@@ -130,11 +126,7 @@ export class RequestCard {
 
   #refusing(id, word) {
     this.#reason = make("textarea", { id: `${id}-reason`, rows: 2, maxLength: 10_000 });
-    this.#reason.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-      event.preventDefault();
-      this.#reject();
-    });
+    onEnter(this.#reason, () => this.#reject());
     const label = make("label", { htmlFor: this.#reason.id }, "Reason, which the model is told (may be empty)");
     this.#refusal = make("div", { className: "refusal", hidden: true }, label, this.#reason,
       make("div", { className: "request-actions" }, button(word, "danger", () => this.#reject()), button("Back", "quiet", () => this.#refuse(false))));

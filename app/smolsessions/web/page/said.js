@@ -1,6 +1,6 @@
 // The message of a turn: its text, images and files, an editor in its place, its versions, and what can begin there.
 
-import { icon, make, say, show } from "./dom.js";
+import { make, onEnter, say, show } from "./dom.js";
 import { action } from "./outcome.js";
 
 export class Said {
@@ -79,13 +79,11 @@ export class Said {
       this.#edit.focus();
     };
     cancel.addEventListener("click", close);
+    onEnter(field, () => editor.requestSubmit());
     editor.addEventListener("keydown", (event) => {
-      if (event.isComposing) return; // these keys belong to the input method
-      if (event.key === "Escape" && !cancel.disabled) close();
-      else if (event.key === "Enter" && event.target === field && !event.shiftKey) editor.requestSubmit();
-      else return;
-      event.preventDefault();
-      event.stopPropagation(); // Escape closes the editor alone
+      if (event.key !== "Escape" || event.isComposing || cancel.disabled) return;
+      event.stopPropagation(); // it closes the editor alone
+      close();
     });
     editor.addEventListener("submit", async () => {
       if (send.disabled || !field.value.trim()) return;

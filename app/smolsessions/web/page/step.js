@@ -35,18 +35,9 @@ export class Step {
     summary.addEventListener("click", () => (this.#touched = true));
     this.#details = make("details", { open: true }, summary, this.#body);
     this.element.append(this.#details, this.#pictures);
-    this.begin(kind);
-  }
-
-  /** Start, or restart after an interrupted attempt. */
-  begin(kind) {
     this.#kind = kind ?? "action";
-    this.#body.replaceChildren();
-    this.#parts.clear();
-    this.#drafts.clear();
-    this.#calls = [];
+    if (this.#kind === "planning") this.#title.textContent = "Planning";
     this.#state("running");
-    this.#title.textContent = this.#kind === "planning" ? "Planning" : "Thinking";
   }
 
   delta(event) {

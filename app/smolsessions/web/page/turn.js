@@ -218,9 +218,7 @@ export class TurnCard {
     "step.started": (event) => {
       // If another step follows, the text shown as the answer is not the answer: a check refused it.
       if (this.#answering && !event.parent_call_id) this.#retire("Not taken as the answer");
-      const known = this.#byId.get(event.step_id);
-      if (known) known.begin(event.kind);
-      else this.#step(event);
+      this.#step(event);
       this.#reads(event);
     },
     "message.delta": (event) => {

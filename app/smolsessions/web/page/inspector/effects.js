@@ -1,7 +1,7 @@
 // The effects panel: the journal of a turn that runs or waits, read again as it goes.
 
 import { make, show } from "../dom.js";
-import { count, duration, joined } from "../figures.js";
+import { duration, joined } from "../figures.js";
 import { bytes } from "./contents.js";
 
 const EVERY_MS = 1500;

@@ -79,15 +79,14 @@ export class Inspector {
     this.toggle(!isOpen);
   }
 
-  /** Show another conversation, or a new state of the same. Null: none is open. */
+  /** Show a newer state of the conversation. Null: it is left, and the inspector closes. */
   show(view) {
-    const isSame = view?.id === this.#view?.id;
     this.#view = view;
-    if (!isSame) this.#turn = null;
+    if (!view) this.#turn = null;
     for (const id of ["inspect", "files"]) show(byId(id), Boolean(view));
     if (byId("inspector").hidden) return;
     if (!view) this.toggle(false);
-    else if (!isSame || this.#panel === FILES || !byId("inspector-panel").contains(document.activeElement)) this.#choose(this.#panel);
+    else if (this.#panel === FILES || !byId("inspector-panel").contains(document.activeElement)) this.#choose(this.#panel);
   }
 
   async #choose(index) {

@@ -1,5 +1,6 @@
 // The share panel: export, import, and the next call as curl and as Python.
 
+import { copied } from "../code.js";
 import { make, say } from "../dom.js";
 
 export async function sharePanel({ api, path, view, opened, changed }) {
@@ -48,11 +49,7 @@ function python(base, id) {
 }
 
 function code(label, text) {
-  const button = make("button", { type: "button", className: "quiet small" }, "Copy");
-  button.setAttribute("aria-label", `Copy ${label.toLowerCase()}`);
-  button.addEventListener("click", async () => {
-    const done = await navigator.clipboard?.writeText(text).then(() => true, () => false);
-    button.textContent = done ? "Copied" : "Not allowed here";
-  });
+  const button = make("button", { type: "button", className: "quiet small", "aria-label": `Copy ${label.toLowerCase()}` }, "Copy");
+  button.addEventListener("click", () => copied(text, button));
   return [make("div", { className: "code-head" }, make("p", { className: "label" }, label), button), make("pre", { tabIndex: 0, dir: "ltr" }, text)];
 }
