@@ -8,7 +8,7 @@ import { fold } from "./fold.js";
 import { titleFrom } from "./heading.js";
 import { optionsOf } from "./options.js";
 import { Past } from "./past.js";
-import { Record } from "./record.js";
+import { pastEventsOf } from "./record.js";
 import { eventsOf } from "./stream.js";
 import { TurnCard } from "./turn.js";
 
@@ -26,7 +26,6 @@ export class Conversation {
   #unsure = null; // {text, key} of a request that got no answer: sent again, it makes no second turn
   #turn = Promise.resolve(); // ends with the last turn that is followed
   #past = null;
-  #record = null;
   #view = null;
   #branches = null;
 
@@ -326,9 +325,8 @@ export class Conversation {
       for await (const event of this.#events(number, signal)) events.push(event);
       return events;
     };
-    this.#record ??= new Record((query) => this.#ask(`/conversations/${this.id}/steps?${query}`, signal));
-    const record = (turn) => this.#record.eventsOf(turn);
     const { id } = this;
+    const record = (turn) => pastEventsOf((rest) => this.#ask(`/conversations/${id}${rest}`, signal), turn);
     const ways = {
       retry: (turn) => this.#attempted(() => this.retry(turn)),
       again: (turn) => this.#attempted(() => this.#resend(turn)),
@@ -424,7 +422,7 @@ export class Conversation {
     this.#looking = this.#sending = false;
     this.#turn = Promise.resolve();
     this.#past?.leave();
-    this.#past = this.#record = this.#view = this.#unsure = null;
+    this.#past = this.#view = this.#unsure = null;
     this.#branches = new Branches(this.#parts.api, this.#parts.connection);
     for (const card of this.#cards.values()) card.leave();
     this.#cards.clear();

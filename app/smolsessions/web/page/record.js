@@ -1,40 +1,33 @@
-// Steps from the record, as the events of a turn whose log has expired.
+// Steps of a turn on record, also as the events of a turn whose log has expired.
 
 const CODE = /(?:<code>|```(?:py|python)?\n)[^]*$/;
 
-export class Record {
-  #ask;
-  #steps = null; // promise of turn → steps
+/** The steps of a turn that its agent played. `ask(rest)` reads below the conversation's address. */
+export async function stepsOf(ask, number) {
+  return (await recordOf(ask, number)).filter(isPlayed);
+}
 
-  /** `ask(query)` returns a page of the conversation's steps. */
-  constructor(ask) {
-    this.#ask = ask;
-  }
+/** Return the steps of a turn as events. */
+export async function pastEventsOf(ask, turn) {
+  const steps = await recordOf(ask, turn.turn);
+  const own = steps.findIndex(({ type }) => type === "task");
+  return eventsFrom(steps.filter((step, at) => isPlayed(step) || (step.type === "task" && at !== own)), turn);
+}
 
-  /** Return the steps of a turn as events. */
-  async eventsOf(turn) {
-    this.#steps ??= this.#load();
-    try {
-      const steps = (await this.#steps).get(turn.turn) ?? [];
-      const own = steps.findIndex(({ type }) => type === "task");
-      const isShown = ({ type }, at) => type === "action" || type === "planning" || (type === "task" && at !== own);
-      return eventsFrom(steps.filter(isShown), turn);
-    } catch (problem) {
-      this.#steps = null;
-      throw problem;
-    }
-  }
+/** Read from the end of the record on, as the last turns are asked for most. */
+async function recordOf(ask, number) {
+  const found = [];
+  let cursor = null;
+  do {
+    const page = await ask(`/steps?limit=100&archived=true&order=desc${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`);
+    found.push(...page.items.filter(({ turn }) => turn === number));
+    cursor = page.items.at(-1)?.turn < number ? null : page.next_cursor;
+  } while (cursor);
+  return found.reverse();
+}
 
-  async #load() {
-    const found = new Map();
-    let cursor = null;
-    do {
-      const page = await this.#ask(`limit=100&archived=true${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`);
-      for (const step of page.items) found.set(step.turn, [...(found.get(step.turn) ?? []), step]);
-      cursor = page.next_cursor;
-    } while (cursor);
-    return found;
-  }
+function isPlayed({ type }) {
+  return type === "action" || type === "planning";
 }
 
 function eventsFrom(steps, { tool_calls: calls, agent }) {

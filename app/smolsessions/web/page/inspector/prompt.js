@@ -2,7 +2,7 @@
 
 import { make } from "../dom.js";
 import { count, rulesIn } from "../figures.js";
-import { stepsOf } from "./record.js";
+import { stepsOf } from "../record.js";
 
 export async function promptPanel({ ask, api, signal, view, turn: number, choose, pictures }) {
   const turn = number && (await ask(`/turns/${number}`));

@@ -3,7 +3,7 @@
 import { make } from "../dom.js";
 import { duration } from "../figures.js";
 import { eventsOf } from "../stream.js";
-import { stepsOf } from "./record.js";
+import { stepsOf } from "../record.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const WIDE = 360;
