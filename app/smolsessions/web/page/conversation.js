@@ -90,17 +90,18 @@ export class Conversation {
 
   /** Send a message. `options` are members of the request, with `on_busy` if a turn is running. */
   async send(message, files, options = {}) {
-    const { api, composer } = this.#parts;
+    const { api, composer, chosenAgent } = this.#parts;
     const { signal } = this.#stop;
     const leaving = new AbortController();
     const before = this.#last;
+    const place = this.id ? { conversation_id: this.id } : { agent: chosenAgent() }; // reading the files takes time
     this.#sending = true;
     this.#told();
     try {
       const parts = await members(files);
       // Turns are followed one after another: a browser opens only a few connections.
       const how = options.on_busy ? { Prefer: "respond-async" } : { Accept: "text/event-stream" };
-      const body = this.#body(message, { ...parts, ...options });
+      const body = { message, ...parts, ...options, ...place };
       const text = JSON.stringify(body);
       if (this.#unsure?.text !== text) this.#unsure = { text, key: newKey() };
       const response = await api.post("/turn", body, { headers: { ...how, "Idempotency-Key": this.#unsure.key }, signal: leaving.signal });
@@ -259,12 +260,6 @@ export class Conversation {
 
   get #last() {
     return Math.max(0, ...this.#cards.keys());
-  }
-
-  #body(message, parts) {
-    const body = { message, ...parts };
-    if (this.id) return { ...body, conversation_id: this.id };
-    return { ...body, agent: this.#parts.chosenAgent() };
   }
 
   #accepted(response, id, number, message, files) {
