@@ -6,8 +6,9 @@ import MarkdownIt from "./vendor/markdown-it.js";
 import DOMPurify from "./vendor/purify.js";
 
 const MOST_CHARS = 200_000; // a longer text is shown as it is
-const MOST_CODE_CHARS = 60_000; // code after them has no colours
+const MOST_CODE_CHARS = 20_000; // code after them has no colours: 60,000 characters of hostile C# take 20 s
 const MOST_OPEN_CHARS = 10_000; // the same while it is being written, as it is coloured again for each piece
+const LONG_LINE = /^.{500}/m; // code from there on has no colours: in Java, one word of 20,000 characters takes 10 s
 const TOO_DEEP = /^[ \t]*(?:(?:>[ \t]*){30}|(?:[*+-][ \t]+){30})|(?:\[[^[\]\n]?){300}/m;
 const LINK = /^(?:https?:\/\/|mailto:)/i;
 const MARK = /<\/?end_(?:plan|code|action)>|<\|[a-z_]{1,20}\|>/y; // marks by which a model ends its text
@@ -79,7 +80,8 @@ export function drawn({ tokens, code: source, language }, open = false) {
 function code(source, info, open) {
   const language = info.trim().split(/\s+/)[0].slice(0, 40);
   const known = highlighter.getLanguage(language.toLowerCase());
-  const most = open ? MOST_OPEN_CHARS : MOST_CODE_CHARS;
+  const long = source.search(LONG_LINE);
+  const most = Math.min(open ? MOST_OPEN_CHARS : MOST_CODE_CHARS, long < 0 ? Infinity : long);
   let cut = 0; // the end of the part with colours
   if (known) cut = source.length > most ? source.lastIndexOf("\n", most) + 1 : source.length;
   const colours = cut && highlighter.highlight(source.slice(0, cut), { language: language.toLowerCase(), ignoreIllegals: true }).value;
