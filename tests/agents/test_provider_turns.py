@@ -23,8 +23,6 @@ from tests.support.turns import cancel, submit_turn, wait_for_end
 
 HAS_LITELLM = bool(importlib.util.find_spec("litellm"))
 OTHER_KEY = f"{KEY}-other"
-OWN = data("own_models.toml")
-AGENTS = data("provider_agents.toml")
 ENDPOINTS = (
     ("/api/chat", "/v1/messages") if HAS_LITELLM else ("/v1/chat/completions", "/openai/deployments/m/chat/completions")
 )
@@ -44,10 +42,10 @@ def server() -> Iterator[Provider]:
 
 @pytest.fixture(scope="module")
 def service(server: Provider, folder: Path) -> Iterator[Service]:
-    models = data("litellm_models.toml") if HAS_LITELLM else OWN
+    models = data("litellm_models.toml" if HAS_LITELLM else "own_models.toml")
     keys = {"FIRST_KEY": KEY, "SECOND_KEY": OTHER_KEY, "AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": KEY}
     traps = {"LITELLM_LOG": "DEBUG", "LITELLM_PRINT_STANDARD_LOGGING_PAYLOAD": "true"}
-    settings = write_agents(folder, models.format(url=server.url) + AGENTS)
+    settings = write_agents(folder, models.format(url=server.url) + data("provider_agents.toml"))
     with Service(folder / "service", settings, keys | traps, forked=False) as running:
         yield running
         assert KEY not in running.log()
@@ -67,17 +65,13 @@ def called(server: Provider) -> list[str]:
     return [request.path.partition("?")[0] for request in server.requests]
 
 
-def restarts(service: Service, turn: dict[str, Any]) -> int:
-    return sum(frame.event == "message.restarted" for frame in log_of(service, turn))
-
-
 def test_a_fallback_answers_once_the_repeats_are_used_up(service: Service, server: Provider) -> None:
     turn = play(service, server, BROKEN, BROKEN, ANSWER)
     assert (turn["status"], turn["reply"], turn["attempts"]) == ("finished", "It is 42.", 1), turn
     assert called(server) == [ENDPOINTS[0], ENDPOINTS[0], ENDPOINTS[1]]
     keys = [KEY in "".join(request.headers.values()) for request in server.requests]
     assert (keys, OTHER_KEY in "".join(server.requests[2].headers.values())) == ([True] * 3, True)
-    assert restarts(service, turn) == 2
+    assert [frame.event for frame in log_of(service, turn)].count("message.restarted") == 2
 
 
 def test_a_refused_key_is_not_tried_again_but_the_fallback_is(service: Service, server: Provider) -> None:
@@ -128,33 +122,15 @@ def test_an_agent_on_bedrock_writes_code(service: Service, server: Provider) -> 
 
 OPENAIS = {"prompt_tokens_details": {"cached_tokens": 2}, "completion_tokens_details": {"reasoning_tokens": 0}}
 OPENAIS_USED = used(3, 2, cached_input_tokens=2) | ({} if HAS_LITELLM else {"reasoning_tokens": 0})
-DETAILS: list[tuple[str, Any, Any]] = [
-    ("lone", OPENAIS, OPENAIS_USED),
-    *(
-        [
-            (
-                "cached",
-                {"cache_read_input_tokens": 7, "cache_creation_input_tokens": 4},
-                used(14, 2, cached_input_tokens=7, cache_write_tokens=4),
-            ),
-            ("shop", {}, used(3, 2)),
-        ]
-        if HAS_LITELLM
-        else [
-            ("cached", OPENAIS, OPENAIS_USED),
-            (
-                "shop",
-                {"prompt_tokens_details": None, "completion_tokens_details": {"reasoning_tokens": "many"}},
-                used(3, 2),
-            ),
-            (
-                "coder",
-                {"cacheReadInputTokens": 7, "cacheWriteInputTokens": 4},
-                used(14, 2, cached_input_tokens=7, cache_write_tokens=4),
-            ),
-        ]
-    ),
-]
+CACHED_USED = used(14, 2, cached_input_tokens=7, cache_write_tokens=4)
+DETAILS: list[tuple[str, Any, Any]] = [("lone", OPENAIS, OPENAIS_USED)]
+if HAS_LITELLM:
+    ANTHROPICS = {"cache_read_input_tokens": 7, "cache_creation_input_tokens": 4}
+    DETAILS += [("cached", ANTHROPICS, CACHED_USED), ("shop", {}, used(3, 2))]
+else:
+    ODD = {"prompt_tokens_details": None, "completion_tokens_details": {"reasoning_tokens": "many"}}
+    BEDROCKS = {"cacheReadInputTokens": 7, "cacheWriteInputTokens": 4}
+    DETAILS += [("cached", OPENAIS, OPENAIS_USED), ("shop", ODD, used(3, 2)), ("coder", BEDROCKS, CACHED_USED)]
 
 
 @pytest.mark.parametrize(("agent", "usage", "expected"), DETAILS)

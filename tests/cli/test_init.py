@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from tests.support.llm import LLM
 from tests.support.refusals import sentence_of
-from tests.support.service import PATIENCE_S, ROOT, Gate, Service, run, wait_until
+from tests.support.service import PATIENCE_S, ROOT, Gate, Service, run, run_program, wait_until
 from tests.support.streaming import place
 from tests.support.tiers import deep
 from tests.support.turns import DONE, submit_turn, wait_for_end
@@ -23,14 +22,7 @@ def test_a_new_folder_can_be_served_and_tested(llm: LLM, tmp_path: Path) -> None
     folder = tmp_path / "helper"
     assert run(tmp_path, {}, "init", str(folder))[0] == 0
     assert {path.name for path in folder.iterdir()} == FILES
-    tests = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
+    tests = run_program([sys.executable, "-m", "pytest", "-p", "no:cacheprovider"], cwd=folder)
     assert "1 passed" in tests.stdout, tests.stdout + tests.stderr
     file = folder / "agents.toml"
     file.write_text(re.sub("^# ?(?=.* = |\\[)", "", file.read_text(), flags=re.MULTILINE))  # with the example there
@@ -48,28 +40,14 @@ def test_a_new_folder_can_be_served_and_tested(llm: LLM, tmp_path: Path) -> None
 def test_the_files_of_the_template_obey_the_rules_of_this_project(tmp_path: Path) -> None:
     run(tmp_path, {}, "init", str(folder := tmp_path / "new"))
     (folder / "ruff.toml").write_text(f'extend = "{ROOT}/pyproject.toml"\nsrc = ["."]\n')
-    for command in (
+    options = ("--cache-dir", f"{ROOT}/.mypy_cache", "--config-file", f"{ROOT}/pyproject.toml")
+    for name, *arguments in (
         ("ruff", "check", "."),
         ("ruff", "format", "--check", "."),
-        (
-            "mypy",
-            "--cache-dir",
-            f"{ROOT}/.mypy_cache",
-            "--config-file",
-            f"{ROOT}/pyproject.toml",
-            "my_agents.py",
-            "test_my_agents.py",
-        ),
+        ("mypy", *options, "my_agents.py", "test_my_agents.py"),
     ):
-        checked = subprocess.run(
-            [Path(sys.executable).with_name(command[0]), *command[1:]],
-            cwd=folder,
-            env=os.environ | {"MYPYPATH": f"{ROOT}/app"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE_S,
-        )
+        environment = os.environ | {"MYPYPATH": f"{ROOT}/app"}
+        checked = run_program([Path(sys.executable).with_name(name), *arguments], cwd=folder, env=environment)
         assert checked.returncode == 0, checked.stdout + checked.stderr
 
 

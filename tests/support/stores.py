@@ -249,28 +249,11 @@ def refusals(raw: Raw) -> int:
 def submit_raw(
     raw: Raw, turn: int, record: str, on_busy: OnBusy = "reject", *, worker: str = "", idem: str = ""
 ) -> Any:
-    named: dict[str, str | bytes | int] = {
-        "owner": "local",
-        "ref": str(ref_of("c")),
-        "agent": AGENT,
-        "conversation": "sealed",
-        "title": "",
-        "turn": turn,
-        "record": f"{record} {turn}",
-        "input": "sealed",
-        "event": "sealed",
-        "own_channel": "none",
-        "follows": 0,
-        "wake": "",
-        "on_busy": on_busy,
-        "most_behind": 2,
-        "most_queued": 1000,
-        "idem": idem,
-        "digest": "",
-        "worker": worker,
-        "lease_us": 10_000_000,
-        "fingerprint": "",
-    }
+    named: dict[str, str | bytes | int] = dict.fromkeys(["title", "wake", "digest", "fingerprint"], "")
+    named |= dict.fromkeys(["conversation", "input", "event"], "sealed")
+    named |= {"owner": "local", "ref": str(ref_of("c")), "agent": AGENT, "turn": turn, "record": f"{record} {turn}"}
+    named |= {"own_channel": "none", "on_busy": on_busy, "idem": idem, "worker": worker}
+    named |= {"follows": 0, "most_behind": 2, "most_queued": 1000, "lease_us": 10_000_000}
     return raw.execute_command(*script("submit").command(PARTITION, (), named))
 
 

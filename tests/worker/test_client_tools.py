@@ -145,16 +145,13 @@ class Where(Tool):
         return {"room": thing}
 
 
-@pytest.mark.parametrize(
-    ("agent", "make", "entry"),
-    [
-        ("plain", make_plain, {"call": [where("key")]}),
-        ("wild", partial(make_coder, ("sqlite3",)), {"code": "print(where('key'))"}),
-    ],
-)
-def test_prompts_equal_those_of_a_bare_agents_tool(service: Service, agent: str, make: Any, entry: Event) -> None:
-    script = [entry, {"prompt": True}]
-    bare = make(tools=[*TOOLS, Where()]).run(json.dumps(script))  # type: ignore[no-untyped-call]
+MAKE: dict[str, Any] = {"plain": make_plain, "wild": partial(make_coder, ("sqlite3",))}
+
+
+@pytest.mark.parametrize("agent", MAKE)
+def test_prompts_equal_those_of_a_bare_agents_tool(service: Service, agent: str) -> None:
+    script = [{"call": [where("key")]} if agent == "plain" else {"code": "print(where('key'))"}, {"prompt": True}]
+    bare = MAKE[agent](tools=[*TOOLS, Where()]).run(json.dumps(script))  # type: ignore[no-untyped-call]
     turn = ask(service, *script, agent=agent, client_tools=[WHERE])
     assert answer(service, turn, in_room("key"))["reply"] == bare
 
@@ -214,24 +211,15 @@ def test_an_answer_of_another_form_goes_back_to_the_agent(service: Service, agen
     ]
 
 
-@pytest.mark.parametrize(
-    ("agent", "make", "entry", "shown"),
-    [
-        ("plain", make_plain, final, {**LONG, "description": "The final answer to the problem. Some text."}),
-        (
-            "wild",
-            partial(make_coder, ("sqlite3",)),
-            code,
-            {
-                "type": "string",
-                "description": "The final answer to the problem, as JSON of this schema: "
-                '{"type": "string", "minLength": 20, "description": "Some text."}',
-            },
-        ),
-    ],
-)
-def test_prompts_equal_those_of_a_bare_agent(service: Service, agent: str, make: Any, entry: Any, shown: Event) -> None:
+@pytest.mark.parametrize("agent", MAKE)
+def test_prompts_equal_those_of_a_bare_agent(service: Service, agent: str) -> None:
+    schema, what = {**LONG, "description": "Some text."}, "The final answer to the problem"
     asks: Event = {"call": [["echo", {"text": "a"}]]} if agent == "plain" else {"code": "echo('a')"}
+    if agent == "plain":
+        entry, shown = final, {**LONG, "description": f"{what}. Some text."}
+    else:
+        entry = code
+        shown = {"type": "string", "description": f"{what}, as JSON of this schema: {json.dumps(schema)}"}
     script = [entry("short"), asks, asks, {"prompt": True}]  # the model counts a refused answer twice
 
     def output_schema(value: str, *_args: Any, **_kwargs: Any) -> bool:
@@ -239,9 +227,8 @@ def test_prompts_equal_those_of_a_bare_agent(service: Service, agent: str, make:
             raise ValueError("the answer: 'short' is too short")
         return True
 
-    bare = make(tools=[*TOOLS], final_answer_checks=[output_schema])
+    bare = MAKE[agent](tools=[*TOOLS], final_answer_checks=[output_schema])
     bare.tools["final_answer"].inputs = {"answer": shown}
-    schema = {**LONG, "description": "Some text."}
     turn = ask(service, *script, agent=agent, output_schema=schema, approve=["echo"])
     assert answer(service, turn, APPROVE)["reply"] == bare.run(json.dumps(script))  # after a replay
     assert len(observed(service, turn)) == 3

@@ -34,15 +34,8 @@ from tests.support.turns import DONE, submit_turn, wait_for_end
 
 def told(ledger: str) -> Script:
     """Sequential and parallel calls, some of them equal, with a tool's error, a parse error and an unknown tool."""
-    declined = {"call": [["decline", {"what": "x", "ledger": ledger}]]}
-    return [
-        note_call(ledger, "a"),
-        note_call(ledger, "b", "c", "b"),
-        declined,
-        {"text": "no call"},
-        {"call": [["none", {}]]},
-        DONE,
-    ]
+    declined, unknown = {"call": [["decline", {"what": "x", "ledger": ledger}]]}, {"call": [["none", {}]]}
+    return [note_call(ledger, "a"), note_call(ledger, "b", "c", "b"), declined, {"text": "no call"}, unknown, DONE]
 
 
 def bossed(ledger: str) -> Script:
@@ -53,15 +46,11 @@ def bossed(ledger: str) -> Script:
 
     first = {"code": f"x = [note('d', {ledger!r})]\nx.append('kept')"}
     second = {"code": f"note(x[1], {ledger!r})"}
+    lead = to("lead", {"call": [to("deputy", note_call(ledger, "e"))]}, note_call(ledger, "f"))
     return [
         {"call": [to("helper", note_call(ledger, "a"))]},
         {"call": [to("helper", note_call(ledger, "b")), to("writer", first), *note_call(ledger, "c")["call"]]},
-        {
-            "call": [
-                to("lead", {"call": [to("deputy", note_call(ledger, "e"))]}, note_call(ledger, "f")),
-                to("writer", second),
-            ]
-        },
+        {"call": [lead, to("writer", second)]},
         DONE,
     ]
 
@@ -99,10 +88,6 @@ def authored(ledger: str) -> Script:
     ]
 
 
-def planned(ledger: str) -> Script:
-    return [*(note_call(ledger, word) for word in "abc"), DONE]
-
-
 def carried(ledger: str) -> Script:
     """Results that are not text. One of them reads differently after it was carried."""
     kinds = ["ordered", "decimal", "date", "set", "image"]
@@ -134,12 +119,10 @@ KINDS: dict[str, tuple[Callable[[], MultiStepAgent], Callable[[str], Script]]] =
     "teller": (ledgers.make_teller, told),
     "boss": (ledgers.make_boss, bossed),
     "writer": (ledgers.make_writer, written),
-    "threaded": (
-        ledgers.make_threaded,
-        lambda ledger: written(ledger, "sorted(kept)"),
-    ),  # sets have another order in that process
+    # Sets have another order in that process.
+    "threaded": (ledgers.make_threaded, lambda ledger: written(ledger, "sorted(kept)")),
     "author": (ledgers.make_author, authored),
-    "planner": (ledgers.make_planner, planned),
+    "planner": (ledgers.make_planner, lambda ledger: [*(note_call(ledger, word) for word in "abc"), DONE]),
     "carrying": (ledgers.make_teller, carried),
     "valued": (ledgers.make_writer, valued),
     "judged": (ledgers.make_judged, judged),
