@@ -1,6 +1,7 @@
 """Events that proxies record: every call of every agent, and the models' texts, in a readable order."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tests.support.data import data, named
 from tests.support.providers import used
 from tests.support.service import Service
 from tests.support.streaming import Event, place, posting, seen, spoken
-from tests.support.tiers import mostly_deep
+from tests.support.tiers import deep, mostly_deep
 from tests.support.turns import DONE, ECHO, delegate
 
 Script = list[Event]
@@ -144,6 +145,16 @@ def test_large_texts_are_cut_in_events_with_a_mark_and_whole_in_the_steps(servic
     assert (called["arguments"], returned["result"], finished["observations"]) == ({"text": mark}, mark, mark)
     assert service.steps(events[-1]["result"])[1]["observations"] == large
     assert events[-1]["result"]["tool_calls"][0]["arguments"] == {"text": large}
+
+
+@deep
+def test_a_turn_records_its_calls_up_to_a_bound(service: Service) -> None:
+    many = "for i in range(5010): echo('')\ntry:\n    fail('once')\nexcept ValueError:\n    pass"
+    turn = service.play({"code": "for i in range(6): echo('x' * 900_000)"}, {"code": many}, DONE, agent="code")
+    called = Counter(turn["tool_call_names"])
+    assert called == {"echo": 4998, "fail": 1}
+    sizes = [len(json.dumps(call["arguments"])) for call in turn["tool_calls"] if call["name"] == "echo"][:6]
+    assert (sizes[0] > 900_000, sum(sizes) < 5_000_000) == (True, True)
 
 
 def test_an_answer_is_shown_while_it_is_still_being_written(service: Service, tmp_path: Path) -> None:

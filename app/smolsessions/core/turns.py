@@ -53,7 +53,8 @@ class NewTurn:
         if self.idempotency_key is None:
             return None
         # The names of images and files are hashes of their bytes.
-        fields = asdict(replace(self, idempotency_key=None, turn_input=records.TurnInput()))
+        small = replace(self, idempotency_key=None, turn_input=records.TurnInput(), additional_args={}, metadata={})
+        fields = asdict(small) | {"additional_args": self.additional_args, "metadata": self.metadata}  # a copy is slow
         fields |= fields.pop("options")
         # Without defaults, so that a later release with more fields makes the same bytes.
         sent = {name: value for name, value in fields.items() if value and name != "turn_input"}

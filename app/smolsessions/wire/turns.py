@@ -198,7 +198,8 @@ class Turn(BaseModel):
         description="Names of the tools that it called, in order, without rejected calls."
     )
     tool_calls: list[ToolCall] = Field(
-        description="Its calls, in order. Internal ones only with `include_internal_tools`."
+        description="Its calls, in order: the first 5,000, and the first one of each further tool. Internal ones only "
+        "with `include_internal_tools`. Arguments beyond 4 MB in all have their long texts cut."
     )
     requests: list[InputRequest] = Field(description="Open requests of a waiting turn, for POST …/answers.")
     outcome: words.RunOutcome | None = Field(description="How smolagents ended the run. Null until then.")

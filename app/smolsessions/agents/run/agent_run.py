@@ -181,14 +181,16 @@ class AgentRun:
             call_id = f"{nested.place}/0.{nested.tools}"  # the steps of an agent begin with 1
         else:
             with self._lock:
-                named = [number for number, (expected, _) in self._expected.items() if expected == name]
-                # An argument may have been replaced by the variable that it names.
-                exact = []
-                for number in named:
+                number = 0
+                for each, (expected, given) in self._expected.items():
+                    if expected != name:
+                        continue
+                    number = number or each  # an argument may have been replaced by the variable that it names
                     with suppress(Exception):  # foreign values may fail to compare
-                        exact += [number] if self._expected[number][1] == arguments else []
-                if named:
-                    number = (exact or named)[0]
+                        if given == arguments:
+                            number = each
+                            break
+                if number:
                     del self._expected[number]
                 else:
                     self._tools += 1

@@ -71,6 +71,11 @@ class Journal:
             self._begun = {call_id: key for call_id, key in self._begun.items() if key.kind != "code"}
         self._unclaimed = {key.call_id for key in self._results if key.kind in {"tool", "code"}}
         """Calls with a result that the replay has not requested."""
+        self._within: defaultdict[str, list[str]] = defaultdict(list)
+        """Those that were made within another call, by its place, and by the places around that."""
+        for call_id in self._unclaimed:
+            for slash in re.finditer("/", call_id):
+                self._within[call_id[: slash.start()]].append(call_id)
 
     def results_of(self, name: str) -> Iterator[Effect]:
         """Yield the results of earlier attempts' calls of a tool."""
@@ -98,7 +103,8 @@ class Journal:
 
     def skip_within(self, place: str) -> None:
         """Forget the calls that a tool, check or predicate made: a replay that knows its result does not call it."""
-        self._unclaimed = {call_id for call_id in self._unclaimed if not call_id.startswith(f"{place}/")}
+        if inner := self._within.pop(place, None):
+            self._unclaimed = self._unclaimed.difference(inner)  # a new set: another thread may read this one
 
     @property
     def holds_more(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import random
@@ -171,9 +172,10 @@ class ModelProxy(Proxy):
         # counts the visible ones repeats.
         taken = set(getattr(self._node.agent.write_memory_to_messages, "call_ids", ()))
         for number, call in enumerate(message.tool_calls or (), 1):
-            call.id = call.id or f"call_{number:04}"
+            call.id = own = call.id or f"call_{number:04}"
+            again = itertools.count(2)  # and no suffix to each suffix: the model reads all ids
             while call.id in taken:
-                call.id = f"{call.id}_{number}"
+                call.id = f"{own}_{next(again):04}"
             taken.add(call.id)
         effect, message = encode_message(message)
         if answering is not model:

@@ -9,6 +9,8 @@ from smolagents import Model, TransformersModel
 from smolagents.models import (
     ChatMessage,
     ChatMessageStreamDelta,
+    ChatMessageToolCallFunction,
+    ChatMessageToolCallStreamDelta,
     MessageRole,
     agglomerate_stream_deltas,
     remove_content_after_stop_sequences,
@@ -157,7 +159,7 @@ def request_message(
         if close := getattr(stream, "close", None):  # the provider stops generating
             close()
     emitter.flush()
-    joined = agglomerate_stream_deltas(deltas)
+    joined = _joined(deltas)
     content = joined.content
     # Beside calls, the content is None if the provider sent none: smolagents puts an empty text beside the usage. An
     # empty text without calls stays, as it makes another prompt.
@@ -173,6 +175,28 @@ def request_message(
         tool_calls=joined.tool_calls or None,
         token_usage=with_details(used, call and call.usage),
     )
+
+
+def _joined(deltas: Iterable[ChatMessageStreamDelta]) -> ChatMessage:
+    """Join deltas as smolagents does, which copies a call's arguments so far for each piece of them."""
+    bare: list[ChatMessageStreamDelta] = []  # those that hold more than arguments
+    arguments: dict[int | None, list[str]] = {}
+    for delta in deltas:
+        calls = []
+        for call in delta.tool_calls or ():
+            function, is_first = call.function, call.index not in arguments
+            pieces = arguments.setdefault(call.index, [])
+            if function and function.arguments:
+                pieces.append(function.arguments)
+            if is_first or call.id or call.type or (function and function.name):
+                name = function and ChatMessageToolCallFunction("", function.name)
+                calls.append(ChatMessageToolCallStreamDelta(call.index, call.id, call.type, name))
+        if calls or delta.content or delta.token_usage:
+            bare.append(ChatMessageStreamDelta(delta.content, calls, delta.token_usage) if delta.tool_calls else delta)
+    joined = agglomerate_stream_deltas(bare)
+    for whole, pieces in zip(joined.tool_calls or (), arguments.values(), strict=True):
+        whole.function.arguments = "".join(pieces)
+    return joined
 
 
 def _has_stream(model: Model) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from pydantic_core import to_json
 from smolagents.monitoring import TokenUsage
 
 from smolsessions.agents.models.token_usage import total_usage
@@ -36,7 +37,9 @@ from smolsessions.core.events import (
 from smolsessions.core.records import ToolCall, Usage
 
 MAX_CAUGHT_STOPS = 100
+MAX_RECORDED_CALLS = 5000  # of a turn, and then the first one of each further tool; the log has all
 MAX_WHOLE_CALLS = 200  # of a turn, recorded with long texts in their arguments
+MAX_WHOLE_BYTES = 4 * 1024 * 1024  # of the arguments of these calls: each reader of the turn gets all of them
 _NUMBER = re.compile(r"\d+")
 
 
@@ -56,6 +59,8 @@ class TurnRun:
         self.waits: set[Callable[[], object]] = set()
         """Functions that end the waits of this run: for a model's provider, or for a tool."""
         self._calls: dict[str, ToolCall] = {}
+        self._called: set[str] = set()
+        self._argument_bytes = 0
         self._used: list[TokenUsage] = []
         self._stops = 0
         self._thread = threading.get_ident()
@@ -144,7 +149,13 @@ class TurnRun:
         return hashlib.sha256(self.journal.once("seed", lambda: os.urandom(16)) + call_id.encode()).digest()
 
     def note_call(self, call: ToolCall) -> None:
-        if len(self._calls) > MAX_WHOLE_CALLS:
+        if call.call_id not in self._calls:
+            if len(self._calls) >= MAX_RECORDED_CALLS and call.name in self._called:
+                return
+            self._called.add(call.name)
+            if len(self._calls) <= MAX_WHOLE_CALLS:
+                self._argument_bytes += len(to_json(call.arguments))
+        if len(self._calls) > MAX_WHOLE_CALLS or self._argument_bytes > MAX_WHOLE_BYTES:
             call = replace(call, arguments=truncate_json(call.arguments))
         self._calls[call.call_id] = call
 

@@ -43,11 +43,12 @@ def export(
     """
     entries = without_gaps([unpack_data(step) if step else None for step in steps])
     remembered: dict[str, list[Data]] = {}
+    attachments = dict(attachments)
     for piece in sorted(variables):
         path, _, name = piece.partition(":")
         for step, of_step in steps_in({name: variables[piece]}) if name.startswith(MEMORY) else ():
             remembered.setdefault(path, []).append(unpack_data(step))
-            attachments = {**attachments, **of_step}
+            attachments |= of_step
     holding = [*entries, *chain.from_iterable(remembered.values())]
     holding += [entry["step"] for entry in entries if entry.get("step")]
     shown = {name for step in holding for member in (*IMAGE_FIELDS, "task_files") for name in step.get(member) or ()}

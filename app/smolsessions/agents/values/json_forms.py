@@ -34,6 +34,7 @@ MAX_BITS = 8192  # of a number: readers of JSON refuse longer ones
 MAX_CHARS = 1_000_000  # of all texts in a value's JSON form
 MAX_LABEL_CHARS = MAX_EVENT_CHARS = 2000
 _MAX_EVENT_MEMBERS = 100
+_MAX_EVENT_JSON_CHARS = 64 * 1024  # of a value that was cut
 _NODE_CHARS = 10  # budget of anything except a text
 json_text = json.JSONEncoder(ensure_ascii=False).encode
 """Returns JSON data as text. Unlike `json.dumps`, it makes no encoder for each call."""
@@ -102,12 +103,18 @@ def cut_text(text: str, max_chars: int) -> str:
 
 def truncate_json(value: Any) -> Any:
     """Cut the texts in JSON data for an event. A large list or object becomes one text."""
+    cut = _cut_texts(value)
+    is_large = isinstance(cut, dict | list) and len(json_text(cut)) > _MAX_EVENT_JSON_CHARS
+    return truncated(json_text(value)) if is_large else cut
+
+
+def _cut_texts(value: Any) -> Any:
     if isinstance(value, str):
         return truncated(value)
     if isinstance(value, dict) and len(value) <= _MAX_EVENT_MEMBERS:
-        return {truncated(name): truncate_json(member) for name, member in value.items()}
+        return {truncated(name): _cut_texts(member) for name, member in value.items()}
     if isinstance(value, list) and len(value) <= _MAX_EVENT_MEMBERS:
-        return [truncate_json(member) for member in value]
+        return [_cut_texts(member) for member in value]
     return truncated(json_text(value)) if isinstance(value, dict | list) else value
 
 
@@ -124,38 +131,43 @@ def json_flaw(value: Any, *, max_chars: int | None = None, is_tree: bool = False
         return _flaw_of_scalar(value)
     nodes_left = MAX_NODES
     seen: set[int] = set()
-    levels: list[tuple[str, Any, int]] = [("", value, 0)]
+    # A place is the one around it, and the part of that. Pointers of all would take gigabytes.
+    levels: list[tuple[Any, Any, int]] = [((), value, 0)]
     while levels:
-        pointer, node, depth = levels.pop()
+        place, node, depth = levels.pop()
         nodes_left -= len(node)
         if depth == MAX_DEPTH or nodes_left < 0:
             is_large = nodes_left < 0
-            return _flaw_at(pointer, "has too many parts" if is_large else f"lies more than {MAX_DEPTH} levels deep")
+            return _flaw_at(place, "has too many parts" if is_large else f"lies more than {MAX_DEPTH} levels deep")
         if is_tree and id(node) in seen:
-            return _flaw_at(pointer, "holds the same list or dict twice")
+            return _flaw_at(place, "holds the same list or dict twice")
         seen.add(id(node))
         is_dict = type(node) is dict
         for key in node if is_dict else ():
             if type(key) is not str:
-                return _flaw_at(pointer, "has a key that is no text")
+                return _flaw_at(place, "has a key that is no text")
             if not key.isascii() and utf8_text(key) is not key:
-                return _flaw_at(pointer, "has a key with half a character")
+                return _flaw_at(place, "has a key with half a character")
         for part, inner in node.items() if is_dict else enumerate(node):
             kind = type(inner)
             if kind is dict or kind is list:
-                levels.append((json_pointer(part, under=pointer), inner, depth + 1))
+                levels.append(((place, part), inner, depth + 1))
             elif reason := _flaw_of_scalar(inner):
-                return _flaw_at(json_pointer(part, under=pointer), reason)
+                return _flaw_at((place, part), reason)
         if max_chars is not None:
             texts = (*node, *node.values()) if is_dict else node
             max_chars -= sum(len(each) if type(each) is str else 1 for each in texts)
             if max_chars < 0:
-                return _flaw_at(pointer, "is too large")
+                return _flaw_at(place, "is too large")
     return None
 
 
-def _flaw_at(pointer: str, reason: str) -> str:
-    return f"{reason} (at {pointer} in it)" if pointer else reason
+def _flaw_at(place: Any, reason: str) -> str:
+    parts = []
+    while place:
+        place, part = place
+        parts.append(part)
+    return f"{reason} (at {json_pointer(*reversed(parts))} in it)" if parts else reason
 
 
 def _flaw_of_scalar(value: Any) -> str | None:

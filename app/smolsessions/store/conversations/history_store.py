@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -90,8 +90,10 @@ class HistoryStore:
         if head is None:
             return None
         bits = _bits(places) | head.archived | head.rolled_back
-        gone = [step for step in steps if bits >> step.index & 1]
-        kept = {name for step in steps if not bits >> step.index & 1 for name in step.attachments}
+        flags = bits.to_bytes(head.count // 8 + 1, "little")  # to shift all bits for each step would be slow
+        gone = [step for step in steps if flags[step.index // 8] >> step.index % 8 & 1]
+        out = {step.index for step in gone}
+        kept = {name for step in steps if step.index not in out for name in step.attachments}
         head = replace(head, destroyed=head.destroyed | bits, archived=0, rolled_back=0)
         scope = self._partitions.scope(ref)
         wanted: list[Argument] = [len(kept), *kept, *sorted({step.turn for step in gone})]
@@ -372,8 +374,12 @@ async def _chunk_tags(snapshot: _Snapshot, head: Head) -> dict[str, bytes]:
     return {"": head.variables, **open_chunk_list(snapshot.scope, head, listed)}
 
 
-def _bits(places: Iterable[int]) -> int:
-    return sum(1 << place for place in places)
+def _bits(places: Collection[int]) -> int:
+    """Return a set of places as bits. To add them one by one would copy all of them each time."""
+    found = bytearray(max(places, default=-1) // 8 + 1)
+    for place in places:
+        found[place // 8] |= 1 << place % 8
+    return int.from_bytes(found, "little")
 
 
 def _refusal(state: bytes, rest: list[Any]) -> Exception:

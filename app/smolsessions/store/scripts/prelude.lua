@@ -444,7 +444,9 @@ local function delete_conversation(ref, owner, tombstone_s)
   local conversation = key('conversation', ref)
   local agent = redis.pcall('HMGET', conversation, 'agent')[1] or ''
   restore_long_logs(ref)
-  for _, turn in ipairs(long_logs(ref)) do redis.call('UNLINK', key('log', ref, turn)) end
+  local logs = {}
+  for _, turn in ipairs(long_logs(ref)) do logs[#logs + 1] = key('log', ref, turn) end
+  in_pieces(logs, function(...) redis.call('UNLINK', ...) end)
   redis.call('UNLINK', key('logs', ref), key('longlogs', ref))
   redis.call('UNLINK', conversation, key('steps', ref), key('turns', ref), key('queue', ref), key('images', ref),
     key('variables', ref), key('pending', ref), key('heads', ref), key('old', ref),

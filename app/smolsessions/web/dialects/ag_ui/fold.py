@@ -216,6 +216,7 @@ class RunFold(Fold):
 
     def _call(self, call_id: str, name: str, arguments: Any, step_id: str, owner: dict[str, Any]) -> Iterable[bytes]:
         """Show a call in the message of its step."""
+        is_again = call_id in self._owners
         self._owners[call_id] = owner
         tool_call_id, message_id = self._prefix + call_id, self._prefix + step_id
         text = to_json(arguments).decode()
@@ -223,8 +224,9 @@ class RunFold(Fold):
             message_id, {"id": message_id, "role": "assistant", "toolCalls": [], **owner}
         )
         function = {"name": name, "arguments": text}
-        others = [call for call in message["toolCalls"] if call["id"] != tool_call_id]
-        message["toolCalls"] = [*others, {"id": tool_call_id, "type": "function", "function": function}]
+        if is_again:  # a block of code may call tools many thousand times, so only then
+            message["toolCalls"] = [call for call in message["toolCalls"] if call["id"] != tool_call_id]
+        message["toolCalls"].append({"id": tool_call_id, "type": "function", "function": function})
         about = {"toolCallName": name, "parentMessageId": message_id, **owner}
         yield _data("TOOL_CALL_START", about, toolCallId=tool_call_id)
         yield _data("TOOL_CALL_ARGS", owner, toolCallId=tool_call_id, delta=text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import cached_property
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -49,6 +50,11 @@ class ChatRequest(BaseModel):
     messages: list[UIMessage] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
     trigger: str | None = None
     messageId: str | None = None  # noqa: N815 - as the client names it
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of all messages, in place of the id that a message lacks."""
+        return key_digest(self.id, [each.model_dump() for each in self.messages])
 
     @model_validator(mode="before")
     @classmethod
@@ -123,7 +129,7 @@ async def play(
 
 def key_of(body: ChatRequest, message: UIMessage) -> str:
     """Return the key of the turns that a message of the user has had: one, and another for each edit."""
-    return f"{DIALECT}:{key_digest(body.id, message.id or [each.model_dump() for each in body.messages])}"
+    return f"{DIALECT}:{key_digest(body.id, message.id) if message.id else body.digest}"
 
 
 async def answer(gateway: Gateway, request: Request, owner: Owner, message: UIMessage) -> Response:

@@ -24,6 +24,7 @@ from smolsessions.web.dialects.places import place_of
 from smolsessions.web.dialects.words import CODE, FINAL, failure_of
 
 MOST_SHOWN = 2000  # characters of what an inner agent says in a step
+MOST_CALLS = 20  # the last ones of an inner agent's step: each change sends all of them again
 DONE = b"data: [DONE]\n\n"
 _KINDS = {"answer": "text", "thought": "reasoning", "plan": "reasoning"}
 
@@ -197,6 +198,7 @@ class MessageFold(Fold):
             calls.append(
                 {"toolCallId": self._tool_call_id(event.call_id), "toolName": event.name, "input": event.arguments}
             )
+            del calls[:-MOST_CALLS]
         elif isinstance(event, ToolReturned):
             for call in (each for each in calls if each["toolCallId"] == self._tool_call_id(event.call_id)):
                 call.update({"output": event.result} if event.ok else {"errorText": event.error})

@@ -16,6 +16,7 @@ from smolsessions.core.errors import (
 )
 from smolsessions.core.records import AgentName, Owner, Ref
 from smolsessions.core.turns import TurnSubscription
+from smolsessions.web.body import in_thread_if_large
 from smolsessions.web.dialects.bodies import checked, read_body
 from smolsessions.web.dialects.gateway import DialectStream, Gateway
 from smolsessions.web.dialects.late_answer import LateAnswer
@@ -63,7 +64,11 @@ def chat_routes(gateway: Gateway) -> APIRouter:
             return JSONResponse(completion(body.model, new_id(), "{}", "stop"))
         users = [message for message in body.messages if message.role == "user"]
         own_id, chat_id = ids_of(body, request)
-        said = [key_digest([message.text, [part.model_dump() for part in message.parts]]) for message in users]
+
+        def digests(_body: bytes) -> list[str]:
+            return [key_digest([message.text, [part.model_dump() for part in message.parts]]) for message in users]
+
+        said = await in_thread_if_large(digests, await request.body())  # of 20 MB of images they take 100 ms
         key, history = (f"chat:{key_digest(body.model, chat_id, each)}" for each in (said, said[:-1]))
         if body.messages[-1].role in {"tool", "function"}:
             subscription, after = await answer_tools(gateway, request, body.messages)

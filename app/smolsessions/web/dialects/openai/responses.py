@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from smolsessions.core.errors import ConflictError, InvalidRequestError, NotFoundError
 from smolsessions.core.records import AgentName, Conversation, Owner, Ref, Turn
 from smolsessions.core.turns import TurnSubscription
+from smolsessions.web.body import in_thread_if_large
 from smolsessions.web.dialects.bodies import checked, object_at, read_body
 from smolsessions.web.dialects.gateway import STOP_S, DialectStream, Gateway
 from smolsessions.web.dialects.late_answer import LateAnswer
@@ -150,7 +151,8 @@ async def begin(
     gateway: Gateway, request: Request, owner: Owner, body: ResponseRequest
 ) -> tuple[TurnSubscription, int]:
     """Answer a waiting turn, or play the input as a new one. Return its events, and the one to go on after."""
-    key = f"responses:{key_digest(body.model_dump())}"
+    digest = await in_thread_if_large(lambda _: key_digest(body.model_dump()), await request.body())
+    key = f"responses:{digest}"
     if answers := await answers_in(gateway, owner, body.items):
         turn, after = await gateway.answer(request.scope, turn_of_request(answers[0].request_id), answers)
         return await gateway.follow(turn.ref, turn.number), after
