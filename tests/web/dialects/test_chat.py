@@ -150,7 +150,7 @@ def test_a_picture_is_read(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("busy_s", [0, pytest.param(21, marks=pytest.mark.deep)])  # a blank is sent after 20 s
 def test_a_failed_turn_raises(client: openai.OpenAI, busy_s: int) -> None:
     with pytest.raises(openai.InternalServerError) as failed:
-        ask(client, user({"raise": "broken", "busy_s": busy_s}))
+        ask(client.with_options(max_retries=1), user({"raise": "broken", "busy_s": busy_s}))
     assert failed.value.code == "model_error"
     with pytest.raises(openai.APIError), ask(client, user({"raise": "broken twice"}), stream=True) as stream:
         list(stream)
