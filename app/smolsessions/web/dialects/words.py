@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pydantic_core import to_json
 
-from smolsessions.core.records import Turn
+from smolsessions.core.records import Outcome, Turn
 from smolsessions.core.requests import InputRequest
+from smolsessions.web.views import is_refused
 
 CODE, FINAL = "python_interpreter", "final_answer"  # smolagents' names of a code block and of the answer's tool
 MOST_SHOWN = 500  # characters of a call's arguments or result
@@ -31,3 +32,8 @@ def failure_of(turn: Turn) -> tuple[str, str]:
     """Return code and sentence of the failure of a turn."""
     failure = turn.outcome.error if turn.outcome else None
     return (failure.code, failure.message) if failure else ("internal", "The turn failed.")
+
+
+def called_names(outcome: Outcome) -> list[str]:
+    """Return the names of the tools that a turn called, in order, without rejected calls."""
+    return [call.name for call in outcome.tool_calls if not (call.internal or is_refused(call))]

@@ -22,7 +22,7 @@ from smolsessions.web.dialects.a2a.tasks import (
     task_of,
 )
 from smolsessions.web.dialects.gateway import Fold, sse_data
-from smolsessions.web.dialects.words import short
+from smolsessions.web.dialects.words import called_names, short
 
 MOST_HELD = 500  # characters of a thought before it is sent
 _THOUGHTS = frozenset({"thought", "plan", "code"})
@@ -58,9 +58,11 @@ class TaskFold(Fold):
 
     def _changes(self, logged: events.Logged, *, waits: bool) -> Iterable[Json]:
         event: Any = logged.event
-        is_thought = isinstance(event, events.MessageDelta) and event.channel in _THOUGHTS
-        is_same = is_thought and self._thought_of[1] == event.call_id and len(self._thought) < MOST_HELD
-        if self._thought and not is_same and not isinstance(event, events.TurnStarted):  # which may make it void
+        is_delta = isinstance(event, events.MessageDelta)
+        is_thought = is_delta and event.channel in _THOUGHTS
+        waits_on = is_delta and event.call_id == self._thought_of[1]
+        waits_on &= len(self._thought) < MOST_HELD if is_thought else is_delta and event.channel == "arguments"
+        if self._thought and not waits_on and not isinstance(event, events.TurnStarted):  # which may make it void
             if not isinstance(event, events.MessageRestarted) or event.call_id != self._thought_of[1]:
                 yield self._progress(self._thought_of[0], self._thought, "thought")
             self._thought = ""
@@ -112,7 +114,7 @@ class TaskFold(Fold):
                 new = text[len(said) :]
                 rest[:1] = [{"text": new}] if new or len(rest) == 1 else []
             yield self._chunk(rest, append=append, lastChunk=True)
-        used, called = turn.outcome.usage, [call.name for call in turn.outcome.tool_calls if not call.internal]
+        used, called = turn.outcome.usage, called_names(turn.outcome)
         usage = {"input_tokens": used.input_tokens, "output_tokens": used.output_tokens}
         yield self._change(status_of(turn), metadata={"tool_call_names": called, "usage": usage})
 

@@ -235,7 +235,7 @@ class RunFold(Fold):
     def _result(self, call_id: str, content: Any) -> Iterable[bytes]:
         self._settled.add(call_id)
         tool_call_id, owner = self._prefix + call_id, self._owners[call_id]
-        message_id = f"{tool_call_id}:result"
+        message_id = result_id(tool_call_id)
         about = {"role": "tool", "toolCallId": tool_call_id, "content": content, **owner}
         self._messages[message_id] = {"id": message_id, **about}
         yield _data("TOOL_CALL_RESULT", about, messageId=message_id)
@@ -298,13 +298,12 @@ class RunFold(Fold):
     def _take_answers(self, event: InputAnswered) -> None:
         for answer in event.answers:
             request = self._requests.pop(answer.request_id, None)
-            if request and answer.decision == "result":  # the client has its result
-                self._settled.add(request.call_id)
+            if request and answer.decision == "result":
                 tool_call_id = self._prefix + request.call_id
-                own = {"id": f"{tool_call_id}:result", "role": "tool", "toolCallId": tool_call_id}
-                content = answer.error or to_json(answer.result).decode()
-                message = {**own, **self._results.get(tool_call_id, {"content": content})}
-                self._messages[message["id"]] = message
+                if result := self._results.get(tool_call_id):  # else the return of the call shows it
+                    self._settled.add(request.call_id)
+                    message = {"id": result_id(tool_call_id), **result}
+                    self._messages[message["id"]] = message
 
     def _close(self, interrupts: Sequence[str] = ()) -> Iterable[bytes]:
         """End all that is open, since a run ends with nothing open."""
@@ -348,6 +347,11 @@ class RunFold(Fold):
 
 def _data(event_type: str, about: Mapping[str, Any], **fields: Any) -> bytes:
     return sse_data({"type": event_type, **fields, **about})
+
+
+def result_id(tool_call_id: str) -> str:
+    """Return the id of this service's message with the result of a call."""
+    return f"{tool_call_id}:result"
 
 
 def state_frame(state: Any) -> bytes:

@@ -20,7 +20,7 @@ from smolsessions.core.errors import (
 from smolsessions.core.records import AgentName, Owner, Ref, Turn
 from smolsessions.core.requests import InputRequest
 from smolsessions.core.turns import TurnSubscription
-from smolsessions.web.dialects.ag_ui.fold import RunFold, error_frames, state_frame
+from smolsessions.web.dialects.ag_ui.fold import RunFold, error_frames, result_id, state_frame
 from smolsessions.web.dialects.bodies import checked, client_tool, object_at, read_body, turn_request
 from smolsessions.web.dialects.chats import SPOKEN, add_stop_route, newest, open_chat
 from smolsessions.web.dialects.gateway import DialectStream, Gateway
@@ -228,7 +228,7 @@ async def answer(
     is_late = not any(each.request_id in asked for each in turn.requests)
     if is_late and (is_known or all(each.status == "cancelled" for each in body.resume)):
         return place, 0
-    answers = answers_of(turn, body)
+    answers = answers_of(turn, body, is_late=is_late)
     given = {each.request_id for each in answers}
     if left := [each.request_id for each in turn.requests if each.kind != "result" and each.request_id not in given]:
         raise InvalidRequestError.at("/resume", f"leaves an interrupt open: {left[0]}")
@@ -236,8 +236,12 @@ async def answer(
     return place, after
 
 
-def answers_of(turn: Turn, body: RunInput) -> list[AnswerIn]:
-    """Return the answers to interrupts, and the results of the client's tools. Raises `InvalidRequestError`."""
+def answers_of(turn: Turn, body: RunInput, *, is_late: bool = False) -> list[AnswerIn]:
+    """Return the answers to interrupts, and the results of the client's tools. Raises `InvalidRequestError`.
+
+    A step may have results of the agent's own calls, too, and of calls that were answered before. A late answer is one
+    to no open request: the store knows whether it is a repeat.
+    """
     still_open = {each.request_id: each for each in turn.requests}
     of_calls = {f"{place_of(turn)}:{each.call_id}": each.request_id for each in turn.requests if each.kind == "result"}
     answers = [
@@ -247,6 +251,8 @@ def answers_of(turn: Turn, body: RunInput) -> list[AnswerIn]:
     for message in body.results:
         urls = [_url_of(part) for part in message.parts if part.get("type") == "image"]
         request_id = of_calls.get(message.toolCallId, message.toolCallId)
+        if message.id == result_id(message.toolCallId) if is_late else request_id not in still_open:
+            continue
         result = {"error": message.error[:10_000]} if message.error else {"result": message.text, "images": urls}
         answers.append(checked(AnswerIn, "/messages", {"request_id": request_id, **result}))
     return answers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from smolsessions.core.events import (
@@ -39,6 +39,7 @@ class MessageFold(Fold):
 
     def __init__(self, turn: Turn, after: int = 0, outputs: Mapping[str, Any] | None = None) -> None:
         self._after = after
+        self._hides_previews = turn.options.output_schema is not None
         self._outputs = outputs or {}
         self._id = str(place_of(turn))  # by which `UIMessage.place` knows the turn
         self._has_begun = False
@@ -73,6 +74,8 @@ class MessageFold(Fold):
             self._open = {each.request_id: each for each in event.requests}
             if waits:
                 yield from self._ask(event.requests)
+            else:  # calls of inner agents are parts only if they ask
+                yield from (self._asked(each) for each in event.requests if each.call_id not in self._shown)
         elif isinstance(event, InputAnswered):
             yield from self._take_answers(event, waits=waits)
         elif not hasattr(event, "where"):  # it is of no step, and no protocol here has a word for it
@@ -98,7 +101,8 @@ class MessageFold(Fold):
 
     def _say(self, event: MessageDelta, *, is_new: bool) -> Iterable[Chunk]:
         kind = _KINDS.get(event.channel)
-        if kind is None:  # code and arguments come with the call
+        # Code and arguments come with the call. A client with a schema would fail at an answer that is not accepted.
+        if kind is None or (event.channel == "answer" and self._hides_previews):
             return
         if is_new:
             self._sent_calls.add(event.call_id)
@@ -144,21 +148,33 @@ class MessageFold(Fold):
         else:
             yield {"type": "tool-output-error", **named, "errorText": event.error or ""}
 
-    def _ask(self, requests: Iterable[InputRequest]) -> Iterable[Chunk]:
-        """End this part of the message with the open requests."""
+    def _ask(self, requests: Sequence[InputRequest]) -> Iterable[Chunk]:
+        """End this part of the message with the open requests.
+
+        A client sends its answers once all calls of the last step have an outcome. So code and inner agents that asked
+        get none for now, and theirs later.
+        """
         yield from self._end_part()
+        for call_id in sorted(self._shown - self._settled - {each.call_id for each in requests}):
+            named = {"toolCallId": self._tool_call_id(call_id), "dynamic": True, "providerExecuted": True}
+            yield {"type": "tool-output-available", **named, "output": None}
         for each in requests:
-            if each.kind != "approval":  # the client gives the output
-                question = {"question": each.question, "choices": each.choices}
-                arguments = question if each.kind == "question" else each.arguments
-                yield self._input(each.call_id, each.tool, arguments, is_of_client=True)
+            if each.kind != "approval" or each.replaces or each.call_id not in self._shown:
+                yield self._asked(each)
+            if each.kind != "approval":
                 continue
-            if each.replaces or each.call_id not in self._shown:
-                arguments = (each.arguments or {}).get("code") if each.tool == CODE else each.arguments
-                yield self._input(each.call_id, each.tool, arguments)
             named = {"approvalId": each.request_id, "toolCallId": self._tool_call_id(each.call_id)}
             yield {"type": "tool-approval-request", **named}
         yield from self._pause()
+
+    def _asked(self, request: InputRequest) -> Chunk:
+        """Show the call of a request. Without an approval the client gives its output."""
+        arguments = request.arguments
+        if request.kind == "question":
+            arguments = {"question": request.question, "choices": request.choices}
+        elif request.kind == "approval" and request.tool == CODE:
+            arguments = (arguments or {}).get("code")
+        return self._input(request.call_id, request.tool, arguments, is_of_client=request.kind != "approval")
 
     def _pause(self) -> Iterable[Chunk]:
         yield from self._end_step()
@@ -174,7 +190,7 @@ class MessageFold(Fold):
             if request.kind == "approval" and answer.decision == "reject":
                 self._settled.add(request.call_id)
                 yield {"type": "tool-output-denied", **named}
-            elif request.call_id in self._outputs:  # from now on the call is none of the client's
+            elif request.kind != "approval" and request.call_id in self._outputs:  # it is no more the client's
                 self._settled.add(request.call_id)
                 about = {**named, "dynamic": True, "providerExecuted": True}
                 yield {"type": "tool-output-available", **about, "output": self._outputs[request.call_id]}

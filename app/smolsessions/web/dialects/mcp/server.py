@@ -26,7 +26,7 @@ from smolsessions.core.turns import TurnSubscription
 from smolsessions.web.dialects.gateway import Fold, Gateway, split_data_url
 from smolsessions.web.dialects.mcp import tasks
 from smolsessions.web.dialects.places import Place, key_digest, new_id, place_of, turn_of_request
-from smolsessions.web.dialects.words import question_words
+from smolsessions.web.dialects.words import called_names, question_words
 from smolsessions.wire.requests import AnswerIn, TurnRequest
 
 PREFIX = "ask_"
@@ -213,7 +213,7 @@ class McpServer:
         for image in outcome.images:
             kind, encoded = split_data_url(media.get(image.name, ""))
             content += [types.ImageContent(type="image", data=encoded, mime_type=kind)] if encoded else []
-        names = [call.name for call in outcome.tool_calls if not call.internal]
+        names = called_names(outcome)
         data = {"conversation_id": turn.ref.id, "turn": turn.number, "status": outcome.status, "reply": outcome.reply}
         return types.CallToolResult(
             content=content,

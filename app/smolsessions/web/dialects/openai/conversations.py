@@ -133,7 +133,7 @@ def conversation_routes(gateway: Gateway) -> APIRouter:
                     break
         return answer(page_of(found[:limit], has_more=has_more))
 
-    @router.get("/{conversation_id}/items/{item_id}")
+    @router.get("/{conversation_id}/items/{item_id:path}")
     async def get_item(owner: CallerOwner, conversation_id: str, item_id: str) -> Response:
         conversation = await conversations.store.conversation(Ref(owner, conversation_id))
         turn = await gateway.turn_at(owner, Place(conversation_id, _turn_of(item_id, conversation)))
