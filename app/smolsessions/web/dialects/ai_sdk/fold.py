@@ -151,8 +151,8 @@ class MessageFold(Fold):
     def _ask(self, requests: Sequence[InputRequest]) -> Iterable[Chunk]:
         """End this part of the message with the open requests.
 
-        A client sends its answers once all calls of the last step have an outcome. So code and inner agents that asked
-        get none for now, and theirs later.
+        A client sends its answers once all calls of the last step have an output. So the output of a call that still
+        runs, as code or an inner agent asked, is null until it ends.
         """
         yield from self._end_part()
         for call_id in sorted(self._shown - self._settled - {each.call_id for each in requests}):
