@@ -65,6 +65,12 @@ export class Composer {
     say(byId("problem"), sentence);
   }
 
+  /** The service has accepted a message. A retry leaves a draft alone. */
+  sent(message) {
+    if (this.text === message) this.clear();
+    else this.complain(null);
+  }
+
   clear() {
     this.text = "";
     this.#files = [];

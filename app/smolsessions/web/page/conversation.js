@@ -23,7 +23,7 @@ export class Conversation {
   #running = new Set(); // the cards that follow a stream, the oldest first
   #looking = false;
   #sending = false;
-  #unsure = null; // {text, key} of a request that got no answer: sent again, it makes no second turn
+  #unsure = {}; // {text, key} of a request that got no answer: sent again, it makes no second turn
   #turn = Promise.resolve(); // ends with the last turn that is followed
   #past = null;
   #view = null;
@@ -92,6 +92,7 @@ export class Conversation {
   async send(message, files, options = {}) {
     const { api, composer, chosenAgent } = this.#parts;
     const { signal } = this.#stop;
+    const unsure = this.#unsure;
     const leaving = new AbortController();
     const before = this.#last;
     const place = this.id ? { conversation_id: this.id } : { agent: chosenAgent() }; // reading the files takes time
@@ -103,25 +104,24 @@ export class Conversation {
       const how = options.on_busy ? { Prefer: "respond-async" } : { Accept: "text/event-stream" };
       const body = { message, ...parts, ...options, ...place };
       const text = JSON.stringify(body);
-      if (this.#unsure?.text !== text) this.#unsure = { text, key: newKey() };
-      const response = await api.post("/turn", body, { headers: { ...how, "Idempotency-Key": this.#unsure.key }, signal: leaving.signal });
-      this.#unsure = null;
+      if (unsure.text !== text) Object.assign(unsure, { text, key: newKey() });
+      const response = await api.post("/turn", body, { headers: { ...how, "Idempotency-Key": unsure.key }, signal: leaving.signal });
+      unsure.text = null;
       signal.addEventListener("abort", () => leaving.abort());
       const { id, number } = turnOf(response);
       if (!signal.aborted) this.#sending = false;
       if (signal.aborted || this.#cards.has(number)) this.#known(id, message, leaving);
       else this.#accepted(response, id, number, message, files);
     } catch (problem) {
-      if (!problem.passing) this.#unsure = null;
+      if (!problem.passing) unsure.text = null;
       if (signal.aborted) return;
       this.#sending = false;
       this.#told();
       composer.complain(problem.message);
       await this.look();
-      if (problem.status || signal.aborted || composer.text !== message) return;
-      if (this.#last === before || this.#cards.get(this.#last).message !== message) return;
-      composer.clear(); // the service has the message
-      this.#unsure = null;
+      if (problem.status || signal.aborted || this.#last === before || this.#cards.get(this.#last).message !== message) return;
+      unsure.text = null; // the service has the message
+      composer.sent(message);
     }
   }
 
@@ -265,8 +265,7 @@ export class Conversation {
   #accepted(response, id, number, message, files) {
     const { composer, place, began } = this.#parts;
     const isStream = response.headers.get("Content-Type")?.startsWith("text/event-stream");
-    if (composer.text === message) composer.clear(); // a retry leaves a draft alone
-    else composer.complain(null);
+    composer.sent(message);
     if (!this.id) {
       this.id = id;
       this.#parts.heading.text(titleFrom(message), this.#parts.chosenAgent());
@@ -417,7 +416,8 @@ export class Conversation {
     this.#looking = this.#sending = false;
     this.#turn = Promise.resolve();
     this.#past?.leave();
-    this.#past = this.#view = this.#unsure = null;
+    this.#past = this.#view = null;
+    this.#unsure = {};
     this.#branches = new Branches(this.#parts.api, this.#parts.connection);
     for (const card of this.#cards.values()) card.leave();
     this.#cards.clear();
