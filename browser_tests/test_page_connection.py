@@ -6,7 +6,7 @@ from pathlib import Path
 from playwright.sync_api import Page, Route, expect
 
 from browser_tests.conftest import SETTINGS
-from browser_tests.reader import KEY, Open, answer, ended, forgive, keys_file, png, say, wait, whole
+from browser_tests.reader import KEY, Open, answer, ended, forgive, keys_file, png, say, send, turn, wait, whole
 from browser_tests.talker import AGENTS
 from tests.support.service import Service
 
@@ -58,6 +58,42 @@ def test_a_broken_stream_is_taken_up_after_its_last_whole_event(page: Page) -> N
     assert asked == ["4"]
     page.locator(".step summary").first.click()
     expect(page.locator(".part-thought .text")).to_have_text("Hm.")
+
+
+def test_a_message_with_a_lost_reply_is_played_once(page: Page, service: Service, gate: Path, sins: list[str]) -> None:
+    def lose(route: Route) -> None:
+        asked = route.request
+        with service.client.stream("POST", "/turn", content=asked.post_data_buffer, headers=asked.headers):
+            route.abort("connectionreset")
+
+    page.route("**/turn", lose, times=1)
+    send(page, [{"think": ["Hm. ", wait(gate)], "call": [["echo", {"text": "a"}]]}, {"raise": "no"}], "Lost reply")
+    expect(page.get_by_role("alert")).to_have_text("The service cannot be reached.")
+    page.keyboard.press("Enter")
+    expect(page.locator(".step")).to_contain_text("Hm.")
+    gate.touch()
+    ended(page, "failed")
+    page.route("**/turn", lose, times=1)
+    for number in (2, 3):  # the first retry is found on record, and the second one is a turn of its own
+        page.get_by_role("button", name="Retry").last.click()
+        expect(turn(page)).to_have_count(number)
+        ended(page, "failed")
+        expect(page.get_by_role("alert")).to_be_hidden()
+    assert [each["turn_count"] for each in service.get("/conversations", q="Lost reply")["items"]] == [3]
+    forgive(sins, "ERR_CONNECTION_RESET", at_least=2)
+
+
+def test_a_key_refused_in_the_middle_of_a_turn_can_be_tried_again(page: Page, gate: Path, sins: list[str]) -> None:
+    say(page, [{"say": ["Before, ", wait(gate), "after."]}])
+    expect(answer(page)).to_have_text("Before,")
+    page.route("**/events", lambda route: route.fulfill(status=401, json={"detail": "This key is not known here."}))
+    page.evaluate("dispatchEvent(new Event('offline'))")  # the page drops its stream
+    page.get_by_role("button", name="Not now").click()
+    page.unroute("**/events")
+    gate.touch()
+    page.get_by_role("button", name="Try again").click()
+    expect(answer(page)).to_have_text("Before, after.")
+    forgive(sins, "401")
 
 
 def test_text_of_a_call_made_again_is_thrown_away_and_unknown_and_repeated_events_are_passed_over(page: Page) -> None:

@@ -18,6 +18,7 @@ from browser_tests.reader import (
     conversation_of,
     ended,
     expired,
+    forgive,
     say,
     top,
     turn,
@@ -119,7 +120,7 @@ def test_conversations_are_searched_filtered_and_renamed(opened: Open, service: 
     assert changes == ['{"title":"Found"}', '{"title":"Found again"}']
 
 
-def test_conversations_and_turns_from_elsewhere_appear(opened: Open, service: Service) -> None:
+def test_changes_from_elsewhere_are_shown(opened: Open, service: Service, sins: list[str]) -> None:
     said = service.play({"say": ["One."]}, agent="talker")
     page = opened(service, is_alone=True)
     page.clock.install()  # from the next load on
@@ -132,6 +133,16 @@ def test_conversations_and_turns_from_elsewhere_appear(opened: Open, service: Se
     expect(answer(page).last).to_have_text("Two, from elsewhere.")
     page.clock.fast_forward("00:10")
     expect(page.get_by_role("link", name="Begun elsewhere")).to_be_visible()
+    service.post(f"/conversations/{said['conversation_id']}/rollback", turn=1)
+    page.clock.fast_forward("00:05")
+    expect(page.get_by_role("button", name="1 turn was rolled back")).to_be_visible()
+    other = page.context.new_page()
+    other.goto(service.url)
+    expect(other.get_by_role("link", name="Begun elsewhere")).to_be_visible()
+    act(page.locator("#list .row", has_text="Begun elsewhere"), "Delete")
+    page.clock.fast_forward("00:08")  # the time to undo it is over
+    expect(other.get_by_role("link", name="Begun elsewhere")).to_have_count(0)
+    forgive(sins, "404")
 
 
 def test_the_list_is_turned_page_by_page_below_the_pinned_ones(opened: Open, service: Service) -> None:

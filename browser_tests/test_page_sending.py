@@ -139,12 +139,31 @@ def test_a_failed_turn_says_what_is_kept_and_a_retry_leaves_it_out(page: Page, s
     expect(outcome).to_contain_text("In the memory: your message and 1 finished step.")
     assert messages(service, page).count("kept-step") > 1
     gate.touch()
+    message(page).fill("a draft")
     page.get_by_role("button", name="Retry").click()
     expect(answer(page).last).to_have_text("Now it works.")
     expect(turn(page)).to_have_count(2)
     expect(page.locator(".outcome").first).to_contain_text("Rolled back. Not in the memory")
     expect(turn(page).last.locator(".said .picture img")).to_have_count(1)
+    expect(message(page)).to_have_value("a draft")
     assert messages(service, page).count("Try ") == 1
+
+
+def test_a_message_goes_to_the_conversation_where_it_was_sent(opened: Open, service: Service) -> None:
+    script, fails, mine = '[{"say": ["One."]}]', '[{"raise": "no"}]', '[{"say": ["Mine."]}]'
+    first, second = (service.post("/turn", agent="talker", message=script).json()["conversation_id"] for _ in range(2))
+    service.post("/turn", conversation_id=first, message=fails)
+    page = opened(service, f"/#/c/{first}")
+    leave = "(button, id) => { button.click(); location.hash = `#/c/${id}`; }"
+    with page.expect_request(f"**/conversations/{first}"):  # it is rolled back, and that is all
+        page.get_by_role("button", name="Retry").evaluate(leave, second)
+    expect(answer(page)).to_have_text("One.")
+    message(page).fill(mine)
+    page.locator("#file").set_input_files(png("one.png", 40))
+    page.locator("#send").evaluate(leave, first)
+    wait_until(lambda: service.get(f"/conversations/{second}")["turn_count"] > 1)
+    turns = [service.get(f"/conversations/{each}/turns")["items"] for each in (first, second)]
+    assert [[each["message"] for each in items] for items in turns] == [[script, fails], [script, mine]]
 
 
 def test_an_edited_message_becomes_a_version_once_it_is_sent(page: Page, service: Service, sins: list[str]) -> None:
