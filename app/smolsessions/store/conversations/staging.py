@@ -33,7 +33,7 @@ def pieces(values: Sequence[Argument]) -> Iterator[tuple[int, list[Argument]]]:
 
 
 def size_of(values: Iterable[Argument]) -> int:
-    return sum(len(value) if isinstance(value, bytes) else len(str(value)) for value in values)
+    return sum([len(value) if isinstance(value, bytes) else len(str(value)) for value in values])
 
 
 @asynccontextmanager
