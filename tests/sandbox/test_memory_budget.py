@@ -153,10 +153,11 @@ def test_an_idle_process_ends_if_another_owners_block_needs_its_memory_and_its_v
 
 
 def test_a_stop_ends_a_process_that_is_idle_and_gives_its_memory_back() -> None:
+    before = psutil.Process().children()
     with closing(ForkClient([], memory=MemoryBudget(300))) as client:
         code = interpreter(client, str)
         code("kept = 'y' * 30_000_000")
-        (server,) = (each for each in psutil.Process().children() if "fork_server" in " ".join(each.cmdline()))
+        (server,) = [process for process in psutil.Process().children() if process not in before]
         (process, *_) = server.children()
         code.end_on_stop()
         client.memory.take(LOCAL, 300, lambda: None)  # all was given back
