@@ -69,7 +69,8 @@ def usage_of_data(data: dict[str, Any] | None) -> TokenUsage | None:
 
 def total_usage(used: Sequence[TokenUsage]) -> Usage:
     """Sum counts. A detail that none of them has stays None."""
-    read, written = (sum([_whole(getattr(each, name)) for each in used]) for name in ("input_tokens", "output_tokens"))
+    read = sum([_whole(each.input_tokens) for each in used])
+    written = sum([_whole(each.output_tokens) for each in used])
     details = [details_of(each) for each in used if isinstance(each, DetailedUsage)]
     names = dict.fromkeys(name for each in details for name in each) if details else ()
     return Usage(read, written, **{name: sum(each.get(name, 0) for each in details) for name in names})
